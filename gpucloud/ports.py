@@ -13,10 +13,9 @@ if TYPE_CHECKING:
 
     from gpucloud.domain.job.data import DataSet, DataWanted
     from gpucloud.domain.job.spec import Market, Resources
-    from gpucloud.domain.market.account import Caller, Headroom, QuotaRequest
-    from gpucloud.domain.market.catalog import SpotList
-    from gpucloud.domain.market.policy.learned import Tables
-    from gpucloud.domain.market.policy.observation import Task
+    from gpucloud.domain.market.catalog import Caller, Headroom, QuotaRequest, SpotList
+    from gpucloud.domain.market.learned import Tables
+    from gpucloud.domain.market.policies import Task
     from gpucloud.domain.market.recordings import RecordedMarket
     from gpucloud.domain.money.costs import Billed
     from gpucloud.domain.node.node import GroupView, Node

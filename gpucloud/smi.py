@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 from xml.etree import ElementTree
 
 from gpucloud.commands import answered
-from gpucloud.domain.node.hardware.gpus import Gpu, GpuProcess
+from gpucloud.domain.node.hardware import Gpu, GpuProcess
 
 _STAND_IN = "GPUCLOUD_STAND_IN_GPUS"
 _TIMEOUT_S = 60.0  # the first answer of eight GPUs that no service holds open takes half a minute on a good machine

@@ -14,9 +14,8 @@ from datetime import timedelta
 from pathlib import Path
 
 from gpucloud.adapters.markets import PackagedMarkets
-from gpucloud.domain.market.policy.learned import Counts, count, watch
-from gpucloud.domain.market.recordings import RecordedMarket, RecordedZone
-from gpucloud.domain.market.simulation.timeline import LOOK_S, timeline
+from gpucloud.domain.market.learned import Counts, count, watch
+from gpucloud.domain.market.recordings import LOOK_S, RecordedMarket, RecordedZone, timeline
 
 PRIOR = Path(__file__).resolve().parent.parent / "gpucloud" / "adapters" / "tables" / "prior.json"
 SHORTEST = timedelta(days=7)

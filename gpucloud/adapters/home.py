@@ -24,7 +24,7 @@ from gpucloud.domain.codec import from_json, to_json
 from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
 from gpucloud.domain.job.quantities import format_size
 from gpucloud.domain.job.spec import Cloud
-from gpucloud.domain.state.authorization import OrderMark
+from gpucloud.domain.state.order import OrderMark
 from gpucloud.domain.supervision.strays import Owner
 from gpucloud.store.directory import user_path
 from gpucloud.wholefile import write_whole

@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from gpucloud.adapters.ssh.keys import derived_key, generate_key
 from gpucloud.domain.errors import CredentialsError, StoreError, UsageError
-from gpucloud.domain.state.authorization import OWN
+from gpucloud.domain.state.order import OWN
 from gpucloud.store.directory import user_path
 from gpucloud.wholefile import write_whole
 

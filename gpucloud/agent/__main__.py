@@ -173,7 +173,7 @@ def _data(root: Path, _: argparse.Namespace) -> int:
 def _gate(root: Path, _: argparse.Namespace) -> int:
     from gpucloud.agent.facts import is_busy
     from gpucloud.agent.gate.check import check
-    from gpucloud.domain.node.gate.findings import REFUSED, GateOrder, failures
+    from gpucloud.domain.node.gate.report import REFUSED, GateOrder, failures
 
     done = check(root, from_json(GateOrder, sys.stdin.read()), busy=is_busy(root))
     return _say(to_json(done), code=REFUSED if failures(done.findings) else 0)
@@ -224,7 +224,7 @@ def _mpi(_root: Path, options: argparse.Namespace) -> int:
 
 def _keep(_root: Path, options: argparse.Namespace) -> int:
     from gpucloud.agent.scripts.keeper import keep
-    from gpucloud.domain.checkpoint.directory.layouts import KeepOrder
+    from gpucloud.domain.checkpoint.layouts import KeepOrder
 
     words = options.words[1:] if options.words[:1] == ["--"] else options.words
     return keep(from_json(KeepOrder, options.order), tuple(words))

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from gpucloud.commands import answered
 from gpucloud.domain.node.gate.report import SwitchError, XidSeen
-from gpucloud.domain.node.hardware.xids import (
+from gpucloud.domain.node.hardware import (
     Xid,
     XidClass,
     find_error,

@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpucloud.domain.untrusted.bounds import KEPT_OUTPUT_BYTES
+from gpucloud.domain.untrusted import KEPT_OUTPUT_BYTES
 
 _STEP_BYTES = 64 << 20
 _TRIM_EVERY_S = 10.0

@@ -16,7 +16,7 @@ from gpucloud import processes
 from gpucloud.agent.attemptfolder import AttemptFolder
 from gpucloud.agent.composing import MARK, compose, end_recorded
 from gpucloud.agent.outputroom import OutputRoom
-from gpucloud.domain.node.outputtimes import mark_line
+from gpucloud.domain.node.output import mark_line
 from gpucloud.domain.node.status import AttemptStatus, Launch, RunState
 from gpucloud.wholefile import write_whole
 
@@ -173,7 +173,7 @@ def _note(folder: AttemptFolder, text: str) -> None:
         return  # the status says 127 all the same
 
 
-# Notes when output came (`gpucloud.domain.node.outputtimes`): a line for every tenth of a second in which some did.
+# Notes when output came (`gpucloud.domain.node.output`): a line for every tenth of a second in which some did.
 
 
 _EVERY_S = 0.1

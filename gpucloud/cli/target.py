@@ -13,11 +13,10 @@ from gpucloud.cli.faults import known_error
 from gpucloud.cli.render.words import tell
 from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.job.spec import Cloud, Job
-from gpucloud.domain.state.condition import Condition
 from gpucloud.domain.state.order import run_of
 from gpucloud.usecases.job.start import sha256_of
 from gpucloud.usecases.jobstore.orders import current_run, require_own
-from gpucloud.usecases.jobstore.report import JobReport
+from gpucloud.usecases.jobstore.report import Condition, JobReport
 from gpucloud.wiring import Gpucloud, KnownJob
 
 DEFAULT_FILE = "gpucloud.yaml"

@@ -21,7 +21,7 @@ from pathlib import Path, PurePath
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from gpucloud.domain.untrusted.bounds import DIGITS, EARLIEST_YEAR, LATEST_YEAR, in_calendar
+from gpucloud.domain.untrusted import DIGITS, EARLIEST_YEAR, LATEST_YEAR, in_calendar
 
 T = TypeVar("T")
 _AS_IT_IS = frozenset({str, int, bool, NoneType})

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from gpucloud.domain.checkpoint.trial import LOSSES, Trial
+from gpucloud.domain.checkpoint.protection import LOSSES, Trial
 from gpucloud.resume.folder import AttemptFolder, say
 
 WARM_UP = 3

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.utils.data import Dataset
 
 from gpucloud.domain.checkpoint.manifest import Level, Promise, Why
-from gpucloud.domain.checkpoint.trial import Trial
+from gpucloud.domain.checkpoint.protection import Trial
 from gpucloud.domain.errors import CredentialsError, StoreError, UsageError
 from gpucloud.resume.folder import AttemptFolder, say
 from gpucloud.resume.loader import Loader, require_split

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from gpucloud.domain.checkpoint.manifest import Level, Promise
-from gpucloud.domain.checkpoint.trial import Trial, read_trial
+from gpucloud.domain.checkpoint.protection import Trial, read_trial
 from gpucloud.domain.errors import UsageError
 from gpucloud.resume.save.cadence import Cadence, read_cadence
 

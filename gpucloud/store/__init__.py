@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from gpucloud.domain.checkpoint.sums import PART_BYTES, Sums
+from gpucloud.domain.checkpoint.objects import PART_BYTES, Sums
 from gpucloud.store.checkpoints import newest_commit
 from gpucloud.store.contract import Conflict, ObjectStore, Stored, TooLarge, TooMany, get_small, put_once
 from gpucloud.store.opening import open_store

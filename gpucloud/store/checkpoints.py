@@ -33,9 +33,9 @@ from gpucloud.domain.checkpoint.manifest import (
     starting,
     starting_key,
 )
-from gpucloud.domain.checkpoint.sums import PART_BYTES, cut
+from gpucloud.domain.checkpoint.objects import PART_BYTES, cut
 from gpucloud.domain.errors import CheckpointUnreadable, GpucloudError, StoreError, UsageError
-from gpucloud.domain.untrusted.bounds import COUNTED
+from gpucloud.domain.untrusted import COUNTED
 from gpucloud.store.contract import ObjectStore, get_small, put_once
 from gpucloud.store.integrity import crc32_of
 from gpucloud.store.threads import all_done

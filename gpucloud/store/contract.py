@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from gpucloud.domain.checkpoint.sums import Sums
+from gpucloud.domain import untrusted
+from gpucloud.domain.checkpoint.objects import Sums
 from gpucloud.domain.errors import StoreError
 from gpucloud.domain.job.quantities import format_size
-from gpucloud.domain.untrusted import bounds
 
 RESERVED = ".gpucloud-"
 """File names that begin so belong to the store itself: no key may have them, no listing shows them."""
@@ -57,7 +57,7 @@ class TooLarge(StoreError):
     def __init__(self, key: str, size: int, about: Stored) -> None:
         job = re.match(r"jobs/([^/]+)/", key)
         super().__init__(
-            f"{key} has {format_size(size)}, and {format_size(bounds.most_of(key))} is the most that is read of it: "
+            f"{key} has {format_size(size)}, and {format_size(untrusted.most_of(key))} is the most that is read of it: "
             "nothing is done by it",
             hint=f"gpucloud down {job[1]} ends the job all the same" if job else "nothing of gpucloud's is as large",
         )
@@ -136,7 +136,7 @@ def get_small(store: ObjectStore, key: str) -> Stored | None:
 
 def within(keys: Iterable[str], prefix: str) -> tuple[str, ...]:
     """Return the keys that start with the prefix, sorted, read no farther than `LISTED_KEYS`. TooMany."""
-    most = bounds.LISTED_KEYS
+    most = untrusted.LISTED_KEYS
     found = list(itertools.islice((key for key in keys if key.startswith(prefix)), most + 1))
     if len(found) > most:
         raise TooMany(prefix, most)

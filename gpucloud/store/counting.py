@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gpucloud.domain.checkpoint.sums import PART_BYTES, Sums, count_of, size_of
+from gpucloud.domain.checkpoint.objects import PART_BYTES, Sums, bytes_in, count_of
 from gpucloud.store.contract import ObjectStore, Stored
 
 _LISTED_AT_ONCE = 1000
@@ -62,7 +62,7 @@ class CountingStore:
 
     def write(self, key: str, pieces: Sequence[memoryview]) -> Sums:
         """Write the pieces as one object."""
-        self._tally.add(puts=puts_of(size_of(pieces)))
+        self._tally.add(puts=puts_of(bytes_in(pieces)))
         return self._store.write(key, pieces)
 
     def read_into(self, key: str, at: int, into: memoryview) -> bool:

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
-from gpucloud.domain.checkpoint.sums import PART_BYTES, Part, Sums, cut, size_of
+from gpucloud.domain.checkpoint.objects import PART_BYTES, Part, Sums, bytes_in, cut
 from gpucloud.domain.errors import StoreError, UsageError
-from gpucloud.domain.untrusted.bounds import most_of
+from gpucloud.domain.untrusted import most_of
 from gpucloud.store.contract import RESERVED, Conflict, Stored, TooLarge, checked, within
 from gpucloud.store.integrity import crc32_of
 from gpucloud.store.threads import all_done
@@ -135,7 +135,7 @@ class DirectoryStore:
         beside = path.with_name(f"{RESERVED}{secrets.token_hex(8)}.tmp")
         with _explained("write", path):
             # What a killed writer leaves of a large object would fill the disk.
-            unnamed = create_unnamed(path.parent, mode) if size_of(pieces) > PART_BYTES else None
+            unnamed = create_unnamed(path.parent, mode) if bytes_in(pieces) > PART_BYTES else None
             descriptor = create(beside, mode) if unnamed is None else unnamed
             try:
                 try:
@@ -240,7 +240,7 @@ _NO_ROOM_KEPT = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 def write_parts(descriptor: int, pieces: Sequence[memoryview]) -> Sums:
     """Fill the empty file with the pieces, one after the other, and return their sums. Raises OSError."""
     parts = tuple(cut(pieces))
-    size = size_of(pieces)
+    size = bytes_in(pieces)
     _keep_room(descriptor, size)
 
     def write(number: int) -> int:

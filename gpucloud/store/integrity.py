@@ -7,9 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpucloud.domain.checkpoint import sums
-from gpucloud.domain.checkpoint.safetensors import ITEM_BYTES, Header, Tensor
-from gpucloud.domain.checkpoint.sums import NOTHING, Fingerprint, fingerprint
+from gpucloud.domain.checkpoint import objects
+from gpucloud.domain.checkpoint.objects import ITEM_BYTES, NOTHING, Fingerprint, Header, Tensor, fingerprint
 
 _CHUNK_WORDS = 2**17
 """What is read at once: small enough to be read the second time from the processor's cache."""
@@ -27,7 +26,7 @@ def of_object(data: memoryview, header: Header) -> tuple[Fingerprint, ...]:
 def torn(data: memoryview, header: Header, stretches: memoryview) -> str | None:
     """Return the first tensor of a stretch of the object that is not what the GPU had; None where all is.
 
-    `stretches` are 64-bit numbers, as they lie behind an object (`domain/checkpoint/sums`). ImportError without
+    `stretches` are 64-bit numbers, as they lie behind an object (`domain/checkpoint/objects`). ImportError without
     NumPy.
     """
     import numpy as np  # noqa: PLC0415 - late: the writer starts without it
@@ -106,10 +105,10 @@ def _by_groups(words: Any, together: int, first: int, last: int) -> Fingerprint:
     return fingerprint(total, by_first, _weighted(places)[1] + last * total)
 
 
-def _weighted(sums: Any) -> tuple[int, int]:
+def _weighted(columns: Any) -> tuple[int, int]:
     """Return their sum, and the sum of each times its place, from 1."""
-    plain = sums.view("u4")
-    return int(plain.sum(dtype="u4")), int((plain * _places(len(sums))).sum(dtype="u4"))
+    plain = columns.view("u4")
+    return int(plain.sum(dtype="u4")), int((plain * _places(len(columns))).sum(dtype="u4"))
 
 
 @functools.lru_cache(maxsize=8)
@@ -128,5 +127,5 @@ except ImportError:  # the numbers are the same
     from zlib import crc32
 
 
-crc32_of = functools.partial(sums.crc32_of, crc32=crc32)
-"""`parts.crc32_of`, quicker."""
+crc32_of = functools.partial(objects.crc32_of, crc32=crc32)
+"""`objects.crc32_of`, quicker."""

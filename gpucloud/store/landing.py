@@ -18,16 +18,7 @@ from pathlib import Path
 
 from gpucloud.domain.errors import LandingRefused, RemoteCommandFailed, StoreError
 from gpucloud.domain.job.quantities import format_size
-from gpucloud.domain.untrusted.arriving import (
-    STAGING,
-    Arriving,
-    Tree,
-    judge,
-    judge_together,
-    landing_of,
-    parent_of,
-    shown,
-)
+from gpucloud.domain.untrusted import STAGING, Arriving, Tree, judge, judge_together, landing_of, parent_of, shown
 
 _CHUNK_BYTES = 1 << 20
 _STAGINGS = 16  # copies into one folder at once

@@ -14,10 +14,10 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from gpucloud.domain.checkpoint.sums import PART_BYTES, Sums
+from gpucloud.domain.checkpoint.objects import PART_BYTES, Sums
 from gpucloud.domain.errors import CredentialsError, StoreError, ToolMissing
 from gpucloud.domain.job.quantities import format_size
-from gpucloud.domain.untrusted.bounds import OBJECT_BYTES, most_of
+from gpucloud.domain.untrusted import OBJECT_BYTES, most_of
 from gpucloud.store.contract import Conflict, NoBucket, Stored, TooLarge, checked, within
 from gpucloud.store.s3client import Door, authorities, error_code, is_aws, make_client, make_signer, may_pass, refusal
 from gpucloud.store.threads import Pace

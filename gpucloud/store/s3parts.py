@@ -20,7 +20,7 @@ from enum import Enum
 from hashlib import md5
 from typing import TYPE_CHECKING, Any
 
-from gpucloud.domain.checkpoint.sums import PART_BYTES, Part, Sums, count_of, cut, size_of
+from gpucloud.domain.checkpoint.objects import PART_BYTES, Part, Sums, bytes_in, count_of, cut
 from gpucloud.domain.errors import StoreError
 from gpucloud.store.integrity import crc32_of
 from gpucloud.store.s3client import Door, error_code
@@ -58,7 +58,7 @@ class S3Parts:
 
     def write(self, name: str, pieces: Sequence[memoryview]) -> tuple[str, Sums]:
         """Write the pieces, one after the other, as one object; return its ETag and its sums."""
-        size = size_of(pieces)
+        size = bytes_in(pieces)
         if count_of(size) > MOST_PARTS:
             raise StoreError(
                 f"{name} has {size} bytes: S3 takes {MOST_PARTS * PART_BYTES} in {MOST_PARTS} parts",
@@ -304,7 +304,7 @@ class PartFile(io.RawIOBase):
     def __init__(self, part: Part) -> None:
         super().__init__()
         self._part = part
-        self._size = size_of(part)
+        self._size = bytes_in(part)
         self._at = 0
 
     def readable(self) -> bool:

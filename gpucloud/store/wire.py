@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
-from gpucloud.domain.checkpoint.sums import Part, size_of
+from gpucloud.domain.checkpoint.objects import Part, bytes_in
 from gpucloud.store.threads import Pace
 
 FAILURES = (OSError, http.client.HTTPException)
@@ -50,7 +50,7 @@ class Wire:
     def put(self, url: str, headers: Mapping[str, str], part: Part) -> Reply:
         """Send the part as the body of a PUT. Raises FAILURES."""
         parts = urlsplit(url)
-        sent = {**headers, "Content-Length": str(size_of(part))}
+        sent = {**headers, "Content-Length": str(bytes_in(part))}
         connection = self._connection(parts)
         done = False
         try:

@@ -12,7 +12,8 @@ in lines on standard output. The bytes to write lie in the memory behind the des
     {"failed": "…"}         the store refuses either
     {"fenced": "…"}         another attempt has taken over
 
-Before it writes an object it puts the fingerprints of its tensors into its header (`gpucloud.domain.checkpoint.sums`).
+Before it writes an object it puts the fingerprints of its tensors into the object's header
+(`gpucloud.domain.checkpoint.objects`).
 
 A save that carries `"alone": {"level": …, "reason": …, "why": …, "base": …}` is that of the only rank: it is committed
 at once, and both answers follow. After a commit it deletes what is no longer needed, and goes on with that after the
@@ -43,8 +44,7 @@ from gpucloud.domain.checkpoint.manifest import (
     manifest_bytes,
     read_manifest,
 )
-from gpucloud.domain.checkpoint.safetensors import read_header
-from gpucloud.domain.checkpoint.sums import SUM_BYTES, place, sums_at, written
+from gpucloud.domain.checkpoint.objects import SUM_BYTES, place, read_header, sums_at, written
 from gpucloud.domain.errors import CredentialsError, StoreError
 from gpucloud.store import integrity
 from gpucloud.store.checkpoints import Checkpoints, Fenced

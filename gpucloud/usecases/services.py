@@ -13,7 +13,7 @@ from typing import Protocol
 from gpucloud.domain.checkpoint.protection import Saving
 from gpucloud.domain.errors import CredentialsError, StoreError
 from gpucloud.domain.job.spec import Job
-from gpucloud.domain.market.policy.learned import Tables
+from gpucloud.domain.market.learned import Tables
 from gpucloud.domain.money.ledger import Spend, Terms
 from gpucloud.domain.node.bootstrap.wanted import DriverWanted
 from gpucloud.domain.supervision.action import Action

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gpucloud.adapters.aws.prices.market import AwsMarket, ListedMarket
     from gpucloud.adapters.aws.session import Aws
     from gpucloud.adapters.aws.stacks.provision import AwsProvisioner
-    from gpucloud.domain.market.account import Caller
+    from gpucloud.domain.market.catalog import Caller
     from gpucloud.domain.offer import Offer
     from gpucloud.domain.supervision.self_driving import DriveOrder
     from gpucloud.ports import MarketData

@@ -14,7 +14,7 @@ from gpucloud.adapters.home import Home
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.errors import GpucloudError, NodeError, UsageError
 from gpucloud.domain.job.spec import Job
-from gpucloud.domain.node.gate.findings import GateOrder, GateWanted
+from gpucloud.domain.node.gate.report import GateOrder, GateWanted
 from gpucloud.ports import Account
 from gpucloud.usecases.machines.doctor import Check, Here
 from gpucloud.usecases.supervise.needs import parse_checked

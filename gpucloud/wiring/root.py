@@ -15,7 +15,7 @@ from gpucloud.adapters.home import Home, KnownJob, open_home
 from gpucloud.domain.errors import CredentialsError, GpucloudError, ToolMissing, UsageError
 from gpucloud.domain.job.spec import AwsChoices, Job, Resources, SshChoices
 from gpucloud.domain.job.spec import Cloud as CloudName
-from gpucloud.domain.state.authorization import refuse_elsewhere, unusable
+from gpucloud.domain.state.order import refuse_elsewhere, unusable
 from gpucloud.store import ObjectStore, open_store
 from gpucloud.wiring.jobfile import read_secrets
 from gpucloud.wiring.local import LocalCloud

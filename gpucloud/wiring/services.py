@@ -16,7 +16,7 @@ from gpucloud.adapters.transfer.outputs import OutputsFolder, StoredOutputs
 from gpucloud.adapters.transfer.sync import whole_code
 from gpucloud.domain.job.spec import Cloud as CloudName
 from gpucloud.domain.job.spec import Job
-from gpucloud.domain.market.policy.learned import Tables
+from gpucloud.domain.market.learned import Tables
 from gpucloud.domain.node.bootstrap.wanted import LARGEST_CODE_BYTES, DriverWanted
 from gpucloud.domain.supervision.deadline import Lesson
 from gpucloud.domain.supervision.seen import rules_for

@@ -8,7 +8,7 @@ from pathlib import Path
 from gpucloud.adapters.home import KnownJob
 from gpucloud.domain.errors import CredentialsError, GpucloudError
 from gpucloud.domain.job.spec import Cloud
-from gpucloud.domain.state.authorization import Refusal, ending_cloud
+from gpucloud.domain.state.order import Refusal, ending_cloud
 from gpucloud.domain.state.state import JobState
 from gpucloud.store import open_store
 from gpucloud.usecases.jobstore.jobstore import JobStore, job_names

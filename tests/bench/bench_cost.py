@@ -14,8 +14,7 @@ from unittest import mock
 
 from gpucloud.adapters.home import Home, KnownJob
 from gpucloud.domain.job.spec import Market
-from gpucloud.domain.money.ledger import Terms
-from gpucloud.domain.money.rates import Rates
+from gpucloud.domain.money.ledger import Rates, Terms
 from gpucloud.domain.node.node import EndCause
 from gpucloud.domain.offer import Offer, Pool, PricePoint
 from gpucloud.domain.state.state import Attempt, ExitReason, JobState, JobStatus, Member, NodeLife

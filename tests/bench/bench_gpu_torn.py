@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from gpucloud import resume
-from gpucloud.domain.checkpoint.safetensors import read_header
+from gpucloud.domain.checkpoint.objects import read_header
 from gpucloud.resume.save.capture import Capture
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints

@@ -29,14 +29,22 @@ import numpy.typing as npt
 from gpucloud.adapters.markets import PackagedMarkets
 from gpucloud.adapters.tables import TableMaker
 from gpucloud.domain.job.spec import Policy
-from gpucloud.domain.market.policy.decide import decide
-from gpucloud.domain.market.policy.learned import Counts, Tables, count, watch
-from gpucloud.domain.market.policy.observation import Task
-from gpucloud.domain.market.recordings import RecordedMarket, RecordedZone, value_at, zone_set
-from gpucloud.domain.market.simulation.fleet import Life
-from gpucloud.domain.market.simulation.replay import replay
-from gpucloud.domain.market.simulation.scenario import Recovery
-from gpucloud.domain.market.simulation.timeline import LOOK_S, Timeline, ZoneView, timeline
+from gpucloud.domain.market.fleet import Life
+from gpucloud.domain.market.learned import Counts, Tables, count, watch
+from gpucloud.domain.market.policies import Task
+from gpucloud.domain.market.policy import decide
+from gpucloud.domain.market.recordings import (
+    LOOK_S,
+    RecordedMarket,
+    RecordedZone,
+    Timeline,
+    ZoneView,
+    timeline,
+    value_at,
+    zone_set,
+)
+from gpucloud.domain.market.scenario import Recovery
+from gpucloud.domain.market.simulation import replay
 from gpucloud.domain.money.ledger import Terms
 from gpucloud.domain.node.node import EndCause
 from tests.bench.bound import Rules, least_costs

@@ -28,8 +28,7 @@ from gpucloud.domain.checkpoint.manifest import (
     manifest_bytes,
     read_manifest,
 )
-from gpucloud.domain.checkpoint.safetensors import entries_of, header_bytes, placed
-from gpucloud.domain.checkpoint.sums import PART_BYTES
+from gpucloud.domain.checkpoint.objects import PART_BYTES, entries_of, header_bytes, placed
 from gpucloud.store import ObjectStore, open_store
 from gpucloud.store.directory import DirectoryStore
 from gpucloud.store.threads import THREADS

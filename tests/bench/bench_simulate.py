@@ -15,7 +15,7 @@ from gpucloud.adapters.markets import PackagedMarkets
 from gpucloud.adapters.tables import TableMaker
 from gpucloud.domain.job.spec import Policy
 from gpucloud.domain.market.recordings import zone_set
-from gpucloud.domain.market.simulation.scenario import Recovery, Scenario
+from gpucloud.domain.market.scenario import Recovery, Scenario
 from gpucloud.usecases.money.simulate import Study, simulate
 from tests.bench.figures import figure
 

@@ -11,8 +11,8 @@ import pytest
 from botocore.exceptions import ClientError, NoCredentialsError, ReadTimeoutError, SSOTokenLoadError
 from botocore.response import StreamingBody
 
+from gpucloud.domain import untrusted
 from gpucloud.domain.errors import CredentialsError, StoreError
-from gpucloud.domain.untrusted import bounds
 from gpucloud.store import Conflict, Sums, TooLarge, get_small, open_store
 from gpucloud.store import s3 as s3_module
 from gpucloud.store.counting import CountingStore, Tally
@@ -113,8 +113,8 @@ def test_put_if_version_of_what_is_not_there_conflicts(store):
 @pytest.mark.parametrize(
     ("key", "most", "said"),
     [
-        ("jobs/j/status/driving/n.json", bounds.STATUS_BYTES, "1 MiB is the most that is read of it"),
-        ("jobs/j/state.json", bounds.RECORD_BYTES, "16 MiB is the most that is read of it: nothing is done by it"),
+        ("jobs/j/status/driving/n.json", untrusted.STATUS_BYTES, "1 MiB is the most that is read of it"),
+        ("jobs/j/state.json", untrusted.RECORD_BYTES, "16 MiB is the most that is read of it: nothing is done by it"),
     ],
 )
 def test_an_object_larger_than_its_kind_is_known_without_being_brought_in(store, monkeypatch, key, most, said):
@@ -137,7 +137,7 @@ def _fetched(*_):
 def test_a_prefix_that_somebody_filled_is_refused_and_not_read_to_its_end(store, monkeypatch):
     for number in range(4):
         store.put(f"jobs/full/{number}", b"")
-    monkeypatch.setattr(bounds, "LISTED_KEYS", 3)
+    monkeypatch.setattr(untrusted, "LISTED_KEYS", 3)
 
     with pytest.raises(StoreError, match="more than 3 objects lie below jobs/full/"):
         store.list("jobs/full/")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
 from gpucloud.domain.job.spec import Market
-from gpucloud.domain.market.account import Caller, Headroom, QuotaRequest
+from gpucloud.domain.market.catalog import Caller, Headroom, QuotaRequest
 from gpucloud.domain.offer import Offer
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)

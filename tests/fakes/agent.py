@@ -19,7 +19,7 @@ from gpucloud.domain.checkpoint.manifest import (
     generation_key,
     manifest_bytes,
 )
-from gpucloud.domain.node.hardware.gpus import GpuSample
+from gpucloud.domain.node.hardware import GpuSample
 from gpucloud.domain.node.node import Node, NodeState, Notice
 from gpucloud.domain.node.status import (
     AttemptStatus,

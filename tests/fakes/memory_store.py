@@ -6,7 +6,7 @@ import itertools
 import threading
 from dataclasses import replace
 
-from gpucloud.domain.untrusted.bounds import most_of
+from gpucloud.domain.untrusted import most_of
 from gpucloud.ports import Clock
 from gpucloud.store import Conflict, Stored
 from gpucloud.store.contract import TooLarge, checked, within

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpucloud.domain.checkpoint.sums import Sums, sums_of
+from gpucloud.domain.checkpoint.objects import Sums, sums_of
 
 
 class WholeObjects:

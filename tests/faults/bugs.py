@@ -478,7 +478,7 @@ def attempt_started_twice(original: Any) -> Any:
     return lambda seen: original(replace(seen, newest=seen.newest - 1))
 
 
-@seeded("domain.market.policy.decide:_in_time", "deadline")
+@seeded("domain.market.policy:_in_time", "deadline")
 def deadline_net_left_out(original: Any) -> Any:
     """What a policy wants is done, whatever becomes of the deadline."""
     return lambda task, seen, choice: choice
@@ -502,7 +502,7 @@ def deadline_by_money_kept_for_the_end(original: Any) -> Any:
     return situation
 
 
-@seeded("domain.supervision.succession:_begin", "pytest", "tests/unit/test_succession.py")
+@seeded("domain.supervision.elastic:_begin", "pytest", "tests/unit/test_succession.py")
 def both_pools_asked_for_before_the_shut_off(original: Any) -> Any:
     """Machines that take over are asked for within a time that was reckoned without them."""
     from gpucloud.domain.supervision.action import Appoint, Arm
@@ -571,7 +571,7 @@ def older_trainer_goes_on(original: Any) -> Any:
 def manifest_first(original: Any) -> Any:
     """The manifest is written before what it names."""
     from gpucloud.domain.checkpoint.manifest import Piece, data_key
-    from gpucloud.domain.checkpoint.sums import sums_of
+    from gpucloud.domain.checkpoint.objects import sums_of
 
     commit_of = original.commit
     later: list[Any] = []
@@ -754,7 +754,7 @@ def secrets_not_masked(original: Any) -> Any:
     return lambda secrets: ()
 
 
-@seeded("domain.untrusted.arriving:landing_of", "landing")
+@seeded("domain.untrusted:landing_of", "landing")
 def links_judged_by_their_text(original: Any) -> Any:
     """A link may go up after it went down, as long as its text ends inside."""
     import posixpath
@@ -883,7 +883,7 @@ def machine_tears_down(original: Any) -> Any:
 # Who ordered what
 
 
-@seeded("domain.state.authorization:refuse_order", *_AUTHORIZATION_TESTS)
+@seeded("domain.state.order:refuse_order", *_AUTHORIZATION_TESTS)
 def older_order_taken(original: Any) -> Any:
     """The number of an order is not compared with the newest that was here."""
     return lambda order, *, signed_by, seen: original(order, signed_by=signed_by, seen=None)
@@ -918,7 +918,7 @@ def unsigned_order_has_a_budget(original: Any) -> Any:
     return lambda order: order
 
 
-@seeded("domain.state.authorization:refuse_elsewhere", *_AUTHORIZATION_TESTS)
+@seeded("domain.state.order:refuse_elsewhere", *_AUTHORIZATION_TESTS)
 def folders_of_another_machine_taken(original: Any) -> Any:
     """What an order names of the machine that gave it means the same here."""
     return lambda order, *, has_file: None
@@ -1123,13 +1123,13 @@ def newest_template_started(original: Any) -> Any:
 # What arrives
 
 
-@seeded("domain.untrusted.arriving:judge_together", "landing")
+@seeded("domain.untrusted:judge_together", "landing")
 def names_that_are_one_on_the_disk_taken(original: Any) -> Any:
     """Of two names for one place, the later takes it."""
     return lambda tree, *, folded=False: None
 
 
-@seeded("domain.untrusted.arriving:judge", "pytest", "tests/unit/test_landing.py")
+@seeded("domain.untrusted:judge", "pytest", "tests/unit/test_landing.py")
 def any_number_of_files_taken(original: Any) -> Any:
     """A machine fills the disk's table with files of no bytes."""
     from dataclasses import replace
@@ -1137,13 +1137,13 @@ def any_number_of_files_taken(original: Any) -> Any:
     return lambda tree, limits=original.__defaults__[0]: original(tree, replace(limits, entries=1 << 60))
 
 
-@seeded("domain.untrusted.bounds:unpacked", "pytest", "tests/unit/test_bounds.py")
+@seeded("domain.untrusted:unpacked", "pytest", "tests/unit/test_bounds.py")
 def archives_unpacked_without_end(original: Any) -> Any:
     """A few bytes may become any number."""
     return lambda data, most: original(data, 1 << 40)
 
 
-@seeded("domain.untrusted.shown:plain", "pytest", "tests/unit/test_shown.py")
+@seeded("domain.untrusted:plain", "pytest", "tests/unit/test_shown.py")
 def terminal_obeys_machines(original: Any) -> Any:
     """Text of others reaches the terminal as it is."""
     return lambda text: text
@@ -1193,7 +1193,7 @@ def deadlines_with_room_for_one_start(original: Any) -> Any:
     return lambda task: original(task) - task.changeover_s
 
 
-@seeded("domain.market.policy.learned:grid_of", "numbers")
+@seeded("domain.market.learned:grid_of", "numbers")
 def slack_of_two_roundings(original: Any) -> Any:
     """The tables lack a tick of slack, and know of no try at spot at the least deadline."""
     from dataclasses import replace

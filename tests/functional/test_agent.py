@@ -19,9 +19,10 @@ import pytest
 from gpucloud import processes
 from gpucloud.adapters.packaging import package_zip
 from gpucloud.domain.job.spec import Job, Market, Resources
-from gpucloud.domain.node.launch import AttemptStart, Place, launches
+from gpucloud.domain.node.launch import launches
+from gpucloud.domain.node.member import AttemptStart, Place
 from gpucloud.domain.node.node import Node, NodeState
-from gpucloud.domain.node.outputtimes import read_marks
+from gpucloud.domain.node.output import read_marks
 from gpucloud.domain.node.status import Outcome, RunState, Stop
 from gpucloud.domain.offer import Pool
 from tests.standins.agent_node import AgentNode, wait_until

@@ -8,10 +8,10 @@ import random
 
 import pytest
 
-from gpucloud.domain.checkpoint import sums
+from gpucloud.domain.checkpoint import objects
 from gpucloud.domain.checkpoint.chunks import rank_of
 from gpucloud.domain.checkpoint.manifest import Commit, commit_key, data_key, generation_key
-from gpucloud.domain.checkpoint.safetensors import read_header
+from gpucloud.domain.checkpoint.objects import read_header
 from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.store import directory, open_store
 from gpucloud.store.directory import DirectoryStore
@@ -58,7 +58,7 @@ def memory():
 @pytest.fixture
 def small_parts(monkeypatch):
     """Objects of a few KiB have many parts: everything that counts in parts is met."""
-    for module in (sums, checkpoints, directory, directory):
+    for module in (objects, checkpoints, directory, directory):
         monkeypatch.setattr(module, "PART_BYTES", 100)
 
 

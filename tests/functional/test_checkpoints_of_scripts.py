@@ -8,8 +8,8 @@ import pytest
 from gpucloud.agent.scripts.disk import CheckpointLocation, look
 from gpucloud.agent.scripts.taking import Taking, Took
 from gpucloud.cli.commands.checkpoints import Asked, checkpoints
-from gpucloud.domain.checkpoint.directory.layouts import Rule
-from gpucloud.domain.checkpoint.directory.listing import object_name
+from gpucloud.domain.checkpoint.directory import object_name
+from gpucloud.domain.checkpoint.layouts import Rule
 from gpucloud.domain.checkpoint.manifest import Commit, Level, Manifest, Promise
 from gpucloud.domain.errors import UsageError
 from tests.standins.made_checkpoints import known_job

@@ -15,7 +15,7 @@ from gpucloud.adapters.transfer.localfiles import local_tree, sent
 from gpucloud.adapters.transfer.outputs import OutputsFolder
 from gpucloud.cli.commands.copying import _place
 from gpucloud.domain.errors import HostUnreachable, LandingRefused, RemoteCommandFailed, StoreError
-from gpucloud.domain.untrusted.arriving import fitting
+from gpucloud.domain.untrusted import fitting
 from tests.fakes.nodes import node_at
 from tests.fakes.shell import FakeShell
 from tests.standins.lying_node import EVIL, LyingHost

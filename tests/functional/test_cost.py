@@ -17,8 +17,7 @@ from gpucloud.cli.commands import costing as billed_command
 from gpucloud.cli.commands.costing import Asked, cost, require_one
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.money.costs import Billed, BilledLine
-from gpucloud.domain.money.ledger import Charge, ChargeKind, Terms
-from gpucloud.domain.money.rates import Rates
+from gpucloud.domain.money.ledger import Charge, ChargeKind, Rates, Terms
 from gpucloud.domain.node.node import EndCause
 from gpucloud.domain.offer import PricePoint
 from gpucloud.domain.state.state import ExitReason, JobStatus, NodeLife

@@ -20,9 +20,8 @@ from gpucloud.agent.gate.look import look
 from gpucloud.agent.gate.record import gate_fact
 from gpucloud.agent.gate.work import free_port, take_part, try_out, work
 from gpucloud.domain.codec import from_json, to_json
-from gpucloud.domain.node.gate.findings import Checked, GateOrder, GateWanted
 from gpucloud.domain.node.gate.gang import GangOrder, GangSeen, blame
-from gpucloud.domain.node.gate.report import MACHINE, ProbeOrder
+from gpucloud.domain.node.gate.report import MACHINE, Checked, GateOrder, GateWanted, ProbeOrder
 from gpucloud.probe.device import is_repeatable, memory_keeps, probe, product_is_right
 
 ROOT = Path(__file__).parent.parent.parent

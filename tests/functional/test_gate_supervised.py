@@ -21,9 +21,8 @@ from gpucloud.domain.codec import from_json, to_json
 from gpucloud.domain.job.spec import GatePolicy, Job, Resources
 from gpucloud.domain.money.ledger import Terms
 from gpucloud.domain.node.bootstrap.facts import SETUP_FAILED, FailedSetup
-from gpucloud.domain.node.gate.findings import Checked, fail
 from gpucloud.domain.node.gate.gang import GangOrder, GangSeen, PairSeen
-from gpucloud.domain.node.gate.report import Report
+from gpucloud.domain.node.gate.report import Checked, Report, fail
 from gpucloud.domain.state.state import ExitReason
 from gpucloud.domain.supervision.action import Inspect
 from gpucloud.domain.supervision.quarantine import failures

@@ -10,7 +10,7 @@ import pytest
 
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.node.use import GpuSpan, Span
-from gpucloud.domain.untrusted.bounds import HISTORY_BYTES
+from gpucloud.domain.untrusted import HISTORY_BYTES
 from gpucloud.ports import Completed
 from gpucloud.store import open_store
 from gpucloud.usecases.jobstore.jobstore import JobStore

@@ -13,7 +13,7 @@ import pytest
 from gpucloud.agent.scripts.disk import CheckpointLocation, copy, is_whole, look
 from gpucloud.agent.scripts.putting import Directory
 from gpucloud.agent.scripts.taking import Taking, Took
-from gpucloud.domain.checkpoint.directory.layouts import Rule
+from gpucloud.domain.checkpoint.layouts import Rule
 from gpucloud.domain.checkpoint.manifest import Commit, Why, seal, unseal
 from gpucloud.domain.job.spec import Layout, OnNotice
 from tests.standins.bucket import serving

@@ -14,7 +14,7 @@ import pytest
 from gpucloud import processes
 from gpucloud.adapters.clock import SystemClock
 from gpucloud.domain.errors import LeaseHeld, StoreError
-from gpucloud.domain.node.outputtimes import DatedPiece
+from gpucloud.domain.node.output import DatedPiece
 from gpucloud.domain.state.state import JobStatus, Owner
 from gpucloud.store import Conflict, open_store
 from gpucloud.usecases.jobstore.jobstore import JobStore

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.domain.node.machine import MachineWanted
+from gpucloud.domain.node.machine.facts import MachineWanted
 from tests.standins.agent_node import wait_until
 from tests.standins.ubuntu_root import PREBUILT, REAL, UbuntuRoot
 

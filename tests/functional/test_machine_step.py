@@ -19,7 +19,7 @@ from gpucloud.domain.errors import HostUnreachable, NodeError
 from gpucloud.domain.job.spec import Cloud, Job, MachineChoices, Market, Resources
 from gpucloud.domain.node.bootstrap.facts import Answer, Facts
 from gpucloud.domain.node.bootstrap.wanted import with_driver
-from gpucloud.domain.node.machine import MachineFact, MachineWanted, digest
+from gpucloud.domain.node.machine.facts import MachineFact, MachineWanted, digest
 from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.offer import Pool
 from gpucloud.ports import Completed

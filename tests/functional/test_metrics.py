@@ -22,7 +22,7 @@ from gpucloud.agent.metrics.endpoint import Endpoint
 from gpucloud.agent.metrics.node_metrics import Keeper, Machine
 from gpucloud.agent.metrics.sampler import Sampler
 from gpucloud.domain.codec import from_json
-from gpucloud.domain.node.hardware.host import HostSample
+from gpucloud.domain.node.hardware import HostSample
 from gpucloud.domain.node.status import Outcome
 from gpucloud.domain.node.use import Span
 from tests.standins.agent_node import AgentNode, wait_until

@@ -13,7 +13,8 @@ import pytest
 
 from gpucloud.adapters.packaging import package_zip
 from gpucloud.domain.job.spec import Job, Launcher, Market, Resources
-from gpucloud.domain.node.launch import AttemptStart, Place, launches
+from gpucloud.domain.node.launch import launches
+from gpucloud.domain.node.member import AttemptStart, Place
 from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.node.status import Outcome, Stop
 from gpucloud.domain.offer import Pool

@@ -8,10 +8,9 @@ from decimal import Decimal
 from pathlib import Path
 
 from gpucloud.adapters.local.market import LocalMarket
-from gpucloud.domain.market.recordings import RecordedMarket, RecordedZone
-from gpucloud.domain.market.simulation.fleet import Life
-from gpucloud.domain.market.simulation.replay import Run, bill_usd
-from gpucloud.domain.market.simulation.timeline import Timeline, timeline
+from gpucloud.domain.market.fleet import Life
+from gpucloud.domain.market.recordings import RecordedMarket, RecordedZone, Timeline, timeline
+from gpucloud.domain.market.simulation import Run, bill_usd
 from gpucloud.domain.money.ledger import total
 from gpucloud.domain.state.state import NodeLife
 from gpucloud.store import open_store

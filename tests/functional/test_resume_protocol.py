@@ -6,10 +6,10 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from gpucloud.domain.checkpoint import sums
+from gpucloud.domain.checkpoint import objects
 from gpucloud.domain.checkpoint.manifest import Commit, Manifest, Promise, Why, commit_key, generation_key, seal
 from gpucloud.domain.errors import StoreError
-from gpucloud.domain.untrusted.bounds import COUNTED
+from gpucloud.domain.untrusted import COUNTED
 from gpucloud.store import Conflict, Stored, checkpoints, newest_commit
 from gpucloud.store.checkpoints import Checkpoints, Fenced
 from tests.fakes.whole_objects import WholeObjects
@@ -155,7 +155,7 @@ def test_whatever_is_damaged_an_older_checkpoint_is_restored():
 
 
 def test_a_flipped_byte_in_any_part_is_found_and_so_is_what_lies_behind_the_end(monkeypatch):
-    for module in (sums, checkpoints):
+    for module in (objects, checkpoints):
         monkeypatch.setattr(module, "PART_BYTES", 24)
     whole = MemoryStore()
     attempt(whole, [])

@@ -19,8 +19,7 @@ import torch
 
 from gpucloud import resume
 from gpucloud.domain.checkpoint.manifest import Commit, commit_key, manifest_bytes, seal, unseal
-from gpucloud.domain.checkpoint.safetensors import read_header
-from gpucloud.domain.checkpoint.sums import blank, sums_of
+from gpucloud.domain.checkpoint.objects import blank, read_header, sums_of
 from gpucloud.domain.errors import CheckpointUnreadable, StoreError, UsageError
 from gpucloud.resume import memory
 from gpucloud.resume.restore import reading

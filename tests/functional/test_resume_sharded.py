@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from gpucloud.domain.checkpoint import sums
+from gpucloud.domain.checkpoint import objects
 from gpucloud.domain.checkpoint.chunks import Box
-from gpucloud.domain.checkpoint.safetensors import entries_of, header_bytes, placed, read_header
+from gpucloud.domain.checkpoint.objects import entries_of, header_bytes, placed, read_header
 from gpucloud.domain.errors import UsageError
 from gpucloud.resume.restore.reading import Contents, Held, content, whole_of
 from gpucloud.resume.restore.restoring import parts_needed
@@ -176,7 +176,7 @@ def test_state_of_wrapped_and_bare_models_is_exchanged():
 
 
 def test_a_rank_reads_the_parts_that_hold_its_rows_and_what_it_needs_whole(monkeypatch):
-    monkeypatch.setattr(sums, "PART_BYTES", 64)
+    monkeypatch.setattr(objects, "PART_BYTES", 64)
     rows = [
         ("model.w", "F32", (16, 4)),
         ("rank.randomness", "U8", (64,)),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpucloud.domain.checkpoint.trial import Outcome
+from gpucloud.domain.checkpoint.protection import Outcome
 from gpucloud.store import open_store
 from gpucloud.usecases.checkpoint.checkpoints import StoredCheckpoints
 from gpucloud.usecases.checkpoint.comparing import compared

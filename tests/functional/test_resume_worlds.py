@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gpucloud.domain.checkpoint.manifest import Commit, Manifest, Promise
-from gpucloud.domain.checkpoint.safetensors import Tensor, entries_of, header_bytes, read_header
+from gpucloud.domain.checkpoint.objects import Tensor, entries_of, header_bytes, read_header
 from gpucloud.resume.restore import restoring
 from gpucloud.resume.restore.reading import Contents, Held, whole_of
 from gpucloud.resume.run import Run

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from gpucloud.domain.checkpoint import sums
+from gpucloud.domain.checkpoint import objects
 from gpucloud.domain.errors import CredentialsError, StoreError
 from gpucloud.store import Sums, open_store, s3, s3parts
 from tests.standins import fast_bucket
@@ -47,7 +47,7 @@ def surroundings(monkeypatch, standing):
 
 @pytest.fixture
 def small_parts(monkeypatch):
-    monkeypatch.setattr(sums, "PART_BYTES", PART)
+    monkeypatch.setattr(objects, "PART_BYTES", PART)
     monkeypatch.setattr(s3parts, "PART_BYTES", PART)
 
 
@@ -264,7 +264,7 @@ def test_a_server_without_ranges_is_an_error_and_no_damage(server, store):
 
 
 def test_more_parts_than_s3_takes_are_refused_before_anything_is_sent(server, store, monkeypatch):
-    monkeypatch.setattr(sums, "PART_BYTES", 1)
+    monkeypatch.setattr(objects, "PART_BYTES", 1)
     with pytest.raises(StoreError, match="10000 parts"):
         write(store, bytes(10_001))
     assert server.requests == []

@@ -15,9 +15,8 @@ from gpucloud.cli.commands import copying, logs
 from gpucloud.domain.checkpoint.manifest import Commit
 from gpucloud.domain.errors import StoreError
 from gpucloud.domain.job.data import DataFile, data_set
-from gpucloud.domain.money.ledger import Terms
-from gpucloud.domain.money.rates import GIB, Rates
-from gpucloud.domain.node.outputtimes import DatedPiece
+from gpucloud.domain.money.ledger import GIB, Rates, Terms
+from gpucloud.domain.node.output import DatedPiece
 from gpucloud.domain.state.state import ExitReason
 from gpucloud.store import open_store
 from gpucloud.store.counting import CountingStore, Tally

@@ -11,8 +11,8 @@ import torch
 
 from gpucloud.cli.commands import verifying
 from gpucloud.domain.checkpoint.manifest import Commit, Why
-from gpucloud.domain.checkpoint.safetensors import read_header
-from gpucloud.domain.checkpoint.trial import Outcome
+from gpucloud.domain.checkpoint.objects import read_header
+from gpucloud.domain.checkpoint.protection import Outcome
 from gpucloud.domain.errors import StoreError
 from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.restore.restoring import find

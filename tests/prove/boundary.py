@@ -26,7 +26,7 @@ from gpucloud.adapters.clock import SystemClock
 from gpucloud.domain import codec
 from gpucloud.domain.checkpoint.manifest import Commit, Manifest, Promise
 from gpucloud.domain.errors import GpucloudError, StoreError
-from gpucloud.domain.node.outputtimes import DatedPiece
+from gpucloud.domain.node.output import DatedPiece
 from gpucloud.domain.state.state import JobStatus
 from gpucloud.store import ObjectStore, open_store
 from gpucloud.store.checkpoints import Checkpoints

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from gpucloud.domain.checkpoint.manifest import Commit, Manifest, Piece, commit_key, manifest_bytes
-from gpucloud.domain.checkpoint.sums import sums_of
+from gpucloud.domain.checkpoint.objects import sums_of
 from gpucloud.domain.errors import GpucloudError
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints

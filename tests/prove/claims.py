@@ -21,7 +21,7 @@ from gpucloud.domain.offer import Pool, PricePoint
 from gpucloud.domain.state.state import ExitReason, JobState, JobStatus, NodeLife, Successor
 from gpucloud.domain.supervision.seen import Rules, rules_for
 from gpucloud.domain.supervision.self_driving import arming
-from gpucloud.domain.untrusted.bounds import COUNTED
+from gpucloud.domain.untrusted import COUNTED
 from gpucloud.store import ObjectStore
 from gpucloud.usecases.job.budgeting import bring_closer, least_usd, standing
 from gpucloud.usecases.job.jobs import Asker

@@ -24,10 +24,18 @@ import yaml
 
 from gpucloud.agent.gate.look import holders, host_links, links
 from gpucloud.agent.kernel_log import found, stamped
-from gpucloud.domain.node.gate.findings import GateWanted, Severity
 from gpucloud.domain.node.gate.judge import judge
-from gpucloud.domain.node.gate.report import CollectiveProbe, DeviceProbe, Report, StoreSeen, TorchSeen, UnderLoad
-from gpucloud.domain.node.hardware.gpus import model_of
+from gpucloud.domain.node.gate.report import (
+    CollectiveProbe,
+    DeviceProbe,
+    GateWanted,
+    Report,
+    Severity,
+    StoreSeen,
+    TorchSeen,
+    UnderLoad,
+)
+from gpucloud.domain.node.hardware import model_of
 from gpucloud.smi import parse
 from tests.prove.goal import Figure, Form, Goal
 

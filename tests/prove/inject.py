@@ -22,7 +22,8 @@ from gpucloud.adapters.transfer.localfiles import local_tree
 from gpucloud.adapters.transfer.outputs import OutputsFolder
 from gpucloud.domain.errors import JobFileError
 from gpucloud.domain.job.spec import Job
-from gpucloud.domain.node.launch import AttemptStart, Place, launches
+from gpucloud.domain.node.launch import launches
+from gpucloud.domain.node.member import AttemptStart, Place
 from tests.fakes.nodes import Server, embedded_server
 from tests.prove.goal import Figure, Form, Goal
 from tests.standins.agent_node import AgentNode

@@ -19,7 +19,7 @@ from gpucloud.adapters.transfer.copying import Copier
 from gpucloud.adapters.transfer.outputs import OutputsFolder, StoredOutputs, bring_stored_home
 from gpucloud.cli.commands.copying import _place
 from gpucloud.domain.errors import GpucloudError
-from gpucloud.domain.untrusted.arriving import STAGING
+from gpucloud.domain.untrusted import STAGING
 from gpucloud.ports import Completed
 from gpucloud.store import ObjectStore
 from tests.fakes.clock import JumpingClock

@@ -39,14 +39,13 @@ from gpucloud.domain.job.spec import (
     Strategy,
 )
 from gpucloud.domain.market.catalog import Machine
+from gpucloud.domain.market.fleet import ON_DEMAND
 from gpucloud.domain.market.plan import refuse_what_cannot_be_kept
-from gpucloud.domain.market.policy.decide import decide, least_span_s, least_task_budget_usd
-from gpucloud.domain.market.policy.observation import Task
-from gpucloud.domain.market.recordings import zone_set
-from gpucloud.domain.market.simulation.fleet import ON_DEMAND
-from gpucloud.domain.market.simulation.replay import Decide, Run, bill_usd, charges, replay, zone_sets
-from gpucloud.domain.market.simulation.scenario import USUAL, Recovery, Scenario, recovery_of, starts
-from gpucloud.domain.market.simulation.timeline import Timeline, timeline
+from gpucloud.domain.market.policies import Task
+from gpucloud.domain.market.policy import decide, least_span_s, least_task_budget_usd
+from gpucloud.domain.market.recordings import Timeline, timeline, zone_set
+from gpucloud.domain.market.scenario import USUAL, Recovery, Scenario, recovery_of, starts
+from gpucloud.domain.market.simulation import Decide, Run, bill_usd, charges, replay, zone_sets
 from gpucloud.domain.market.sizing import memory, saved_bytes, training_time
 from gpucloud.domain.money.ledger import ChargeKind, total
 from gpucloud.domain.money.prepaid import Wall

@@ -16,7 +16,7 @@ from gpucloud.adapters.tables import TableMaker
 from gpucloud.domain.checkpoint.manifest import Commit
 from gpucloud.domain.errors import GpucloudError, HostUnreachable
 from gpucloud.domain.job.spec import Job, Market, MarketPolicy, Resources
-from gpucloud.domain.market.policy.learned import Tables
+from gpucloud.domain.market.learned import Tables
 from gpucloud.domain.money.ledger import total
 from gpucloud.domain.node.node import EndCause
 from gpucloud.domain.node.status import Launch

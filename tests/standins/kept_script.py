@@ -17,8 +17,8 @@ from pathlib import Path
 from gpucloud import processes
 from gpucloud.agent.composing import MARK
 from gpucloud.agent.scripts.disk import is_whole
-from gpucloud.domain.checkpoint.directory.layouts import KeepOrder, Rule
-from gpucloud.domain.checkpoint.directory.listing import paths_of
+from gpucloud.domain.checkpoint.directory import paths_of
+from gpucloud.domain.checkpoint.layouts import KeepOrder, Rule
 from gpucloud.domain.checkpoint.manifest import Manifest
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.job.spec import OnNotice

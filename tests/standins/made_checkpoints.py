@@ -20,8 +20,7 @@ from gpucloud.domain.checkpoint.manifest import (
     generation_key,
     manifest_bytes,
 )
-from gpucloud.domain.checkpoint.safetensors import entries_of, header_bytes, placed, size_of
-from gpucloud.domain.checkpoint.sums import sums_of
+from gpucloud.domain.checkpoint.objects import entries_of, header_bytes, placed, size_of, sums_of
 from gpucloud.domain.offer import Market, Pool
 from gpucloud.domain.state.state import JobState
 from gpucloud.store import ObjectStore, open_store

@@ -12,7 +12,7 @@ import pytest
 
 from gpucloud.cli.commands import logs, logwriting
 from gpucloud.domain.errors import GpucloudError, UsageError
-from gpucloud.domain.node.outputtimes import DatedPiece, Mark
+from gpucloud.domain.node.output import DatedPiece, Mark
 from gpucloud.domain.state.state import JobStatus
 from gpucloud.usecases.jobstore.records import LogPart
 from tests.fakes.clock import JumpingClock

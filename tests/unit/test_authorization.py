@@ -22,15 +22,17 @@ from gpucloud.domain.errors import CredentialsError, StoreError
 from gpucloud.domain.job.spec import AwsChoices, Cloud, OwnHost, SshChoices
 from gpucloud.domain.money.ledger import Spend, Terms
 from gpucloud.domain.node.node import NO_GROUP
-from gpucloud.domain.state.authorization import (
+from gpucloud.domain.state.order import (
+    Envelope,
     OrderMark,
     Refusal,
     ending_cloud,
     is_ahead,
     refuse_elsewhere,
     refuse_order,
+    sealed,
+    with_budget,
 )
-from gpucloud.domain.state.order import Envelope, sealed, with_budget
 from gpucloud.domain.state.state import ExitReason, JobStatus
 from gpucloud.domain.supervision.seen import Rules
 from gpucloud.store import open_store

@@ -13,7 +13,7 @@ from gpucloud.adapters.aws.account.account import AwsAccount
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.errors import CredentialsError, ProvisionError, UsageError
 from gpucloud.domain.job.spec import Market
-from gpucloud.domain.market.account import Headroom, QuotaRequest
+from gpucloud.domain.market.catalog import Headroom, QuotaRequest
 from gpucloud.domain.offer import Offer, Pool
 
 T0 = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)

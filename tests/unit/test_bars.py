@@ -8,7 +8,7 @@ import pytest
 
 from gpucloud.cli.commands import logwriting
 from gpucloud.cli.render import bars, onlookers
-from gpucloud.domain.untrusted.output import Bars
+from gpucloud.domain.node.output import Bars
 from gpucloud.usecases.jobstore.records import LogPart
 from tests.unit.test_log_reading import MIB, jobs, kept, reader, take, told
 from tests.unit.test_shown import Terminal

@@ -100,8 +100,10 @@ def test_reading_a_job_file_imports_nothing_heavy(module: str) -> None:
 def test_what_a_new_machine_waits_for_does_not_read_how_jobs_are_launched_or_markets_judged(module: str) -> None:
     spared = (
         "gpucloud.domain.node.launch",
+        "gpucloud.domain.node.member",
         "gpucloud.domain.checkpoint.directory",
-        "gpucloud.domain.market.policy.decide",
+        "gpucloud.domain.checkpoint.layouts",
+        "gpucloud.domain.market.policy",
     )
     code = f"import sys, gpucloud.agent.__main__, {module}; print([name for name in {spared!r} if name in sys.modules])"
     assert run(code).stdout == "[]\n"

@@ -14,8 +14,8 @@ from random import Random
 
 import pytest
 
-from gpucloud.domain.checkpoint.directory.rounds import answer_key, call_key
 from gpucloud.domain.checkpoint.manifest import Commit, commit_key, generation_key, starting_key
+from gpucloud.domain.checkpoint.rounds import answer_key, call_key
 from gpucloud.domain.checkpoint.standing import CheckpointMark
 from gpucloud.domain.codec import Malformed, from_json, to_json
 from gpucloud.domain.errors import GpucloudError, OrderUnreadable, StateUnreadable, StoreError
@@ -23,15 +23,7 @@ from gpucloud.domain.money.ledger import Charge
 from gpucloud.domain.node.bootstrap.wanted import record_key
 from gpucloud.domain.node.status import AttemptStatus, Progress, RunState, Status, status_from_json, status_to_json
 from gpucloud.domain.supervision.self_driving import order_key as drive_key
-from gpucloud.domain.untrusted.bounds import (
-    COUNTED,
-    MOST_RANKS,
-    OBJECT_BYTES,
-    RECORD_BYTES,
-    STATUS_BYTES,
-    most_of,
-    unpacked,
-)
+from gpucloud.domain.untrusted import COUNTED, MOST_RANKS, OBJECT_BYTES, RECORD_BYTES, STATUS_BYTES, most_of, unpacked
 from gpucloud.store import TooLarge, directory, newest_commit
 from gpucloud.store.directory import DirectoryStore
 from gpucloud.usecases.checkpoint.checkpoints import StoredCheckpoints

@@ -9,7 +9,7 @@ from decimal import Decimal
 import pytest
 
 from gpucloud.domain.job.spec import Market, Policy
-from gpucloud.domain.market.policy.observation import Choice, Mode, Reason
+from gpucloud.domain.market.policies import Choice, Mode, Reason
 from gpucloud.domain.offer import EfaLayout, Offer
 from gpucloud.domain.state.order import Until
 from gpucloud.domain.state.state import NodeLife, Shortfall, Successor

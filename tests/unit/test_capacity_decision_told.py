@@ -7,7 +7,7 @@ from datetime import timedelta
 from decimal import Decimal
 
 from gpucloud.cli.render.reports import report_json, report_text
-from gpucloud.domain.market.policy.observation import Mode
+from gpucloud.domain.market.policies import Mode
 from gpucloud.domain.money.ledger import Spend
 from gpucloud.domain.offer import Offer
 from gpucloud.domain.state.state import CapacityDecision, ExitReason, JobStatus, Shortfall, Successor

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from gpucloud.domain.checkpoint.chunks import Chunk, chunks_of, covering, stretches
-from gpucloud.domain.checkpoint.safetensors import entries_of, header_bytes, placed, read_header, start_of
+from gpucloud.domain.checkpoint.objects import entries_of, header_bytes, placed, read_header, start_of
 
 
 def box(offset, extent, *, shape=(4, 6), number=0, begin=0):

@@ -15,11 +15,10 @@ from gpucloud.cli.render.reports import going_on_line, jobs_text, report_json, r
 from gpucloud.cli.render.use import condition_word, headline
 from gpucloud.domain.money.ledger import Spend
 from gpucloud.domain.node.status import Outcome, Stop
-from gpucloud.domain.state.condition import Condition, Left, condition_of
 from gpucloud.domain.state.state import ExitReason, Interruption, InterruptionKind, JobStatus, Owner, Quarantine
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import Arm, Done, Prepare, TearDown, Wait
-from gpucloud.usecases.jobstore.report import NodeStanding, report
+from gpucloud.usecases.jobstore.report import Condition, Left, NodeStanding, condition_of, report
 from gpucloud.usecases.supervise.story import tell_story
 from tests.unit.worlds import NOW, cooldown, opened, part, seen, state, up
 

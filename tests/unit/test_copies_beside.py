@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpucloud.domain.checkpoint.safetensors import read_header
-from gpucloud.domain.checkpoint.sums import SUM_BYTES, sums_at
+from gpucloud.domain.checkpoint.objects import SUM_BYTES, read_header, sums_at
 from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.save import capture as copying
 from gpucloud.resume.save.capture import REPLACED, TOUCHED, Capture

@@ -11,8 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpucloud.agent.metrics.endpoint import Figures, exposition
-from gpucloud.domain.node.hardware.gpus import GpuSample
-from gpucloud.domain.node.hardware.host import HostSample
+from gpucloud.domain.node.hardware import GpuSample, HostSample
 from gpucloud.domain.node.status import AttemptStatus, Progress, RunState
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)

@@ -26,7 +26,7 @@ from gpucloud.domain.money.sundries import remark, transfer_usd
 from gpucloud.domain.node.bootstrap.facts import Facts
 from gpucloud.domain.node.bootstrap.steps import DATA, STEPS, data_command
 from gpucloud.domain.node.bootstrap.wanted import Wanted
-from gpucloud.domain.node.hardware.host import Disk, Speed, choose
+from gpucloud.domain.node.hardware import Disk, Speed, choose
 
 A = DataFile(path="a", size=10, etag="1" * 32, key="p/a")
 B = DataFile(path="sub/b", size=20, etag="2" * 32, key="p/sub/b")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpucloud.domain.node.gate.models import MODELS, DataSheet, sheet_of
-from gpucloud.domain.node.hardware.gpus import is_older, least_driver
+from gpucloud.domain.node.hardware import is_older, least_driver
 
 
 def sheet(model: str) -> DataSheet:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpucloud.domain.checkpoint.directory.layouts import Rule, find_sets, layout_of, leftovers
-from gpucloud.domain.checkpoint.directory.listing import Settling, Signature, object_name, paths_of, written_before
+from gpucloud.domain.checkpoint.directory import Settling, Signature, object_name, paths_of, written_before
+from gpucloud.domain.checkpoint.layouts import Rule, find_sets, layout_of, leftovers
 from gpucloud.domain.checkpoint.manifest import (
     Commit,
     Level,

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from gpucloud.domain.checkpoint.directory.layouts import Rule, checkpoints_of, find_sets
-from gpucloud.domain.checkpoint.directory.listing import Settling, Signature
-from gpucloud.domain.checkpoint.directory.pointers import at_path, beside, inside, named_by, readdressed, with_pointers
+from gpucloud.domain.checkpoint.directory import (
+    Settling,
+    Signature,
+    at_path,
+    beside,
+    inside,
+    named_by,
+    readdressed,
+    with_pointers,
+)
+from gpucloud.domain.checkpoint.layouts import Rule, checkpoints_of, find_sets
 from gpucloud.domain.job.spec import Layout
 
 FILE, DCP = Rule(layout=Layout.FILE), Rule(layout=Layout.DCP)

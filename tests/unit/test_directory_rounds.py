@@ -6,9 +6,20 @@ import pickle
 
 import pytest
 
-from gpucloud.domain.checkpoint.directory.layouts import Rule, find_sets
-from gpucloud.domain.checkpoint.directory.listing import Signature, files_apart, files_for, object_name, paths_of
-from gpucloud.domain.checkpoint.directory.rounds import (
+from gpucloud.domain.checkpoint.directory import Signature, files_apart, files_for, object_name, paths_of
+from gpucloud.domain.checkpoint.layouts import Rule, find_sets
+from gpucloud.domain.checkpoint.manifest import (
+    Commit,
+    Level,
+    Manifest,
+    Piece,
+    Promise,
+    collectable,
+    data_key,
+    generation_bytes,
+    read_attempt,
+)
+from gpucloud.domain.checkpoint.rounds import (
     Answer,
     Call,
     Round,
@@ -21,17 +32,6 @@ from gpucloud.domain.checkpoint.directory.rounds import (
     shards_missing,
     share_of,
     to_call_for,
-)
-from gpucloud.domain.checkpoint.manifest import (
-    Commit,
-    Level,
-    Manifest,
-    Piece,
-    Promise,
-    collectable,
-    data_key,
-    generation_bytes,
-    read_attempt,
 )
 from gpucloud.domain.job.spec import Layout
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpucloud.domain.node.hardware.gpus import is_older, least_driver
+from gpucloud.domain.node.hardware import is_older, least_driver
 
 
 @pytest.mark.parametrize(

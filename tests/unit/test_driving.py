@@ -21,8 +21,7 @@ from gpucloud.agent.drive.driver import Driver
 from gpucloud.domain.codec import Malformed, from_json, to_json
 from gpucloud.domain.errors import GpucloudError, LandingRefused, LeaseHeld, ProvisionError, StoreError
 from gpucloud.domain.job.spec import CheckpointPolicy, Cloud, IdlePolicy, Job, Market, MarketPolicy, SshChoices
-from gpucloud.domain.money.ledger import Terms
-from gpucloud.domain.money.rates import Rates
+from gpucloud.domain.money.ledger import Rates, Terms
 from gpucloud.domain.node.bootstrap.facts import Facts
 from gpucloud.domain.node.bootstrap.steps import DRIVER
 from gpucloud.domain.node.bootstrap.wanted import DriverWanted, Wanted

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpucloud.domain.job.spec import Market, Policy
-from gpucloud.domain.market.policy.observation import Mode
+from gpucloud.domain.market.policies import Mode
 from gpucloud.domain.money.prepaid import Wall
 from gpucloud.domain.node.status import Outcome, Stop
 from gpucloud.domain.state.order import Until

@@ -30,7 +30,7 @@ from gpucloud.domain.job.spec import (
     Strategy,
 )
 from gpucloud.domain.market.catalog import Catalog, Machine, PriceList, SpotList
-from gpucloud.domain.market.simulation.outcome import Summary
+from gpucloud.domain.market.outcome import Summary
 from gpucloud.domain.money.ledger import Terms
 from gpucloud.domain.money.prepaid import Wall
 from gpucloud.usecases.money.estimate import QUICK, Estimate, Estimator, Planner

@@ -7,8 +7,20 @@ import struct
 import pytest
 import torch
 
-from gpucloud.domain.checkpoint.safetensors import entries_of, header_bytes, placed, read_header
-from gpucloud.domain.checkpoint.sums import NOTHING, Fingerprint, blank, fingerprint, of_header, parsed, place, written
+from gpucloud.domain.checkpoint.objects import (
+    NOTHING,
+    Fingerprint,
+    blank,
+    entries_of,
+    fingerprint,
+    header_bytes,
+    of_header,
+    parsed,
+    place,
+    placed,
+    read_header,
+    written,
+)
 from gpucloud.resume.restore.comparing import fingerprint_of, on_device
 from gpucloud.resume.state.tree import DTYPES, NAMES
 

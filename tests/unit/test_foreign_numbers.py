@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpucloud.agent.attemptfolder import AttemptFolder, newest
-from gpucloud.domain.checkpoint.directory.rounds import read_answer, read_call
 from gpucloud.domain.checkpoint.manifest import (
     Commit,
     Manifest,
@@ -35,15 +34,16 @@ from gpucloud.domain.checkpoint.manifest import (
     starting_key,
     unseal,
 )
+from gpucloud.domain.checkpoint.rounds import read_answer, read_call
 from gpucloud.domain.codec import Malformed, from_json, to_json
 from gpucloud.domain.errors import StoreError
 from gpucloud.domain.job.quantities import span_of
 from gpucloud.domain.node.node import notice_from, recommended_at
 from gpucloud.domain.node.status import AttemptStatus, RunState, Status, status_from_json, status_to_json
 from gpucloud.domain.state.state import JobState
-from gpucloud.domain.supervision.pace import hang_limit
+from gpucloud.domain.supervision.membership import hang_limit
 from gpucloud.domain.supervision.seen import Limits
-from gpucloud.domain.untrusted.bounds import COUNTED
+from gpucloud.domain.untrusted import COUNTED
 from gpucloud.store.directory import DirectoryStore
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.report import time_to_go

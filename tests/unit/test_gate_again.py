@@ -10,9 +10,8 @@ import pytest
 
 from gpucloud.domain.codec import from_json
 from gpucloud.domain.node.bootstrap.steps import GATE_STEP
-from gpucloud.domain.node.gate import GateFact, GateWanted
-from gpucloud.domain.node.gate.findings import GateOrder
-from gpucloud.domain.node.machine import MachineWanted
+from gpucloud.domain.node.gate.report import GateFact, GateOrder, GateWanted
+from gpucloud.domain.node.machine.facts import MachineWanted
 from gpucloud.smi import parse
 from tests.unit.test_lock_record import FACTS, WANTED
 

@@ -8,19 +8,20 @@ from datetime import datetime, timezone
 import pytest
 
 from gpucloud.agent.gate.look import host_links
-from gpucloud.domain.node.gate.findings import GateWanted, failures
 from gpucloud.domain.node.gate.judge import judge
 from gpucloud.domain.node.gate.report import (
     CollectiveProbe,
     DeviceProbe,
+    GateWanted,
     Holder,
     HostLink,
     Links,
     Report,
     UnderLoad,
     XidSeen,
+    failures,
 )
-from gpucloud.domain.node.hardware.gpus import Gpu
+from gpucloud.domain.node.hardware import Gpu
 
 A100 = "NVIDIA A100-SXM4-40GB"
 H100 = "NVIDIA H100 80GB HBM3"

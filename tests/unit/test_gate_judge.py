@@ -10,11 +10,22 @@ import pytest
 
 from gpucloud.agent.gate.look import pairs
 from gpucloud.domain.codec import from_json, to_json
-from gpucloud.domain.node.gate.findings import (
+from gpucloud.domain.node.gate.judge import judge
+from gpucloud.domain.node.gate.report import (
     Checked,
+    CollectiveProbe,
+    DeviceProbe,
     GateOrder,
     GateWanted,
+    Holder,
+    Links,
+    Report,
     Severity,
+    StoreSeen,
+    SwitchError,
+    TorchSeen,
+    UnderLoad,
+    XidSeen,
     fail,
     failures,
     figures,
@@ -22,19 +33,6 @@ from gpucloud.domain.node.gate.findings import (
     is_machines,
     store_endpoint,
     why,
-)
-from gpucloud.domain.node.gate.judge import judge
-from gpucloud.domain.node.gate.report import (
-    CollectiveProbe,
-    DeviceProbe,
-    Holder,
-    Links,
-    Report,
-    StoreSeen,
-    SwitchError,
-    TorchSeen,
-    UnderLoad,
-    XidSeen,
 )
 from gpucloud.smi import parse
 

@@ -11,7 +11,7 @@ from gpucloud.domain.node.status import Outcome, Stop
 from gpucloud.domain.state.state import ExitReason
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import CloseAttempt, EndAttempt, Wait
-from gpucloud.domain.supervision.pace import hang_limit, hung
+from gpucloud.domain.supervision.membership import hang_limit, hung
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import Goal, Limits, Rules
 from tests.unit.worlds import NOW, opened, part, seen, state, up

@@ -7,8 +7,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from gpucloud.domain.node.hardware.gpus import GpuSample
-from gpucloud.domain.node.hardware.xids import Signs, Xid, find_error, find_xid, illness
+from gpucloud.domain.node.hardware import GpuSample, Signs, Xid, find_error, find_xid, illness
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)
 FELL_OFF = "NVRM: Xid (PCI:0000:05:00): 79, pid=4711, name=python3, GPU has fallen off the bus."

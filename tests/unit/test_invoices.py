@@ -13,8 +13,7 @@ import pytest
 import yaml
 
 from gpucloud.domain.job.spec import Market
-from gpucloud.domain.money.ledger import ChargeKind, Terms, meter, total
-from gpucloud.domain.money.rates import GIB, Rates
+from gpucloud.domain.money.ledger import GIB, ChargeKind, Rates, Terms, meter, total
 from gpucloud.domain.node.node import EndCause
 from gpucloud.domain.offer import Pool, PricePoint
 from gpucloud.domain.state.state import NodeLife

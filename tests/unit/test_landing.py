@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpucloud.domain.errors import LandingRefused, StoreError
-from gpucloud.domain.untrusted.arriving import Arriving, Limits, Tree, judge, judge_together
+from gpucloud.domain.untrusted import Arriving, Limits, Tree, judge, judge_together
 from gpucloud.store.landing import Landing
 
 

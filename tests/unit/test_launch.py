@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpucloud.agent.composing import compose
-from gpucloud.domain.checkpoint.directory.layouts import KeepOrder, Rule
+from gpucloud.domain.checkpoint.layouts import KeepOrder, Rule
 from gpucloud.domain.codec import from_json
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.spec import (
@@ -28,17 +28,16 @@ from gpucloud.domain.job.spec import (
 from gpucloud.domain.node.collectives import gpu_defaults
 from gpucloud.domain.node.collectives import threads as threads_of
 from gpucloud.domain.node.container import ContainerRun, Mount
-from gpucloud.domain.node.launch import (
+from gpucloud.domain.node.launch import launches, recipe
+from gpucloud.domain.node.member import (
     AttemptStart,
     CommandLine,
     Place,
     Script,
     attempt_secret,
-    launches,
     parse_run,
     workers_per_node,
 )
-from gpucloud.domain.node.launch.environment import recipe
 from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.offer import Pool
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from dataclasses import replace
 
-from gpucloud.domain.market.policy.observation import Task
+from gpucloud.domain.market.policies import Task
 from gpucloud.domain.supervision.deadline import Lesson
 from gpucloud.usecases.services import Learning
 

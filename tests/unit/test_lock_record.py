@@ -5,7 +5,7 @@ from datetime import datetime, timezone
 
 from gpucloud.domain.node.bootstrap.facts import Facts, Layer, attempt_lock, lock_record
 from gpucloud.domain.node.bootstrap.wanted import Wanted
-from gpucloud.domain.node.hardware.gpus import Gpu
+from gpucloud.domain.node.hardware import Gpu
 from gpucloud.usecases.supervise.prepare import ready_line
 
 FACTS = Facts(

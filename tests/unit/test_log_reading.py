@@ -20,10 +20,10 @@ from gpucloud.agent.attemptfolder import AttemptFolder, prune
 from gpucloud.agent.outputroom import OutputRoom
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.errors import HostUnreachable, StoreError
-from gpucloud.domain.node.outputtimes import DatedPiece
+from gpucloud.domain.node.output import DatedPiece
 from gpucloud.domain.node.status import Outcome
 from gpucloud.domain.state.state import ExitReason
-from gpucloud.domain.untrusted.shown import masked, words_of
+from gpucloud.domain.untrusted import masked, words_of
 from gpucloud.ports import Completed
 from gpucloud.store.directory import DirectoryStore
 from gpucloud.usecases.job.jobs import Asker

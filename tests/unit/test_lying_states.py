@@ -13,12 +13,11 @@ import pytest
 
 from gpucloud.adapters.home import KnownJob
 from gpucloud.cli.commands import ending
-from gpucloud.domain import codec
+from gpucloud.domain import codec, untrusted
 from gpucloud.domain.errors import CredentialsError, ProvisionError, ToolMissing
 from gpucloud.domain.state.state import ExitReason, JobState, NodeLife, Owner
 from gpucloud.domain.supervision.self_driving import arming
-from gpucloud.domain.untrusted import bounds
-from gpucloud.domain.untrusted.bounds import RECORD_BYTES
+from gpucloud.domain.untrusted import RECORD_BYTES
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from tests.fakes.agent import Training
 from tests.faults.process import Ended, run
@@ -130,7 +129,7 @@ def test_more_objects_than_any_job_has_keep_nobody_from_ending_it(
     outside = left_to_its_machines(tmp_path, drive=drive)
     for number in range(80):
         outside.store.put(f"jobs/{JOB}/{folder}/{number:012d}", b"x")
-    monkeypatch.setattr(bounds, "LISTED_KEYS", 70)
+    monkeypatch.setattr(untrusted, "LISTED_KEYS", 70)
     ended = down(outside)
     assert (outside.cloud.describe(GROUP).alive, ended.code) == ((), 0), ended.stderr
     assert state(outside).torn_down

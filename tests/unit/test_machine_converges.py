@@ -7,10 +7,16 @@ from dataclasses import replace
 import pytest
 
 from gpucloud.agent.machine.making import made_on
-from gpucloud.domain.node.hardware.gpus import Gpu
-from gpucloud.domain.node.machine import MachineWanted
-from gpucloud.domain.node.machine.decisions import MachineStep, Run
-from gpucloud.domain.node.machine.facts import AptAnswer, MachineFacts, Package, PciDevice
+from gpucloud.domain.node.hardware import Gpu
+from gpucloud.domain.node.machine.facts import (
+    AptAnswer,
+    MachineFacts,
+    MachineStep,
+    MachineWanted,
+    Package,
+    PciDevice,
+    Run,
+)
 
 KERNEL = "6.8.0-1055-aws"
 WANTED = MachineWanted(install=True, branch="", least_driver="580.65.06", gpus=1)

@@ -6,11 +6,23 @@ from dataclasses import replace
 
 import pytest
 
-from gpucloud.domain.node.hardware.gpus import Gpu, GpuProcess
-from gpucloud.domain.node.machine import MachineWanted
+from gpucloud.domain.node.hardware import Gpu, GpuProcess
 from gpucloud.domain.node.machine.decide import next_step
-from gpucloud.domain.node.machine.decisions import Ask, MachineStep, Ready, Reboot, Stuck
-from gpucloud.domain.node.machine.facts import AptAnswer, MachineFacts, MigInstance, MigRoom, Package, PciDevice, Source
+from gpucloud.domain.node.machine.facts import (
+    AptAnswer,
+    Ask,
+    MachineFacts,
+    MachineStep,
+    MachineWanted,
+    MigInstance,
+    MigRoom,
+    Package,
+    PciDevice,
+    Ready,
+    Reboot,
+    Source,
+    Stuck,
+)
 
 APT = (
     "env DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a apt-get -q -y "

@@ -11,7 +11,7 @@ import pytest
 from gpucloud.agent.gate.check import memlock
 from gpucloud.agent.machine.carrying import binary, fingerprint
 from gpucloud.agent.machine.gather import mig_instances, tells_of_gpus
-from gpucloud.domain.node.machine import fabric, packages
+from gpucloud.domain.node.machine import decide, packages
 from gpucloud.domain.node.machine.facts import MigInstance
 from gpucloud.domain.node.machine.packages import simulated
 from gpucloud.usecases.supervise.bootstrap import REBOOT
@@ -106,7 +106,7 @@ def test_what_is_no_key_is_refused(torn):
         fingerprint(binary(torn))
 
 
-@pytest.mark.parametrize("text", [REBOOT, packages._WRITE, fabric._UNPACK], ids=["reboot", "write", "unpack"])
+@pytest.mark.parametrize("text", [REBOOT, packages._WRITE, decide._UNPACK], ids=["reboot", "write", "unpack"])
 def test_shellcheck_finds_nothing_in_what_root_runs(text):
     shellcheck = shutil.which("shellcheck")
     assert shellcheck, "shellcheck is missing: apt-get install shellcheck"

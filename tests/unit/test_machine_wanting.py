@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpucloud.domain.job.spec import Cloud, Job, MachineChoices, Mirrors, Resources
-from gpucloud.domain.node.machine import MachineWanted, digest
-from gpucloud.domain.node.machine.facts import machine_wanted
+from gpucloud.domain.node.machine.facts import MachineWanted, digest, machine_wanted
 from gpucloud.domain.node.machine.packages import upstream
 
 

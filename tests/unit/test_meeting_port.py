@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from gpucloud.domain.node.launch.member import LOOK, FreePorts, candidates, common_port, parse_free
+from gpucloud.domain.node.member import LOOK, FreePorts, candidates, common_port, parse_free
 
 USUAL = range(32768, 61000)
 

@@ -14,7 +14,7 @@ from gpucloud.domain.state.state import NodeLife
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.membership import believed_dead
 from gpucloud.domain.supervision.seen import Limits, Rules
-from gpucloud.domain.untrusted.bounds import STATUS_BYTES
+from gpucloud.domain.untrusted import STATUS_BYTES
 from gpucloud.ports import Completed
 from gpucloud.usecases.supervise.observe import _Memory
 from tests.fakes import fleet_shell

@@ -15,8 +15,7 @@ import pytest
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.errors import HostUnreachable, NodeError
 from gpucloud.domain.job.spec import Cloud
-from gpucloud.domain.node.gate.findings import Checked, Finding, fail
-from gpucloud.domain.node.gate.report import Report
+from gpucloud.domain.node.gate.report import Checked, Finding, Report, fail
 from gpucloud.domain.supervision.action import Inspect
 from gpucloud.ports import Completed
 from gpucloud.usecases.supervise.inspection import Inspector

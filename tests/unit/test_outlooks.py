@@ -13,17 +13,15 @@ import pytest
 from gpucloud.adapters.markets import PackagedMarkets
 from gpucloud.adapters.tables import TableMaker
 from gpucloud.domain.job.spec import Policy
-from gpucloud.domain.market.policy.decide import decide, without_deadline
-from gpucloud.domain.market.policy.learned import Tables
-from gpucloud.domain.market.policy.observation import Task
-from gpucloud.domain.market.recordings import zone_set
-from gpucloud.domain.market.simulation.fleet import ON_DEMAND
-from gpucloud.domain.market.simulation.outcome import Outcome, Summary, between, summary
-from gpucloud.domain.market.simulation.replay import bill_usd, recordings, replay, spread, zone_sets
-from gpucloud.domain.market.simulation.scenario import USUAL, Recovery, Scenario
-from gpucloud.domain.market.simulation.timeline import timeline
-from gpucloud.domain.money.ledger import Terms
-from gpucloud.domain.money.rates import Rates
+from gpucloud.domain.market.fleet import ON_DEMAND
+from gpucloud.domain.market.learned import Tables
+from gpucloud.domain.market.outcome import Outcome, Summary, between, summary
+from gpucloud.domain.market.policies import Task
+from gpucloud.domain.market.policy import decide, without_deadline
+from gpucloud.domain.market.recordings import timeline, zone_set
+from gpucloud.domain.market.scenario import USUAL, Recovery, Scenario
+from gpucloud.domain.market.simulation import bill_usd, recordings, replay, spread, zone_sets
+from gpucloud.domain.money.ledger import Rates, Terms
 from gpucloud.usecases.money.simulate import Outlooks, Stage, Study, simulate
 from tests.standins.tiny_markets import tiny_market
 

@@ -15,8 +15,8 @@ from gpucloud.agent.outputroom import gone
 from gpucloud.agent.running import OutputTimes
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.errors import StoreError
-from gpucloud.domain.node.outputtimes import MOST_MARKS, DatedPiece, Mark, mark_line, read_marks, read_piece, with_times
-from gpucloud.domain.untrusted.bounds import LOG_BYTES, LOG_TIMES_BYTES
+from gpucloud.domain.node.output import MOST_MARKS, DatedPiece, Mark, mark_line, read_marks, read_piece, with_times
+from gpucloud.domain.untrusted import LOG_BYTES, LOG_TIMES_BYTES
 from gpucloud.ports import Completed
 from gpucloud.store.directory import DirectoryStore
 from gpucloud.usecases.jobstore.jobstore import JobStore

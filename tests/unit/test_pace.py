@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from gpucloud.domain.state.state import CheckpointRef, ExitReason, NodeLife
-from gpucloud.domain.supervision.pace import pace_of, timed
+from gpucloud.domain.supervision.membership import pace_of, timed
 from gpucloud.domain.supervision.seen import Limits
 from tests.unit.worlds import NOW, POOL, opened, state
 

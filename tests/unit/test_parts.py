@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpucloud.domain.checkpoint import sums
-from gpucloud.domain.checkpoint.sums import Sums, count_of, covering, crc32_of, cut, size_of, sums_of
+from gpucloud.domain.checkpoint import objects
+from gpucloud.domain.checkpoint.objects import Sums, bytes_in, count_of, covering, crc32_of, cut, sums_of
 
 PART = 10
 
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr(sums, "PART_BYTES", PART)
+    monkeypatch.setattr(objects, "PART_BYTES", PART)
 
 
 def test_pieces_are_cut_where_parts_end_and_not_copied():
@@ -26,7 +26,7 @@ def test_pieces_are_cut_where_parts_end_and_not_copied():
 
 
 def test_a_part_that_is_full_is_followed_by_no_empty_one():
-    assert [size_of(part) for part in cut((memoryview(bytes(20)),))] == [10, 10]
+    assert [bytes_in(part) for part in cut((memoryview(bytes(20)),))] == [10, 10]
     assert list(cut(())) == []
     assert list(cut((memoryview(b""),))) == []
 

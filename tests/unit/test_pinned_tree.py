@@ -19,7 +19,7 @@ from gpucloud.domain.job import code
 from gpucloud.domain.job.spec import Cloud
 from gpucloud.domain.node.bootstrap.wanted import LARGEST_CODE_BYTES
 from gpucloud.domain.state.order import sealed
-from gpucloud.domain.untrusted.arriving import landing_of
+from gpucloud.domain.untrusted import landing_of
 from gpucloud.store import open_store
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.wiring import Gpucloud

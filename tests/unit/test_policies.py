@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from gpucloud.domain.job.spec import Policy
-from gpucloud.domain.market.policy.decide import decide, least_span_s, least_task_budget_usd
-from gpucloud.domain.market.policy.observation import NOTHING, Holding, Mode, Observation, Reason, Task, ZoneState
+from gpucloud.domain.market.policies import NOTHING, Holding, Mode, Observation, Reason, Task, ZoneState
+from gpucloud.domain.market.policy import decide, least_span_s, least_task_budget_usd
 
 HOUR = 3600.0
 TASK = Task(work_s=48 * HOUR, span_s=60 * HOUR, changeover_s=0.2 * HOUR, on_demand_usd_per_hour=3.0, tick_s=180.0)

@@ -15,8 +15,7 @@ from gpucloud.adapters.markets import PackagedMarkets
 from gpucloud.adapters.tables import TableMaker
 from gpucloud.adapters.tables.program import Prices, hazards, recorded, solve
 from gpucloud.domain.job.spec import Policy
-from gpucloud.domain.market.policy.decide import decide
-from gpucloud.domain.market.policy.learned import (
+from gpucloud.domain.market.learned import (
     BUCKETS,
     EDGES_H,
     Act,
@@ -30,11 +29,11 @@ from gpucloud.domain.market.policy.learned import (
     remaining_h,
     watch,
 )
-from gpucloud.domain.market.policy.observation import NOTHING, Holding, Mode, Observation, Task, ZoneState
-from gpucloud.domain.market.recordings import RecordedMarket, RecordedZone, zone_set
-from gpucloud.domain.market.simulation.replay import replay
-from gpucloud.domain.market.simulation.scenario import Recovery
-from gpucloud.domain.market.simulation.timeline import timeline
+from gpucloud.domain.market.policies import NOTHING, Holding, Mode, Observation, Task, ZoneState
+from gpucloud.domain.market.policy import decide
+from gpucloud.domain.market.recordings import RecordedMarket, RecordedZone, timeline, zone_set
+from gpucloud.domain.market.scenario import Recovery
+from gpucloud.domain.market.simulation import replay
 from tests.bench.bench_policies import looked
 from tests.bench.bound import Rules, least_costs
 from tests.prior import counted, row

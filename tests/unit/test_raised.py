@@ -10,8 +10,8 @@ import pytest
 from gpucloud.cli.render.reports import report_text
 from gpucloud.domain.money.ledger import Spend
 from gpucloud.domain.node.node import NO_GROUP
+from gpucloud.domain.node.output import advice_for, failure_of, unsaved_of, without_code_folder
 from gpucloud.domain.state.state import ExitReason, JobStatus
-from gpucloud.domain.untrusted.output import advice_for, failure_of, unsaved_of, without_code_folder
 from gpucloud.usecases.jobstore.report import JobReport, report
 from gpucloud.usecases.supervise.closing import cause
 from tests.unit.worlds import opened, state

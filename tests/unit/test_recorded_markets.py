@@ -9,8 +9,7 @@ import pytest
 
 from gpucloud.adapters.markets import PackagedMarkets
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.market.recordings import mean_price, recorded_beside, supply, zone_set
-from gpucloud.domain.market.simulation.timeline import timeline
+from gpucloud.domain.market.recordings import mean_price, recorded_beside, supply, timeline, zone_set
 from tests.standins.tiny_markets import tiny_market
 
 MARKETS = PackagedMarkets()

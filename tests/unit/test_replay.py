@@ -19,13 +19,12 @@ from gpucloud.cli.app import simulate
 from gpucloud.domain.checkpoint.protection import Saving
 from gpucloud.domain.job.quantities import parse_span
 from gpucloud.domain.job.spec import CheckpointDirectory, CheckpointPolicy, OnNotice, Policy
-from gpucloud.domain.market.policy.decide import decide
-from gpucloud.domain.market.policy.observation import Choice, Mode, Task
-from gpucloud.domain.market.recordings import zone_set
-from gpucloud.domain.market.simulation.fleet import ON_DEMAND, Life
-from gpucloud.domain.market.simulation.replay import bill_usd, charges, replay
-from gpucloud.domain.market.simulation.scenario import USUAL, Recovery, recovery_of, restart_within
-from gpucloud.domain.market.simulation.timeline import timeline
+from gpucloud.domain.market.fleet import ON_DEMAND, Life
+from gpucloud.domain.market.policies import Choice, Mode, Task
+from gpucloud.domain.market.policy import decide
+from gpucloud.domain.market.recordings import timeline, zone_set
+from gpucloud.domain.market.scenario import USUAL, Recovery, recovery_of, restart_within
+from gpucloud.domain.market.simulation import bill_usd, charges, replay
 from gpucloud.domain.money.ledger import total
 from gpucloud.domain.node.node import EndCause
 from gpucloud.domain.supervision.seen import Limits

@@ -14,8 +14,7 @@ import pytest
 from gpucloud.adapters.home import KnownJob
 from gpucloud.adapters.jobfile import read_job
 from gpucloud.domain.errors import LeaseHeld, ProvisionError, StoreError
-from gpucloud.domain.money.ledger import ChargeKind, Terms
-from gpucloud.domain.money.rates import Rates
+from gpucloud.domain.money.ledger import ChargeKind, Rates, Terms
 from gpucloud.domain.state.order import with_budget
 from gpucloud.domain.state.state import ExitReason, Owner
 from gpucloud.usecases.jobstore.jobstore import JobStore

@@ -17,16 +17,16 @@ from rich.text import Text
 
 from gpucloud.cli.commands import copying, logwriting, machines, verifying
 from gpucloud.cli.render import live, onlookers, reports, words
-from gpucloud.domain.checkpoint.trial import Outcome, Verdict
+from gpucloud.domain.checkpoint.protection import Outcome, Verdict
 from gpucloud.domain.errors import NodeError
 from gpucloud.domain.money.ledger import Spend
-from gpucloud.domain.node.gate.findings import Checked, fail
+from gpucloud.domain.node.gate.report import Checked, fail
 from gpucloud.domain.node.node import GroupView, Node
 from gpucloud.domain.state.state import CapacityDecision, MissingOutput
 from gpucloud.domain.supervision.action import QuarantineNodes
 from gpucloud.domain.supervision.quarantine import note_bad
 from gpucloud.domain.supervision.seen import Limits
-from gpucloud.domain.untrusted.shown import coloured, in_one_line, lines_of, plain
+from gpucloud.domain.untrusted import coloured, in_one_line, lines_of, plain
 from gpucloud.ports import Brought, Host
 from gpucloud.usecases.jobstore.records import LogPart
 from gpucloud.usecases.jobstore.report import report

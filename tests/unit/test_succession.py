@@ -9,7 +9,7 @@ from decimal import Decimal
 import pytest
 
 from gpucloud.domain.job.spec import Market, Policy
-from gpucloud.domain.market.policy.observation import Mode
+from gpucloud.domain.market.policies import Mode
 from gpucloud.domain.money.prepaid import Wall
 from gpucloud.domain.node.status import Outcome, Stop
 from gpucloud.domain.offer import Offer

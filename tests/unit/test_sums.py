@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpucloud.domain.checkpoint.safetensors import read_header
-from gpucloud.domain.checkpoint.sums import SUM_BYTES, of_header, sums_at
+from gpucloud.domain.checkpoint.objects import SUM_BYTES, of_header, read_header, sums_at
 from gpucloud.resume.restore.comparing import fingerprint_of
 from gpucloud.resume.save.capture import route
 from gpucloud.resume.save.save_buffer import Plan, SaveBuffer, Sums, words_of

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpucloud.domain.errors import NodeError
-from gpucloud.domain.node.hardware.gpus import GpuSample
+from gpucloud.domain.node.hardware import GpuSample
 from gpucloud.domain.node.node import Fault
 from gpucloud.domain.node.status import UNTOLD, Outcome, Status, Stop
 from gpucloud.domain.offer import PricePoint
@@ -31,7 +31,7 @@ from gpucloud.domain.supervision.action import (
     Wait,
 )
 from gpucloud.domain.supervision.capacity import cooled
-from gpucloud.domain.supervision.pace import hang_limit, hung
+from gpucloud.domain.supervision.membership import hang_limit, hung
 from gpucloud.domain.supervision.quarantine import failures
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import Goal, Homecoming, Limits, Readiness, Rules

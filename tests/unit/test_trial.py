@@ -9,7 +9,7 @@ import pytest
 from gpucloud.adapters.scripts import imports_resume
 from gpucloud.cli.commands.verifying import hint_of, verdict_json, verdict_text
 from gpucloud.domain.checkpoint.manifest import Commit
-from gpucloud.domain.checkpoint.trial import LossGap, Outcome, Trial, Verdict, first_gap, judged, read_trial
+from gpucloud.domain.checkpoint.protection import LossGap, Outcome, Trial, Verdict, first_gap, judged, read_trial
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.spec import Job
 from gpucloud.usecases.checkpoint.comparing import two_jobs

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from gpucloud.domain.codec import from_json, to_json
 from gpucloud.domain.job.spec import IdlePolicy
-from gpucloud.domain.node.hardware.gpus import GpuSample
-from gpucloud.domain.node.hardware.host import HostSample
+from gpucloud.domain.node.hardware import GpuSample, HostSample
 from gpucloud.domain.node.status import Status
 from gpucloud.domain.node.use import DeviceUse, GpuUse, likely_cause, warning, wasted
 from gpucloud.domain.state.state import Attempt, ExitReason, JobState, UseSpan

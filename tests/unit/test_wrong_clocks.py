@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpucloud.domain.job.spec import Cloud
-from gpucloud.domain.node.bootstrap.checks import is_wrong
+from gpucloud.domain.node.bootstrap.steps import is_wrong
 from gpucloud.domain.node.status import desired_from_json
 from gpucloud.usecases.supervise.prepare import desired_for
 from tests.unit.worlds import LATER, state

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from gpucloud.adapters.jobfile.fault import Fault, Location, Path, Unreadable
-from gpucloud.domain.untrusted.shown import brief, quoted
+from gpucloud.domain.untrusted import brief, quoted
 
 _DEEPEST = 12
 NO_KEY = "\0"  # no file holds it

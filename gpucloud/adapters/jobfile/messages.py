@@ -13,7 +13,7 @@ from gpucloud.adapters.jobfile.fault import Fault, Location, Path, Refused, Want
 from gpucloud.adapters.jobfile.model import JobKeys
 from gpucloud.adapters.jobfile.rules import KEY
 from gpucloud.adapters.jobfile.values import nearest
-from gpucloud.domain.untrusted.shown import brief, quoted
+from gpucloud.domain.untrusted import brief, quoted
 
 
 def sections(model: type[BaseModel], path: Path = ()) -> Iterator[tuple[Path, type[BaseModel]]]:

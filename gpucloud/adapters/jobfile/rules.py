@@ -16,8 +16,8 @@ from gpucloud.adapters.jobfile import values
 from gpucloud.adapters.jobfile.fault import Fault
 from gpucloud.adapters.jobfile.fault import Path as Key
 from gpucloud.adapters.jobfile.values import nearest
-from gpucloud.domain.node.launch.member import needs_shell
-from gpucloud.domain.untrusted.shown import quoted
+from gpucloud.domain.node.member import needs_shell
+from gpucloud.domain.untrusted import quoted
 
 KEY = "[key]"  # at the end of a path: the key itself, as pydantic writes it
 Report = Callable[[Key, str], Fault]

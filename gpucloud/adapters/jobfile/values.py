@@ -14,7 +14,7 @@ from typing import TypeVar
 from gpucloud.adapters.jobfile.fault import Refused, Wanted
 from gpucloud.domain.job import quantities
 from gpucloud.domain.job.spec import OnNotice, Policy
-from gpucloud.domain.untrusted.shown import quoted
+from gpucloud.domain.untrusted import quoted
 
 E = TypeVar("E", bound=Enum)
 

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from gpucloud import smi
-from gpucloud.domain.node.hardware.gpus import Gpu, model_of
+from gpucloud.domain.node.hardware import Gpu, model_of
 
 _TYPE = re.compile(r"local\.gpu([1-9][0-9]*)")
 

@@ -20,7 +20,7 @@ from gpucloud.adapters.transfer.sync import sync_tree
 from gpucloud.domain.errors import HostUnreachable, ShellClosed, UsageError
 from gpucloud.domain.job.quantities import format_size
 from gpucloud.domain.node.node import Node
-from gpucloud.domain.untrusted.bounds import ANSWER_BYTES
+from gpucloud.domain.untrusted import ANSWER_BYTES
 from gpucloud.ports import Completed
 
 HANDSHAKES = 8  # stock sshd drops some of 10 and more (MaxStartups 10:30:100)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucloud.domain.market.policy.learned import (
+from gpucloud.domain.market.learned import (
     BUCKETS,
     EDGES_H,
     Act,
@@ -31,7 +31,7 @@ from gpucloud.domain.market.policy.learned import (
     learned_from,
     pooled,
 )
-from gpucloud.domain.market.policy.observation import Task
+from gpucloud.domain.market.policies import Task
 from gpucloud.domain.money.ledger import Terms
 
 _NEVER = np.float32(1e12)

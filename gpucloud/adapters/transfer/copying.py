@@ -15,7 +15,7 @@ from gpucloud.adapters.transfer import carrier
 from gpucloud.adapters.transfer.localfiles import Sent, sha256_of
 from gpucloud.domain import codec
 from gpucloud.domain.errors import LandingRefused, RemoteCommandFailed, UsageError
-from gpucloud.domain.untrusted.arriving import Arriving, Tree, shown
+from gpucloud.domain.untrusted import Arriving, Tree, shown
 from gpucloud.ports import Host
 from gpucloud.store.landing import Landing
 

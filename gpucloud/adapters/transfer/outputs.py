@@ -17,9 +17,9 @@ from gpucloud.adapters.transfer.copying import Copier, Listing, Progress
 from gpucloud.domain import codec
 from gpucloud.domain.errors import StoreError
 from gpucloud.domain.job.code import RESULTS_MARK
-from gpucloud.domain.node.launch import attempt_folder
+from gpucloud.domain.node.member import attempt_folder
 from gpucloud.domain.state.state import MissingOutput
-from gpucloud.domain.untrusted.arriving import Arriving, Tree, shown
+from gpucloud.domain.untrusted import Arriving, Tree, shown
 from gpucloud.ports import Brought, Host, Outputs
 from gpucloud.store import ObjectStore
 from gpucloud.store.landing import Landing

@@ -21,7 +21,7 @@ from gpucloud.adapters.transfer import receiver
 from gpucloud.domain.errors import NodeError, RemoteCommandFailed, StoreError, UsageError
 from gpucloud.domain.job.code import FILE, FOLDER, LINK, PROGRAM, RESULTS_MARK, Entry, IgnoreRules, Manifest, manifest
 from gpucloud.domain.node.bootstrap.wanted import LARGEST_CODE_BYTES
-from gpucloud.domain.untrusted.arriving import landing_of
+from gpucloud.domain.untrusted import landing_of
 from gpucloud.ports import Host
 
 _ROUNDS = 4

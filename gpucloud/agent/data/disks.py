@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpucloud.domain.errors import NodeError
-from gpucloud.domain.node.hardware.host import Disk, Speed
+from gpucloud.domain.node.hardware import Disk, Speed
 
 FOLDER = "gpucloud-data"
 # Where images and sites mount a fast disk for work: AWS's Deep Learning AMI, DGX OS, and what people call it.

@@ -23,7 +23,7 @@ from gpucloud.domain.codec import from_json
 from gpucloud.domain.errors import GpucloudError, NodeError
 from gpucloud.domain.job.data import DataFile, DataSet, gigabytes, place_of, unpack
 from gpucloud.domain.job.quantities import counted
-from gpucloud.domain.node.hardware.host import Disk, choose
+from gpucloud.domain.node.hardware import Disk, choose
 from gpucloud.wholefile import read_text, write_whole
 
 

@@ -20,9 +20,8 @@ from gpucloud.agent.gate.record import write_down
 from gpucloud.agent.gate.work import try_out
 from gpucloud.agent.kernel_log import kernel_log
 from gpucloud.commands import answered
-from gpucloud.domain.node.gate.findings import Checked, GateOrder, failures, store_endpoint
 from gpucloud.domain.node.gate.judge import judge
-from gpucloud.domain.node.gate.report import Report, StoreSeen
+from gpucloud.domain.node.gate.report import Checked, GateOrder, Report, StoreSeen, failures, store_endpoint
 
 
 def check(root: Path, order: GateOrder, *, busy: bool = False) -> Checked:

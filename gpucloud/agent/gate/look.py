@@ -14,11 +14,10 @@ from pathlib import Path
 
 from gpucloud import smi
 from gpucloud.agent.kernel_log import LogSeen, kernel_log
-from gpucloud.domain.node.gate.findings import GateOrder, failures
 from gpucloud.domain.node.gate.models import link_gbps
-from gpucloud.domain.node.gate.report import Holder, HostLink, Links, Report
+from gpucloud.domain.node.gate.report import GateOrder, Holder, HostLink, Links, Report, failures
 from gpucloud.domain.node.gate.rules import held_findings
-from gpucloud.domain.node.hardware.gpus import Gpu, GpuProcess
+from gpucloud.domain.node.hardware import Gpu, GpuProcess
 
 _PCI = Path("/sys/bus/pci/devices")
 _NVIDIA = "0x10de"

@@ -8,8 +8,7 @@ from pathlib import Path
 from gpucloud import processes, smi
 from gpucloud.agent.kernel_log import newest_event
 from gpucloud.domain.codec import Malformed, from_json, plain
-from gpucloud.domain.node.gate.findings import Finding, GateFact, figures
-from gpucloud.domain.node.gate.report import Report
+from gpucloud.domain.node.gate.report import Finding, GateFact, Report, figures
 from gpucloud.wholefile import read_text, write_whole
 
 _RECORD = "gate.json"

@@ -18,20 +18,20 @@ from gpucloud.agent.network import carrying
 from gpucloud.commands import leave
 from gpucloud.domain.codec import Malformed, from_json, to_json
 from gpucloud.domain.node.collectives import on_interface
-from gpucloud.domain.node.gate.findings import GateOrder
 from gpucloud.domain.node.gate.gang import GangOrder, GangSeen
 from gpucloud.domain.node.gate.report import (
     GANG,
     MACHINE,
     CollectiveProbe,
     DeviceProbe,
+    GateOrder,
     ProbeOrder,
     Report,
     Said,
     TorchSeen,
     UnderLoad,
 )
-from gpucloud.domain.node.hardware.gpus import Gpu
+from gpucloud.domain.node.hardware import Gpu
 
 _LIMIT_S = 240.0  # a cold disk needs a minute to import torch on eight ranks at once
 _MEGABYTES = 256

@@ -14,7 +14,7 @@ from pathlib import Path
 from gpucloud import smi
 from gpucloud.agent.layer.environment import Places, platform_name
 from gpucloud.domain.node.bootstrap.facts import Layer
-from gpucloud.domain.node.hardware.gpus import Gpu
+from gpucloud.domain.node.hardware import Gpu
 from gpucloud.domain.node.layer import LayerWanted, is_needed, layer_key, torch_index
 from gpucloud.wholefile import read_text
 

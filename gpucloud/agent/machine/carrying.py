@@ -14,8 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpucloud.agent.machine.gather import ask, environment
-from gpucloud.domain.node.machine.decisions import Download, MachineStep, Run
-from gpucloud.domain.node.machine.facts import AptAnswer
+from gpucloud.domain.node.machine.facts import AptAnswer, Download, MachineStep, Run
 from gpucloud.domain.node.machine.packages import simulate, simulated
 from gpucloud.wholefile import read_tail
 

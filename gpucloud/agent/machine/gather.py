@@ -14,9 +14,17 @@ from pathlib import Path
 from gpucloud import smi
 from gpucloud.agent.machine.notes import Notes, sources_digest
 from gpucloud.commands import answered
-from gpucloud.domain.node.machine import MachineWanted
-from gpucloud.domain.node.machine.containers import EXPORTER
-from gpucloud.domain.node.machine.facts import AptAnswer, MachineFacts, MigInstance, MigRoom, Package, PciDevice, Source
+from gpucloud.domain.node.machine.decide import EXPORTER
+from gpucloud.domain.node.machine.facts import (
+    AptAnswer,
+    MachineFacts,
+    MachineWanted,
+    MigInstance,
+    MigRoom,
+    Package,
+    PciDevice,
+    Source,
+)
 
 _NVIDIA_OR_KERNEL = re.compile(
     r"^(lib)?(nvidia|cuda-drivers|nvlsm|docker|apptainer)|^linux-(image|headers|modules|objects|signatures|aws|azure|"

@@ -16,10 +16,19 @@ from gpucloud.agent.machine.notes import Notes
 from gpucloud.domain.codec import from_json, to_json
 from gpucloud.domain.node.bootstrap.facts import REFUSED, Answer
 from gpucloud.domain.node.bootstrap.steps import REBOOT_WANTED
-from gpucloud.domain.node.machine import MachineFact, MachineWanted, digest
 from gpucloud.domain.node.machine.decide import next_step
-from gpucloud.domain.node.machine.decisions import Ask, MachineStep, Ready, Reboot, Stuck
-from gpucloud.domain.node.machine.facts import AptAnswer, MachineFacts
+from gpucloud.domain.node.machine.facts import (
+    AptAnswer,
+    Ask,
+    MachineFact,
+    MachineFacts,
+    MachineStep,
+    MachineWanted,
+    Ready,
+    Reboot,
+    Stuck,
+    digest,
+)
 
 _MOST_STEPS = 60  # far more than any way has: a loop that has no end is a fault of ours
 

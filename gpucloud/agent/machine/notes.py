@@ -9,8 +9,7 @@ from pathlib import Path
 
 from gpucloud import processes
 from gpucloud.domain.codec import Malformed, from_json, to_json
-from gpucloud.domain.node.machine import MachineFact
-from gpucloud.domain.node.machine.facts import Source
+from gpucloud.domain.node.machine.facts import MachineFact, Source
 from gpucloud.wholefile import read_text, write_whole
 
 _LISTS_LAST_S = 24 * 3600

@@ -9,8 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from gpucloud.domain.node.hardware.gpus import GpuSample
-from gpucloud.domain.node.hardware.host import HostSample
+from gpucloud.domain.node.hardware import GpuSample, HostSample
 from gpucloud.domain.node.status import AttemptStatus, RunState
 
 PORT = 9401  # DCGM's own exporter has 9400

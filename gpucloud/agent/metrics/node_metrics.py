@@ -15,9 +15,7 @@ from gpucloud.agent.kernel_log import KernelLog
 from gpucloud.agent.metrics.endpoint import PORT, Endpoint, Figures, exposition
 from gpucloud.agent.metrics.sampler import Sampler
 from gpucloud.domain.codec import to_json
-from gpucloud.domain.node.hardware.gpus import GpuSample
-from gpucloud.domain.node.hardware.host import HostSample
-from gpucloud.domain.node.hardware.xids import Signs, Xid, absent, illness, pci_address
+from gpucloud.domain.node.hardware import GpuSample, HostSample, Signs, Xid, absent, illness, pci_address
 from gpucloud.domain.node.status import AttemptStatus, RunState
 from gpucloud.domain.node.use import SPAN_S, span_of
 from gpucloud.smi import NO_PARTS, mig_parts, visible

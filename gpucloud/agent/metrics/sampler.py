@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
-from gpucloud.domain.node.hardware.gpus import GpuSample
+from gpucloud.domain.node.hardware import GpuSample
 
 _EVERY_MS = 1000
 _ROUND_ENDS_S = 0.2  # the rows of a round are written at once; then there is nothing for the rest of the second

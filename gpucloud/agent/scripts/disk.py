@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from gpucloud.domain.checkpoint.directory.listing import OURS, Listing, Signature
+from gpucloud.domain.checkpoint.directory import OURS, Listing, Signature
 from gpucloud.store import ObjectStore, get_small, open_store
 from gpucloud.store.checkpoints import Checkpoints, under
 

@@ -17,8 +17,8 @@ from gpucloud.agent.scripts.disk import CheckpointLocation, look
 from gpucloud.agent.scripts.putting import Directory, Fetched
 from gpucloud.agent.scripts.script import Reporting
 from gpucloud.agent.scripts.taking import Answering, Calling, Content, Taking, Took
-from gpucloud.domain.checkpoint.directory.layouts import Found, KeepOrder
-from gpucloud.domain.checkpoint.directory.listing import FileSet, Listing, Settling
+from gpucloud.domain.checkpoint.directory import FileSet, Listing, Settling
+from gpucloud.domain.checkpoint.layouts import Found, KeepOrder
 from gpucloud.domain.checkpoint.manifest import Commit, Why
 from gpucloud.domain.errors import CredentialsError, GpucloudError, StoreError, UsageError
 from gpucloud.domain.job.spec import OnNotice

@@ -16,19 +16,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpucloud.agent.scripts.disk import CheckpointLocation, Texts, look, move, put_time
-from gpucloud.domain.checkpoint.directory.layouts import Rule, checkpoints_of, find_sets, leftovers
-from gpucloud.domain.checkpoint.directory.listing import (
+from gpucloud.domain.checkpoint.directory import (
     OURS,
     Listing,
     Signature,
     above,
+    beside,
     files_for,
     folder_of,
+    inside,
+    named_by,
+    readdressed,
     written_before,
 )
-from gpucloud.domain.checkpoint.directory.pointers import beside, inside, named_by, readdressed
+from gpucloud.domain.checkpoint.layouts import Rule, checkpoints_of, find_sets, leftovers
 from gpucloud.domain.checkpoint.manifest import Commit, Manifest, Piece
-from gpucloud.domain.checkpoint.sums import PART_BYTES
+from gpucloud.domain.checkpoint.objects import PART_BYTES
 from gpucloud.store.checkpoints import all_damaged
 from gpucloud.wholefile import read_text, write_whole
 

@@ -16,18 +16,21 @@ from enum import Enum
 from pathlib import Path
 
 from gpucloud.agent.scripts.disk import CheckpointLocation, Texts, copy, is_whole, put_time
-from gpucloud.domain.checkpoint.directory.layouts import Found, Rule, checkpoints_of, find_sets
-from gpucloud.domain.checkpoint.directory.listing import (
+from gpucloud.domain.checkpoint.directory import (
     PROMISE,
     FileSet,
     Listing,
     Signature,
+    beside,
     folder_of,
+    inside,
     object_name,
     paths_of,
+    with_pointers,
 )
-from gpucloud.domain.checkpoint.directory.pointers import beside, inside, with_pointers
-from gpucloud.domain.checkpoint.directory.rounds import (
+from gpucloud.domain.checkpoint.layouts import Found, Rule, checkpoints_of, find_sets
+from gpucloud.domain.checkpoint.manifest import Commit, Manifest, Piece, Why
+from gpucloud.domain.checkpoint.rounds import (
     Answer,
     Call,
     Round,
@@ -44,7 +47,6 @@ from gpucloud.domain.checkpoint.directory.rounds import (
     share_of,
     to_call_for,
 )
-from gpucloud.domain.checkpoint.manifest import Commit, Manifest, Piece, Why
 from gpucloud.domain.errors import CredentialsError, StoreError
 from gpucloud.store import Conflict
 

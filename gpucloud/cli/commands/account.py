@@ -13,10 +13,9 @@ from gpucloud.cli.target import read_target
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.quantities import format_usd
 from gpucloud.domain.job.spec import AwsChoices, Cloud, Job, Resources
-from gpucloud.domain.market.account import QuotaRequest
-from gpucloud.domain.market.catalog import Catalog
+from gpucloud.domain.market.catalog import Catalog, QuotaRequest
 from gpucloud.domain.market.listing import Query
-from gpucloud.domain.state.authorization import OWN
+from gpucloud.domain.state.order import OWN
 from gpucloud.usecases.money.offers import Need, Quotas, understood
 from gpucloud.usecases.services import cluster_of
 from gpucloud.wiring import Gpucloud

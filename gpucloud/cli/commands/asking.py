@@ -16,11 +16,10 @@ from gpucloud.cli.render.words import say, say_json, say_words, table, tell
 from gpucloud.cli.target import all_called, called, known_job, report_or_line
 from gpucloud.domain.errors import NodeError, StoreError
 from gpucloud.domain.job.quantities import counted
-from gpucloud.domain.state.condition import Condition
 from gpucloud.ports import Shell
 from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.jobstore.jobstore import JobStore
-from gpucloud.usecases.jobstore.report import JobReport
+from gpucloud.usecases.jobstore.report import Condition, JobReport
 from gpucloud.usecases.supervise.look import visited
 from gpucloud.usecases.supervise.usage import read_history
 from gpucloud.wiring import Gpucloud, KnownJob

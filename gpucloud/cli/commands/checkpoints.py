@@ -15,7 +15,7 @@ from typing import Any
 from gpucloud.cli.render.words import say, say_json, table, tell
 from gpucloud.cli.target import known_job, require_one_run
 from gpucloud.domain import codec
-from gpucloud.domain.checkpoint.directory.listing import files_apart
+from gpucloud.domain.checkpoint.directory import files_apart
 from gpucloud.domain.checkpoint.manifest import Manifest, Piece
 from gpucloud.domain.checkpoint.standing import CheckpointMark, Standing, Superfluous
 from gpucloud.domain.errors import GpucloudError, StoreError, UsageError

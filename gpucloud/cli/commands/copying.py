@@ -15,7 +15,7 @@ from gpucloud.cli.target import known_job
 from gpucloud.domain.errors import LandingRefused, StoreError, UsageError
 from gpucloud.domain.job.quantities import format_size
 from gpucloud.domain.node.node import Node, NodeState
-from gpucloud.domain.untrusted.arriving import Arriving, Tree, fitting
+from gpucloud.domain.untrusted import Arriving, Tree, fitting
 from gpucloud.store import ObjectStore
 from gpucloud.store.contract import TooLarge
 from gpucloud.store.landing import Landing, Part

@@ -14,9 +14,9 @@ from gpucloud.cli.render.words import tell, with_short_ids
 from gpucloud.cli.target import known_job
 from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.job.quantities import counted, format_moment, parse_span
-from gpucloud.domain.node.outputtimes import DatedPiece
+from gpucloud.domain.node.output import DatedPiece
 from gpucloud.domain.state.state import Attempt, JobState
-from gpucloud.domain.untrusted.shown import in_one_line
+from gpucloud.domain.untrusted import in_one_line
 from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.jobstore.records import BEFORE, LogPart
 from gpucloud.wiring import Gpucloud

@@ -13,8 +13,8 @@ from typing import Protocol
 
 from gpucloud.cli.render.bars import MOVING_EVERY_S, Paced
 from gpucloud.cli.render.words import say_json
-from gpucloud.domain.untrusted.output import Bars, BegunLine, without_code_folder
-from gpucloud.domain.untrusted.shown import coloured, lines_of, plain
+from gpucloud.domain.node.output import Bars, BegunLine, without_code_folder
+from gpucloud.domain.untrusted import coloured, lines_of, plain
 from gpucloud.usecases.jobstore.records import LogPart
 
 _RUNNERS = ("GITHUB_ACTIONS", "TF_BUILD")

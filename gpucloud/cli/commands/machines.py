@@ -14,10 +14,10 @@ from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.quantities import format_span, format_usd
 from gpucloud.domain.job.spec import Cloud
 from gpucloud.domain.money.ledger import ZERO
-from gpucloud.domain.node.gate.findings import REFUSED, Checked, Severity, failures, figures
-from gpucloud.domain.node.hardware.gpus import Gpu
+from gpucloud.domain.node.gate.report import REFUSED, Checked, Severity, failures, figures
+from gpucloud.domain.node.hardware import Gpu
 from gpucloud.domain.supervision.strays import Thing
-from gpucloud.domain.untrusted.shown import in_one_line, set_off
+from gpucloud.domain.untrusted import in_one_line, set_off
 from gpucloud.usecases.machines.doctor import Examined, examine
 from gpucloud.usecases.machines.strays import Sweeper, Swept
 from gpucloud.wiring import Gpucloud

@@ -27,14 +27,13 @@ from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.quantities import format_usd, parse_span, parse_usd
 from gpucloud.domain.job.spec import Cloud, Job, Market, MarketPolicy, Policy
 from gpucloud.domain.market.catalog import aged
+from gpucloud.domain.market.outcome import Stored, saves_of, stored_of
 from gpucloud.domain.market.plan import fitting
 from gpucloud.domain.market.recordings import RecordedMarket, RecordedZone, recorded_beside, zone_set
-from gpucloud.domain.market.simulation.outcome import Stored, saves_of, stored_of
-from gpucloud.domain.market.simulation.replay import recordings
-from gpucloud.domain.market.simulation.scenario import Scenario, deadlines, recovery_of
+from gpucloud.domain.market.scenario import Scenario, deadlines, recovery_of
+from gpucloud.domain.market.simulation import recordings
 from gpucloud.domain.market.sizing import work_of
-from gpucloud.domain.money.ledger import PLAIN_TERMS, Terms, with_beside
-from gpucloud.domain.money.rates import Rates
+from gpucloud.domain.money.ledger import PLAIN_TERMS, Rates, Terms, with_beside
 from gpucloud.ports import Chart, Series
 from gpucloud.usecases.money.simulate import Result, Study, simulate
 from gpucloud.wiring import Gpucloud, how_it_saves

@@ -18,14 +18,14 @@ from gpucloud.domain.errors import RunIsOver, UsageError
 from gpucloud.domain.job.quantities import counted, format_span, parse_span
 from gpucloud.domain.job.spec import Cloud, Job
 from gpucloud.domain.market.plan import Plan
-from gpucloud.domain.node.bootstrap.checks import MINIMUM_FREE_BYTES
-from gpucloud.domain.state.condition import Condition
+from gpucloud.domain.node.bootstrap.steps import MINIMUM_FREE_BYTES
 from gpucloud.domain.state.order import Until, is_finished, undrillable, without_drill_done
 from gpucloud.domain.state.state import JobState
 from gpucloud.domain.supervision.self_driving import USUAL_TIME, unkept
 from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.job.start import Asked as Wishes
 from gpucloud.usecases.job.start import Prospect
+from gpucloud.usecases.jobstore.report import Condition
 from gpucloud.usecases.supervise.loop import CannotLeave
 from gpucloud.wiring import Gpucloud, KnownJob, how_it_saves
 

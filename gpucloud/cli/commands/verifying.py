@@ -13,12 +13,12 @@ from gpucloud.cli.interrupts import Leave
 from gpucloud.cli.render.words import say, say_json, tell
 from gpucloud.cli.target import Target, read_target
 from gpucloud.domain import codec
-from gpucloud.domain.checkpoint.trial import LossGap, Outcome, Verdict, read_trial
+from gpucloud.domain.checkpoint.protection import LossGap, Outcome, Verdict, read_trial
 from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.job.quantities import format_usd
 from gpucloud.domain.job.spec import Cloud, Job
 from gpucloud.domain.state.state import ExitReason
-from gpucloud.domain.untrusted.shown import in_one_line
+from gpucloud.domain.untrusted import in_one_line
 from gpucloud.store.checkpoints import under
 from gpucloud.usecases.checkpoint.checkpoints import StoredCheckpoints
 from gpucloud.usecases.checkpoint.comparing import compared, two_jobs

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 
-from gpucloud.domain.untrusted.output import Bars
+from gpucloud.domain.node.output import Bars
 
 MOVING_EVERY_S = 10.0
 """How often a bar that moves is a line of its own, where nothing can be drawn over."""

@@ -14,10 +14,10 @@ from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.quantities import format_size, format_span, format_usd
 from gpucloud.domain.job.spec import Cloud, Job, Market
 from gpucloud.domain.market.catalog import aged
+from gpucloud.domain.market.outcome import Saves, Stored, Summary
 from gpucloud.domain.market.plan import Plan, memory_needed
 from gpucloud.domain.market.recordings import RecordedMarket
-from gpucloud.domain.market.simulation.outcome import Saves, Stored, Summary
-from gpucloud.domain.market.simulation.scenario import USUAL
+from gpucloud.domain.market.scenario import USUAL
 from gpucloud.domain.offer import Offer
 from gpucloud.ports import Chart, Series
 from gpucloud.usecases.money.estimate import QUICK, AtDeadline, Candidate, Estimate

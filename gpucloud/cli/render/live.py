@@ -19,11 +19,11 @@ from gpucloud.cli.render.use import headline, use_rows
 from gpucloud.cli.render.words import folded
 from gpucloud.domain.job.quantities import format_span
 from gpucloud.domain.money.ledger import Spend
+from gpucloud.domain.node.output import without_code_folder
 from gpucloud.domain.node.status import UNTOLD
 from gpucloud.domain.supervision.action import Action
 from gpucloud.domain.supervision.seen import Seen
-from gpucloud.domain.untrusted.output import without_code_folder
-from gpucloud.domain.untrusted.shown import coloured, in_one_line, lines_of, set_off
+from gpucloud.domain.untrusted import coloured, in_one_line, lines_of, set_off
 from gpucloud.usecases.jobstore.report import JobReport
 
 _HELD = 1000

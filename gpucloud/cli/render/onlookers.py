@@ -13,8 +13,8 @@ from gpucloud.cli.render.bills import money_line
 from gpucloud.cli.render.progress import Snapshot, snapshot
 from gpucloud.cli.render.words import silence, tell
 from gpucloud.domain.job.quantities import format_span
+from gpucloud.domain.node.output import without_code_folder
 from gpucloud.domain.node.status import UNTOLD
-from gpucloud.domain.untrusted.output import without_code_folder
 
 if TYPE_CHECKING:
     from gpucloud.domain.money.ledger import Spend

@@ -10,13 +10,12 @@ from gpucloud.domain.job.quantities import format_span
 from gpucloud.domain.money.ledger import Spend
 from gpucloud.domain.node.node import NodeState
 from gpucloud.domain.node.status import Stop
-from gpucloud.domain.state.condition import WORDS, Condition
 from gpucloud.domain.state.state import ExitReason
 from gpucloud.domain.supervision.action import Action, Arm, Done, Wait
 from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, progress_of
 from gpucloud.domain.supervision.seen import NodeSeen, Readiness, Seen
-from gpucloud.domain.untrusted.shown import in_one_line
-from gpucloud.usecases.jobstore.report import time_left
+from gpucloud.domain.untrusted import in_one_line
+from gpucloud.usecases.jobstore.report import WORDS, Condition, time_left
 
 _LAUNCHES_FOR = timedelta(minutes=1)
 

@@ -14,12 +14,11 @@ from gpucloud.domain.checkpoint.protection import NOTHING_COMES_HOME, Protection
 from gpucloud.domain.job.quantities import counted, format_moment, format_span, format_usd
 from gpucloud.domain.market.plan import Plan
 from gpucloud.domain.node.node import Node
+from gpucloud.domain.node.output import advice_for
 from gpucloud.domain.node.status import UNTOLD, Progress
-from gpucloud.domain.state.condition import Condition
 from gpucloud.domain.state.state import Attempt, CapacityDecision, Cooldown, ExitReason, Interruption
-from gpucloud.domain.untrusted.output import advice_for
-from gpucloud.domain.untrusted.shown import in_one_line, set_off
-from gpucloud.usecases.jobstore.report import JobReport
+from gpucloud.domain.untrusted import in_one_line, set_off
+from gpucloud.usecases.jobstore.report import Condition, JobReport
 from gpucloud.usecases.supervise.story import decision_line, missing_line
 
 

@@ -13,9 +13,9 @@ from gpucloud.cli.render.words import table, usd
 from gpucloud.domain import codec
 from gpucloud.domain.job.quantities import format_hours, format_span, format_usd
 from gpucloud.domain.job.spec import Policy
+from gpucloud.domain.market.outcome import Stored
 from gpucloud.domain.market.recordings import RecordedMarket, RecordedZone, mean_price, supply
-from gpucloud.domain.market.simulation.outcome import Stored
-from gpucloud.domain.market.simulation.scenario import Recovery, Scenario, task_of
+from gpucloud.domain.market.scenario import Recovery, Scenario, task_of
 from gpucloud.domain.offer import region_of
 from gpucloud.usecases.money.simulate import Result, Study
 

@@ -8,13 +8,11 @@ from typing import Any
 from gpucloud.cli.render.bills import money_line
 from gpucloud.domain import codec
 from gpucloud.domain.job.quantities import format_moment, format_span, span_of
-from gpucloud.domain.node.hardware.gpus import GpuSample
-from gpucloud.domain.node.hardware.host import HostSample
+from gpucloud.domain.node.hardware import GpuSample, HostSample
 from gpucloud.domain.node.status import UNTOLD, Progress
 from gpucloud.domain.node.use import GpuSpan, Span
-from gpucloud.domain.state.condition import WORDS, Condition
-from gpucloud.domain.untrusted.shown import in_one_line, set_off
-from gpucloud.usecases.jobstore.report import JobReport, time_to_go
+from gpucloud.domain.untrusted import in_one_line, set_off
+from gpucloud.usecases.jobstore.report import WORDS, Condition, JobReport, time_to_go
 from gpucloud.usecases.supervise.usage import NodeHistory
 
 Rows = list[tuple[str, ...]]

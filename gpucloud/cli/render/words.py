@@ -16,7 +16,7 @@ from gpucloud.domain import codec
 from gpucloud.domain.errors import GpucloudError, JobFileError
 from gpucloud.domain.offer import Pool
 from gpucloud.domain.state.state import Quarantine
-from gpucloud.domain.untrusted.shown import in_one_line, lines_of, set_off
+from gpucloud.domain.untrusted import in_one_line, lines_of, set_off
 
 VERSION = 1
 _ID = re.compile(r"\bi-[0-9a-f]{17}\b")

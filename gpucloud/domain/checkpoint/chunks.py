@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpucloud.domain.checkpoint.safetensors import ITEM_BYTES, Header, Tensor, entries_of, header_bytes, placed, size_of
+from gpucloud.domain.checkpoint.objects import ITEM_BYTES, Header, Tensor, entries_of, header_bytes, placed, size_of
 
 OWN = "rank."
 """How the names of a rank's own tensors begin; another rank's have the same names, in another object."""

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from gpucloud.domain.checkpoint.sums import Sums, count_of, sums_of
-from gpucloud.domain.untrusted.bounds import COUNTED, MOST_RANKS
+from gpucloud.domain.checkpoint.objects import Sums, count_of, sums_of
+from gpucloud.domain.untrusted import COUNTED, MOST_RANKS
 
 LEAST_KEPT = 2
 """However few a job wants to keep: one may turn out damaged."""

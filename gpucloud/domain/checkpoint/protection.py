@@ -1,10 +1,13 @@
-"""How a job's script saves, as far as its code and its job file tell, and what an interruption costs it so."""
+"""How a job's script saves, what an interruption costs it so, and the trial that shows whether it resumes exactly."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from gpucloud.domain.checkpoint.manifest import Commit
+from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.spec import Cloud, Job, MarketPolicy
 
 
@@ -89,3 +92,104 @@ def must_be_meant(job: Job, protection: Protection) -> bool:
     """Whether somebody is to say that it is meant so: machines that cost money and may be interrupted."""
     interruptible = job.cloud is Cloud.AWS and job.resources.market is not MarketPolicy.ON_DEMAND
     return protection.saving is Saving.NOTHING and interruptible and not job.trial
+
+
+# A trial of resuming: the same few steps twice, the second time killed in the middle, and what differs then.
+
+
+LOSSES = "losses"
+"""Under this name each rank's own part of a trial's checkpoint has the loss of every step so far; null: not told."""
+
+Losses = Mapping[int, Sequence[float | None]]
+"""By rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A run of so many steps; killed once after `killed_at` of them, None: undisturbed."""
+
+    steps: int
+    killed_at: int | None = None
+
+    def __str__(self) -> str:
+        """As `GPUCLOUD_TRIAL` says it to the script."""
+        return str(self.steps) if self.killed_at is None else f"{self.steps}:{self.killed_at}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """What a checkpoint holds, by readable names, each with what tells it from another: sums, or text."""
+
+    parts: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossGap:
+    """The first step, from 1, whose loss was not the same in both runs, and the first rank where it was not."""
+
+    step: int
+    rank: int
+    calm: float | None
+    killed: float | None
+
+
+class Outcome(str, Enum):
+    """What a trial showed; the value is what programs read."""
+
+    EQUAL = "equal"
+    DIFFERENT = "different"  # only after the resume
+    NOT_DETERMINISTIC = "not_deterministic"  # before it already
+    NOT_RESUMED = "not_resumed"  # the script ended before it was killed
+    FAILED = "failed"  # one of the runs did not come to its end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a trial showed: `step` is the last saved one, or the first of those that differs, in `parts`.
+
+    `compared` is how many parts there were in all. Steps are saved now and then, a loss has every one of them.
+    """
+
+    outcome: Outcome
+    step: int
+    resumed_from: int | None
+    compared: int = 0
+    parts: tuple[str, ...] = ()
+    loss: LossGap | None = None
+
+
+def read_trial(text: str) -> Trial | None:
+    """Return the trial that a script is to be; None for empty text. UsageError for other words."""
+    steps, _, killed_at = text.partition(":")
+    if not text:
+        return None
+    if not steps.isdigit() or not (killed_at or "1").isdigit():
+        raise UsageError(f"GPUCLOUD_TRIAL={text!r} is no trial", hint="set it to 8, or to 8:5, or not at all")
+    return Trial(steps=int(steps), killed_at=int(killed_at) if killed_at else None)
+
+
+def differences(one: Content, other: Content) -> tuple[str, ...]:
+    """Return the names of all that differs, or is in one of them only."""
+    names = sorted({*one.parts, *other.parts})
+    return tuple(name for name in names if one.parts.get(name) != other.parts.get(name))
+
+
+def first_gap(calm: Losses, killed: Losses) -> LossGap | None:
+    """Return where the losses begin to differ, in any bit; None where they do not."""
+    gaps = (
+        LossGap(step=step, rank=rank, calm=one, killed=other)
+        for rank in sorted(calm.keys() & killed.keys())
+        for step, (one, other) in enumerate(zip(calm[rank], killed[rank], strict=False), start=1)
+        if repr(one) != repr(other)  # a loss that is no number equals itself
+    )
+    return min(gaps, key=lambda gap: (gap.step, gap.rank), default=None)
+
+
+def judged(step: int, parts: tuple[str, ...], gap: LossGap | None, resumed_from: Commit | None) -> Outcome:
+    """Return what it means that these parts differ at that step, the first where any do, and the losses from theirs."""
+    if resumed_from is None:
+        return Outcome.NOT_RESUMED
+    firsts = [*([step] if parts else []), *([gap.step] if gap is not None else [])]
+    if not firsts:
+        return Outcome.EQUAL
+    return Outcome.NOT_DETERMINISTIC if min(firsts) <= resumed_from.step else Outcome.DIFFERENT

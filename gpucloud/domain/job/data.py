@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.spec import Cloud
-from gpucloud.domain.untrusted.bounds import DATA_SET_BYTES, unpacked
-from gpucloud.domain.untrusted.shown import brief
+from gpucloud.domain.untrusted import DATA_SET_BYTES, brief, unpacked
 
 HEADROOM = 1.05
 """A disk must have this much of what is still to come: file systems keep a share for themselves."""

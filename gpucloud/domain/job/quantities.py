@@ -7,7 +7,7 @@ import re
 from datetime import datetime, timedelta
 from decimal import Decimal
 
-from gpucloud.domain.untrusted.shown import quoted
+from gpucloud.domain.untrusted import quoted
 
 _LARGEST_USD = Decimal(100_000_000)
 _LONGEST = timedelta(days=366)

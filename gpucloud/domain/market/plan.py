@@ -12,10 +12,10 @@ from difflib import get_close_matches
 from gpucloud.domain.errors import BudgetTooSmall, NoCapacity, PlanRefused
 from gpucloud.domain.job.quantities import format_span, format_usd, written_span
 from gpucloud.domain.job.spec import Cloud, Job, Market, MarketPolicy
-from gpucloud.domain.market.account import Headroom
-from gpucloud.domain.market.policy.decide import advised_span_s, least_span_s, least_task_budget_usd
-from gpucloud.domain.market.policy.observation import Task
-from gpucloud.domain.market.simulation.outcome import Summary
+from gpucloud.domain.market.catalog import Headroom
+from gpucloud.domain.market.outcome import Summary
+from gpucloud.domain.market.policies import Task
+from gpucloud.domain.market.policy import advised_span_s, least_span_s, least_task_budget_usd
 from gpucloud.domain.market.sizing import Memory, memory, way_to_fit, work_of
 from gpucloud.domain.money.prepaid import Wall, least_budget_usd, reserve_usd
 from gpucloud.domain.node.gate.models import MODELS

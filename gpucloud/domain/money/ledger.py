@@ -1,10 +1,10 @@
-"""What nodes cost: charges from prices and from their lives in whole seconds, and their sums.
+"""What nodes cost: a region's rates, charges from prices and from lives in whole seconds, and their sums.
 
-The rules are AWS's for Linux spot instances (EC2 user guide, "Billing for interrupted Spot Instances" and "Amazon
-EC2 pricing"): per second, at the zone's own price at each moment ("How Spot Instances Work"; the FAQ of 2020 has the
-price at the beginning of each instance-hour instead: 0.004 % apart over 360 recorded lives), 60 seconds at the least,
-and nothing for an instance that EC2 itself interrupts in its first hour. Its disk and its public address are charged by
-the second and for 60 seconds at the least too, and even where the instance is not.
+The rules are AWS's for Linux spot instances (EC2 user guide, "Billing for interrupted Spot Instances" and "Amazon EC2
+pricing"): per second, at the zone's own price at each moment ("How Spot Instances Work"; the FAQ of 2020 has the price
+at the beginning of each instance-hour instead: 0.004 % apart over 360 recorded lives), 60 seconds at the least, and
+nothing for an instance that EC2 itself interrupts in its first hour. Its disk and its public address are charged by the
+second and for 60 seconds at the least too, and even where the instance is not.
 
 **What the budget counts** is what ends with the machines: they, their disks and their addresses
 (`ChargeKind.in_budget`). What is stored, the requests for it and its way out of the cloud go on or come after the last
@@ -14,21 +14,85 @@ machine, so that no wall can end them: they are charges of the job, and no part 
 from __future__ import annotations
 
 import bisect
+import calendar
 import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
-from decimal import ROUND_HALF_UP, Decimal
+from datetime import datetime, timedelta, timezone
+from decimal import ROUND_HALF_UP, ROUND_UP, Decimal
 from enum import Enum
 
 from gpucloud.domain.job.spec import Market
-from gpucloud.domain.money.rates import Rates, month_hours, months_between
 from gpucloud.domain.node.node import EndCause
 from gpucloud.domain.offer import Offer, Pool, PricePoint
 from gpucloud.domain.state.state import Attempt, NodeLife
 
 ZERO = Decimal(0)
+GIB = 1024**3
+_SHORTEST_MONTH_HOURS = 28 * 24
+_MILLIONTH = Decimal("0.000001")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """One region's prices in USD. A GB on AWS's bill is 2^30 bytes, and a month is as long as the calendar says.
+
+    `puts` are requests that write or list, `gets` those that read; deleting is free. `drill_usd` is for one machine
+    that is interrupted on request.
+    """
+
+    region: str
+    disk_usd_per_gib_month: Decimal = ZERO
+    address_usd_per_hour: Decimal = ZERO
+    storage_usd_per_gib_month: Decimal = ZERO
+    puts_usd_per_1000: Decimal = ZERO
+    gets_usd_per_1000: Decimal = ZERO
+    transfer_usd_per_gib: Decimal = ZERO
+    drill_usd: Decimal = ZERO
+
+    def most_beside_usd_per_hour(self, gib: int, *, address: bool) -> Decimal:
+        """Return what a machine's disk and address cost an hour at the most: in February; a millionth rounded up."""
+        disk = self.disk_usd_per_gib_month * gib / _SHORTEST_MONTH_HOURS
+        return (disk + (self.address_usd_per_hour if address else ZERO)).quantize(_MILLIONTH, ROUND_UP)
+
+    def storage_usd(self, size: int, start: datetime, end: datetime) -> Decimal:
+        """Return what `size` bytes cost from start to end, exactly."""
+        edges = (start, *months_between(start, end), max(start, end))
+        months = sum((_seconds(b - a) / (month_hours(a) * 3600) for a, b in itertools.pairwise(edges)), ZERO)
+        return self.storage_usd_per_gib_month * size / GIB * months
+
+    def requests_usd(self, puts: int, gets: int) -> Decimal:
+        """Return what so many requests cost, exactly."""
+        return (self.puts_usd_per_1000 * puts + self.gets_usd_per_1000 * gets) / 1000
+
+    def transfer_usd(self, size: int) -> Decimal:
+        """Return what `size` bytes cost on their way out of the cloud, exactly."""
+        return self.transfer_usd_per_gib * size / GIB
+
+
+def month_hours(when: datetime) -> int:
+    """Return how many hours its month has: 744 in January.
+
+    Amazon S3's FAQ computes GB-months so, and EBS's price page those of disks: GB × seconds / seconds of the month.
+    """
+    return calendar.monthrange(when.year, when.month)[1] * 24
+
+
+def months_between(start: datetime, end: datetime) -> tuple[datetime, ...]:
+    """Return when months begin between the two, in UTC."""
+    first, last = (moment.year * 12 + moment.month for moment in (start, end))
+    begins = (datetime(month // 12, month % 12 + 1, 1, tzinfo=timezone.utc) for month in range(first, last))
+    return tuple(begin for begin in begins if start < begin < end)
+
+
+def _seconds(span: timedelta) -> Decimal:
+    return Decimal(span // timedelta(microseconds=1)) / 1_000_000
+
+
+# Charges, and their sums.
+
+
 FREE_WHEN_INTERRUPTED_WITHIN = timedelta(hours=1)
 """AWS charges nothing for a spot machine that it takes this soon."""
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from decimal import ROUND_HALF_UP, Decimal
 
-from gpucloud.domain.checkpoint.sums import PART_BYTES
+from gpucloud.domain.checkpoint.objects import PART_BYTES
 from gpucloud.domain.job.data import DataSet, gigabytes
 from gpucloud.domain.job.quantities import counted, format_size, format_usd
-from gpucloud.domain.money.ledger import ZERO, Charge, ChargeKind, total
-from gpucloud.domain.money.rates import Rates
+from gpucloud.domain.money.ledger import ZERO, Charge, ChargeKind, Rates, total
 
 _SMALLEST = Decimal("0.00000001")
 _SOME_MONTH = datetime(2026, 1, 1, tzinfo=timezone.utc)  # of 31 days; a shorter one costs up to a tenth more

@@ -10,7 +10,7 @@ import shlex
 from dataclasses import dataclass
 from itertools import pairwise
 
-from gpucloud.domain.node.hardware.gpus import is_older, least_driver
+from gpucloud.domain.node.hardware import is_older, least_driver
 
 BOTO3 = "boto3>=1.36"
 """What a store in S3 needs: the first with conditional writes (IfMatch on PutObject)."""

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from enum import Enum
 
 from gpucloud.domain.offer import Pool
-from gpucloud.domain.untrusted.bounds import in_calendar
+from gpucloud.domain.untrusted import in_calendar
 
 
 class NodeState(str, Enum):

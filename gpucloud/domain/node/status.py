@@ -21,10 +21,9 @@ from enum import Enum
 
 from gpucloud.domain.codec import Malformed, from_json, to_json
 from gpucloud.domain.node.container import ContainerRun
-from gpucloud.domain.node.hardware.gpus import GpuSample
-from gpucloud.domain.node.hardware.host import HostSample
+from gpucloud.domain.node.hardware import GpuSample, HostSample
 from gpucloud.domain.node.node import Notice
-from gpucloud.domain.untrusted.bounds import COUNTED, MOST_RANKS
+from gpucloud.domain.untrusted import COUNTED, MOST_RANKS
 
 _MOST, _MOST_TOTAL, _LONGEST_S, _LONGEST_TEXT, _MOST_GPUS = 1 << 60, 1 << 64, 1e10, 4000, 256
 _EXIT_CODES = range(-128, 256)  # below nothing: the signal that ended it

@@ -10,9 +10,8 @@ from statistics import fmean
 from gpucloud.domain.codec import from_json
 from gpucloud.domain.job.quantities import format_span
 from gpucloud.domain.job.spec import IdlePolicy
-from gpucloud.domain.node.hardware.gpus import GpuSample
-from gpucloud.domain.node.hardware.host import HostSample
-from gpucloud.domain.untrusted.shown import brief
+from gpucloud.domain.node.hardware import GpuSample, HostSample
+from gpucloud.domain.untrusted import brief
 
 LOOK = timedelta(minutes=5)
 """Over how much training time use is judged before anybody is warned."""

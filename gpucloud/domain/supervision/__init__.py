@@ -4,9 +4,9 @@
 
 Values: `seen` (what a decision is made from) and `action` (what can be done, and on which side).
 Deciding: `reconcile` (the one entry, in the order of what comes first), then `during` an attempt or `between` two;
-`upkeep` (what goes on beside both), `capacity` (which pool), `launched` (when nobody outside is needed any more).
-Judging what is seen: `membership` (who takes part, who answers), `belief` (when silence is death), `hang`, `storm`
-(interruptions too thick), `quarantine` (bad nodes, bad pools), `elastic` (fewer nodes than all, and more again).
-Money: `prepaid` (the hard wall), `budget` (another sum while it runs).
-Writing down: `books` (the state after an action, and after a look).
+`renewal` (what goes on beside both), `capacity` (which pool), `deadline` (what a policy wants), `elastic` (fewer nodes
+than all, more again, or another pool's), `budget` (another sum while it runs).
+Judging what is seen: `membership` (who takes part, who is dead, how fast it goes, when it hangs), `quarantine` (bad
+nodes, bad pools), `strays` (machines of no living job), `self_driving` (machines that need nobody outside).
+Writing down: `transitions` (the state after an action, and after a look).
 """

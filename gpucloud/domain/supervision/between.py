@@ -31,13 +31,12 @@ from gpucloud.domain.supervision.capacity import (
     refused_lately,
     saved_steps,
 )
-from gpucloud.domain.supervision.elastic import AWAITING, can_start, waits_until
+from gpucloud.domain.supervision.elastic import AWAITING, can_start, succeed, waits_until
 from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, all_silent, is_usable, noticed_beside, some_leave
 from gpucloud.domain.supervision.quarantine import failed_setup, give_up_pool, note_bad, stop_buying, to_replace
 from gpucloud.domain.supervision.renewal import can_renew, make_room, prepare, promise, renew, tell, unfit
 from gpucloud.domain.supervision.seen import Goal, Limits, Readiness, Rules, Seen
-from gpucloud.domain.supervision.succession import succeed
-from gpucloud.domain.untrusted.shown import in_one_line
+from gpucloud.domain.untrusted import in_one_line
 
 _WORTH = timedelta(seconds=30)
 _ARMING = timedelta(seconds=15)

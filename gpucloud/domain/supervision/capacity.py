@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 
 from gpucloud.domain.job.quantities import format_span
 from gpucloud.domain.job.spec import Market
-from gpucloud.domain.market.policy.observation import Mode
+from gpucloud.domain.market.policies import Mode
 from gpucloud.domain.node.node import Fault, Refusal
 from gpucloud.domain.offer import Pool
 from gpucloud.domain.state.state import Attempt, Cooldown, ExitReason, JobState

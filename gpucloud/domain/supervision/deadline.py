@@ -8,24 +8,14 @@ from decimal import Decimal
 
 from gpucloud.domain.job.quantities import format_span, format_usd
 from gpucloud.domain.job.spec import Market, Policy
-from gpucloud.domain.market.policy.decide import decide
-from gpucloud.domain.market.policy.observation import (
-    NOTHING,
-    Choice,
-    Holding,
-    Mode,
-    Observation,
-    Reason,
-    Task,
-    ZoneState,
-)
+from gpucloud.domain.market.policies import NOTHING, Choice, Holding, Mode, Observation, Reason, Task, ZoneState
+from gpucloud.domain.market.policy import decide
 from gpucloud.domain.money.ledger import usd_for
 from gpucloud.domain.money.prepaid import reserve_usd
 from gpucloud.domain.offer import Offer
 from gpucloud.domain.state.state import CapacityDecision, JobState, Shortfall
 from gpucloud.domain.supervision.capacity import is_cooling
-from gpucloud.domain.supervision.membership import has_notice, is_gone
-from gpucloud.domain.supervision.pace import Pace, pace_of
+from gpucloud.domain.supervision.membership import Pace, has_notice, is_gone, pace_of
 from gpucloud.domain.supervision.seen import Goal, Heading, NodeSeen, Readiness, Rules, Seen
 
 _ABANDONED = Decimal("0.9")  # machines on demand are given up for money only where so little of their work is paid

@@ -20,12 +20,13 @@ from gpucloud.domain.supervision.action import (
     Replace,
     Wait,
 )
-from gpucloud.domain.supervision.elastic import ask_for_more, order_to_grow
+from gpucloud.domain.supervision.elastic import ask_for_more, have_beside, order_to_grow, order_to_move
 from gpucloud.domain.supervision.membership import (
     NOBODY_ANSWERS,
     all_silent,
     believed_dead,
     has_notice,
+    hung,
     is_doubtful,
     is_gone,
     is_over,
@@ -37,11 +38,9 @@ from gpucloud.domain.supervision.membership import (
     quarantined,
     some_leave,
 )
-from gpucloud.domain.supervision.pace import hung
 from gpucloud.domain.supervision.quarantine import in_a_row, note_bad, to_replace
 from gpucloud.domain.supervision.renewal import make_room, prepare, renew, tell, unfit, worth_a_start
 from gpucloud.domain.supervision.seen import Goal, Homecoming, Limits, NodeSeen, Readiness, Rules, Seen
-from gpucloud.domain.supervision.succession import have_beside, order_to_move
 
 
 def during(attempt: Attempt, goal: Goal, seen: Seen, rules: Rules) -> Action:

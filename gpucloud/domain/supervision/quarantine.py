@@ -12,7 +12,7 @@ from gpucloud.domain.state.state import ExitReason, FailedBootstrap, JobState, N
 from gpucloud.domain.supervision.action import CoolDown, Finish, QuarantineNodes
 from gpucloud.domain.supervision.membership import is_gone, quarantined
 from gpucloud.domain.supervision.seen import InUse, Limits, NodeSeen, Readiness, Seen
-from gpucloud.domain.untrusted.shown import in_one_line
+from gpucloud.domain.untrusted import in_one_line
 
 QUARANTINED = "Quarantined"
 """The code of a cooldown that a pool of bad nodes got."""

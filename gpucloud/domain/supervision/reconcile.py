@@ -18,7 +18,7 @@ from gpucloud.domain.supervision.budget import obey
 from gpucloud.domain.supervision.during import during
 from gpucloud.domain.supervision.renewal import renew
 from gpucloud.domain.supervision.seen import DriveTrial, Goal, NodeSeen, Readiness, Rules, Seen
-from gpucloud.domain.untrusted.shown import in_one_line
+from gpucloud.domain.untrusted import in_one_line
 
 
 def decide(goal: Goal, seen: Seen, rules: Rules) -> Action:

@@ -9,8 +9,8 @@ from enum import Enum
 
 from gpucloud.domain.checkpoint.protection import Saving
 from gpucloud.domain.job.spec import CheckpointPolicy, Cloud, IdlePolicy, Market, Policy
-from gpucloud.domain.market.policy.learned import Tables
-from gpucloud.domain.market.policy.observation import Mode
+from gpucloud.domain.market.learned import Tables
+from gpucloud.domain.market.policies import Mode
 from gpucloud.domain.money.prepaid import Wall
 from gpucloud.domain.node.node import GroupView, Node
 from gpucloud.domain.node.status import Status

@@ -35,8 +35,7 @@ from gpucloud.domain.supervision.action import (
 )
 from gpucloud.domain.supervision.budget import overdue, used_up
 from gpucloud.domain.supervision.capacity import cooled
-from gpucloud.domain.supervision.membership import is_broken, outcomes_of, progress_of
-from gpucloud.domain.supervision.pace import timed
+from gpucloud.domain.supervision.membership import is_broken, outcomes_of, progress_of, timed
 from gpucloud.domain.supervision.seen import Homecoming, Seen
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gpucloud.domain.checkpoint.sums import NOTHING, Fingerprint, fingerprint, parsed
+from gpucloud.domain.checkpoint.objects import NOTHING, Fingerprint, fingerprint, parsed
 from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.state.sharded import Shares, local
 from gpucloud.resume.state.state import TIED, Present

@@ -12,8 +12,15 @@ import torch
 
 from gpucloud.domain.checkpoint.chunks import OWN, Chunk, chunks_of
 from gpucloud.domain.checkpoint.manifest import Manifest, Piece
-from gpucloud.domain.checkpoint.safetensors import Header, UnknownType, read_header, size_of
-from gpucloud.domain.checkpoint.sums import NOTHING, Fingerprint, of_header
+from gpucloud.domain.checkpoint.objects import (
+    NOTHING,
+    Fingerprint,
+    Header,
+    UnknownType,
+    of_header,
+    read_header,
+    size_of,
+)
 from gpucloud.domain.errors import CheckpointUnreadable
 from gpucloud.domain.job.quantities import format_size
 from gpucloud.resume.restore.comparing import Saved

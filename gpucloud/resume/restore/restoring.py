@@ -13,8 +13,7 @@ import torch.distributed as dist
 
 from gpucloud.domain.checkpoint.chunks import OWN, Box, Chunk, chunks_of, overlap, span
 from gpucloud.domain.checkpoint.manifest import Commit, Manifest, manifest_bytes, read_manifest
-from gpucloud.domain.checkpoint.safetensors import ITEM_BYTES, LENGTH_BYTES, Header, start_of
-from gpucloud.domain.checkpoint.sums import PART_BYTES, covering
+from gpucloud.domain.checkpoint.objects import ITEM_BYTES, LENGTH_BYTES, PART_BYTES, Header, covering, start_of
 from gpucloud.domain.errors import CheckpointUnreadable
 from gpucloud.resume.folder import say
 from gpucloud.resume.memory import HINT, asked, shortage

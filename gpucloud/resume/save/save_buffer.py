@@ -13,8 +13,7 @@ from collections.abc import Iterator
 
 import torch
 
-from gpucloud.domain.checkpoint.safetensors import entries_of, header_bytes, placed
-from gpucloud.domain.checkpoint.sums import SUM_BYTES, blank, sums_at
+from gpucloud.domain.checkpoint.objects import SUM_BYTES, blank, entries_of, header_bytes, placed, sums_at
 from gpucloud.domain.job.quantities import format_size
 from gpucloud.resume.folder import say
 from gpucloud.resume.memory import NoMemory
@@ -201,7 +200,7 @@ _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 
 class Sums:
-    """Where the sums go: behind the object, in its buffer (`gpucloud.domain.checkpoint.sums`)."""
+    """Where the sums go: behind the object, in its buffer (`gpucloud.domain.checkpoint.objects`)."""
 
     def __init__(self, memory: torch.Tensor, begin: int, runs: list[Run]) -> None:
         """`memory` has 64-bit numbers; `begin` is the address of the object's first byte, where places in it begin."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gpucloud.domain.checkpoint.chunks import Chunk
-from gpucloud.domain.checkpoint.safetensors import Tensor
+from gpucloud.domain.checkpoint.objects import Tensor
 from gpucloud.domain.errors import UsageError
 
 Tensors = dict[str, torch.Tensor]
@@ -167,7 +167,7 @@ def _decode_numpy(value: dict[str, Any]) -> Any:
     return array[()] if value["scalar"] else array
 
 
-# Types and tensors of the safetensors layout as torch's: the rules are `gpucloud.domain.checkpoint.safetensors`.
+# Types and tensors of the safetensors layout as torch's: the rules are `gpucloud.domain.checkpoint.objects`.
 
 
 DTYPES = {

@@ -8,12 +8,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gpucloud.domain.checkpoint.manifest import Commit, Manifest, Piece, commit_key, commits, generations, read_manifest
-from gpucloud.domain.checkpoint.safetensors import LENGTH_BYTES, Header, read_header, start_of
+from gpucloud.domain.checkpoint.objects import (
+    LENGTH_BYTES,
+    PART_BYTES,
+    Header,
+    count_of,
+    covering,
+    read_header,
+    start_of,
+)
 from gpucloud.domain.checkpoint.standing import Found, Standing, Superfluous, nearest, standings, superfluous
-from gpucloud.domain.checkpoint.sums import PART_BYTES, count_of, covering
 from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.domain.state.state import JobState
-from gpucloud.domain.untrusted.bounds import RECORD_BYTES
+from gpucloud.domain.untrusted import RECORD_BYTES
 from gpucloud.ports import Clock
 from gpucloud.store import ObjectStore, get_small
 from gpucloud.store.checkpoints import base_of, under

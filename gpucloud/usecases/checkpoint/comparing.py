@@ -11,9 +11,18 @@ from typing import Any
 
 from gpucloud.domain.checkpoint.chunks import OWN, Chunk, chunks_of, rank_of
 from gpucloud.domain.checkpoint.manifest import Commit, Manifest, Piece, generations
-from gpucloud.domain.checkpoint.safetensors import Header
+from gpucloud.domain.checkpoint.objects import Header
+from gpucloud.domain.checkpoint.protection import (
+    LOSSES,
+    Content,
+    Losses,
+    Trial,
+    Verdict,
+    differences,
+    first_gap,
+    judged,
+)
 from gpucloud.domain.checkpoint.standing import Standing
-from gpucloud.domain.checkpoint.trial import LOSSES, Content, Losses, Trial, Verdict, differences, first_gap, judged
 from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.domain.job.spec import CheckpointPolicy, Job
 from gpucloud.store.checkpoints import base_of

@@ -18,9 +18,9 @@ from gpucloud.domain.checkpoint.manifest import (
     generation_key,
     read_base,
 )
-from gpucloud.domain.checkpoint.sums import PART_BYTES
+from gpucloud.domain.checkpoint.objects import PART_BYTES
 from gpucloud.domain.errors import StoreError, UsageError
-from gpucloud.domain.untrusted.arriving import Arriving, Tree
+from gpucloud.domain.untrusted import Arriving, Tree
 from gpucloud.store.checkpoints import under
 from gpucloud.store.directory import DirectoryStore
 from gpucloud.store.filling import Filling, take_room

@@ -10,9 +10,9 @@ from datetime import datetime
 from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
 from gpucloud.domain.money.ledger import Terms
 from gpucloud.domain.money.sundries import Sundries, charges_of
-from gpucloud.domain.node.launch import workers_per_node
+from gpucloud.domain.node.member import workers_per_node
 from gpucloud.domain.node.node import NO_GROUP, GroupView
-from gpucloud.domain.node.outputtimes import DatedPiece
+from gpucloud.domain.node.output import DatedPiece
 from gpucloud.domain.state.order import Order, held_until, keeps, undrilled
 from gpucloud.domain.state.state import ExitReason, JobState
 from gpucloud.domain.supervision.capacity import standing

@@ -17,7 +17,7 @@ from gpucloud.domain.market.plan import Plan, make_plan
 from gpucloud.domain.money.ledger import ZERO, Terms
 from gpucloud.domain.money.prepaid import least_budget_usd, paid_until
 from gpucloud.domain.node.bootstrap.wanted import LARGEST_CODE_BYTES
-from gpucloud.domain.node.launch.environment import REACHES_SCRIPT
+from gpucloud.domain.node.launch import REACHES_SCRIPT
 from gpucloud.domain.node.node import NO_GROUP, GroupView
 from gpucloud.domain.state.order import Order, Until, held_until, is_closed, is_finished, keeps, with_budget
 from gpucloud.domain.state.state import JobState

@@ -16,12 +16,11 @@ from gpucloud.domain.errors import OrderUnreadable, StateUnreadable, StoreError
 from gpucloud.domain.job.data import DataSet, pack, unpack
 from gpucloud.domain.money.costs import Billed
 from gpucloud.domain.money.ledger import Charge, joined
-from gpucloud.domain.state.authorization import is_own_group
-from gpucloud.domain.state.order import Envelope, Order
+from gpucloud.domain.state.order import Envelope, Order, is_own_group
 from gpucloud.domain.state.state import JobState
 from gpucloud.domain.supervision.seen import DriveTrial
 from gpucloud.domain.supervision.self_driving import Arming, as_armed, newest_of, rebuilt
-from gpucloud.domain.untrusted.bounds import COUNTED
+from gpucloud.domain.untrusted import COUNTED
 from gpucloud.store import Conflict, ObjectStore, Stored, TooLarge, TooMany, get_small, put_once
 from gpucloud.usecases.jobstore.records import AttemptRecords
 

@@ -14,14 +14,20 @@ from typing import Protocol
 from gpucloud.domain.codec import Malformed, OtherVersion
 from gpucloud.domain.errors import CredentialsError, OrderChanged, OrderUnreadable, StoreError, UsageError
 from gpucloud.domain.job.spec import Job
-from gpucloud.domain.state.authorization import OWN, OrderMark, Refusal, end_alone, is_ahead, mark_of, refuse_order
 from gpucloud.domain.state.order import (
+    OWN,
     Envelope,
     Order,
+    OrderMark,
+    Refusal,
+    end_alone,
     followed,
+    is_ahead,
     is_of_another_file,
     is_same_wish,
+    mark_of,
     opened,
+    refuse_order,
     run_of,
     sealed,
 )

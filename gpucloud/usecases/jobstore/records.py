@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpucloud.domain.errors import StoreError
-from gpucloud.domain.node.outputtimes import DatedPiece, read_piece, with_times
-from gpucloud.domain.untrusted.bounds import HISTORY_BYTES, unpacked
+from gpucloud.domain.node.output import DatedPiece, read_piece, with_times
+from gpucloud.domain.untrusted import HISTORY_BYTES, unpacked
 from gpucloud.store import ObjectStore, get_small, put_once
 
 _HISTORY_KEY = re.compile(r"/metrics/(\d{4})/([^/]+)-(\d{12})\.jsonl\.gz$")

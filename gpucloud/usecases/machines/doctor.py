@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from gpucloud.domain.codec import Malformed
 from gpucloud.domain.errors import NodeError
-from gpucloud.domain.node.bootstrap.checks import job_python, require_python
 from gpucloud.domain.node.bootstrap.facts import (
     PROBE_LIMIT_S,
     Bare,
@@ -18,9 +17,9 @@ from gpucloud.domain.node.bootstrap.facts import (
     question,
     ship,
 )
-from gpucloud.domain.node.bootstrap.steps import endpoints, gate_command, may_ask_root
+from gpucloud.domain.node.bootstrap.steps import endpoints, gate_command, job_python, may_ask_root, require_python
 from gpucloud.domain.node.bootstrap.wanted import Wanted
-from gpucloud.domain.node.gate.findings import Checked, GateOrder, GateWanted
+from gpucloud.domain.node.gate.report import Checked, GateOrder, GateWanted
 from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.state.state import JobState
 from gpucloud.ports import Host

@@ -10,6 +10,7 @@ from decimal import Decimal
 from gpucloud.domain.checkpoint.protection import Saving
 from gpucloud.domain.errors import CredentialsError, PlanRefused
 from gpucloud.domain.job.spec import Cloud, Job, Market, MarketPolicy, Policy
+from gpucloud.domain.market.outcome import Saves, Stored, Summary, saves_of, stored_of, undisturbed
 from gpucloud.domain.market.plan import (
     Needs,
     Plan,
@@ -20,11 +21,10 @@ from gpucloud.domain.market.plan import (
     refuse_what_cannot_be_kept,
     task_of,
 )
-from gpucloud.domain.market.policy.decide import least_span_s
-from gpucloud.domain.market.policy.observation import Task
+from gpucloud.domain.market.policies import Task
+from gpucloud.domain.market.policy import least_span_s
 from gpucloud.domain.market.recordings import RecordedMarket
-from gpucloud.domain.market.simulation.outcome import Saves, Stored, Summary, saves_of, stored_of, undisturbed
-from gpucloud.domain.market.simulation.scenario import recovery_of, restart_within
+from gpucloud.domain.market.scenario import recovery_of, restart_within
 from gpucloud.domain.market.sizing import Work, work_of
 from gpucloud.domain.money.ledger import ZERO, Terms, with_beside
 from gpucloud.domain.money.prepaid import Wall

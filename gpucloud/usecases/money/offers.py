@@ -8,8 +8,7 @@ from difflib import get_close_matches
 
 from gpucloud.domain.errors import NoCapacity, UsageError
 from gpucloud.domain.job.spec import Job, Market
-from gpucloud.domain.market.account import Headroom, QuotaRequest
-from gpucloud.domain.market.catalog import Catalog
+from gpucloud.domain.market.catalog import Catalog, Headroom, QuotaRequest
 from gpucloud.domain.market.listing import Listing, Order, Query, listings, rank, suits
 from gpucloud.domain.market.plan import fitting
 from gpucloud.ports import Account, MarketData, SpotQuotes

@@ -11,12 +11,13 @@ from decimal import Decimal
 from functools import partial
 
 from gpucloud.domain.job.spec import Policy
-from gpucloud.domain.market.policy.decide import decide, without_deadline
-from gpucloud.domain.market.policy.learned import Tables
-from gpucloud.domain.market.policy.observation import Task
-from gpucloud.domain.market.recordings import RecordedMarket, RecordedZone
-from gpucloud.domain.market.simulation.outcome import Outcome, Summary, shortened, stretched, summary
-from gpucloud.domain.market.simulation.replay import (
+from gpucloud.domain.market.learned import Tables
+from gpucloud.domain.market.outcome import Outcome, Summary, shortened, stretched, summary
+from gpucloud.domain.market.policies import Task
+from gpucloud.domain.market.policy import decide, without_deadline
+from gpucloud.domain.market.recordings import LOOK_S, RecordedMarket, RecordedZone, Timeline, timeline
+from gpucloud.domain.market.scenario import USUAL, Recovery, Scenario, refuse_what_cannot_be_kept, starts, task_of
+from gpucloud.domain.market.simulation import (
     Decide,
     Rehearsal,
     followed_s,
@@ -26,15 +27,6 @@ from gpucloud.domain.market.simulation.replay import (
     spread,
     zone_sets,
 )
-from gpucloud.domain.market.simulation.scenario import (
-    USUAL,
-    Recovery,
-    Scenario,
-    refuse_what_cannot_be_kept,
-    starts,
-    task_of,
-)
-from gpucloud.domain.market.simulation.timeline import LOOK_S, Timeline, timeline
 from gpucloud.domain.money.ledger import PLAIN_TERMS, Terms, usd_for
 from gpucloud.ports import Markets, PolicyTables
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 from gpucloud.domain.job.spec import CheckpointPolicy, Market
 from gpucloud.domain.node.bootstrap.facts import attempt_lock
 from gpucloud.domain.node.node import Fault, Refusal
-from gpucloud.domain.node.outputtimes import DatedPiece
+from gpucloud.domain.node.output import DatedPiece
 from gpucloud.domain.node.status import RunState
 from gpucloud.domain.state.state import Attempt, ExitReason
 from gpucloud.domain.supervision import transitions
@@ -53,7 +53,7 @@ from gpucloud.domain.supervision.membership import (
 )
 from gpucloud.domain.supervision.quarantine import failed_setup
 from gpucloud.domain.supervision.seen import Goal, Limits, Seen
-from gpucloud.domain.untrusted.shown import in_one_line
+from gpucloud.domain.untrusted import in_one_line
 from gpucloud.usecases.jobstore.lease import Lease
 from gpucloud.usecases.jobstore.records import BEFORE
 from gpucloud.usecases.services import Services, Watcher

@@ -8,16 +8,6 @@ from datetime import datetime, timedelta
 
 from gpucloud.domain.codec import Malformed, from_json
 from gpucloud.domain.errors import HostUnreachable, NodeError, RemoteCommandFailed, SetupFailed, ShellClosed
-from gpucloud.domain.node.bootstrap.checks import (
-    check,
-    check_boto3,
-    check_torch,
-    check_torch_build,
-    findings,
-    is_wrong,
-    job_python,
-    require_python,
-)
 from gpucloud.domain.node.bootstrap.facts import (
     PROBE_LIMIT_S,
     REFUSED,
@@ -45,13 +35,21 @@ from gpucloud.domain.node.bootstrap.steps import (
     STEPS,
     Command,
     Step,
+    check,
+    check_boto3,
+    check_torch,
+    check_torch_build,
     data_command,
+    findings,
+    is_wrong,
+    job_python,
     lacking,
     layer_hint,
+    require_python,
 )
 from gpucloud.domain.node.bootstrap.wanted import Wanted
-from gpucloud.domain.node.gate.findings import REFUSED as GATE_REFUSED
-from gpucloud.domain.untrusted.shown import in_one_line
+from gpucloud.domain.node.gate.report import REFUSED as GATE_REFUSED
+from gpucloud.domain.untrusted import in_one_line
 from gpucloud.ports import Clock, Completed, DataSets, Host
 from gpucloud.usecases.services import Package
 from gpucloud.usecases.supervise.needs import refusal

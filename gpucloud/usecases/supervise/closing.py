@@ -11,16 +11,16 @@ from pathlib import Path, PurePosixPath
 
 from gpucloud.domain.errors import LandingRefused, NodeError, StoreError
 from gpucloud.domain.job.code import beside, is_name
-from gpucloud.domain.node.launch import attempt_folder, workers_per_node
+from gpucloud.domain.node.member import attempt_folder, workers_per_node
 from gpucloud.domain.node.node import GroupView, Node
+from gpucloud.domain.node.output import failure_of, unsaved_of, without_code_folder
 from gpucloud.domain.node.status import Outcome
 from gpucloud.domain.node.use import parse_summary, summary_lines
 from gpucloud.domain.state.state import Attempt, ExitReason, JobState, MissingOutput
 from gpucloud.domain.supervision.action import CloseAttempt
 from gpucloud.domain.supervision.membership import is_gone, members_of, part_of
 from gpucloud.domain.supervision.seen import Homecoming, NodeSeen, Readiness, Seen
-from gpucloud.domain.untrusted.bounds import KEPT_OUTPUT_BYTES, STATUS_BYTES
-from gpucloud.domain.untrusted.output import failure_of, unsaved_of, without_code_folder
+from gpucloud.domain.untrusted import KEPT_OUTPUT_BYTES, STATUS_BYTES
 from gpucloud.ports import Brought, Host, Outputs, Shell
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.money.spend import SundryBook

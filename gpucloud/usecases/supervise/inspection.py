@@ -10,10 +10,10 @@ from datetime import datetime
 from gpucloud.domain.codec import Malformed, from_json, to_json
 from gpucloud.domain.errors import NodeError
 from gpucloud.domain.node.bootstrap.steps import gate_command
-from gpucloud.domain.node.gate.findings import Finding, GateOrder, GateWanted, is_in_use, why
 from gpucloud.domain.node.gate.gang import GangOrder, GangSeen, blame
-from gpucloud.domain.node.launch.member import candidates, common_port
+from gpucloud.domain.node.gate.report import Finding, GateOrder, GateWanted, is_in_use, why
 from gpucloud.domain.node.machine.facts import machine_wanted
+from gpucloud.domain.node.member import candidates, common_port
 from gpucloud.domain.supervision.action import Inspect
 from gpucloud.domain.supervision.seen import Inspection, InUse, Seen
 from gpucloud.usecases.services import Services

@@ -12,15 +12,14 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from gpucloud.domain.errors import NodeError
-from gpucloud.domain.node.launch import attempt_folder
+from gpucloud.domain.node.member import attempt_folder
 from gpucloud.domain.node.node import Node, NodeState
-from gpucloud.domain.node.outputtimes import MOST_MARKS, DatedPiece, Mark, read_marks
+from gpucloud.domain.node.output import MOST_MARKS, DatedPiece, Mark, read_marks
 from gpucloud.domain.node.status import RunState, Status, status_from_json
 from gpucloud.domain.state.state import Attempt
 from gpucloud.domain.supervision.membership import is_gone, progress_of
 from gpucloud.domain.supervision.seen import NodeSeen, PeerReport, Readiness, Seen, peer_report_of
-from gpucloud.domain.untrusted.bounds import LOG_BYTES, STATUS_BYTES
-from gpucloud.domain.untrusted.shown import masked
+from gpucloud.domain.untrusted import LOG_BYTES, STATUS_BYTES, masked
 from gpucloud.ports import Host, Shell
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.report import JobReport, NodeStanding

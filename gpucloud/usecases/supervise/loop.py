@@ -17,7 +17,7 @@ from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import Action, Done, Pause, StayOn, Wait
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import Goal, Seen, Supervising, goal_of
-from gpucloud.domain.untrusted.shown import masked, words_of
+from gpucloud.domain.untrusted import masked, words_of
 from gpucloud.usecases.jobstore.lease import Lease
 from gpucloud.usecases.jobstore.orders import Orders
 from gpucloud.usecases.jobstore.report import time_left

@@ -14,8 +14,7 @@ from gpucloud.domain.job.quantities import counted
 from gpucloud.domain.job.spec import Cloud, GatePolicy, Job, Launcher
 from gpucloud.domain.node.bootstrap.wanted import Wanted
 from gpucloud.domain.node.container import ImageWanted
-from gpucloud.domain.node.gate.findings import Checked, GateWanted, failures, is_machines, why
-from gpucloud.domain.node.launch import Script, launcher_of, parse_run
+from gpucloud.domain.node.gate.report import Checked, GateWanted, failures, is_machines, why
 from gpucloud.domain.node.layer import (
     BOTO3,
     TORCH,
@@ -26,6 +25,7 @@ from gpucloud.domain.node.layer import (
     setup_files,
 )
 from gpucloud.domain.node.machine.facts import machine_wanted
+from gpucloud.domain.node.member import Script, launcher_of, parse_run
 from gpucloud.domain.node.node import Node
 from gpucloud.ports import DataSets
 from gpucloud.usecases.jobstore.jobstore import JobStore

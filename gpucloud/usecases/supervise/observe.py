@@ -10,7 +10,7 @@ from decimal import Decimal
 from gpucloud.domain.errors import GpucloudError, NodeError
 from gpucloud.domain.market.plan import affordable, fitting
 from gpucloud.domain.money.ledger import with_beside
-from gpucloud.domain.node.launch import workers_per_node
+from gpucloud.domain.node.member import workers_per_node
 from gpucloud.domain.node.node import NO_GROUP, GroupView, Node, NodeState
 from gpucloud.domain.node.status import Status
 from gpucloud.domain.offer import Offer
@@ -20,11 +20,10 @@ from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import Appoint
 from gpucloud.domain.supervision.capacity import is_cooling
 from gpucloud.domain.supervision.deadline import heading, lesson
-from gpucloud.domain.supervision.elastic import enough_since
+from gpucloud.domain.supervision.elastic import appointed, enough_since
 from gpucloud.domain.supervision.membership import is_over, members_of, progress_of
 from gpucloud.domain.supervision.quarantine import failures, noted, silences
 from gpucloud.domain.supervision.seen import DriveTrial, Goal, NodeSeen, Readiness, Seen
-from gpucloud.domain.supervision.succession import appointed
 from gpucloud.store import TooMany, newest_commit
 from gpucloud.usecases.money.spend import Payable, SpendTracker
 from gpucloud.usecases.services import Learning, Services

@@ -14,8 +14,17 @@ from gpucloud.domain.errors import GateRefused, GpucloudError, HostUnreachable, 
 from gpucloud.domain.job.code import beside
 from gpucloud.domain.job.spec import Cloud
 from gpucloud.domain.node.bootstrap.wanted import Wanted, with_driver
-from gpucloud.domain.node.launch import AttemptStart, Place, attempt_secret, launch_of
-from gpucloud.domain.node.launch.member import LOOK, FreePorts, candidates, common_port, parse_free
+from gpucloud.domain.node.launch import launch_of
+from gpucloud.domain.node.member import (
+    LOOK,
+    AttemptStart,
+    FreePorts,
+    Place,
+    attempt_secret,
+    candidates,
+    common_port,
+    parse_free,
+)
 from gpucloud.domain.node.node import GroupView, Node
 from gpucloud.domain.node.status import Desired, Launch, Status, Stop, desired_to_json
 from gpucloud.domain.offer import Pool
@@ -23,7 +32,7 @@ from gpucloud.domain.state.state import Attempt, JobState
 from gpucloud.domain.supervision.quarantine import BootstrapTry
 from gpucloud.domain.supervision.quarantine import Prepared as Ended
 from gpucloud.domain.supervision.seen import Readiness
-from gpucloud.domain.untrusted.shown import masked, words_of
+from gpucloud.domain.untrusted import masked, words_of
 from gpucloud.ports import Shell
 from gpucloud.usecases.services import Services, Watcher
 from gpucloud.usecases.supervise.agents import AgentWriter, NodeRecords

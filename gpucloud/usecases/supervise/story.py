@@ -6,7 +6,7 @@ from datetime import datetime
 
 from gpucloud.domain.job.quantities import format_moment, format_span, format_usd
 from gpucloud.domain.job.spec import Market
-from gpucloud.domain.market.policy.observation import Mode
+from gpucloud.domain.market.policies import Mode
 from gpucloud.domain.node.status import Stop
 from gpucloud.domain.state.order import BudgetChange
 from gpucloud.domain.state.state import CapacityDecision, ExitReason, Interruption, InterruptionKind, MissingOutput

@@ -11,7 +11,7 @@ import pytest
 from gpucloud.adapters.aws.account.account import AwsAccount
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.errors import CredentialsError, ProvisionError
-from gpucloud.domain.market.account import Caller
+from gpucloud.domain.market.catalog import Caller
 from tests.lab.aws import Lab
 
 

@@ -11,7 +11,7 @@ from moto.s3.models import s3_backends
 
 from gpucloud.adapters.aws.bucket import ensure_bucket, remove_bucket
 from gpucloud.adapters.aws.session import Aws
-from gpucloud.domain.checkpoint.sums import PART_BYTES
+from gpucloud.domain.checkpoint.objects import PART_BYTES
 from gpucloud.domain.errors import CredentialsError, ProvisionError, StoreError, UsageError
 from gpucloud.store import Conflict, open_store
 from tests.lab.aws import Lab

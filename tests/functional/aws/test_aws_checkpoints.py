@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpucloud.domain.checkpoint.manifest import Commit, data_key
-from gpucloud.domain.checkpoint.safetensors import read_header
+from gpucloud.domain.checkpoint.objects import read_header
 from gpucloud.store.directory import DirectoryStore
 from gpucloud.usecases.checkpoint.checkpoints import StoredCheckpoints
 from tests.commandline import weights

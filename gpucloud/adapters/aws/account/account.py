@@ -12,8 +12,7 @@ from gpucloud.adapters.aws.faults import code_of, explained, known
 from gpucloud.adapters.aws.prices.catalog import load
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.errors import ProvisionError, UsageError
-from gpucloud.domain.market.account import Caller, Headroom, QuotaRequest
-from gpucloud.domain.market.catalog import Catalog
+from gpucloud.domain.market.catalog import Caller, Catalog, Headroom, QuotaRequest
 from gpucloud.domain.node.node import Fault
 from gpucloud.domain.offer import Offer
 

@@ -15,8 +15,7 @@ from gpucloud.adapters.aws.faults import code_of
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.errors import ProvisionError, UsageError
 from gpucloud.domain.job.spec import Market
-from gpucloud.domain.market.account import Headroom, QuotaRequest
-from gpucloud.domain.market.catalog import Catalog
+from gpucloud.domain.market.catalog import Catalog, Headroom, QuotaRequest
 from gpucloud.domain.offer import Offer
 
 _CODES: dict[tuple[str, Market | None], tuple[str, str]] = {

@@ -14,7 +14,7 @@ from typing import Any
 
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.market.catalog import Advice, Advisor, Band, Catalog, Machine, PriceList, Scores, SpotList
-from gpucloud.domain.money.rates import Rates
+from gpucloud.domain.money.ledger import Rates
 
 _BANDS = tuple(Band)
 _NONE: Mapping[str, Machine] = MappingProxyType({})

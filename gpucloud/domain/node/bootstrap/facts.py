@@ -8,11 +8,11 @@ from datetime import datetime
 from gpucloud.domain.codec import Malformed, from_json, to_json
 from gpucloud.domain.node.bootstrap.wanted import Wanted
 from gpucloud.domain.node.container import ImageFact
-from gpucloud.domain.node.gate import GateFact
-from gpucloud.domain.node.hardware.gpus import Gpu
+from gpucloud.domain.node.gate.report import GateFact
+from gpucloud.domain.node.hardware import Gpu
 from gpucloud.domain.node.layer import LayerWanted
-from gpucloud.domain.node.machine import MachineFact
-from gpucloud.domain.untrusted.shown import in_one_line, lines_of
+from gpucloud.domain.node.machine.facts import MachineFact
+from gpucloud.domain.untrusted import in_one_line, lines_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from gpucloud.domain.codec import Malformed, from_json
 from gpucloud.domain.job.data import DataWanted
 from gpucloud.domain.node.container import ImageWanted
-from gpucloud.domain.node.gate import GateWanted
+from gpucloud.domain.node.gate.report import GateWanted
 from gpucloud.domain.node.layer import LayerWanted
-from gpucloud.domain.node.machine import MachineWanted
+from gpucloud.domain.node.machine.facts import MachineWanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from gpucloud.domain.job.quantities import counted
-from gpucloud.domain.node.gate.findings import Finding, GateWanted, Severity, fail, warn
-from gpucloud.domain.node.gate.report import Report, TorchSeen, XidSeen
+from gpucloud.domain.node.gate.report import Finding, GateWanted, Report, Severity, TorchSeen, XidSeen, fail, warn
 from gpucloud.domain.node.gate.rules import device_findings, held_findings, work_findings
-from gpucloud.domain.node.hardware.gpus import Gpu, is_older, least_driver, model_of
-from gpucloud.domain.node.hardware.xids import XidClass, same_device, xid_class, xid_means
+from gpucloud.domain.node.hardware import (
+    Gpu,
+    XidClass,
+    is_older,
+    least_driver,
+    model_of,
+    same_device,
+    xid_class,
+    xid_means,
+)
 
 _LEAST_FREE = 5 << 30
 _LEAST_WRITE_MBPS = 50.0

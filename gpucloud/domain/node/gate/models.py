@@ -1,11 +1,11 @@
 """GPU models: what a healthy device of each has, and what its data sheet promises.
 
 Sources, read 2026-11: NVIDIA's data sheets of V100 (2020-01), T4 (2019-03), A10 (2021-04; the A10G of AWS is its
-variant), A100 (2021-06), L4 and L40S (2023), H100 (2023-07), H200 (2024-11), B200 and B300 (HGX, 2024-11 and 2025),
-RTX PRO 6000 Blackwell Server Edition (2025) for memory bandwidth, PCIe and NVLink; memory as `nvidia-smi` reports it.
-What each computes is in `domain/hardware/datasheets.py`; of cards that no cloud rents only that is known here, from the
-GA102, Ada and RTX Blackwell whitepapers and the RTX A6000, A40, A30, A10, L40 and RTX 6000 Ada data sheets: fp16 on
-tensor cores with sums in fp32, which is what torch multiplies with.
+variant), A100 (2021-06), L4 and L40S (2023), H100 (2023-07), H200 (2024-11), B200 and B300 (HGX, 2024-11 and 2025), RTX
+PRO 6000 Blackwell Server Edition (2025) for memory bandwidth, PCIe and NVLink; memory as `nvidia-smi` reports it. What
+each computes is in its `DataSheet`; of cards that no cloud rents only that is known here, from the GA102, Ada and RTX
+Blackwell whitepapers and the RTX A6000, A40, A30, A10, L40 and RTX 6000 Ada data sheets: fp16 on tensor cores with sums
+in fp32, which is what torch multiplies with.
 
 The floor of an all-reduce is ours: for NVLink models 0.4 of the one direction's bandwidth (a healthy machine reaches
 0.75 and more; a machine that fell back to PCIe stays below 0.15), for the others what the slowest cloud shape of the
@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from gpucloud.domain.node.hardware.gpus import Gpu, model_of
+from gpucloud.domain.node.hardware import Gpu, model_of
 
 _LANE_GBPS = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 _SHARE = 0.3  # of the data sheet's peak: 8192 × 8192 in fp16 reach 0.6 to 0.8 of it on a healthy device
@@ -140,9 +140,8 @@ def _key(name: str) -> str:
 # Data sheets of the GPU models that clouds rent: what each computes, what joins it to its neighbours, what it needs.
 #
 # TFLOPS are peaks of one GPU as its maker's data sheet has them, without sparsity: where a sheet gives a tensor
-# core's
-# figure with sparsity only, half of it is written here. `source` names the sheet. `cuda` is the oldest toolkit that
-# compiles for the model and `driver` the oldest branch that knows it (CUDA Toolkit release notes, NVIDIA's list of
+# core's figure with sparsity only, half of it is written here. `source` names the sheet. `cuda` is the oldest toolkit
+# that compiles for the model and `driver` the oldest branch that knows it (CUDA Toolkit release notes, NVIDIA's list of
 # GPUs).
 
 

@@ -6,10 +6,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
-from gpucloud.domain.node.gate.findings import Finding, GateWanted, fail, warn
 from gpucloud.domain.node.gate.models import Spec, least_tflops, link_gbps, whole_spec_of
-from gpucloud.domain.node.gate.report import DeviceProbe, Holder, HostLink, Report, UnderLoad
-from gpucloud.domain.node.hardware.gpus import Gpu, model_of
+from gpucloud.domain.node.gate.report import (
+    DeviceProbe,
+    Finding,
+    GateWanted,
+    Holder,
+    HostLink,
+    Report,
+    UnderLoad,
+    fail,
+    warn,
+)
+from gpucloud.domain.node.hardware import Gpu, model_of
 
 # The hardware's own: heat, or the power supply's brake. `sw_power_cap` is normal under load (NVML, event reasons).
 HARDWARE_SLOWDOWNS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import re
 
-from gpucloud.domain.node.hardware.gpus import branch_of, is_older
-from gpucloud.domain.node.machine import MachineWanted
-from gpucloud.domain.node.machine.decisions import Ask, Decision, MachineStep, Reboot, Run, Stuck
-from gpucloud.domain.node.machine.facts import AptAnswer, MachineFacts
+from gpucloud.domain.node.hardware import branch_of, is_older
+from gpucloud.domain.node.machine.facts import (
+    AptAnswer,
+    Ask,
+    Decision,
+    MachineFacts,
+    MachineStep,
+    MachineWanted,
+    Reboot,
+    Run,
+    Stuck,
+)
 from gpucloud.domain.node.machine.packages import (
     DEFAULT_BRANCH,
     SUPPORTED,

@@ -1,12 +1,52 @@
-"""What a machine says of its system software, and what a job file asks of it."""
+"""What a job wants of a machine's own software, what the machine says of it, and what it is told to do next."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import hashlib
+from dataclasses import dataclass, field, replace
 
+from gpucloud.domain.codec import to_json
 from gpucloud.domain.job.spec import Cloud, ContainerRuntime, DriverPolicy, Job
-from gpucloud.domain.node.hardware.gpus import Gpu, least_driver
-from gpucloud.domain.node.machine import MachineWanted
+from gpucloud.domain.node.hardware import Gpu, least_driver
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineWanted:
+    """What a job wants of a machine below Python.
+
+    `install`: gpucloud may install and change system software; else it only looks. `branch` is the driver's, such as
+    `580`, empty for any that is not older than `least_driver`, such as `580.65.06`. `version` is the driver that an
+    earlier node of the job got: it is taken where it can still be had. `gpus` is 0 for a job that wants no driver;
+    unless the job `asked` for GPUs, a machine that has none needs none. `runtime` is `docker`, `apptainer`, `auto`
+    (what is there, else Docker) or empty.
+    """
+
+    install: bool
+    branch: str
+    least_driver: str
+    gpus: int
+    asked: bool = True
+    version: str = ""
+    mig: str | None = None
+    mps: bool = False
+    exporter: bool = False
+    runtime: str = ""
+    efa: bool = False
+    apt_mirror: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineFact:
+    """How a machine was left on this boot: the digest of the `MachineWanted` that was met, and the versions found."""
+
+    digest: str
+    versions: tuple[tuple[str, str], ...] = ()
+
+
+def digest(wanted: MachineWanted) -> str:
+    """Return what names the wish; the version, which is taken only where a driver is installed, does not count."""
+    return hashlib.sha256(to_json(replace(wanted, version="")).encode()).hexdigest()
+
 
 NVIDIA = 0x10DE
 AMAZON = 0x1D0F
@@ -202,3 +242,78 @@ def _runtime(job: Job) -> str:
     match job.container.runtime:
         case ContainerRuntime.AUTO | ContainerRuntime.DOCKER | ContainerRuntime.APPTAINER as runtime:
             return runtime.value
+
+
+# What a machine is told to do next: one step, a question to apt, a reboot; or that it is ready, or stuck.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A command; as root unless `plain`. `text` is its standard input, never a secret. `passes` are exit codes."""
+
+    argv: tuple[str, ...]
+    text: str = ""
+    plain: bool = False
+    passes: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Download:
+    """A file fetched to `name` in the working folder. With `fingerprint` it is an OpenPGP key, kept in binary form.
+
+    It is refused when its first key has another fingerprint.
+    """
+
+    url: str
+    name: str
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineStep:
+    """A change; after it the machine is looked at again, and the same step wanted again is a failure.
+
+    `{folder}` in a command is the working folder with the downloads. `lists`: apt's lists are fresh afterwards.
+    `installs`: what it installs is ours to hold. `packages` is the set it was chosen for: when the archive turns out
+    not to have it, twice, another way is taken.
+    """
+
+    name: str
+    why: str
+    commands: tuple[Run, ...]
+    downloads: tuple[Download, ...] = ()
+    lists: bool = False
+    installs: bool = False
+    packages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """Apt is asked what it would do with each of these sets of packages."""
+
+    sets: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reboot:
+    """The machine must boot anew; asked for a second time for the same reason, it is stuck."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """Nothing is missing; the versions found, by name."""
+
+    versions: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stuck:
+    """No step mends this: what is wrong, and one command or edit that does."""
+
+    what: str
+    hint: str
+
+
+Decision = MachineStep | Ask | Reboot | Ready | Stuck

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from gpucloud.domain.node.machine.decisions import Ask, Download, MachineStep, Run
-from gpucloud.domain.node.machine.facts import MachineFacts, Source
+from gpucloud.domain.node.machine.facts import Ask, Download, MachineFacts, MachineStep, Run, Source
 
 # Ubuntu's archive by any of its names: archive., security., ports., and those of regions and clouds before them.
 _ARCHIVE = re.compile(r"https?://(?:[\w-]+\.)*(?:archive|security|ports)\.ubuntu\.com/ubuntu(?:-ports)?/?(?=\s|$)")

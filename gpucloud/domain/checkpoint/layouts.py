@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
 
-from gpucloud.domain.checkpoint.directory.listing import FileSet, Listing, above, below, family, folder_of, last_number
+from gpucloud.domain.checkpoint.directory import FileSet, Listing, above, below, family, folder_of, last_number
 from gpucloud.domain.job.spec import Layout, OnNotice
 
 METADATA = ".metadata"

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from gpucloud.domain.market.policy.observation import Choice, Holding, Mode, Observation, Reason, Task, ZoneState
-from gpucloud.domain.market.policy.rules import uniform
+from gpucloud.domain.market.policies import Choice, Holding, Mode, Observation, Reason, Task, ZoneState, uniform
 
 _HOUR = 3600.0
 

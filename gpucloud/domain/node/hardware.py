@@ -1,18 +1,138 @@
-"""Xids: what the driver writes to the kernel's log, what each means, and whether a node's GPUs may still be trusted.
-
-Source: NVIDIA's Xid catalog (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html), column "Resolution Bucket
-(Immediate Action)", read 2026-11: RESTART_APP and IGNORE leave the device in use; RESET_GPU, RESTART_BM (a new boot)
-and the NVLink workflows do not. 63 and 156 ask for a reset that may wait: nvidia-smi says so too (`repair_pending`).
-"""
+"""Machines from inside: GPUs and drivers, signs that a device is ill (Xids), cores, network and disks."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import timedelta
-from enum import Enum
+from datetime import datetime, timedelta
+from enum import Enum, IntEnum
 
-from gpucloud.domain.node.hardware.gpus import GpuSample
+from gpucloud.domain.job.data import HEADROOM, gigabytes
+
+# GPUs as `nvidia-smi` describes them, and NVIDIA's drivers: versions, and which one a CUDA needs.
+
+
+_MAKERS = re.compile(r"^(NVIDIA|Tesla|Quadro|GeForce) +")
+_BUILD = re.compile(r"[- ]+(SXM[0-9]*|PCIe?|HBM[0-9]\w*|NVL|[0-9]+ ?GB)\b.*$", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuProcess:
+    """A program that holds a device. `kind` is nvidia-smi's: `C` computes, `G` draws, `C+G` does both."""
+
+    pid: int
+    name: str
+    kind: str = ""
+    used_mib: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One NVIDIA device as it stands now; None where the device does not say (`N/A`).
+
+    Memory in MiB (it has none of its own where it shares the machine's: GB10, Jetson), temperature in °C, power in W,
+    clocks in MHz, use in percent. `ecc_uncorrected` counts errors since the driver was loaded; `repair_pending`: a
+    reset of the GPU would mend memory that failed; `repair_failed`: none would. `recovery` is what the driver asks for
+    to have the device work again; `recovery_told`: this driver tells of such a thing at all, and None is its word.
+    `slowdowns` are the reasons for which the hardware or the driver slows it down now, `idle` and set clocks left out;
+    `fabric` is the NVSwitch fabric's state, such as `Completed`. `virtualization` is how the device came into a virtual
+    machine: `Pass-Through`, or `VGPU` for a share of one.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    memory_mib: int | None
+    driver: str
+    pci: str = ""
+    memory_used_mib: int | None = None
+    use: int | None = None
+    temperature: int | None = None
+    power: float | None = None
+    power_limit: float | None = None
+    sm_clock: int | None = None
+    sm_clock_most: int | None = None
+    pcie_generation: int | None = None
+    pcie_generation_most: int | None = None
+    pcie_width: int | None = None
+    pcie_width_most: int | None = None
+    ecc: bool | None = None
+    ecc_uncorrected: int | None = None
+    repair_pending: bool = False
+    repair_failed: bool = False
+    recovery: str | None = None
+    recovery_told: bool = False
+    slowdowns: tuple[str, ...] = ()
+    mig: bool = False
+    persistence: bool = False
+    fabric: str | None = None
+    virtualization: str | None = None
+    processes: tuple[GpuProcess, ...] = ()
+
+
+def model_of(name: str) -> str:
+    """Return the model in a device's name, as clouds and job files call it: `A100` of `NVIDIA A100-SXM4-80GB`."""
+    while _MAKERS.match(name):
+        name = _MAKERS.sub("", name)
+    return _BUILD.sub("", name).strip()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSample:
+    """How one GPU was used at a moment: percent, MiB, °C, W, MHz; None where the device does not say.
+
+    `pci` is its bus id as nvidia-smi writes it, `slowdowns` are as in `Gpu`.
+    """
+
+    at: datetime
+    index: int
+    use: int | None
+    memory_used_mib: int | None
+    memory_mib: int | None
+    temperature: int | None
+    power: float | None
+    slowdowns: tuple[str, ...] = ()
+    ecc_uncorrected: int | None = None
+    uuid: str = ""
+    pci: str = ""
+    power_limit: float | None = None
+    sm_clock: int | None = None
+
+
+# NVIDIA's drivers: their versions, and which one a CUDA needs.
+
+
+# NVIDIA, "CUDA Compatibility", table "CUDA Toolkit minor version compatibility" (docs.nvidia.com/deploy/
+# cuda-compatibility, read 2026-11): CUDA's major version → the least Linux driver.
+_LEAST = {13: "580.65.06", 12: "525.60.13", 11: "450.80.02"}
+
+
+def least_driver(cuda: str) -> str | None:
+    """Return the oldest driver that runs what is built for that CUDA, such as `12.8`; None for one not in the table."""
+    major = cuda.partition(".")[0]
+    return _LEAST.get(int(major)) if major.isdigit() else None
+
+
+def is_older(version: str, than: str) -> bool:
+    """Whether one driver version is older than the other; `580.95.05` is older than `580.126.09`."""
+    return _parts(version) < _parts(than)
+
+
+def branch_of(version: str) -> str:
+    """Return the branch of a driver version: `580` of `580.178.04`."""
+    return version.partition(".")[0]
+
+
+def _parts(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version))
+
+
+# Xids: what the driver writes to the kernel's log, what each means, and whether a node's GPUs may still be trusted.
+#
+# Source: NVIDIA's Xid catalog (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html), column "Resolution Bucket
+# (Immediate Action)", read 2026-11: RESTART_APP and IGNORE leave the device in use; RESET_GPU, RESTART_BM (a new boot)
+# and the NVLink workflows do not. 63 and 156 ask for a reset that may wait: nvidia-smi says so too (`repair_pending`).
+
 
 _LINE = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]{1,32})\): (?P<number>[0-9]{1,6})\b")
 
@@ -213,3 +333,61 @@ def _by_absence(signs: Signs) -> str | None:
     if not gone or not signs.now or signs.missing < _MISSING:
         return None
     return f"GPU {gone[0].index} ({gone[0].uuid}) is no longer listed"
+
+
+# A machine's cores, memory and network, and which of its disks holds data sets.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSample:
+    """One look: `cpu` in percent of all cores since the look before, None at the first; memory and disk in MiB.
+
+    `memory_used_mib` is what cannot be had without swapping; `received` and `sent` are bytes since the machine booted,
+    over all interfaces but loopback.
+    """
+
+    at: datetime
+    cpu: float | None
+    memory_used_mib: int
+    memory_mib: int
+    disk_free_mib: int
+    received: int
+    sent: int
+
+
+# Which of a node's disks holds data sets: the fastest that has room.
+
+
+class Speed(IntEnum):
+    """Kinds of disks, the fastest first."""
+
+    LOCAL_NVME = 0  # in the machine itself, and new with it
+    SOLID = 1
+    SPINNING = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disk:
+    """A file system in which a folder can be made; `free` is in bytes, `held` what of the set it has already."""
+
+    folder: str
+    speed: Speed
+    free: int
+    held: int = 0
+
+
+def choose(disks: tuple[Disk, ...], size: int) -> Disk | str:
+    """Return the fastest disk with room for what it does not hold yet; or the reason why there is none, with numbers.
+
+    Among equals the one that holds most of the set wins, then the one with most room.
+    """
+    roomy = [disk for disk in disks if disk.free >= needed(disk, size)]
+    if roomy:
+        return min(roomy, key=lambda disk: (disk.speed, -disk.held, -disk.free))
+    seen = "; ".join(f"{d.folder}: {gigabytes(d.free)} free, {gigabytes(needed(d, size))} needed" for d in disks)
+    return f"no disk has room for a data set of {gigabytes(size)}: {seen or 'no disk can be written to'}"
+
+
+def needed(disk: Disk, size: int) -> int:
+    """Return the bytes that must be free there."""
+    return int((size - disk.held) * HEADROOM)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpucloud.domain.market.policy.observation import Task
-from gpucloud.domain.market.simulation.timeline import ZoneView
+from gpucloud.domain.market.policies import Task
+from gpucloud.domain.market.recordings import ZoneView
 from gpucloud.domain.money.ledger import Terms
 from gpucloud.domain.node.node import EndCause
 

@@ -10,7 +10,7 @@ from decimal import ROUND_UP, Decimal
 
 from gpucloud.domain.checkpoint.protection import OTHERWISE, Saving
 from gpucloud.domain.job.spec import Job
-from gpucloud.domain.market.policy.observation import Task
+from gpucloud.domain.market.policies import Task
 from gpucloud.domain.market.sizing import (
     SaveTimes,
     cheapest_interval,
@@ -19,7 +19,7 @@ from gpucloud.domain.market.sizing import (
     save_times,
     saved_bytes,
 )
-from gpucloud.domain.money.rates import Rates
+from gpucloud.domain.money.ledger import Rates
 from gpucloud.domain.money.sundries import usd_of_saves
 
 _CENT = Decimal("0.01")

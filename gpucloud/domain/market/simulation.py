@@ -1,4 +1,4 @@
-"""Runs one job on a recorded market, bills it by the product's own meter, from as many moments as is asked."""
+"""Replays a job on a recorded market, billed by the product's own meter, from as many moments as is asked."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 
 from gpucloud.domain.job.spec import Market
-from gpucloud.domain.market.policy.observation import NOTHING, Choice, Holding, Mode, Observation, Task, ZoneState
-from gpucloud.domain.market.recordings import RecordedMarket, RecordedZone
-from gpucloud.domain.market.simulation.fleet import ON_DEMAND, Fleet, Life
-from gpucloud.domain.market.simulation.outcome import Outcome
-from gpucloud.domain.market.simulation.scenario import Recovery
-from gpucloud.domain.market.simulation.timeline import LOOK_S, Timeline, ZoneView
+from gpucloud.domain.market.fleet import ON_DEMAND, Fleet, Life
+from gpucloud.domain.market.outcome import Outcome
+from gpucloud.domain.market.policies import NOTHING, Choice, Holding, Mode, Observation, Task, ZoneState
+from gpucloud.domain.market.recordings import LOOK_S, RecordedMarket, RecordedZone, Timeline, ZoneView
+from gpucloud.domain.market.scenario import Recovery
 from gpucloud.domain.money.ledger import PLAIN_TERMS, Charge, Terms, meter, total
 from gpucloud.domain.offer import Pool, PricePoint, region_of
 from gpucloud.domain.state.state import NodeLife

@@ -1,4 +1,4 @@
-"""The one function that every policy is asked through, and the nets below all of them."""
+"""What a job with a deadline runs on next: the function that all policies are asked through, and the nets below."""
 
 from __future__ import annotations
 
@@ -6,9 +6,21 @@ import dataclasses
 import math
 
 from gpucloud.domain.job.spec import Policy
-from gpucloud.domain.market.policy.learned import Tables, learned
-from gpucloud.domain.market.policy.observation import Choice, Mode, Observation, Reason, Task, ZoneState
-from gpucloud.domain.market.policy.rules import anew, elastic, greedy, is_partial, named, uniform
+from gpucloud.domain.market.learned import Tables, learned
+from gpucloud.domain.market.policies import (
+    Choice,
+    Mode,
+    Observation,
+    Reason,
+    Task,
+    ZoneState,
+    anew,
+    elastic,
+    greedy,
+    is_partial,
+    named,
+    uniform,
+)
 
 
 def decide(policy: Policy, task: Task, seen: Observation, tables: Tables | None = None) -> Choice:

@@ -14,7 +14,7 @@ from functools import cache
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.spec import Job, Launcher
 from gpucloud.domain.node.node import Node
-from gpucloud.domain.untrusted.shown import brief
+from gpucloud.domain.untrusted import brief
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

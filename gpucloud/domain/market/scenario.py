@@ -13,10 +13,9 @@ from gpucloud.domain.checkpoint.protection import NEVER, Saving
 from gpucloud.domain.errors import PlanRefused, UsageError
 from gpucloud.domain.job.quantities import format_hours, format_span, format_usd, written_span
 from gpucloud.domain.job.spec import CheckpointPolicy, OnNotice
-from gpucloud.domain.market.policy.decide import advised_span_s, least_span_s, least_task_budget_usd
-from gpucloud.domain.market.policy.observation import Task
-from gpucloud.domain.market.recordings import RecordedMarket, RecordedZone
-from gpucloud.domain.market.simulation.timeline import LOOK_S
+from gpucloud.domain.market.policies import Task
+from gpucloud.domain.market.policy import advised_span_s, least_span_s, least_task_budget_usd
+from gpucloud.domain.market.recordings import LOOK_S, RecordedMarket, RecordedZone
 from gpucloud.domain.money.ledger import PLAIN_TERMS, Terms, usd_for
 
 _CENT = Decimal("0.01")

@@ -12,16 +12,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from gpucloud.domain.checkpoint.directory.layouts import METADATA, RANK_STATE, Found, Rule, is_last, layout_of
-from gpucloud.domain.checkpoint.directory.listing import (
-    FileSet,
-    Listing,
-    Signature,
-    below,
-    family,
-    folder_of,
-    last_number,
-)
+from gpucloud.domain.checkpoint.directory import FileSet, Listing, Signature, below, family, folder_of, last_number
+from gpucloud.domain.checkpoint.layouts import METADATA, RANK_STATE, Found, Rule, is_last, layout_of
 from gpucloud.domain.checkpoint.manifest import (
     Commit,
     Piece,

@@ -1,1 +1,0 @@
-"""What a job with a deadline runs on next: spot, on demand, or nothing yet."""

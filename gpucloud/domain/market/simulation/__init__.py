@@ -1,1 +1,0 @@
-"""Replays jobs on recorded markets: the product's policies and the product's books, with a virtual clock."""

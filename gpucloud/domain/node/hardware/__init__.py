@@ -1,1 +1,0 @@
-"""Machines from inside: GPUs, drivers, disks, and the signs that one is ill."""
