@@ -139,6 +139,7 @@ def test_every_option_that_is_named_is_one_of_some_command():
         "--short",
         "--epochs",
         "--changed",
+        "--engines",
         "--version",
         "--debug",
         "--help",
