@@ -33,7 +33,7 @@ def interrupt(
     as_json: Json = False,
 ) -> None:
     """Take a node of the embedded fleet, with a notice unless told otherwise."""
-    from gpucloud.cli.commands.drills import Drill, drill
+    from gpucloud.cli.commands.machines import Drill, drill
 
     what = Drill.REBALANCE if rebalance else Drill.FREEZE if freeze_ else Drill.KILL if now else Drill.INTERRUPT
     raise typer.Exit(drill(which, node, what, as_json=as_json))
@@ -42,7 +42,7 @@ def interrupt(
 @local.command()
 def kill(which: Drilled = None, node: OneNode = None, as_json: Json = False) -> None:
     """Take a node of the embedded fleet without a notice: all of it is gone at once."""
-    from gpucloud.cli.commands.drills import Drill, drill
+    from gpucloud.cli.commands.machines import Drill, drill
 
     raise typer.Exit(drill(which, node, Drill.KILL, as_json=as_json))
 
@@ -50,7 +50,7 @@ def kill(which: Drilled = None, node: OneNode = None, as_json: Json = False) -> 
 @local.command()
 def freeze(which: Drilled = None, node: OneNode = None, as_json: Json = False) -> None:
     """Stop everything on a node of the embedded fleet: it is there, is paid for, and answers nothing."""
-    from gpucloud.cli.commands.drills import Drill, drill
+    from gpucloud.cli.commands.machines import Drill, drill
 
     raise typer.Exit(drill(which, node, Drill.FREEZE, as_json=as_json))
 
@@ -58,7 +58,7 @@ def freeze(which: Drilled = None, node: OneNode = None, as_json: Json = False) -
 @local.command()
 def cut(which: Drilled = None, node: OneNode = None, as_json: Json = False) -> None:
     """Cut a node of the embedded fleet off the network; what runs on it goes on."""
-    from gpucloud.cli.commands.drills import Drill, drill
+    from gpucloud.cli.commands.machines import Drill, drill
 
     raise typer.Exit(drill(which, node, Drill.CUT, as_json=as_json))
 
@@ -66,7 +66,7 @@ def cut(which: Drilled = None, node: OneNode = None, as_json: Json = False) -> N
 @local.command()
 def heal(which: Drilled = None, node: OneNode = None, as_json: Json = False) -> None:
     """Undo `freeze` and `cut`."""
-    from gpucloud.cli.commands.drills import Drill, drill
+    from gpucloud.cli.commands.machines import Drill, drill
 
     raise typer.Exit(drill(which, node, Drill.HEAL, as_json=as_json))
 
@@ -80,9 +80,9 @@ def weather(
     as_json: Json = False,
 ) -> None:
     """Take nodes of the embedded fleet at random times, the same for the same seed."""
-    from gpucloud.cli.commands import drills
+    from gpucloud.cli.commands import machines
 
-    raise typer.Exit(drills.weather(target, seed=seed, mean=mean, unannounced=unannounced, as_json=as_json))
+    raise typer.Exit(machines.weather(target, seed=seed, mean=mean, unannounced=unannounced, as_json=as_json))
 
 
 @local.command()
@@ -91,17 +91,17 @@ def shortage(
     as_json: Json = False,
 ) -> None:
     """Start no spot machines for a while, as a market that has none; those that run stay."""
-    from gpucloud.cli.commands import drills
+    from gpucloud.cli.commands import machines
 
-    raise typer.Exit(drills.shortage(lasting, as_json=as_json))
+    raise typer.Exit(machines.shortage(lasting, as_json=as_json))
 
 
 @quota.command("show")
 def quota_show(target: Target = None, as_json: Json = False) -> None:
     """Say what of the account's quotas a job needs, and what there is."""
-    from gpucloud.cli.commands import account
+    from gpucloud.cli.commands import setting_up
 
-    raise typer.Exit(account.quota_show(target, as_json=as_json))
+    raise typer.Exit(setting_up.quota_show(target, as_json=as_json))
 
 
 @quota.command("request")
@@ -111,17 +111,17 @@ def quota_request(
     as_json: Json = False,
 ) -> None:
     """Ask AWS for as much as a job needs."""
-    from gpucloud.cli.commands import account
+    from gpucloud.cli.commands import setting_up
 
-    raise typer.Exit(account.quota_request(target, vcpus=vcpus, as_json=as_json))
+    raise typer.Exit(setting_up.quota_request(target, vcpus=vcpus, as_json=as_json))
 
 
 @quota.command("status")
 def quota_status(target: Target = None, as_json: Json = False) -> None:
     """List what was asked for, and AWS's answer."""
-    from gpucloud.cli.commands import account
+    from gpucloud.cli.commands import setting_up
 
-    raise typer.Exit(account.quota_status(target, as_json=as_json))
+    raise typer.Exit(setting_up.quota_status(target, as_json=as_json))
 
 
 @iam.command("policy")
@@ -152,15 +152,15 @@ def iam_policy(  # noqa: PLR0913, PLR0917  each by its name
 ) -> None:
     """Write the least policy that lets gpucloud work, as JSON; no credentials are needed."""
     del as_json
-    from gpucloud.cli.commands import account
+    from gpucloud.cli.commands import setting_up
     from gpucloud.domain.errors import UsageError
 
     asked = {
-        account.Whose.BOUNDARY: boundary,
-        account.Whose.UNBOUNDED: no_boundary,
-        account.Whose.CI: ci,
-        account.Whose.DRIVER: self_driving,
-        account.Whose.NODE: machines and not self_driving,
+        setting_up.Whose.BOUNDARY: boundary,
+        setting_up.Whose.UNBOUNDED: no_boundary,
+        setting_up.Whose.CI: ci,
+        setting_up.Whose.DRIVER: self_driving,
+        setting_up.Whose.NODE: machines and not self_driving,
     }
     chosen = [whose for whose, is_asked in asked.items() if is_asked]
     if len(chosen) > 1:
@@ -168,17 +168,17 @@ def iam_policy(  # noqa: PLR0913, PLR0917  each by its name
             "one policy at a time: --machines, --self-driving, --boundary, --no-boundary or --ci",
             hint="leave the others out",
         )
-    whose = chosen[0] if chosen else account.Whose.CALLER
-    raise typer.Exit(account.iam_policy(target, whose, tuple(kms_key or ()), account=aws_account, region=region))
+    whose = chosen[0] if chosen else setting_up.Whose.CALLER
+    raise typer.Exit(setting_up.iam_policy(target, whose, tuple(kms_key or ()), account=aws_account, region=region))
 
 
 @keys.callback(invoke_without_command=True)
 def keys_show(context: typer.Context, as_json: Json = False) -> None:
     """Show your signing key, for others to trust, and the keys that are trusted here; add or revoke one."""
-    from gpucloud.cli.commands import account as command
+    from gpucloud.cli.commands import setting_up as command
 
     if context.invoked_subcommand is None:
-        raise typer.Exit(command.show(as_json=as_json))
+        raise typer.Exit(command.keys_show(as_json=as_json))
 
 
 @keys.command("add")
@@ -188,9 +188,9 @@ def keys_add(
     as_json: Json = False,
 ) -> None:
     """Trust a key: what it signed may be started and gone on with from here."""
-    from gpucloud.cli.commands import account as command
+    from gpucloud.cli.commands import setting_up as command
 
-    raise typer.Exit(command.add(name, key, as_json=as_json))
+    raise typer.Exit(command.keys_add(name, key, as_json=as_json))
 
 
 @keys.command("revoke")
@@ -199,9 +199,9 @@ def keys_revoke(
     as_json: Json = False,
 ) -> None:
     """Trust a key no longer."""
-    from gpucloud.cli.commands import account as command
+    from gpucloud.cli.commands import setting_up as command
 
-    raise typer.Exit(command.revoke(which, as_json=as_json))
+    raise typer.Exit(command.keys_revoke(which, as_json=as_json))
 
 
 @ci.command("init")
@@ -212,7 +212,7 @@ def ci_init(
     as_json: Json = False,
 ) -> None:
     """Put a pipeline into this repository, and beside it all that it installs: gpucloud's wheel, a lock by hash."""
-    from gpucloud.cli.commands import writing as command
+    from gpucloud.cli.commands import setting_up as command
 
     raise typer.Exit(command.init_ci(github=github, gitlab=gitlab, force=force, as_json=as_json))
 
@@ -220,9 +220,9 @@ def ci_init(
 @tools.command("install")
 def tools_install(as_json: Json = False) -> None:
     """Fetch Terraform into gpucloud's own folder: a pinned version, checked by its checksum."""
-    from gpucloud.cli.commands import account
+    from gpucloud.cli.commands import setting_up
 
-    raise typer.Exit(account.tools_install(as_json=as_json))
+    raise typer.Exit(setting_up.tools_install(as_json=as_json))
 
 
 @catalog.command("refresh")
@@ -238,6 +238,6 @@ def catalog_refresh(
     as_json: Json = False,
 ) -> None:
     """Ask AWS for its GPU machines, where they are, list and spot prices; keep them for plans and `offers`."""
-    from gpucloud.cli.commands import account
+    from gpucloud.cli.commands import setting_up
 
-    raise typer.Exit(account.catalog_refresh(tuple(region or ()), tuple(scores or ()), as_json=as_json))
+    raise typer.Exit(setting_up.catalog_refresh(tuple(region or ()), tuple(scores or ()), as_json=as_json))

@@ -110,9 +110,9 @@ def as_process(cloud: object) -> Iterator[None]:
         mock.patch("gpucloud.cli.commands.training.Gpucloud", return_value=cloud),
         mock.patch("gpucloud.cli.commands.ending.Gpucloud", return_value=cloud),
         mock.patch("gpucloud.cli.commands.passes.Gpucloud", return_value=cloud),
-        mock.patch("gpucloud.cli.commands.budgeting.Gpucloud", return_value=cloud),
+        mock.patch("gpucloud.cli.commands.passes.Gpucloud", return_value=cloud),
         mock.patch("gpucloud.cli.commands.asking.Gpucloud", return_value=cloud),
-        mock.patch("gpucloud.cli.commands.copying.Gpucloud", return_value=cloud),
+        mock.patch("gpucloud.cli.commands.reaching.Gpucloud", return_value=cloud),
         mock.patch("gpucloud.cli.commands.logs.Gpucloud", return_value=cloud),
         mock.patch("gpucloud.usecases.supervise.loop.ThreadPoolExecutor", InlinePool),
         mock.patch("gpucloud.usecases.jobstore.lease.Lease._renew_for_ever"),  # by a clock that does not stand still

@@ -13,7 +13,7 @@ import pytest
 from gpucloud.adapters.transfer.copying import CODE, Copier
 from gpucloud.adapters.transfer.localfiles import local_tree, sent
 from gpucloud.adapters.transfer.outputs import OutputsFolder
-from gpucloud.cli.commands.copying import _place
+from gpucloud.cli.commands.reaching import _place
 from gpucloud.domain.errors import HostUnreachable, LandingRefused, RemoteCommandFailed, StoreError
 from gpucloud.domain.untrusted import fitting
 from tests.fakes.nodes import node_at

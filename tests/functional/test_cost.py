@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from gpucloud.adapters.home import Home, KnownJob
-from gpucloud.cli.commands import costing as billed_command
-from gpucloud.cli.commands.costing import Asked, cost, require_one
+from gpucloud.cli.commands import asking as billed_command
+from gpucloud.cli.commands.asking import Asked, cost, require_one
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.money.costs import Billed, BilledLine
 from gpucloud.domain.money.ledger import Charge, ChargeKind, Rates, Terms

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpucloud.adapters.home import Home, KnownJob
-from gpucloud.cli.commands import copying, logs
+from gpucloud.cli.commands import logs, reaching
 from gpucloud.domain.checkpoint.manifest import Commit
 from gpucloud.domain.errors import StoreError
 from gpucloud.domain.job.data import DataFile, data_set
@@ -137,7 +137,7 @@ def test_logs_that_are_read_out_of_the_store_are_charged(charged, lines, capfdbi
 
 
 def test_what_is_copied_out_of_the_store_is_charged(charged, tmp_path):
-    copied = copying.copy("made:@store/logs", str(tmp_path / "logs"), node=None, recursive=True, as_json=False)
+    copied = reaching.copy("made:@store/logs", str(tmp_path / "logs"), node=None, recursive=True, as_json=False)
     assert copied == 0
     assert (tmp_path / "logs" / "0001" / "rank-00000" / "000000000000").read_bytes() == b"hello\n"
     assert {charge.kind.value: charge.usd for charge in charged.charges()} == {

@@ -17,7 +17,7 @@ from typing import Any, cast
 from gpucloud.adapters.transfer import carrier
 from gpucloud.adapters.transfer.copying import Copier
 from gpucloud.adapters.transfer.outputs import OutputsFolder, StoredOutputs, bring_stored_home
-from gpucloud.cli.commands.copying import _place
+from gpucloud.cli.commands.reaching import _place
 from gpucloud.domain.errors import GpucloudError
 from gpucloud.domain.untrusted import STAGING
 from gpucloud.ports import Completed

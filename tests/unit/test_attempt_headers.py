@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpucloud.cli.commands import logs, logwriting
+from gpucloud.cli.commands import logs
+from gpucloud.cli.render import output as log_output
 from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.node.output import DatedPiece, Mark
 from gpucloud.domain.state.state import JobStatus
@@ -172,14 +173,14 @@ def test_older_lines_without_a_time_are_left_out_and_counted(written: list[str])
 
 def output(monkeypatch: pytest.MonkeyPatch, wanted: logs.Wanted, *, each: int = 1, is_terminal: bool = False) -> str:
     """What `logs` writes of two ranks' output to a pipe, or to a terminal."""
-    for runner in logwriting._RUNNERS:
+    for runner in log_output._RUNNERS:
         monkeypatch.delenv(runner, raising=False)
     out = Terminal(is_terminal=is_terminal)
     monkeypatch.setattr("sys.stdout", out)
-    monkeypatch.setattr(logwriting, "_is_file", lambda: False)
+    monkeypatch.setattr(log_output, "_is_file", lambda: False)
     monkeypatch.setattr(logs, "tell", lambda _: None)
     ranks = ranks_of(wanted, each=each)
-    writer = logwriting.log_writer(
+    writer = log_output.log_writer(
         follow=wanted.follow, as_json=wanted.as_json, timestamps=wanted.timestamps, place=ranks.place
     )
     shown = logs.Shown(ranks=ranks, writer=writer, wanted=wanted)

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from gpucloud.cli.commands import logwriting
-from gpucloud.cli.render import bars, onlookers
+from gpucloud.cli.render import onlookers, output
 from gpucloud.domain.node.output import Bars
 from gpucloud.usecases.jobstore.records import LogPart
 from tests.unit.test_log_reading import MIB, jobs, kept, reader, take, told
@@ -106,7 +105,7 @@ def said(monkeypatch):
 def test_in_plain_lines_a_bar_is_told_now_and_then_and_as_it_ended(said, monkeypatch):
     now = [100.0]
     plain = onlookers.PlainOnlooker()
-    plain._moving = bars.Paced(every_s=10, monotonic=lambda: now[0])
+    plain._moving = output.Paced(every_s=10, monotonic=lambda: now[0])
     for percent in range(100):
         now[0] += 0.5
         plain.output(1, 0, f"\r{percent}%")
@@ -116,7 +115,7 @@ def test_in_plain_lines_a_bar_is_told_now_and_then_and_as_it_ended(said, monkeyp
 
 def test_a_bar_that_was_told_as_it_ended_is_told_once(said, monkeypatch):
     plain = onlookers.PlainOnlooker()
-    plain._moving = bars.Paced(every_s=0, monotonic=lambda: 0.0)
+    plain._moving = output.Paced(every_s=0, monotonic=lambda: 0.0)
     for text in ("\r100%", "\nloss 2.5\n", "100%\n"):
         plain.output(1, 0, text)
     assert said == ["  | 100%", "  | loss 2.5", "  | 100%"]
@@ -124,7 +123,7 @@ def test_a_bar_that_was_told_as_it_ended_is_told_once(said, monkeypatch):
 
 def test_what_an_attempt_left_moving_is_told_before_the_next_one(said):
     plain = onlookers.PlainOnlooker()
-    plain._moving = bars.Paced(every_s=10, monotonic=lambda: -10.0)
+    plain._moving = output.Paced(every_s=10, monotonic=lambda: -10.0)
     plain.output(1, 0, "\r10%\r20%")
     plain.output(1, 0, "\r30%")
     plain.output(2, 0, "again\n")
@@ -136,13 +135,13 @@ def part(rank=0):
 
 
 def written(monkeypatch, pieces, *, follow, as_json=False, is_terminal=False, every_s=0.0):
-    for runner in logwriting._RUNNERS:
+    for runner in output._RUNNERS:
         monkeypatch.delenv(runner, raising=False)
     out = Terminal(is_terminal=is_terminal)
     monkeypatch.setattr("sys.stdout", out)
-    monkeypatch.setattr(logwriting, "_is_file", lambda: False)
-    monkeypatch.setattr(logwriting, "_SHOWN_EVERY_S", every_s)
-    writer = logwriting.log_writer(follow=follow, as_json=as_json)
+    monkeypatch.setattr(output, "_is_file", lambda: False)
+    monkeypatch.setattr(output, "_SHOWN_EVERY_S", every_s)
+    writer = output.log_writer(follow=follow, as_json=as_json)
     for rank, data in pieces:
         writer.write(part(rank), data)
     writer.end()

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpucloud.cli.commands.budgeting import await_order, budget, meant
+from gpucloud.cli.commands.passes import await_order, budget, meant
 from gpucloud.domain.errors import BudgetRefused, UsageError
 from gpucloud.domain.money.ledger import Terms
 from gpucloud.domain.money.prepaid import Wall

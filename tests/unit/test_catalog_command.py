@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpucloud.adapters.aws.prices.catalog import load
-from gpucloud.cli.commands import account
+from gpucloud.cli.commands import setting_up
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.market.catalog import Catalog, Scores, SpotList
 
@@ -43,12 +43,12 @@ class Cloud:
 @pytest.fixture
 def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
     made = Cloud()
-    monkeypatch.setattr(account, "Gpucloud", lambda: SimpleNamespace(aws=lambda *_: made))
+    monkeypatch.setattr(setting_up, "Gpucloud", lambda: SimpleNamespace(aws=lambda *_: made))
     return made
 
 
 def test_every_region_is_asked_and_told(cloud: Cloud, capsys: pytest.CaptureFixture[str]):
-    assert account.catalog_refresh((), ("h100",), as_json=False) == 0
+    assert setting_up.catalog_refresh((), ("h100",), as_json=False) == 0
     assert cloud.asked == [("us-east-1", ("H100",)), ("us-west-2", ("H100",))]
     assert capsys.readouterr().out.splitlines() == [
         "region     GPU machines  list prices  spot prices  scores",
@@ -58,7 +58,7 @@ def test_every_region_is_asked_and_told(cloud: Cloud, capsys: pytest.CaptureFixt
 
 
 def test_json_says_the_same(cloud: Cloud, capsys: pytest.CaptureFixture[str]):
-    assert account.catalog_refresh((), (), as_json=True) == 0
+    assert setting_up.catalog_refresh((), (), as_json=True) == 0
     assert json.loads(capsys.readouterr().out) == {
         "version": 1,
         "regions": [
@@ -70,5 +70,5 @@ def test_json_says_the_same(cloud: Cloud, capsys: pytest.CaptureFixture[str]):
 
 def test_a_model_that_is_not_known_asks_nobody(cloud: Cloud):
     with pytest.raises(UsageError, match="the catalog has no GPU 'H10'"):
-        account.catalog_refresh((), ("H10",), as_json=False)
+        setting_up.catalog_refresh((), ("H10",), as_json=False)
     assert cloud.asked == []

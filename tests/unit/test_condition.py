@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpucloud.cli.commands.asking import _look
+from gpucloud.cli.commands.reaching import _look
 from gpucloud.cli.render.progress import snapshot
 from gpucloud.cli.render.reports import going_on_line, jobs_text, report_json, report_text
 from gpucloud.cli.render.use import condition_word, headline

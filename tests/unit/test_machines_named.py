@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpucloud.cli.commands.copying import one_node
+from gpucloud.cli.target import one_node
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.node.node import NO_GROUP, GroupView
 from tests.faults.process import run

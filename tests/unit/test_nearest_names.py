@@ -9,7 +9,7 @@ import pytest
 from gpucloud.adapters.aws.faults import CODES
 from gpucloud.adapters.aws.prices.catalog import load
 from gpucloud.adapters.jobfile import read_job
-from gpucloud.cli.commands.budgeting import sum_of
+from gpucloud.cli.commands.passes import sum_of
 from gpucloud.domain.errors import JobFileError, UsageError
 from gpucloud.domain.job.spec import Resources
 

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gpucloud.cli.app import app
-from gpucloud.cli.commands import account, ending
+from gpucloud.cli.commands import ending, setting_up
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from tests.faults.process import Ended, run
 from tests.faults.rig import JOB, Outside
@@ -146,7 +146,7 @@ def test_the_bucket_goes_only_where_that_is_meant(
         base_costs=lambda: (),
         end_base=lambda *, with_data, story: ended.append(with_data) or (),
     )
-    monkeypatch.setattr(account, "Gpucloud", lambda: SimpleNamespace(aws=lambda *_: aws))
+    monkeypatch.setattr(setting_up, "Gpucloud", lambda: SimpleNamespace(aws=lambda *_: aws))
     done = CliRunner().invoke(app, ["down", "--base", *words])
     assert (done.exit_code, ended) == (code, [] if with_data is None else [with_data]), done.output
     assert ("nothing is deleted: gpucloud down --base --with-data --yes" in done.stderr) == (code == 2)

@@ -15,7 +15,7 @@ from functools import partial
 import pytest
 
 from gpucloud.adapters.markets import PackagedMarkets
-from gpucloud.cli.app import simulate
+from gpucloud.cli.choosing import simulate
 from gpucloud.domain.checkpoint.protection import Saving
 from gpucloud.domain.job.quantities import parse_span
 from gpucloud.domain.job.spec import CheckpointDirectory, CheckpointPolicy, OnNotice, Policy

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpucloud.adapters.home import Home, KnownJob
-from gpucloud.cli.commands.planning import plan
+from gpucloud.cli.commands.training import plan
 from gpucloud.cli.render.reports import jobs_text, newest_first
 from gpucloud.cli.target import all_called, known_job, of_another_file, read_target, require_one_run
 from gpucloud.domain.errors import UsageError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpucloud.cli.commands.asking import shell_line
+from gpucloud.cli.commands.reaching import shell_line
 
 
 @pytest.mark.parametrize(

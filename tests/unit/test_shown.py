@@ -15,8 +15,8 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from gpucloud.cli.commands import copying, logwriting, machines, verifying
-from gpucloud.cli.render import live, onlookers, reports, words
+from gpucloud.cli.commands import machines, reaching, verifying
+from gpucloud.cli.render import live, onlookers, output, reports, words
 from gpucloud.domain.checkpoint.protection import Outcome, Verdict
 from gpucloud.domain.errors import NodeError
 from gpucloud.domain.money.ledger import Spend
@@ -91,13 +91,13 @@ def test_nothing_that_a_terminal_obeys_is_left_of_any_output() -> None:
 
 
 def test_logs_on_a_terminal_keep_colours_and_in_a_pipe_all_that_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    for runner in logwriting._RUNNERS:
+    for runner in output._RUNNERS:
         monkeypatch.delenv(runner, raising=False)
     data = b"\x1b[32mgreen\x1b[0m\x1b]0;owned\x07\xff\n"
     for is_terminal, wanted in ((True, "\x1b[32mgreen\x1b[0m\ufffd\n\x1b[0m".encode()), (False, data)):
         out = Terminal(is_terminal=is_terminal)
         monkeypatch.setattr("sys.stdout", out)
-        logwriting.log_writer(follow=False, as_json=False).write(PART, data)
+        output.log_writer(follow=False, as_json=False).write(PART, data)
         assert out.written() == wanted
 
 
@@ -235,7 +235,7 @@ def test_a_machine_without_gpus_is_said_to_train_on_its_cpu() -> None:
 def test_of_all_that_a_copy_leaves_out_the_first_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     err = Terminal(is_terminal=False)
     monkeypatch.setattr("sys.stderr", err)
-    copying._tell_left_out([f"link{number}" for number in range(100_000)])
+    reaching._tell_left_out([f"link{number}" for number in range(100_000)])
     assert err.written().decode().splitlines()[19:] == ["left out: link19", "left out: 99980 more"]
 
 
@@ -284,7 +284,7 @@ def test_logs_in_the_log_of_a_runners_step_command_it_nothing(
     for to in (writer, os.open(tmp_path / "file", os.O_CREAT | os.O_WRONLY)):
         with os.fdopen(to, "w") as out:
             monkeypatch.setattr("sys.stdout", out)
-            writer = logwriting.log_writer(follow=False, as_json=False)
+            writer = output.log_writer(follow=False, as_json=False)
             writer.write(PART, data)
             writer.write(PART, b"[add-mask]c\n")
     with os.fdopen(reader, "rb") as piped:

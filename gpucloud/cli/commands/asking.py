@@ -1,37 +1,30 @@
-"""`status`, `watch`, `metrics`, `logs --launch` and `ssh`: they ask, and supervise nothing."""
+"""`status` and `cost`: where jobs stand and what they cost; both ask, and supervise nothing."""
 
 from __future__ import annotations
 
-import json
-import re
-import sys
-from collections.abc import Callable
+import csv
+import gc
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
 
-from gpucloud.cli.commands.copying import one_node
-from gpucloud.cli.commands.logs import require_attempt
-from gpucloud.cli.render.onlookers import Display, display
-from gpucloud.cli.render.reports import jobs_text, newest_first, report_json, report_text, stay_text
-from gpucloud.cli.render.use import headline, history_json, history_rows, use_rows
-from gpucloud.cli.render.words import say, say_json, say_words, table, tell
+from gpucloud.cli.render.bills import charge_json, cost_json, cost_text, rows_json, rows_text
+from gpucloud.cli.render.reports import jobs_text, newest_first, report_json, report_text
+from gpucloud.cli.render.use import history_json, history_rows, progress_of_report
+from gpucloud.cli.render.words import say, say_json, say_words, table, tell, usd
 from gpucloud.cli.target import all_called, called, known_job, report_or_line
-from gpucloud.domain.errors import NodeError, StoreError
+from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.quantities import counted
-from gpucloud.ports import Shell
-from gpucloud.usecases.job.jobs import Asker
-from gpucloud.usecases.jobstore.jobstore import JobStore
-from gpucloud.usecases.jobstore.report import Condition, JobReport
-from gpucloud.usecases.supervise.look import visited
+from gpucloud.domain.money.costs import LAG, Beside, Billed, Grouping, Item, Row, after, beside, grouped, grouping
+from gpucloud.domain.money.ledger import usd_for
+from gpucloud.usecases.jobstore.report import JobReport, time_to_go
+from gpucloud.usecases.money.spend import Reconciler
 from gpucloud.usecases.supervise.usage import read_history
 from gpucloud.wiring import Gpucloud, KnownJob
-
-_PROGRAM = re.compile(r"[\w@%+=:,./-]+")
-
-# The package that the agent runs from answers; which one that is the agent has written down.
-_METRICS = """\
-py="${GPUCLOUD_PYTHON:-python3}"
-sha=$(sed -n 's/.*"package": "\\([0-9a-f]*\\)".*/\\1/p' "$1/agent/agent.json") || exit 1
-exec "$py" -I "$1/lib/gpucloud-$sha.zip" metrics --root "$1"
-"""
 
 
 def status(target: str | None, *, history: bool, every: bool, as_json: bool) -> int:
@@ -69,56 +62,6 @@ def _status_of_all(cloud: Gpucloud, *, every: bool, as_json: bool) -> int:
     return 0
 
 
-def metrics(target: str | None, node_id: str | None) -> int:
-    """Write a node's figures as Prometheus reads them; return the exit code."""
-    cloud = Gpucloud()
-    known = known_job(cloud, target)
-    node = one_node(cloud, known, node_id)
-    shell = cloud.visitor(known)
-    try:
-        done = shell.host(node).run(("sh", "-c", _METRICS, "sh", node.root))
-    finally:
-        shell.close()
-    if done.exit_code != 0:
-        said = done.stderr.decode(errors="replace").strip()
-        raise NodeError(f"{node.id} tells no metrics: {said}", hint=f"gpucloud status {known.name}")
-    say(done.stdout.decode(errors="replace").removesuffix("\n"))
-    return 0
-
-
-def launches(target: str | None, *, attempt: int | None) -> int:
-    """Write how each node of each attempt was launched, secrets left out; return the exit code."""
-    cloud = Gpucloud()
-    known = known_job(cloud, target)
-    if attempt is not None:
-        require_attempt(cloud.asker(known).stored_state(), attempt)
-    for number, node, data in JobStore(cloud.store_of(known), known.name).records.launches(attempt):
-        try:
-            launch = json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise StoreError(f"the launch of attempt {number} on node {node} is damaged: {error}") from error
-        say_json({"attempt": number, "node": node, "launch": launch}, is_one_of_many=True)
-    return 0
-
-
-def ssh(target: str | None, node_id: str | None, command: tuple[str, ...]) -> int:
-    """Open a shell on a node, or run a command there; return its exit code. One word may be a whole shell line."""
-    cloud = Gpucloud()
-    known = known_job(cloud, target)
-    node = one_node(cloud, known, node_id)
-    shell = cloud.shell(known.name, cloud.cloud_of(known).cloud_profile)
-    try:
-        return shell.host(node).interact(shell_line(command))
-    finally:
-        shell.close()
-
-
-def shell_line(command: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the words to run on a node: a single one that is more than a program's name is a line for its shell."""
-    is_line = len(command) == 1 and not _PROGRAM.fullmatch(command[0])
-    return ("sh", "-c", *command) if is_line else command
-
-
 def _history(cloud: Gpucloud, known: KnownJob, *, as_json: bool) -> int:
     asker = cloud.asker(known)
     asker.stored_state()  # UsageError when there is no such job
@@ -132,66 +75,224 @@ def _history(cloud: Gpucloud, known: KnownJob, *, as_json: bool) -> int:
     return 0
 
 
-# `watch`: how a job stands and uses its GPUs, look by look, from any terminal; the job is left alone.
+# `cost`: what jobs have cost, summed by what people ask for, and beside the cloud's own bill.
 
 
-_LIVE_S = 1.0
-_PLAIN_S = 10.0
-_REPORT_S = 3.0  # the state in the store and the cloud's list change more slowly than GPUs
+_COLUMNS = (
+    *("attempt", "node", "instance_type", "zone", "market", "kind"),
+    *("start", "end", "usd_per_hour", "usd", "estimated", "note"),
+)
 
 
-def watch(target: str | None, *, as_json: bool) -> int:
-    """Show a job's GPUs, steps and money until its machines are gone, or stay for its user; return the exit code.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What was asked of `cost`: `by` a way of summing, `since` a day, `to` a file for CSV, or `-`."""
 
-    Live on a terminal, lines every ten seconds elsewhere. Ctrl-C ends the watching alone.
-    """
-    cloud = Gpucloud()
-    known = known_job(cloud, target)
-    shell, live = cloud.visitor(known), sys.stdout.isatty() and not as_json
+    by: str | None = None
+    since: str | None = None
+    to: str | None = None
+    every: bool = False
+
+
+def cost(targets: Sequence[str], asked: Asked, *, as_json: bool) -> int:
+    """Say what jobs have cost; return the exit code."""
+    # All that is read lives to the end: of a long job's charges, looking for garbage takes a fifth of the time.
+    gc.disable()
     try:
-        with display() if live else _Lines(as_json=as_json) as shown:
-            last = _look(cloud.asker(known), shell, cloud.clock.sleep, shown, every_s=_LIVE_S if live else _PLAIN_S)
-    except KeyboardInterrupt:
-        tell(f"{known.name} goes on as before")
-        return 130
+        return _cost(targets, asked, as_json=as_json)
     finally:
-        shell.close()
-    if (stay := stay_text(last)) is not None:
-        tell(stay)
+        gc.enable()
+
+
+def require_one(targets: Sequence[str], asked: Asked) -> None:
+    """Refuse what does not go with one job's reconciling. UsageError."""
+    if len(targets) > 1 or asked != Asked():
+        raise UsageError("--reconcile is about one job, by day and kind", hint="gpucloud cost JOB --reconcile")
+
+
+def _cost(targets: Sequence[str], asked: Asked, *, as_json: bool) -> int:
+    since = _day(asked.since)
+    if as_json and asked.to is not None:
+        raise UsageError("--json and --csv are two answers", hint="one of them")
+    cloud = Gpucloud()
+    reports = _reports(cloud, targets, asked)
+    many = asked.every or len(reports) > 1
+    by = grouping(asked.by or ("job" if many else "attempt"), many_jobs=many)
+    items = [Item(job=r.job, tags=r.tags, charge=charge) for r in reports for charge in r.charges]
+    counted = items if since is None else list(after(items, since))
+    if asked.to is not None:
+        _write_csv(asked.to, _charge_lines(counted) if asked.by is None else _row_lines(by, grouped(counted, by)))
+    elif as_json:
+        one = {"jobs": [cost_json(report) for report in reports]} if many else cost_json(reports[0])
+        say_json({**one, "rows": rows_json(by.heads, grouped(counted, by))})
+    elif many:
+        rows = grouped(counted, by)
+        say(rows_text(by.heads, rows) if rows else "nothing was spent")
+    else:
+        say_words(cost_text(reports[0], by.heads, grouped(counted, by)))
     return 0
 
 
-def _look(asker: Asker, shell: Shell, sleep: Callable[[float], None], shown: Display, *, every_s: float) -> JobReport:
-    report, age_s = asker.report(), 0.0
-    while True:
-        report = visited(report, shell)
-        shown.show(report)
-        if report.status.ended and (not report.nodes or report.condition in (Condition.HELD, Condition.KEPT)):
-            return report
-        sleep(every_s)
-        age_s += every_s
-        if age_s >= _REPORT_S:
-            report, age_s = asker.report(), 0.0
+def _reports(cloud: Gpucloud, targets: Sequence[str], asked: Asked) -> list[JobReport]:
+    if asked.every:
+        if targets:
+            raise UsageError("--all is every known job", hint="name some, or leave the names out")
+        return [report for known in cloud.home.known() if (report := report_or_line(cloud, known))]
+    known = [known_job(cloud, target) for target in targets] if targets else [known_job(cloud, None)]
+    jobs = tuple({one.name: one for one in known}.values())
+    reports = [cloud.asker(one).report() for one in jobs]
+    return [_with_forecast(cloud, jobs[0], reports[0])] if len(jobs) == 1 else reports
 
 
-class _Lines:
-    """One paragraph a look, or one JSON object a line."""
+def _with_forecast(cloud: Gpucloud, known: KnownJob, report: JobReport) -> JobReport:
+    """Return the report with what the whole job will have cost, where its nodes say how far they are."""
+    if not report.nodes or report.status.ended:
+        return report
+    left = time_to_go(progress_of_report(cloud.visited(known, report)))
+    if left is None:
+        return report
+    forecast = report.spend.spent_usd + usd_for(report.spend.usd_per_hour, left)
+    return replace(report, spend=replace(report.spend, forecast_usd=forecast))
 
-    def __init__(self, *, as_json: bool) -> None:
-        self._as_json = as_json
 
-    def __enter__(self) -> _Lines:
-        return self
+def _day(text: str | None) -> datetime | None:
+    try:
+        return None if text is None else datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=timezone.utc)
+    except ValueError:
+        raise UsageError(f"{text!r} is no day", hint="--since 2026-11-01: from midnight on, UTC") from None
 
-    def __exit__(self, *_: object) -> None:
-        pass
 
-    def show(self, report: JobReport) -> None:
-        """Write how it stands."""
-        if self._as_json:
-            say_json(report_json(report), is_one_of_many=True)
-            return
-        say(headline(report))
-        rows = use_rows(report)[1:]
-        if rows:
-            say(table(rows))
+def _charge_lines(items: Iterable[Item]) -> list[dict[str, object]]:
+    """Return a line for each charge, tags in columns of their own."""
+    return [
+        {
+            "job": item.job,
+            **{column: told.get(column, "") for column in _COLUMNS},
+            "seconds": int((item.charge.end - item.charge.start).total_seconds()),
+            "in_budget": item.charge.kind.in_budget,
+            **{f"tag:{key}": value for key, value in item.tags},
+        }
+        for item in items
+        for told in (charge_json(item.charge),)
+    ]
+
+
+def _row_lines(by: Grouping, rows: Sequence[Row]) -> list[dict[str, object]]:
+    lines = []
+    for told, row in zip(rows_json(by.heads, rows), rows, strict=True):
+        told.pop("group")
+        lines.append({**dict(zip(by.heads, row.name, strict=True)), **told, "usd": usd(row.usd)})
+    return lines
+
+
+def _write_csv(to: str, lines: Sequence[dict[str, object]]) -> None:
+    """Write the lines with every column that any of them has. UsageError when the file cannot be written."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(dict.fromkeys(head for line in lines for head in line)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    if to == "-":
+        say(text.getvalue().removesuffix("\n"))
+        return
+    try:
+        Path(to).write_text(text.getvalue(), encoding="utf-8", newline="")
+    except OSError as error:
+        raise UsageError(f"cannot write {to}: {error.strerror}", hint="--csv names a file, or -") from error
+    tell(f"{to} has {counted(len(lines), 'line')}")
+
+
+# `cost --reconcile`: a job's ledger beside the cloud's own bill.
+
+
+_USD_PER_REQUEST = Decimal("0.01")
+
+
+def reconcile(target: str | None, *, as_json: bool) -> int:
+    """Say our sum and the cloud's for each day and kind, and how far they are apart; return the exit code."""
+    cloud = Gpucloud()
+    known = known_job(cloud, target)
+    billing = cloud.cloud_of(known).billing()
+    if billing is None:
+        raise UsageError(f"nobody sends a bill for {known.name}: it does not run on a rented cloud")
+    asker = cloud.asker(known)
+    report, now = asker.report(), cloud.clock.now()
+    billed = Reconciler(jobs=asker.jobs, billing=billing).billed(report.charges, now)
+    _tell_of(billed, fresh=billed.asked_at == now)
+    rows = beside(report.charges, billed)
+    if as_json:
+        say_json(_bill_json(known.name, billed, rows))
+    else:
+        say(_bill_text(rows) if rows else "neither side knows of a cost")
+    return 0
+
+
+def _tell_of(billed: Billed, *, fresh: bool) -> None:
+    paid = f"{_USD_PER_REQUEST * billed.requests} USD for {billed.requests} requests"
+    when = f"{billed.asked_at:%Y-%m-%d %H:%M} UTC"
+    tell(f"AWS's figures of {when}, {'which cost' if fresh else 'asked for at most once a day; they cost'} {paid}")
+    tell(
+        f"AWS's bill is about a day late: the last {LAG.days} days are not final. The bucket is all jobs' and not in it"
+    )
+    if not billed.lines:
+        tell(
+            "AWS knows of nothing with the tag gpucloud:job. Activate it in the billing console as a cost allocation"
+            " tag: it counts from the next day on"
+        )
+
+
+def _bill_text(rows: Sequence[Beside]) -> str:
+    lines = [("day", "kind", "ours USD", "AWS USD", "drift USD", "")]
+    lines += [
+        (
+            row.day,
+            row.kind.value if row.kind else "other",
+            *_bill_sums(row.ours_usd, row.billed_usd),
+            "" if row.final else "not final",
+        )
+        for row in rows
+    ]
+    final = [row for row in rows if row.final]
+    if final:
+        lines.append(
+            (
+                "final",
+                "",
+                *_bill_sums(_bill_total(final, "ours_usd"), _bill_total(final, "billed_usd")),
+                _bill_percent(final),
+            )
+        )
+    lines.append(("all", "", *_bill_sums(_bill_total(rows, "ours_usd"), _bill_total(rows, "billed_usd")), ""))
+    return table(lines)
+
+
+def _bill_sums(ours: Decimal, billed: Decimal) -> tuple[str, str, str]:
+    return f"{ours:.4f}", f"{billed:.4f}", f"{billed - ours:+.4f}"
+
+
+def _bill_total(rows: Sequence[Beside], name: str) -> Decimal:
+    return sum((getattr(row, name) for row in rows), Decimal(0))
+
+
+def _bill_percent(rows: Sequence[Beside]) -> str:
+    ours = _bill_total(rows, "ours_usd")
+    return f"{(_bill_total(rows, 'billed_usd') / ours - 1) * 100:+.1f} %" if ours else ""
+
+
+def _bill_json(job: str, billed: Billed, rows: Sequence[Beside]) -> dict[str, Any]:
+    return {
+        "job": job,
+        "asked_at": billed.asked_at.isoformat(),
+        "ours_usd": usd(_bill_total(rows, "ours_usd")),
+        "billed_usd": usd(_bill_total(rows, "billed_usd")),
+        "rows": [
+            {
+                "day": row.day,
+                "kind": row.kind.value if row.kind else None,
+                "ours_usd": usd(row.ours_usd),
+                "billed_usd": usd(row.billed_usd),
+                "drift_usd": usd(row.drift_usd),
+                "final": row.final,
+            }
+            for row in rows
+        ],
+    }

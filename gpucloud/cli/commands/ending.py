@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from gpucloud.cli.commands.supervising import bring_stored_home, means_to_end, say_what_lives
-from gpucloud.cli.consent import is_meant
 from gpucloud.cli.interrupts import Interrupts, Leave, obeyed
 from gpucloud.cli.render.onlookers import Onlooker, onlooker
 from gpucloud.cli.render.reports import report_json, report_text
 from gpucloud.cli.render.use import condition_word
-from gpucloud.cli.render.words import say, say_json, say_words, tell
+from gpucloud.cli.render.words import is_meant, say, say_json, say_words, tell
 from gpucloud.cli.target import called, known_job, require_one_run
 from gpucloud.domain.errors import (
     CleanupIncomplete,

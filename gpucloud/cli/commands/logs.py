@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections import deque
@@ -9,15 +10,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 
-from gpucloud.cli.commands.logwriting import LogWriter, Place, log_writer
-from gpucloud.cli.render.words import tell, with_short_ids
+from gpucloud.cli.render.output import LogWriter, Place, log_writer
+from gpucloud.cli.render.words import say_json, tell, with_short_ids
 from gpucloud.cli.target import known_job
-from gpucloud.domain.errors import GpucloudError, UsageError
+from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
 from gpucloud.domain.job.quantities import counted, format_moment, parse_span
 from gpucloud.domain.node.output import DatedPiece
 from gpucloud.domain.state.state import Attempt, JobState
 from gpucloud.domain.untrusted import in_one_line
 from gpucloud.usecases.job.jobs import Asker
+from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.records import BEFORE, LogPart
 from gpucloud.wiring import Gpucloud
 
@@ -364,3 +366,18 @@ class Tail:
 
 def _goes_on(line: _Line, part: LogPart) -> bool:
     return line.part.attempt == part.attempt and not line.data.endswith(b"\n") and len(line.data) < _LONGEST
+
+
+def launches(target: str | None, *, attempt: int | None) -> int:
+    """Write how each node of each attempt was launched, secrets left out; return the exit code."""
+    cloud = Gpucloud()
+    known = known_job(cloud, target)
+    if attempt is not None:
+        require_attempt(cloud.asker(known).stored_state(), attempt)
+    for number, node, data in JobStore(cloud.store_of(known), known.name).records.launches(attempt):
+        try:
+            launch = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise StoreError(f"the launch of attempt {number} on node {node} is damaged: {error}") from error
+        say_json({"attempt": number, "node": node, "launch": launch}, is_one_of_many=True)
+    return 0

@@ -1,17 +1,20 @@
-"""`doctor` and `gc`: this machine or a job's examined, and what belongs to no living job."""
+"""Machines: `doctor` examines them, `gc` finds those of no job, `local` has the embedded fleet interrupt its own."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from decimal import Decimal
-from typing import Any
+from enum import Enum
+from typing import TYPE_CHECKING, Any
 
 from gpucloud.cli.render.words import say, say_json, table, tell, usd
-from gpucloud.cli.target import known_job, read_target
+from gpucloud.cli.target import group_of, known_job, one_node, read_target
 from gpucloud.domain import codec
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.job.quantities import format_span, format_usd
+from gpucloud.domain.job.quantities import format_span, format_usd, parse_span
 from gpucloud.domain.job.spec import Cloud
 from gpucloud.domain.money.ledger import ZERO
 from gpucloud.domain.node.gate.report import REFUSED, Checked, Severity, failures, figures
@@ -22,6 +25,9 @@ from gpucloud.usecases.machines.doctor import Examined, examine
 from gpucloud.usecases.machines.strays import Sweeper, Swept
 from gpucloud.wiring import Gpucloud
 from gpucloud.wiring.strays import sweepers, swept_clouds
+
+if TYPE_CHECKING:
+    from gpucloud.adapters.local.group import LocalNodeGroup
 
 
 def doctor(target: str | None, *, full: bool, as_json: bool) -> int:
@@ -246,3 +252,100 @@ def _json(thing: Thing, swept: Swept) -> dict[str, Any]:
         "first_seen": codec.plain(swept.first_seen.get(thing.key)),
         "usd_per_hour": usd(costs) if costs is not None else None,
     }
+
+
+# `gpucloud local interrupt|kill|freeze|cut|heal|weather|shortage`: what the embedded fleet does when asked.
+
+
+_NODE_ID = re.compile(r"i-0[0-9a-f]{16}")
+
+
+class Drill(Enum):
+    """What is done to a node; the value is the word for it when it is done."""
+
+    INTERRUPT = "noticed"
+    KILL = "interrupted"
+    FREEZE = "frozen"
+    CUT = "cut"
+    HEAL = "healed"
+    REBALANCE = "recommended to leave"
+
+
+def drill(target: str | None, node_id: str | None, what: Drill, *, as_json: bool) -> int:
+    """Have the embedded cloud do that to a node; return the exit code.
+
+    `target` is the node itself, or a job as elsewhere; then `node_id`, or the job's first node that is up, is meant.
+    """
+    nodes, job, group, node = _meant(target, node_id)
+    _does(nodes, what)(group, node)
+    if what is Drill.CUT and not nodes.has_own_network(group, node):
+        tell(f"{node}: only the way to it is cut; GPUCLOUD_LOCAL_TIER=a gives machines a network that can be cut too")
+    if as_json:
+        say_json({"job": job, "node": node, "done": what.value})
+    else:
+        say(f"{node}: {what.value}")
+    return 0
+
+
+def weather(target: str | None, *, seed: int, mean: str, unannounced: float, as_json: bool) -> int:
+    """Have the embedded cloud take nodes at random times drawn from a seed; return the exit code."""
+    cloud = Gpucloud()
+    known = known_job(cloud, target)
+    try:
+        mean_s = parse_span(mean).total_seconds()
+    except ValueError as error:
+        raise UsageError(f"--mean: {error}") from error
+    nodes = cloud.embedded(known)
+    nodes.schedule_interruptions(group_of(cloud, known), seed=seed, mean_s=mean_s, unannounced=unannounced)
+    if as_json:
+        say_json({"job": known.name, "seed": seed, "mean_s": mean_s, "unannounced": unannounced})
+    else:
+        say(f"{known.name}: nodes are interrupted every {mean_s:g} s on average, seed {seed}")
+    return 0
+
+
+def shortage(lasting: str, *, as_json: bool) -> int:
+    """Have the embedded cloud start no spot machines for that long, 0s: from now on again; return the exit code."""
+    try:
+        span = parse_span(lasting)
+    except ValueError as error:
+        raise UsageError(str(error), hint="gpucloud local shortage 5min") from error
+    until = datetime.now(timezone.utc) + span
+    Gpucloud().local().nodes().run_short(until)
+    if as_json:
+        say_json({"no_spot_until": codec.plain(until)})
+    else:
+        say(f"no spot machines start until {until:%H:%M:%S} UTC; those that run stay")
+    return 0
+
+
+def _does(nodes: LocalNodeGroup, what: Drill) -> Callable[[str, str], None]:
+    match what:
+        case Drill.INTERRUPT:
+            return lambda group, node: nodes.interrupt(group, node, notice=True)
+        case Drill.KILL:
+            return lambda group, node: nodes.interrupt(group, node, notice=False)
+        case Drill.FREEZE:
+            return nodes.freeze
+        case Drill.CUT:
+            return nodes.cut
+        case Drill.HEAL:
+            return nodes.heal
+        case Drill.REBALANCE:
+            return nodes.recommend_rebalance
+
+
+def _meant(target: str | None, node_id: str | None) -> tuple[LocalNodeGroup, str, str, str]:
+    """Return the embedded cloud's groups, and the job, the group and the node that are meant."""
+    cloud = Gpucloud()
+    if target is not None and node_id is None and _NODE_ID.fullmatch(target):
+        nodes = cloud.local().nodes()
+        found = nodes.owner_of(target)
+        if found is None:
+            raise UsageError(f"no machine of the embedded fleet is called {target}", hint="gpucloud status JOB")
+        group, job = found
+        return nodes, job, group, target
+    known = known_job(cloud, target)
+    nodes = cloud.embedded(known)
+    node = one_node(cloud, known, node_id)
+    return nodes, known.name, group_of(cloud, known), node.id

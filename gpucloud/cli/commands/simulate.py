@@ -9,7 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TypeVar
 
-from gpucloud.cli.commands.planning import everywhere
+from gpucloud.cli.commands.training import everywhere
 from gpucloud.cli.render.simulations import (
     Simulation,
     market_json,

@@ -12,8 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from gpucloud.cli.render.bars import FirstRank
 from gpucloud.cli.render.bills import money_line
+from gpucloud.cli.render.output import FirstRank
 from gpucloud.cli.render.progress import Snapshot, snapshot
 from gpucloud.cli.render.use import headline, use_rows
 from gpucloud.cli.render.words import folded

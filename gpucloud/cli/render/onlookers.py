@@ -8,8 +8,8 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Protocol
 
-from gpucloud.cli.render.bars import MOVING_EVERY_S, FirstRank, Paced
 from gpucloud.cli.render.bills import money_line
+from gpucloud.cli.render.output import MOVING_EVERY_S, FirstRank, Paced
 from gpucloud.cli.render.progress import Snapshot, snapshot
 from gpucloud.cli.render.words import silence, tell
 from gpucloud.domain.job.quantities import format_span

@@ -190,3 +190,13 @@ def quarantine_json(one: Quarantine) -> dict[str, Any]:
 def _padded(column: Sequence[str]) -> list[str]:
     width = max(map(len, column))
     return [cell.ljust(width) for cell in column]
+
+
+def is_meant(command: str) -> bool:
+    """Ask whoever sits there whether what was just told is to be deleted; elsewhere say the command that does it."""
+    if not sys.stdin.isatty():
+        tell(f"nothing is deleted: {command}")
+        return False
+    sys.stderr.write("delete it? [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -1,7 +1,8 @@
-"""`cp`: files between this machine and a job's machines, and out of a job's store."""
+"""`watch`, `metrics`, `ssh` and `cp`: what reaches a job's machines from here, and supervises nothing."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,26 +11,139 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpucloud.cli.render.words import say, say_json, tell
-from gpucloud.cli.target import known_job
-from gpucloud.domain.errors import LandingRefused, StoreError, UsageError
+from gpucloud.cli.render.onlookers import Display, display
+from gpucloud.cli.render.reports import report_json, stay_text
+from gpucloud.cli.render.use import headline, use_rows
+from gpucloud.cli.render.words import say, say_json, table, tell
+from gpucloud.cli.target import known_job, node_of, one_node
+from gpucloud.domain.errors import LandingRefused, NodeError, StoreError, UsageError
 from gpucloud.domain.job.quantities import format_size
-from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.untrusted import Arriving, Tree, fitting
+from gpucloud.ports import Shell
 from gpucloud.store import ObjectStore
 from gpucloud.store.contract import TooLarge
 from gpucloud.store.landing import Landing, Part
+from gpucloud.usecases.job.jobs import Asker
+from gpucloud.usecases.jobstore.report import Condition, JobReport
 from gpucloud.usecases.money.spend import bytes_in
+from gpucloud.usecases.supervise.look import visited
 from gpucloud.wiring import Gpucloud, KnownJob, local_file, local_folder
 
 if TYPE_CHECKING:
     from gpucloud.adapters.transfer.copying import Copier, Listing
 
+_LIVE_S = 1.0
+_PLAIN_S = 10.0
+_REPORT_S = 3.0  # the state in the store and the cloud's list change more slowly than GPUs
+
+_PROGRAM = re.compile(r"[\w@%+=:,./-]+")
+
+# The package that the agent runs from answers; which one that is the agent has written down.
+_METRICS = """\
+py="${GPUCLOUD_PYTHON:-python3}"
+sha=$(sed -n 's/.*"package": "\\([0-9a-f]*\\)".*/\\1/p' "$1/agent/agent.json") || exit 1
+exec "$py" -I "$1/lib/gpucloud-$sha.zip" metrics --root "$1"
+"""
 
 _STORE = "@store/"
 _TOLD = 20
 _PIECE_BYTES = 16 << 20
 _FORMS = "gpucloud cp JOB:path here, or gpucloud cp here JOB:path"
+
+
+def watch(target: str | None, *, as_json: bool) -> int:
+    """Show a job's GPUs, steps and money until its machines are gone, or stay for its user; return the exit code.
+
+    Live on a terminal, lines every ten seconds elsewhere. Ctrl-C ends the watching alone.
+    """
+    cloud = Gpucloud()
+    known = known_job(cloud, target)
+    shell, live = cloud.visitor(known), sys.stdout.isatty() and not as_json
+    try:
+        with display() if live else _Lines(as_json=as_json) as shown:
+            last = _look(cloud.asker(known), shell, cloud.clock.sleep, shown, every_s=_LIVE_S if live else _PLAIN_S)
+    except KeyboardInterrupt:
+        tell(f"{known.name} goes on as before")
+        return 130
+    finally:
+        shell.close()
+    if (stay := stay_text(last)) is not None:
+        tell(stay)
+    return 0
+
+
+def _look(asker: Asker, shell: Shell, sleep: Callable[[float], None], shown: Display, *, every_s: float) -> JobReport:
+    report, age_s = asker.report(), 0.0
+    while True:
+        report = visited(report, shell)
+        shown.show(report)
+        if report.status.ended and (not report.nodes or report.condition in (Condition.HELD, Condition.KEPT)):
+            return report
+        sleep(every_s)
+        age_s += every_s
+        if age_s >= _REPORT_S:
+            report, age_s = asker.report(), 0.0
+
+
+class _Lines:
+    """One paragraph a look, or one JSON object a line."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+
+    def __enter__(self) -> _Lines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def show(self, report: JobReport) -> None:
+        """Write how it stands."""
+        if self._as_json:
+            say_json(report_json(report), is_one_of_many=True)
+            return
+        say(headline(report))
+        rows = use_rows(report)[1:]
+        if rows:
+            say(table(rows))
+
+
+def metrics(target: str | None, node_id: str | None) -> int:
+    """Write a node's figures as Prometheus reads them; return the exit code."""
+    cloud = Gpucloud()
+    known = known_job(cloud, target)
+    node = one_node(cloud, known, node_id)
+    shell = cloud.visitor(known)
+    try:
+        done = shell.host(node).run(("sh", "-c", _METRICS, "sh", node.root))
+    finally:
+        shell.close()
+    if done.exit_code != 0:
+        said = done.stderr.decode(errors="replace").strip()
+        raise NodeError(f"{node.id} tells no metrics: {said}", hint=f"gpucloud status {known.name}")
+    say(done.stdout.decode(errors="replace").removesuffix("\n"))
+    return 0
+
+
+def ssh(target: str | None, node_id: str | None, command: tuple[str, ...]) -> int:
+    """Open a shell on a node, or run a command there; return its exit code. One word may be a whole shell line."""
+    cloud = Gpucloud()
+    known = known_job(cloud, target)
+    node = one_node(cloud, known, node_id)
+    shell = cloud.shell(known.name, cloud.cloud_of(known).cloud_profile)
+    try:
+        return shell.host(node).interact(shell_line(command))
+    finally:
+        shell.close()
+
+
+def shell_line(command: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the words to run on a node: a single one that is more than a program's name is a line for its shell."""
+    is_line = len(command) == 1 and not _PROGRAM.fullmatch(command[0])
+    return ("sh", "-c", *command) if is_line else command
+
+
+# `cp`: files between this machine and a job's machines, and out of a job's store.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,47 +340,3 @@ def _shown(done: int, total: int) -> None:
     if sys.stderr.isatty():
         sys.stderr.write(f"\r{format_size(done)} of {format_size(total)}" + ("\n" if done >= total else ""))
         sys.stderr.flush()
-
-
-# Which of a job's machines a command is about.
-
-
-def one_node(cloud: Gpucloud, known: KnownJob, node_id: str | None) -> Node:
-    """Return the node that is meant, by its name or the beginning that tables have of it; without one the first."""
-    asker = cloud.asker(known)
-    listed = asker.group.describe(group_of(cloud, known)).alive
-    running = [node for node in listed if node.state is NodeState.RUNNING]
-    if not running:
-        raise UsageError(f"{known.name} has no machine that is up", hint=f"gpucloud status {known.name}")
-    if node_id is None:
-        return running[0]
-    exact = [node for node in running if node.id == node_id]
-    found = exact or [node for node in running if node.id.startswith(node_id)]
-    if len(found) != 1:
-        why = "has no node" if not found else "has several nodes that begin with"
-        raise UsageError(f"{known.name} {why} {node_id}", hint=f"one of {', '.join(n.id for n in running)}")
-    return found[0]
-
-
-def node_of(cloud: Gpucloud, known: KnownJob, node_id: str | None) -> Node:
-    """Return the node that is meant; without a name the one of rank 0 in the newest attempt, where results are."""
-    attempts = cloud.asker(known).state().attempts
-    first = attempts[-1].members[0].node_id if attempts else None
-    try:
-        return one_node(cloud, known, node_id or first)
-    except UsageError:
-        if node_id is not None:
-            raise
-        return one_node(cloud, known, None)
-
-
-def group_of(cloud: Gpucloud, known: KnownJob) -> str:
-    """Return the name of the job's node group; UsageError when it has none."""
-    state = cloud.asker(known).state()
-    if state.group is None:
-        closed = state.status.ended
-        raise UsageError(
-            f"{known.name} has {'ended, and has no machines any more' if closed else 'no machines yet'}",
-            hint=f"gpucloud status {known.name}" if closed else f"gpucloud up {known.name}",
-        )
-    return state.group
