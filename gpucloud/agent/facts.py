@@ -14,7 +14,7 @@ from gpucloud.agent.data.staged import staged
 from gpucloud.agent.gate.record import gate_fact
 from gpucloud.agent.layer.environment import places
 from gpucloud.agent.layer.fact import base as base_python
-from gpucloud.agent.layer.fact import index_for, layer_fact
+from gpucloud.agent.layer.fact import gpu_kind, layer_fact
 from gpucloud.agent.machine.notes import machine_fact
 from gpucloud.agent.package import package_sha256
 from gpucloud.agent.single_process import agent_process, driver_process
@@ -46,7 +46,7 @@ def gather(root: Path, *, package: Path | None, asked: Asked) -> Facts:
         stand_in=smi.are_stand_ins(),
         agent_package=agent_process(root).taken_by(),
         agent_busy=is_busy(root),
-        layer=layer_fact(places(), asked.layer, base, index_for(gpus)),
+        layer=layer_fact(places(), asked.layer, base, gpu_kind(gpus)),
         boto3=base.boto3,
         torch_cuda=base.torch_cuda,
         packages=base.packages,

@@ -24,7 +24,7 @@ from tests.cloud.figures import Machine, cost_usd, guard
 
 DIGITS = Path(__file__).resolve().parents[2] / "templates" / "jobs" / "digits.yaml"
 TYPE = "g4dn.xlarge"
-SETUP = "pip install -q 'torch>=2.6,<2.14' numpy"  # the image has the driver alone
+SETUP = "uv pip install -q 'torch>=2.6,<2.14' numpy"  # the image has the driver alone
 GPUCLOUD = (sys.executable, "-m", "gpucloud")
 LOOK_S = 5.0
 _FIRST_STEP = re.compile(r"\bstep [1-9]\d* of \d+|\| epoch 1 of ")

@@ -372,7 +372,7 @@ def test_a_torch_for_the_cpu_is_refused_where_a_stand_in_nvidia_smi_shows_gpus_t
         NodeError, match=r"torch 2\.\d+\.\d+\+cpu is built for the CPU, and the node has NVIDIA GPUs"
     ) as caught:
         fit(host, package, job(code, resources=Resources(gpus=2, gpu=("H200",))))
-    assert caught.value.hint == "setup: pip install -I torch --index-url https://download.pytorch.org/whl/cu130"
+    assert caught.value.hint == "setup: uv pip install --reinstall torch --torch-backend auto"
     told = fit(host, package, job(code)).findings
     assert [finding.endswith("(driver 580.159.04): the job runs on the CPU") for finding in told] == [True]
 
@@ -394,7 +394,7 @@ def test_a_torch_that_setup_installs_and_a_stand_in_driver_is_too_old_for_is_ref
     assert caught.value.message == (
         "torch 2.13.0 is built for CUDA 13.0, which needs driver 580.65.06; the node has 570.172.08"
     )
-    assert caught.value.hint == "setup: pip install torch --index-url https://download.pytorch.org/whl/cu128"
+    assert caught.value.hint == "setup: uv pip install torch --torch-backend auto"
 
 
 def test_a_node_whose_stand_in_gpus_are_not_those_paid_for_is_refused_each_time(home, code, package, tmp_path):

@@ -109,37 +109,66 @@ def index(wheels):
         yield running
 
 
-def test_a_pip_install_on_a_node_with_uv_is_done_by_uv_from_the_mirror(tmp_path, bare, uv_folder, index):
+def test_uv_of_the_node_installs_from_the_mirror(tmp_path, bare, uv_folder, index):
     node = Node(tmp_path, bare, path=f"{uv_folder}:/usr/bin:/bin")
-    made = node.layer(node.order("pip install alpha", pip_mirror=index.url))
+    made = node.layer(node.order("uv pip install alpha", pip_mirror=index.url))
     assert made.uv == ".".join(str(part) for part in uv_version())
     assert node.shown(made, "import alpha, beta; print(alpha.__version__, beta.__version__)") == "1.2 0.3"
-    assert [package for package in made.packages if not package.startswith("pip==")] == ["alpha==1.2", "beta==0.3"]
+    assert made.packages == ("alpha==1.2", "beta==0.3")
     assert (Path(made.python).parents[1] / "lib").exists()
     installers = list(Path(made.python).parents[1].glob("lib/*/site-packages/alpha-1.2.dist-info/INSTALLER"))
     assert [file.read_text() for file in installers] == ["uv"]
     assert (node.home / ".gpucloud" / "cache" / "uv").is_dir()
 
 
-def test_without_uv_pip_itself_installs_from_the_mirror(tmp_path, with_pip, index):
+def test_a_setup_that_calls_pip_gets_pip_and_is_told_that_it_takes_longer(tmp_path, with_pip, index):
     node = Node(tmp_path, with_pip)
-    made = node.layer(node.order("pip install alpha; python -m pip freeze >seen", pip_mirror=index.url))
+    order = node.order("pip install alpha; python -m pip freeze >seen", pip_mirror=index.url)
+    done = node.run("layer", to_json(order))
+    assert done.stdout == (
+        "note: setup: `pip install` takes longer than `uv pip install`, which works here too\nready\n"
+    )
+    made = node.fact(order)
     assert made.uv is None
     assert node.shown(made, "import alpha; print(alpha.__version__)") == "1.2"
     assert "alpha==1.2" in (node.code / "seen").read_text()
-    assert "without uv: " in (node.layers / f"{made.key}.log").read_text()  # the mirror has none
+    assert "/simple/uv/" not in index.asked
+
+
+def test_what_the_base_has_is_not_fetched_again_and_is_no_part_of_the_layer(tmp_path, bare, uv_folder, index):
+    argv = [uv.find_uv_bin(), "venv", "-q", "--python", sys.executable, str(tmp_path / "base")]
+    subprocess.run(argv, check=True)
+    base = str(tmp_path / "base" / "bin" / "python")
+    argv = [uv.find_uv_bin(), "pip", "install", "-q", "--no-cache", "--python", base, "--default-index", index.url]
+    subprocess.run([*argv, "beta", "boto3"], check=True)
+    index.asked.clear()
+    node = Node(tmp_path, base, path=f"{uv_folder}:/usr/bin:/bin")
+    made = node.layer(node.order("uv pip install alpha; uv pip install --reinstall boto3", pip_mirror=index.url))
+    assert not any(path.startswith("/files/beta") for path in index.asked)
+    assert made.packages == ("alpha==1.2", "boto3==1.99")
+    assert node.shown(made, "import alpha, beta; print(beta.__file__)").startswith(str(tmp_path / "base"))
+    infos = Path(made.python).parents[1].glob("lib/python3*/site-packages/*.dist-info")
+    assert sorted(info.name for info in infos) == ["alpha-1.2.dist-info", "boto3-1.99.dist-info"]
+
+
+def test_a_node_whose_index_has_no_uv_says_so_in_the_setups_log(tmp_path, with_pip, index):
+    node = Node(tmp_path, with_pip)
+    done = node.run("layer", to_json(node.order("uv pip install alpha", pip_mirror=index.url)))
+    assert done.returncode != 0
     assert "/simple/uv/" in index.asked
+    (log,) = node.layers.glob("*.log")
+    assert log.read_text().startswith("without uv: pip has no uv==0.13.9: No matching distribution found for uv==")
 
 
 def test_a_second_layer_takes_what_the_first_one_fetched_from_the_cache(tmp_path, bare, uv_folder, index):
     node = Node(tmp_path, bare, path=f"{uv_folder}:/usr/bin:/bin")
-    node.layer(node.order("pip install alpha", pip_mirror=index.url))
+    node.layer(node.order("uv pip install alpha", pip_mirror=index.url))
     fetched = [path for path in index.asked if path.startswith("/files/alpha")]
-    node.layer(node.order("pip install alpha # again", pip_mirror=index.url))
+    node.layer(node.order("uv pip install alpha # again", pip_mirror=index.url))
     assert [path for path in index.asked if path.startswith("/files/alpha")] == fetched
 
 
-def test_what_uv_cannot_do_pip_does(tmp_path, with_pip, uv_folder, index):
+def test_pip_does_what_uv_does_not_beside_it(tmp_path, with_pip, uv_folder, index):
     node = Node(tmp_path, with_pip, path=f"{uv_folder}:/usr/bin:/bin")
     setup = "pip install --target there alpha; pip install beta; pip uninstall -y beta; pip list >seen"
     made = node.layer(node.order(setup, pip_mirror=index.url))
@@ -148,12 +177,13 @@ def test_what_uv_cannot_do_pip_does(tmp_path, with_pip, uv_folder, index):
     assert not any(package.startswith("beta") for package in made.packages)
 
 
-def test_a_python_without_pip_where_nothing_can_be_had_is_named_with_the_reason(tmp_path, bare, index):
+def test_a_python_without_pip_where_nothing_can_be_had_is_named_with_the_reason(tmp_path, bare):
     node = Node(tmp_path, bare)
-    done = node.run("layer", to_json(node.order("pip install alpha", pip_mirror=index.url)))
+    node.env["https_proxy"] = "http://127.0.0.1:1"  # nobody is there
+    done = node.run("layer", to_json(node.order("pip install alpha")))
     assert done.returncode == 1
-    assert done.stdout.startswith("the node's Python has no pip, and none could be had: ")
-    assert f"{index.url}/pip/" in done.stdout
+    assert done.stdout.startswith("the node has no uv, and none could be had: https://files.pythonhosted.org/packages/")
+    assert "refused" in done.stdout
     assert not node.fact(node.order("pip install alpha")).ready
 
 
@@ -164,26 +194,23 @@ def test_a_setup_that_installs_nothing_needs_no_index_at_all(tmp_path, bare):
     assert (node.code / "runs").read_text() == "run\n"
 
 
-def test_torch_is_installed_for_a_script_where_the_node_has_none_within_the_tested_range(tmp_path, with_pip, wheels):
-    """The torch is a stand-in, served where PyTorch's index for the CPU would be: this machine has no GPU."""
-    node = Node(tmp_path, with_pip)
-    env = (("PIP_NO_INDEX", "1"), ("PIP_FIND_LINKS", str(wheels)))
-    made = node.layer(node.order(torch=True, env=env))
-    assert (made.torch, made.torch_cuda, made.torch_index) == ("2.12.0", "13.0", "cpu")
-
-
-def test_torch_comes_from_the_mirrors_folder_for_the_driver_and_the_rest_from_the_other_mirror(
+def test_torch_comes_within_the_tested_range_from_its_mirror_and_the_rest_from_the_other(
     tmp_path, bare, uv_folder, wheels
 ):
-    """A stand-in torch: what is looked at is who is asked for what."""
+    """A stand-in torch: its own are gigabytes."""
     with serving(wheels) as packages, serving(wheels) as pytorch:
-        base = pytorch.url.removesuffix("/simple")
         node = Node(tmp_path, bare, path=f"{uv_folder}:/usr/bin:/bin")
-        order = node.order("pip install beta", torch=True, pip_mirror=packages.url, torch_mirror=base)
-        done = node.run("layer", to_json(order))
-        assert done.returncode == 1  # the mirror's folder for the CPU is empty here
-        assert {path for path in pytorch.asked if "torch" in path} == {"/cpu/torch/"}
+        order = node.order("uv pip install beta", torch=True, pip_mirror=packages.url, torch_mirror=pytorch.url)
+        made = node.layer(order)
+        assert (made.torch, made.torch_cuda, made.torch_backend) == ("2.12.0", "13.0", "cpu")
+        assert "/simple/torch/" in pytorch.asked
+        assert not any("beta" in path for path in pytorch.asked)
         assert not any("torch" in path for path in packages.asked)
+
+
+def test_torch_comes_from_the_mirror_of_packages_where_it_has_none_of_its_own(tmp_path, bare, uv_folder, index):
+    node = Node(tmp_path, bare, path=f"{uv_folder}:/usr/bin:/bin")
+    assert node.layer(node.order(torch=True, pip_mirror=index.url)).torch == "2.12.0"
 
 
 def test_a_second_layer_of_the_same_kind_waits_for_the_first_and_says_so(tmp_path, with_pip):
@@ -250,7 +277,7 @@ def uv_version() -> tuple[int, ...]:
 def test_facts_of_another_layer_do_not_make_one(tmp_path, with_pip):
     node = Node(tmp_path, with_pip)
     fact = node.fact(node.order("pip install alpha"))
-    assert (fact.ready, fact.torch_index) == (False, "cpu")
+    assert (fact.ready, fact.torch_backend) == (False, "cpu")
     assert json.loads(node.run("facts", "{}").stdout)["layer"] is None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -15,12 +16,12 @@ from gpucloud.adapters.packaging import package_zip
 from gpucloud.agent.layer.fact import read_ready
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.node.layer import LayerOrder, LayerWanted, setup_digest
-from gpucloud.domain.node.pinned import PIP_WHEEL, UV_WHEELS
+from gpucloud.domain.node.pinned import PIP_VERSION, PIP_WHEEL
 from tests.standins.packages import serving, wheel
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine(name="debootstrap"), pytest.mark.timeout(600)]
 
-SETUP = "pip install greeter && python -m pip --version && python -c 'import greeter'"
+SETUP = "uv pip install greeter && pip list && python -m pip --version && python -c 'import greeter'"
 
 
 @pytest.fixture(scope="module")
@@ -40,19 +41,19 @@ def root(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory) -> Path:
-    """Return a folder with the pinned uv and pip as PyPI has them, and a small wheel."""
+    """Return a folder with the pinned pip as PyPI has it, and a small wheel."""
     folder = tmp_path_factory.mktemp("wheels")
-    for pinned in (UV_WHEELS[platform.machine()], PIP_WHEEL):
-        name, version = pinned.name.split("-")[:2]
-        argv = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), f"{name}=={version}"]
-        subprocess.run(argv, check=True)
-        assert (folder / pinned.name).is_file()
+    argv = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), f"pip=={PIP_VERSION}"]
+    subprocess.run(argv, check=True)
+    assert (folder / PIP_WHEEL.name).is_file()
     wheel(folder, "greeter", "1.0")
     return folder
 
 
-def test_a_stock_system_gets_the_pinned_uv_and_pip_from_the_mirror_and_setup_runs_unchanged(root, wheels):
+def test_a_stock_system_gets_the_pinned_uv_from_pypi_and_pip_from_the_mirror_and_setup_runs_unchanged(root, wheels):
     (root / "root" / "package.zip").write_bytes(package_zip()[0])
+    trusted = ssl.get_default_verify_paths()
+    shutil.copy(trusted.cafile or trusted.openssl_cafile, root / "root" / "certificates.pem")
     wanted = LayerWanted(digest=setup_digest(SETUP, (), ""), always=True, boto3=False, torch=False)
     with serving(wheels, as_json=True) as index:
         order = LayerOrder(wanted=wanted, setup=SETUP, code="/root", pip_mirror=index.url)
@@ -71,6 +72,6 @@ def test_a_stock_system_gets_the_pinned_uv_and_pip_from_the_mirror_and_setup_run
 
 def inside(root: Path, line: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     assert os.getuid() == 0, "chroot needs root"
-    env = {"HOME": "/root", "PATH": "/usr/bin:/bin"}
+    env = {"HOME": "/root", "PATH": "/usr/bin:/bin", "SSL_CERT_FILE": "/root/certificates.pem"}
     argv = [shutil.which("chroot") or "/usr/sbin/chroot", str(root), "/bin/sh", "-c", line]
     return subprocess.run(argv, input=stdin, env=env, capture_output=True, text=True, timeout=120)

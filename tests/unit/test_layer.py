@@ -146,9 +146,9 @@ def test_the_jobs_variables_count_for_a_layer_as_far_as_its_making_may_read_them
     assert setup_digest(setup, (), "", env=(BUILD,)) != setup_digest(setup, (), "", env=())
 
 
-def test_a_layers_name_depends_on_interpreter_platform_and_torch_index():
-    one = {"python": "/p", "version": (3, 11, 7), "platform": "linux-x86_64", "torch_index": "cu130"}
-    others = ({"python": "/q"}, {"version": (3, 12, 0)}, {"platform": "linux-aarch64"}, {"torch_index": "cu128"})
+def test_a_layers_name_depends_on_interpreter_platform_and_kind_of_gpu():
+    one = {"python": "/p", "version": (3, 11, 7), "platform": "linux-x86_64", "gpu": ("auto", "580.95.05")}
+    others = ({"python": "/q"}, {"version": (3, 12, 0)}, {"platform": "linux-aarch64"}, {"gpu": ("cu126", "580.95.05")})
     keys = {layer_key("d", **one), layer_key("e", **one), *(layer_key("d", **{**one, **other}) for other in others)}
     assert len(keys) == 6
     assert layer_key("d", **one) == layer_key("d", **one)

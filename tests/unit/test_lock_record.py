@@ -14,7 +14,7 @@ FACTS = Facts(
     gpus=(Gpu(index=0, uuid="GPU-1", name="NVIDIA L4", memory_mib=23034, driver="570.172.08"),),
     agent_package="zip", agent_busy=False, packages=("PyYAML==6.0.1",),
     layer=Layer(
-        key="k", python="/l/bin/python", ready=True, torch="2.11.0+cu128", torch_cuda="12.8", torch_index="cu128",
+        key="k", python="/l/bin/python", ready=True, torch="2.11.0+cu128", torch_cuda="12.8", torch_backend="auto",
         uv="0.13.9", packages=("numpy==2.4.0", "torch==2.11.0+cu128"),
     ),
 )  # fmt: skip
@@ -26,11 +26,11 @@ WANTED = Wanted(
 
 def test_the_record_names_everything_that_the_jobs_python_is_made_of_and_no_secret():
     record = lock_record(FACTS, WANTED)
-    named = {name: record[name] for name in ("torch", "torch_cuda", "torch_index", "uv", "packages", "base_packages")}
+    named = {name: record[name] for name in ("torch", "torch_cuda", "torch_backend", "uv", "packages", "base_packages")}
     assert named == {
         "torch": "2.11.0+cu128",
         "torch_cuda": "12.8",
-        "torch_index": "cu128",
+        "torch_backend": "auto",
         "uv": "0.13.9",
         "packages": ["numpy==2.4.0", "torch==2.11.0+cu128"],
         "base_packages": ["PyYAML==6.0.1"],

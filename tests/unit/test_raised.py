@@ -108,9 +108,9 @@ def test_a_hostile_path_is_cut() -> None:
     [
         (
             "ModuleNotFoundError: No module named 'apex_of_nothing' (a.py:1, rank 0)",
-            "setup: pip install apex_of_nothing",
+            "setup: uv pip install apex_of_nothing",
         ),
-        ("ModuleNotFoundError: No module named 'yaml.cyaml' (a.py:1, rank 0)", "setup: pip install pyyaml"),
+        ("ModuleNotFoundError: No module named 'yaml.cyaml' (a.py:1, rank 0)", "setup: uv pip install pyyaml"),
         ("ModuleNotFoundError: No module named 'x; rm -r ~' (a.py:1, rank 0)", None),
         ("ValueError: my bad learning rate (a.py:1, rank 0)", None),
     ],
@@ -142,7 +142,7 @@ def test_a_failed_job_ends_with_one_line_that_says_what_to_do() -> None:
     failed = failed_report(message="ModuleNotFoundError: No module named 'apex' (boom.py:3, rank 0)")
     assert report_text(failed).splitlines()[-1] == (
         "boom: failed: ModuleNotFoundError: No module named 'apex' (boom.py:3, rank 0) · gpucloud logs boom"
-        " · setup: pip install apex · mend it and run the same command"
+        " · setup: uv pip install apex · mend it and run the same command"
     )
     assert report_text(failed_report(message=None)).splitlines()[-1] == (
         "boom: failed by its own error · gpucloud logs boom · mend it and run the same command"

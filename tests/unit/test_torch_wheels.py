@@ -2,46 +2,26 @@ from __future__ import annotations
 
 import pytest
 
-from gpucloud.domain.node.layer import names_torch, torch_index, torch_url, why_no_gpu
+from gpucloud.domain.node.layer import names_torch, torch_backend, why_no_gpu
 
 
 @pytest.mark.parametrize(
-    ("driver", "names", "index"),
+    ("names", "backend"),
     [
-        (None, (), "cpu"),
-        ("610.57.04", ("NVIDIA B200",), "cu130"),
-        ("580.159.04", ("NVIDIA H200",), "cu130"),
-        ("580.65.06", ("Tesla T4",), "cu130"),
-        ("580.65.05", ("Tesla T4",), "cu128"),
-        ("570.172.08", ("NVIDIA H100 80GB HBM3",), "cu128"),
-        ("535.261.03", ("NVIDIA A10G",), "cu128"),
-        ("525.60.13", ("NVIDIA A100-SXM4-40GB",), "cu128"),
-        ("525.60.12", ("NVIDIA A100-SXM4-40GB",), "cu126"),
-        ("470.256.02", ("Tesla T4",), "cu126"),
-        ("580.159.04", ("Tesla V100-SXM2-16GB",), "cu126"),
-        ("535.261.03", ("Tesla P100-PCIE-16GB",), "cu126"),
-        ("580.159.04", ("Tesla M60",), "cu126"),
-        ("580.159.04", ("NVIDIA GeForce GTX 1080 Ti",), "cu126"),
-        ("580.159.04", ("Quadro RTX 6000",), "cu130"),
-        ("580.159.04", ("NVIDIA L40S",), "cu130"),
+        ((), "cpu"),
+        (("NVIDIA B200",), "auto"),
+        (("Tesla T4",), "auto"),
+        (("NVIDIA A100-SXM4-40GB",), "auto"),
+        (("Quadro RTX 6000",), "auto"),
+        (("NVIDIA L40S",), "auto"),
+        (("Tesla V100-SXM2-16GB",), "cu126"),
+        (("Tesla P100-PCIE-16GB",), "cu126"),
+        (("Tesla M60",), "cu126"),
+        (("NVIDIA GeForce GTX 1080 Ti",), "cu126"),
     ],
 )
-def test_the_index_of_torchs_wheels_follows_driver_and_kind_of_gpu(driver, names, index):
-    assert torch_index(driver, names) == index
-
-
-@pytest.mark.parametrize(
-    ("index", "mirror", "machine", "url"),
-    [
-        ("cu130", None, "x86_64", None),
-        ("cu130", None, "aarch64", "https://download.pytorch.org/whl/cu130"),
-        ("cu128", None, "x86_64", "https://download.pytorch.org/whl/cu128"),
-        ("cpu", None, "x86_64", "https://download.pytorch.org/whl/cpu"),
-        ("cu130", "https://mirror.example/whl/", "x86_64", "https://mirror.example/whl/cu130"),
-    ],
-)
-def test_torch_comes_from_pypi_where_that_is_the_build_and_there_is_no_mirror(index, mirror, machine, url):
-    assert torch_url(index, mirror, machine) == url
+def test_uv_chooses_torchs_build_by_the_driver_save_for_gpus_that_the_newest_have_no_code_for(names, backend):
+    assert torch_backend(names) == backend
 
 
 @pytest.mark.parametrize(

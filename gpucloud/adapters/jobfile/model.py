@@ -164,7 +164,7 @@ class MirrorsKeys(_Keys):
 
     apt: kinds.Url | None = Field(default=_MIRRORS.apt, description="Ubuntu's archive.")
     pip: kinds.Url | None = Field(default=_MIRRORS.pip, description="PyPI's simple index.")
-    torch: kinds.Url | None = Field(default=_MIRRORS.torch, description="PyTorch's wheels, one folder per CUDA.")
+    torch: kinds.Url | None = Field(default=_MIRRORS.torch, description="An index with a torch for the machines.")
 
 
 class ModelKeys(_Keys):

@@ -26,7 +26,7 @@ resources:
   #gpu: [A100, H100]        # models that will do
 budget: 2 USD               # the most that it may cost, over all attempts: never exceeded
 #deadline: 12h              # spot while it can wait, on demand when it cannot
-#setup: pip install -r requirements.txt
+#setup: uv pip install -r requirements.txt
 #data: {s3://my-bucket/imagenet: /data}  # staged to every machine's fastest disk
 #checkpoint: {directory: out}            # where a script saves that does not use gpucloud.resume
 #outputs: [results/]        # brought home to outputs/<job>/

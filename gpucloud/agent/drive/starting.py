@@ -20,7 +20,7 @@ from pathlib import Path
 from gpucloud import smi
 from gpucloud.agent.layer.build import Failed, build
 from gpucloud.agent.layer.environment import places
-from gpucloud.agent.layer.fact import index_for, key_of, read_ready
+from gpucloud.agent.layer.fact import gpu_kind, key_of, read_ready
 from gpucloud.agent.single_process import driver_process
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.errors import NodeError
@@ -93,7 +93,7 @@ def able() -> str | None:
 def make(pip_mirror: str | None) -> str:
     """Return such an interpreter, made on this node if need be: once, whoever asks. NodeError when it cannot be had.
 
-    It is a layer like a job's, of the agent's own kind: by uv or pip, from the job's mirror, and by the hashes of the
+    It is a layer like a job's, of the agent's own kind: by uv, from the job's mirror, and by the hashes of the
     lock that gpucloud brings along.
     """
     found = able()
@@ -104,7 +104,7 @@ def make(pip_mirror: str | None) -> str:
         with tempfile.TemporaryDirectory() as folder:
             lock = Path(folder, _LOCK)
             lock.write_bytes(_lock())
-            setup = f"pip install -q --no-deps --require-hashes -r {shlex.quote(str(lock))}"
+            setup = f"uv pip install -q --no-deps --require-hashes -r {shlex.quote(str(lock))}"
             build(LayerOrder(wanted=wanted, setup=setup, code=folder, pip_mirror=pip_mirror))
     except Failed as error:
         raise NodeError(
@@ -115,7 +115,7 @@ def make(pip_mirror: str | None) -> str:
 
 
 def _layer_python() -> Path:
-    folder = places().folder(key_of(_digest(), index_for(smi.gpus()[0])))
+    folder = places().folder(key_of(_digest(), gpu_kind(smi.gpus()[0])))
     ready = read_ready(folder)
     return Path(ready.python) if ready is not None else folder / "bin" / "python"
 

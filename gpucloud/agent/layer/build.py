@@ -20,21 +20,26 @@ from gpucloud.agent.layer import tools
 from gpucloud.agent.layer.environment import (
     Environment,
     Places,
-    add_pip,
-    add_pip_commands,
+    add_commands,
     conda_argv,
-    installing,
+    hide_base,
     make_venv,
+    only_from,
     places,
+    show_base,
     variables,
 )
-from gpucloud.agent.layer.fact import base, freeze, index_for, installed_version, key_of, read_ready, torch_cuda
+from gpucloud.agent.layer.fact import freeze, gpu_kind, installed_version, key_of, read_ready, torch_cuda
 from gpucloud.agent.layer.tools import Unreachable
 from gpucloud.domain.node.bootstrap.facts import SETUP_LOG_BYTES, FailedSetup
 from gpucloud.domain.node.layer import BOTO3, ISAL, TORCH, LayerOrder, suffices
+from gpucloud.domain.node.pinned import PIP_VERSION, PIP_WHEEL
 from gpucloud.wholefile import read_last_lines, read_tail, write_whole
 
-_INSTALLS = re.compile(r"\b(pip3?|uv)\b")
+_CALLS_UV = re.compile(r"\buvx?\b")
+_CALLS_PIP = re.compile(r"(?<!uv )\bpip3?\b")
+_INSTALLS_BY_PIP = re.compile(rf"{_CALLS_PIP.pattern} install\b")
+_SLOWER = "setup: `pip install` takes longer than `uv pip install`, which works here too"
 _WAIT_WORTH_TELLING_S = 1.0
 
 
@@ -57,8 +62,8 @@ def build(order: LayerOrder) -> tuple[str, ...]:
     and what is there without it is the rest of a build that was killed.
     """
     where = places()
-    index = index_for(smi.gpus()[0])
-    key = key_of(order.wanted.digest, index)
+    gpu = gpu_kind(smi.gpus()[0])
+    key = key_of(order.wanted.digest, gpu)
     folder = where.folder(key)
     where.layers.mkdir(parents=True, exist_ok=True)
     with _alone(where, key) as waited_s:
@@ -67,8 +72,9 @@ def build(order: LayerOrder) -> tuple[str, ...]:
             notes = (f"waited {waited_s:.0f} s for another setup of the same kind here",)
         if read_ready(folder) is None:
             shutil.rmtree(folder, ignore_errors=True)
-            work = _Work(order=order, places=where, folder=folder, index=index)
+            work = _Work(order=order, places=where, folder=folder, torch_backend=gpu[0])
             work.make()
+            notes += (_SLOWER,) if _INSTALLS_BY_PIP.search(order.setup) else ()
             collect(where, keep=key)
     return notes
 
@@ -93,7 +99,7 @@ class _Work:
     order: LayerOrder
     places: Places
     folder: Path
-    index: str
+    torch_backend: str
     uv: str | None = None
 
     def make(self) -> None:
@@ -102,13 +108,14 @@ class _Work:
         made = self._environment()
         lacks_torch = self.order.wanted.torch and installed_version("torch", made.path) is None
         lacks_boto3 = self.order.wanted.boto3 and not suffices(installed_version("boto3", made.path))
-        self._provide_pip(made, needed=lacks_torch or lacks_boto3)
+        self._provide_tools(made, needed=lacks_torch or lacks_boto3)
         if lacks_torch:  # before the setup: what depends on torch is then content with this build
-            self._run(made, f"pip install -q '{TORCH}'", installing_torch=True)
+            self._run(made, f"uv pip install -q '{TORCH}'", index=self.order.torch_mirror)
         if self.order.setup:
             self._run_setup(made)
         if self.order.wanted.boto3 and not suffices(installed_version("boto3", made.path)):
-            self._run(made, f"pip install -q '{BOTO3}' && {{ pip install -q --only-binary :all: '{ISAL}' || true; }}")
+            speedup = f"{{ uv pip install -q --only-binary :all: '{ISAL}' || true; }}"
+            self._run(made, f"uv pip install -q '{BOTO3}' && {speedup}")
         self._finish(made)
 
     def _environment(self) -> Environment:
@@ -128,43 +135,35 @@ class _Work:
             raise Failed(f"{self.order.conda} makes an environment without Python; add `python` to its dependencies")
         return made
 
-    def _provide_pip(self, made: Environment, *, needed: bool) -> None:
-        """Give the environment its `pip`. Where nothing asks for one, nothing is fetched for it."""
-        variables = self._variables(made)
-        asked = needed or _INSTALLS.search(self.order.setup) is not None
+    def _provide_tools(self, made: Environment, *, needed: bool) -> None:
+        """Give the environment uv and pip. Where nothing asks for one, nothing is fetched for it."""
+        env = self._variables(made)
         has_pip = installed_version("pip", made.path) is not None
-        if self._may_use_uv(made):
-            self.uv = tools.find_uv(self.places, variables["PATH"])
-            if self.uv is None and asked:
-                self.uv = self._fetched_uv(variables)
-        if not has_pip and (asked or self.order.setup):
-            self._unpack_pip(made, variables, must=needed or (asked and self.uv is None))
-        add_pip_commands(made, self.uv)
+        lacks_pip = not has_pip and _CALLS_PIP.search(self.order.setup) is not None
+        self.uv = tools.find_uv(self.places, env["PATH"])
+        if self.uv is None and (needed or lacks_pip or _CALLS_UV.search(self.order.setup)):
+            self.uv = self._fetched_uv(env, must=needed or lacks_pip)
+        add_commands(made, self.uv)
+        if lacks_pip:
+            pip = f"pip=={PIP_VERSION} --hash=sha256:{PIP_WHEEL.sha256}"
+            self._run(made, f"echo '{pip}' | uv pip install -q --require-hashes -r -")
+        if self.uv is not None and not made.conda:
+            show_base(made)
 
-    def _may_use_uv(self, made: Environment) -> bool:
-        """Uv does not look below the layer, and would fetch again what the base has: torch is gigabytes."""
-        return made.conda or base().torch is None
-
-    def _fetched_uv(self, variables: dict[str, str]) -> str | None:
+    def _fetched_uv(self, env: dict[str, str], *, must: bool) -> str | None:
         try:
-            return tools.fetch_uv(self.places, variables)
+            return tools.fetch_uv(self.places, env)
         except Unreachable as error:
+            if must:
+                raise Failed(f"the node has no uv, and none could be had: {error}") from error
             self._log(f"without uv: {error}\n")
             return None
 
-    def _unpack_pip(self, made: Environment, variables: dict[str, str], *, must: bool) -> None:
-        try:
-            add_pip(made, tools.fetch_pip(self.places, variables))
-        except Unreachable as error:
-            if must and self.uv is None:
-                raise Failed(f"the node's Python has no pip, and none could be had: {error}") from error
-            self._log(f"without pip: {error}\n")
-
-    def _run(self, made: Environment, commands: str, *, installing_torch: bool = False) -> None:
-        """Run commands of our own in the layer."""
+    def _run(self, made: Environment, commands: str, *, index: str | None = None) -> None:
+        """Run commands of our own in the layer; packages come from that index alone, if there is one."""
         env = self._variables(made)
-        if installing_torch:
-            env = installing(env, self.index, self.order.torch_mirror)
+        if index is not None:
+            env = only_from(index, env)
         code = self._call(["/bin/sh", "-e", "-c", commands], str(self.folder), env)
         if code != 0:
             tail = "\n".join(read_tail(self._log_path, 8192).splitlines()[-20:])
@@ -199,20 +198,21 @@ class _Work:
             ).returncode
 
     def _finish(self, made: Environment) -> None:
+        hide_base(made)
         uv = tools.uv_version(self.uv) if self.uv else None
         said = {
             "setup": self.order.setup,
             "torch": installed_version("torch", made.path),
             "torch_cuda": torch_cuda(made.path),
             "boto3": installed_version("boto3", made.path),
-            "torch_index": self.index,
+            "torch_backend": self.torch_backend,
             "uv": ".".join(str(part) for part in uv) if uv else None,
             "packages": freeze([str(made.site_packages)]),
         }
         write_whole(self.folder / "ready.json", json.dumps(said))
 
     def _variables(self, made: Environment | None) -> dict[str, str]:
-        return variables(self.order, self.places, made, self.index)
+        return variables(self.order, self.places, made, self.torch_backend)
 
     def _log(self, text: str) -> None:
         with self._log_path.open("a") as log:

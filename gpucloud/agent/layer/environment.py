@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-import pkgutil
 import platform
-import shlex
+import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpucloud.agent.layer import pipshim
-from gpucloud.domain.node.layer import USUAL_INDEX, LayerOrder, torch_url
+from gpucloud.domain.node.layer import LayerOrder
+from gpucloud.wholefile import read_text
 
-_PLAIN = '#!/bin/sh\nexec "$(dirname "$0")/python" -m pip "$@"\n'
+_PIP = '#!/bin/sh\nexec "$(dirname "$0")/python" -m pip "$@"\n'
+_SHOWN_BY = "gpucloud"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,24 +59,41 @@ def conda_argv(program: str, folder: Path, file: Path) -> list[str]:
     return [program, "env", "create", "--yes", "--prefix", str(folder), "--file", str(file)]
 
 
-def add_pip(made: Environment, wheel: Path) -> None:
-    """Unpack pip's wheel into the environment: what `ensurepip` does where it is installed."""
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(made.site_packages)
-
-
-def add_pip_commands(made: Environment, uv: str | None) -> None:
-    """Make `pip` and `pip3` of the environment: to uv where there is one, else to pip. Conda's own stay."""
-    text = _PLAIN
-    if uv is not None:
-        shim = made.folder / "pip-by-uv.py"
-        shim.write_bytes(pkgutil.get_data(pipshim.__name__.rpartition(".")[0], "pipshim.py") or b"")
-        text = f'#!/bin/sh\nexec {shlex.join([str(made.python), "-I", "-S", str(shim), uv])} "$@"\n'
-    for name in ("pip", "pip3"):
-        path = made.folder / "bin" / name
+def add_commands(made: Environment, uv: str | None) -> None:
+    """Make `uv`, where there is one, `pip` and `pip3` of the environment. Conda's own stay."""
+    commands = made.folder / "bin"
+    if uv is not None and not (commands / "uv").exists():
+        (commands / "uv").symlink_to(uv)
+    for path in (commands / "pip", commands / "pip3"):
         if not path.exists():
-            path.write_text(text)
+            path.write_text(_PIP)
             path.chmod(0o755)
+
+
+def show_base(made: Environment) -> None:
+    """Let uv see what the base has: it looks no further than the environment, and would fetch torch, gigabytes, again.
+
+    What packages of the base say of themselves is copied. Those of a distribution have no RECORD, without which uv
+    replaces nothing: it does not see them.
+    """
+    shown = set()
+    for path in _site_paths():
+        for info in sorted(Path(path).glob("*.dist-info")):
+            name = info.name.partition("-")[0].lower()
+            if name not in shown and (info / "RECORD").is_file():
+                copy = made.site_packages / info.name
+                copy.mkdir()
+                for file in filter(Path.is_file, info.iterdir()):
+                    (copy / file.name).write_bytes(file.read_bytes())
+                (copy / "INSTALLER").write_text(_SHOWN_BY)
+            shown.add(name)
+
+
+def hide_base(made: Environment) -> None:
+    """Remove what `show_base` copied, save what was installed in its place: the base may change."""
+    for info in made.site_packages.glob("*.dist-info"):
+        if read_text(info / "INSTALLER") == _SHOWN_BY:
+            shutil.rmtree(info)
 
 
 def _site_paths() -> list[str]:
@@ -87,14 +103,16 @@ def _site_paths() -> list[str]:
 # The environment variables that a setup and our own installs see.
 
 
-def variables(order: LayerOrder, places: Places, made: Environment | None, index: str) -> dict[str, str]:
+def variables(order: LayerOrder, places: Places, made: Environment | None, torch_backend: str) -> dict[str, str]:
     """Return the node's variables, ours, and the job's, which win; `made` is None before there is an environment.
 
-    Addresses of indexes travel here only, never in an argument list: they may hold a password.
+    Addresses of indexes travel here only, never in an argument list: they may hold a password. Where another index is
+    named than PyPI, torch comes from there too: PyTorch's own may be out of reach.
     """
     job = dict(order.env)
     packages = job.get("PIP_INDEX_URL") or order.pip_mirror
-    mirrors = dict.fromkeys(("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL"), packages) if packages else {}
+    mirrors = dict.fromkeys(("PIP_INDEX_URL", "UV_DEFAULT_INDEX"), packages) if packages else {}
+    backend = {} if packages or "UV_DEFAULT_INDEX" in job else {"UV_TORCH_BACKEND": torch_backend}
     ours = {
         "PIP_NO_INPUT": "1",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
@@ -102,9 +120,8 @@ def variables(order: LayerOrder, places: Places, made: Environment | None, index
         "UV_CACHE_DIR": str(places.cache / "uv"),
         "UV_NO_PROGRESS": "1",
         "MAMBA_ROOT_PREFIX": str(places.cache / "mamba"),
-        "GPUCLOUD_TORCH_INDEX": f"{(order.torch_mirror or USUAL_INDEX).rstrip('/')}/{index}",
     }
-    env = {**os.environ, **ours, **mirrors, **job}
+    env = {**os.environ, **ours, **backend, **mirrors, **job}
     if made is not None:
         env["PATH"] = f"{made.folder / 'bin'}:{os.environ.get('PATH', os.defpath)}"
         env["CONDA_PREFIX" if made.conda else "VIRTUAL_ENV"] = str(made.folder)
@@ -112,14 +129,10 @@ def variables(order: LayerOrder, places: Places, made: Environment | None, index
     return env
 
 
-def installing(env: dict[str, str], index: str, mirror: str | None) -> dict[str, str]:
-    """Return the variables under which pip finds torch's build of that index, and no other."""
-    url = torch_url(index, mirror, platform.machine())
-    if url is None:
-        return env
-    others = ("PIP_EXTRA_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_INDEX", "UV_INDEX_URL")
-    kept = {name: value for name, value in env.items() if name not in others}
-    return {**kept, "PIP_INDEX_URL": url, "UV_DEFAULT_INDEX": url}
+def only_from(index: str, env: dict[str, str]) -> dict[str, str]:
+    """Return the variables under which uv takes packages of that index, and of no other."""
+    others = ("UV_TORCH_BACKEND", "UV_EXTRA_INDEX_URL", "UV_INDEX", "UV_INDEX_URL")
+    return {**{name: value for name, value in env.items() if name not in others}, "UV_DEFAULT_INDEX": index}
 
 
 # Where layers, the tools that make them and their caches lie.

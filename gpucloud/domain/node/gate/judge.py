@@ -189,13 +189,14 @@ def _torch(report: Report, wanted: GateWanted) -> Iterator[Finding]:
     driver = report.gpus[0].driver if report.gpus else ""
     if seen.version is None:
         text = f"the job's Python has no torch that starts: {seen.error or 'not installed'}"
-        yield fail("no-torch", text, "setup: pip install torch")
+        yield fail("no-torch", text, "setup: uv pip install torch")
     elif seen.cuda is None:
         text = f"torch {seen.version} is built for the CPU only: the job would train without its GPUs"
-        yield fail("cpu-torch", text, "setup: pip install torch, from an index with CUDA")
+        yield fail("cpu-torch", text, "setup: uv pip install --reinstall torch --torch-backend auto")
     elif driver and (least := least_driver(seen.cuda)) is not None and is_older(driver, least):
         text = f"torch {seen.version} is built for CUDA {seen.cuda} and needs driver {least}; this one is {driver}"
-        yield fail("wheel-too-new", text, f"{_older_wheel(driver)}, or machine: {{driver: {least.partition('.')[0]}}}")
+        older = "setup: uv pip install --reinstall torch --torch-backend auto"
+        yield fail("wheel-too-new", text, f"{older}, or machine: {{driver: {least.partition('.')[0]}}}")
     elif not seen.available:
         yield fail(
             "no-cuda", f"torch {seen.version} cannot use CUDA: {seen.error or 'no reason given'}", _cuda_hint(seen)
@@ -203,13 +204,6 @@ def _torch(report: Report, wanted: GateWanted) -> Iterator[Finding]:
     elif seen.devices < wanted.gpus:
         text = f"torch sees {seen.devices} devices, {wanted.gpus} expected"
         yield fail("torch-count", text, "leave CUDA_VISIBLE_DEVICES out of `env:`")
-
-
-def _older_wheel(driver: str) -> str:
-    for cuda, label in (("12", "cu126"), ("11", "cu118")):
-        if not is_older(driver, least_driver(cuda) or ""):
-            return f"setup: pip install torch --index-url https://download.pytorch.org/whl/{label}"
-    return "a newer driver"
 
 
 def _cuda_hint(seen: TorchSeen) -> str:
