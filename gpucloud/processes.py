@@ -117,20 +117,6 @@ def continue_tree(pid: int, *, mark: tuple[str, str] | None = None) -> None:
     _signal(_tree({pid}, mark), signal.SIGCONT)
 
 
-def first_command(outside: int) -> int | None:
-    """Return the process that the first one of the PID namespace below `outside` started first (Linux); None if gone.
-
-    It has the number 2 there.
-    """
-    for pid in descendants(outside):
-        with contextlib.suppress(OSError):
-            status = (_PROC / str(pid) / "status").read_text()
-            numbers = next((line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")), [])
-            if len(numbers) > 1 and numbers[-1] == "2":
-                return pid
-    return None
-
-
 def adopt_orphans() -> None:
     """Make this process the parent of every orphan below it (Linux), so that no daemon escapes `descendants`."""
     if _LINUX:

@@ -10,7 +10,7 @@ from gpucloud.cli.arguments import Drilled, Json, JsonAlready, OneNode, Target
 from gpucloud.cli.help import App, Below
 
 local = App(
-    help="The embedded cloud: have it take, freeze and cut off machines.",
+    help="The embedded cloud: have it take and freeze machines, or run short of them.",
     cls=Below,
     rich_markup_mode=None,
     no_args_is_help=True,
@@ -53,36 +53,6 @@ def freeze(which: Drilled = None, node: OneNode = None, as_json: Json = False) -
     from gpucloud.cli.commands.machines import Drill, drill
 
     raise typer.Exit(drill(which, node, Drill.FREEZE, as_json=as_json))
-
-
-@local.command()
-def cut(which: Drilled = None, node: OneNode = None, as_json: Json = False) -> None:
-    """Cut a node of the embedded fleet off the network; what runs on it goes on."""
-    from gpucloud.cli.commands.machines import Drill, drill
-
-    raise typer.Exit(drill(which, node, Drill.CUT, as_json=as_json))
-
-
-@local.command()
-def heal(which: Drilled = None, node: OneNode = None, as_json: Json = False) -> None:
-    """Undo `freeze` and `cut`."""
-    from gpucloud.cli.commands.machines import Drill, drill
-
-    raise typer.Exit(drill(which, node, Drill.HEAL, as_json=as_json))
-
-
-@local.command()
-def weather(
-    target: Target = None,
-    seed: Annotated[int, typer.Option(help="Where the random times start.")] = 0,
-    mean: Annotated[str, typer.Option(help="Mean time between interruptions, such as 30s.")] = "30s",
-    unannounced: Annotated[float, typer.Option(min=0, max=1, help="Share of them without notice.")] = 0.0,
-    as_json: Json = False,
-) -> None:
-    """Take nodes of the embedded fleet at random times, the same for the same seed."""
-    from gpucloud.cli.commands import machines
-
-    raise typer.Exit(machines.weather(target, seed=seed, mean=mean, unannounced=unannounced, as_json=as_json))
 
 
 @local.command()

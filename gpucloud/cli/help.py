@@ -53,7 +53,7 @@ GROUPS = {
         "completion": "What bash, zsh or fish completes by",
     },
     "Practise": {
-        "local": "Take, freeze and cut off embedded machines",
+        "local": "Take and freeze embedded machines",
     },
     "Automate": {
         "reconcile": "One pass for a job, for cron and CI",

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from gpucloud.adapters.home import Home
 from gpucloud.adapters.local.place import user_name
-from gpucloud.adapters.local.records import Tier
 from gpucloud.domain.money.ledger import Terms
 from gpucloud.domain.money.prepaid import Wall
 from gpucloud.domain.supervision.seen import Limits, Rules
@@ -21,12 +20,6 @@ if TYPE_CHECKING:
     from gpucloud.domain.offer import Offer
     from gpucloud.ports import MarketData, Provisioner
     from gpucloud.store import ObjectStore
-
-
-_KINDS = {
-    Tier.A: "nodes have namespaces of their own, no way to the internet, and this machine's time of day (tier A)",
-    Tier.B: "nodes are processes of this machine (tier B)",
-}
 
 
 def _limits() -> Limits:
@@ -78,9 +71,8 @@ class LocalCloud:
     def nodes(self) -> LocalNodeGroup:
         """Return the node groups, with what only an emulated cloud can do."""
         from gpucloud.adapters.local.group import LocalNodeGroup
-        from gpucloud.adapters.local.tiers import wanted_tier
 
-        return LocalNodeGroup(self._home.cloud, tier=wanted_tier(os.environ))
+        return LocalNodeGroup(self._home.cloud)
 
     def group(self, store: ObjectStore) -> LocalNodeGroup:  # noqa: ARG002  host keys are known here
         """Return the node groups."""
@@ -119,8 +111,8 @@ class LocalCloud:
         """Return what is emulated."""
         from gpucloud.adapters.terraform import find_terraform
 
-        nodes = self.nodes()
-        emulated = f"embedded fleet: {_KINDS[nodes.wanted_tier]}; a notice of 120 s runs as {nodes.notice_seconds:g} s"
+        notice_s = self.nodes().notice_seconds
+        emulated = f"embedded fleet: nodes are processes of this machine; a notice of 120 s runs as {notice_s:g} s"
         without = "Terraform is not on PATH: the embedded fleet's group is made without it"
         return (emulated, *self._gpus(), *(() if find_terraform() else (without,)))
 

@@ -16,7 +16,6 @@ from gpucloud.adapters.hosts.cloud import SshProvisioner
 from gpucloud.adapters.hosts.group import SshNodeGroup
 from gpucloud.adapters.hosts.records import POOL as HOSTS
 from gpucloud.adapters.hosts.records import Recollection
-from gpucloud.adapters.local.records import Tier
 from gpucloud.adapters.ssh import SshShell
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job.spec import Market
@@ -24,6 +23,7 @@ from gpucloud.domain.node.node import EndCause, GroupView, Node, NodeState
 from gpucloud.domain.offer import Pool
 from gpucloud.ports import Clock, NodeGroup
 from gpucloud.store import open_store
+from tests.emulation.group import own_spaces
 from tests.fakes.node_group import FakeNodeGroup
 from tests.standins import aws_group
 from tests.standins.embedded import make_cloud, spec_of
@@ -130,7 +130,7 @@ def embedded(path: Path) -> Iterator[Cloud]:
 
 
 def embedded_with_own_spaces(path: Path) -> Iterator[Cloud]:
-    cloud = Cloud(make_cloud(path / "cloud", Cloud.group, tier=Tier.A), WallClock())
+    cloud = Cloud(make_cloud(path / "cloud", Cloud.group, daemon=own_spaces()), WallClock())
     yield cloud
     cloud.nodes.purge(cloud.group)
 

@@ -1,4 +1,4 @@
-"""`gpucloud local interrupt|kill|freeze|cut|heal NODE`, over an embedded cloud without a job."""
+"""`gpucloud local interrupt|kill|freeze NODE`, over an embedded cloud without a job."""
 
 from __future__ import annotations
 
@@ -37,18 +37,13 @@ def record(line: CommandLine, node_id: str) -> NodeRecord:
     return found
 
 
-def test_a_node_is_frozen_cut_healed_noticed_and_taken_by_its_name(line):
+def test_a_node_is_frozen_noticed_and_taken_by_its_name(line):
     group = LocalNodeGroup(line.home / "cloud")
     (node,) = group.describe(GROUP).alive
     assert line.run("local", "freeze", node.id).stdout == f"{node.id}: frozen\n"
     assert record(line, node.id).frozen
-    cut = line.run("local", "cut", node.id, "--json")
-    assert cut.json == {"version": 1, "job": "contract", "node": node.id, "done": "cut"}
-    assert "GPUCLOUD_LOCAL_TIER=a" in cut.stderr
-    assert record(line, node.id).cut
-    assert line.run("local", "heal", node.id).stdout == f"{node.id}: healed\n"
-    assert (record(line, node.id).frozen, record(line, node.id).cut) == (False, False)
-    assert line.run("local", "interrupt", node.id).stdout == f"{node.id}: noticed\n"
+    noticed = line.run("local", "interrupt", node.id, "--json")
+    assert noticed.json == {"version": 1, "job": "contract", "node": node.id, "done": "noticed"}
     assert record(line, node.id).noticed_at is not None
     assert line.run("local", "kill", node.id).stdout == f"{node.id}: interrupted\n"
     poll(lambda: record(line, node.id).ended_at is not None)
@@ -59,10 +54,3 @@ def test_a_node_that_no_group_has_is_refused_in_one_line(line):
     answer = line.run("local", "kill", "i-00000000000000000")
     assert answer.code == 2
     assert answer.stderr.splitlines()[0].endswith("no machine of the embedded fleet is called i-00000000000000000")
-
-
-def test_a_tier_that_does_not_exist_is_refused_with_those_that_do(line):
-    line.env["GPUCLOUD_LOCAL_TIER"] = "c"
-    answer = line.run("local", "kill", "i-00000000000000000")
-    assert answer.code == 2
-    assert "GPUCLOUD_LOCAL_TIER=a, b or auto" in answer.stderr

@@ -26,6 +26,7 @@ from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.node.node import EndCause, Node, NodeState
 from gpucloud.domain.offer import Pool
+from tests.emulation.interruptions import interrupted
 from tests.running import words_of
 from tests.standins.embedded import STAND_IN, daemons, make_cloud, poll, running
 
@@ -331,12 +332,12 @@ def states(pids: set[int]) -> set[str]:
     return {line[0] for line in shown.split()}
 
 
-def test_the_seeded_schedule_takes_nodes_again_and_again(root: Path) -> None:
+def test_nodes_that_are_taken_again_and_again_are_replaced(root: Path) -> None:
     nodes = make_cloud(root, GROUP)
-    nodes.schedule_interruptions(GROUP, seed=3, mean_s=0.3, unannounced=1.0)
     nodes.arm(GROUP, datetime.now(timezone.utc) + timedelta(minutes=10))
     nodes.resize(GROUP, 2, POOL)
-    poll(lambda: sum(n.end_cause is EndCause.INTERRUPTED for n in nodes.describe(GROUP).nodes) >= 3)
+    with interrupted(nodes, GROUP, seed=3, mean_s=0.3, unannounced=1.0):
+        poll(lambda: sum(n.end_cause is EndCause.INTERRUPTED for n in nodes.describe(GROUP).nodes) >= 3)
     nodes.purge(GROUP)
     poll(lambda: daemons(root) == [])
 

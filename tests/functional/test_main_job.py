@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.commandline import command_line, until, weights
+from tests.emulation.interruptions import interrupted
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -293,13 +294,11 @@ def test_a_frozen_node_is_given_up_and_the_job_goes_on(line, uninterrupted):
 
 
 @pytest.mark.slow  # half a minute on busy cores
-def test_weather_takes_nodes_as_its_seed_says_and_the_job_ends_all_the_same(line, uninterrupted):
+def test_nodes_are_taken_at_random_times_and_the_job_ends_all_the_same(line, uninterrupted):
     train = line.start("train", line.job(step_s=0.2), "--json")
     until(lambda: line.step() >= 2, "step 2")
-    told = line.run("local", "weather", "small", "--seed", "5", "--mean", "4s", "--unannounced", "0.5", "--json").json
-    assert (told["version"], told["mean_s"]) == (1, 4.0)
-    until(lambda: line.state()["interruptions"], "an interruption")
-    line.run("local", "weather", "small", "--mean", "1h")
+    with interrupted(line.group, "gpucloud-small", seed=5, mean_s=4.0, unannounced=0.5):
+        until(lambda: line.state()["interruptions"], "an interruption")
 
     assert train.wait(timeout=150) == 0, (line.folder / "err").read_text()
     assert weights(line) == uninterrupted

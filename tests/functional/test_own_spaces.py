@@ -8,17 +8,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from datetime import datetime, timedelta, timezone
 
 import pytest
 
 from gpucloud import processes
 from gpucloud.adapters.local.node import MARK
-from gpucloud.domain.errors import HostUnreachable, ProvisionError
+from gpucloud.domain.errors import HostUnreachable
 from gpucloud.domain.node.node import EndCause, Node
+from tests.emulation import ROOT
 from tests.running import words_of
-from tests.standins.embedded import daemons, make_cloud, poll
-from tests.standins.own_spaces import GROUP, POOL, Spaces, spaces
+from tests.standins.embedded import daemons, poll
+from tests.standins.own_spaces import GROUP, Spaces, spaces
 
 pytestmark = pytest.mark.allow_hosts(["127.0.0.0/8"])
 
@@ -175,34 +175,20 @@ def test_when_the_daemon_is_killed_nothing_of_its_nodes_and_network_is_left(tmp_
 
 
 def switch_of(daemon: int) -> int:
-    (found,) = (pid for pid in processes.descendants(daemon) if "gpucloud.adapters.local.switch" in words_of(pid))
+    (found,) = (pid for pid in processes.descendants(daemon) if "tests.emulation.switch" in words_of(pid))
     return found
-
-
-def test_what_a_node_of_tier_b_has_not_got_is_refused_with_where_it_is(tmp_path):
-    cloud = make_cloud(tmp_path / "cloud", GROUP)
-    try:
-        cloud.arm(GROUP, datetime.now(timezone.utc) + timedelta(minutes=10))
-        cloud.resize(GROUP, 1, POOL)
-        poll(lambda: len(cloud.describe(GROUP).alive) == 1)
-        (node,) = cloud.describe(GROUP).alive
-        with pytest.raises(ProvisionError, match="no network of its own") as refused:
-            cloud.part(GROUP, node.id, 1)
-        assert refused.value.hint == "GPUCLOUD_LOCAL_TIER=a gives nodes one"
-    finally:
-        cloud.purge(GROUP)
 
 
 # Becomes an ordinary user: in a user namespace whose only user is number 1000, who has no rights there after exec.
 ORDINARY = """
 import os, sys
-from gpucloud.adapters.local import namespaces
+from tests.emulation import namespaces
 namespaces.unshare_user(as_id=1000, group_id=1000)
 os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
 """
-PROBE = "import os; from gpucloud.adapters.local import tiers; print(os.getuid(), tiers.missing_right())"
+PROBE = "import os; from tests.emulation import rights; print(os.getuid(), rights.missing_right())"
 
 
 def test_an_ordinary_user_may_have_them_where_the_kernel_allows_it():
-    done = subprocess.run([sys.executable, "-c", ORDINARY, PROBE], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", ORDINARY, PROBE], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "1000 None", done.stdout + done.stderr

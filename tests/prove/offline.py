@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.commandline import until
+from tests.emulation.group import CUTTABLE
 from tests.prove.goal import Figure, Form, Goal
 from tests.standins.quick_fleet import GROUP, QuickFleet, quick_fleet
 
@@ -21,8 +22,8 @@ def run(form: Form) -> Iterator[Figure]:
     """Cut off both machines of a running job, and let them come back."""
     away_s = _AWAY_S[form]
     steps = int((away_s + 4) / _STEP_S)
-    with tempfile.TemporaryDirectory() as folder, quick_fleet(Path(folder)) as line:
-        # In tier B a cut closes the way in only: the machines still reach each other, and the store.
+    with tempfile.TemporaryDirectory() as folder, quick_fleet(Path(folder), daemon=CUTTABLE) as line:
+        # On loopback a cut closes the way in only: the machines still reach each other, and the store.
         train = line.start("train", line.quick_job(steps=steps, step_s=_STEP_S))
         before = _trains(line)
         for node in before:

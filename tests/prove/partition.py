@@ -14,6 +14,7 @@ from gpucloud.domain.checkpoint.manifest import Commit, commits, generations
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import base_of, listed
 from tests.commandline import until
+from tests.emulation.group import OWN_SPACES
 from tests.prove.goal import Figure, Form, Goal
 from tests.standins.quick_fleet import GROUP, QuickFleet, living, quick_fleet
 
@@ -32,7 +33,7 @@ def run(form: Form) -> Iterator[Figure]:
     """Cut off the machine whose rank commits and goes on alone, and let a new attempt start without it."""
     rounds = []
     for seed in _SEEDS[form]:
-        with tempfile.TemporaryDirectory() as folder, quick_fleet(Path(folder), tier="a") as line:
+        with tempfile.TemporaryDirectory() as folder, quick_fleet(Path(folder), daemon=OWN_SPACES) as line:
             rounds.append(_one(line, random.Random(seed)))
         for what in rounds[-1].wrong:
             sys.stderr.write(f"partition: seed {seed}: {what}\n")
@@ -80,7 +81,7 @@ def _committed(line: QuickFleet) -> tuple[Commit, ...]:
 
 GOAL = Goal(
     promise="a machine cut off in mid-training is trained without, and nothing it wrote afterwards comes back",
-    real="command line, supervisor, agents, SSH, checkpoints; machines with links that are cut (tier A)",
+    real="command line, supervisor, agents, SSH, checkpoints; machines with links that are cut",
     simulated="SSH's cut: its server is stopped, and the link is down; training: a counter without torch",
     run=run,
 )

@@ -170,7 +170,7 @@ class Cloud:
             return
         armed = self.group.armed_until
         seen = replace(self.group, armed_until=armed + timedelta(seconds=self.late_s)) if armed else self.group
-        step = settle(seen, tuple(self.nodes.values()), self.loom.time, self.weather.notice_s)
+        step = settle(seen, tuple(self.nodes.values()), self.loom.time)
         self.group = replace(step.group, armed_until=armed)
         self.nodes.update({node.id: node for node in step.nodes})
         for node in step.nodes:

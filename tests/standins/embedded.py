@@ -10,7 +10,6 @@ from pathlib import Path
 
 from gpucloud.adapters.local.group import LocalNodeGroup
 from gpucloud.adapters.local.provision import ensure_group
-from gpucloud.adapters.local.records import Tier
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.node.node import GroupView, Node, NodeState
 from gpucloud.ports import ClusterSpec
@@ -25,13 +24,12 @@ def make_cloud(
     user_data: str = "",
     clock_factor: float = 240.0,
     server: tuple[str, ...] | None = STAND_IN,
-    tier: Tier = Tier.B,
-    home_mib: int | None = None,
+    daemon: tuple[str, ...] | None = None,
 ) -> LocalNodeGroup:
     """Return a cloud with one empty group; its notices are 0.5 s long (and up to a second more)."""
     spec = spec_of(group)
     assert ensure_group(root, spec, user_data=user_data) == group
-    return LocalNodeGroup(root, clock_factor=clock_factor, server=server, tier=tier, home_mib=home_mib)
+    return LocalNodeGroup(root, clock_factor=clock_factor, server=server, daemon=daemon)
 
 
 def spec_of(group: str) -> ClusterSpec:
@@ -64,6 +62,10 @@ def daemons(root: Path) -> list[int]:
     """Return the pids of the daemons that work on `root`; a child that has not yet become its own program is none."""
     shown = subprocess.run(["ps", "-axww", "-o", "pid=,ppid=,command="], capture_output=True, text=True).stdout
     lines = (line.split(None, 2) for line in shown.splitlines())
-    wanted = f"{sys.executable} -m gpucloud.adapters.local.daemon --root {root} "
-    found = {int(pid): int(parent) for pid, parent, command in lines if command.startswith(wanted)}
+    found = {
+        int(pid): int(parent)
+        for pid, parent, command in lines
+        if command.startswith((f"{sys.executable} -m ", f"{sys.executable} -c "))
+        and f" --root {root} --lock " in command
+    }
     return [pid for pid, parent in found.items() if parent not in found]

@@ -1,4 +1,4 @@
-"""A small embedded cloud of tier A with real SSH servers, or what to do where the kernel does not allow it."""
+"""A small fleet of nodes with namespaces of their own and real SSH servers."""
 
 from __future__ import annotations
 
@@ -9,20 +9,17 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from gpucloud.adapters.local.group import LocalNodeGroup
 from gpucloud.adapters.local.provision import ensure_group
-from gpucloud.adapters.local.records import Tier
-from gpucloud.adapters.local.tiers import missing_right
 from gpucloud.adapters.ssh import SshShell, generate_key
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.node.node import Node
 from gpucloud.domain.offer import Pool
 from gpucloud.ports import Host
+from tests.emulation.group import EmulatedGroup, own_spaces
 from tests.standins.embedded import poll, running, spec_of
 
 GROUP = "gpucloud-spaces"
 POOL = Pool(instance_type="local.p3.2xlarge", zone="us-east-2a", market=Market.SPOT)
-ALLOW = "allow user namespaces (sysctl kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu), or run as root"
 
 
 @dataclass
@@ -30,7 +27,7 @@ class Spaces:
     """A group of nodes with namespaces of their own, and a way in."""
 
     root: Path
-    cloud: LocalNodeGroup
+    cloud: EmulatedGroup
     shell: SshShell
 
     def size(self, size: int, *, minutes: float = 10) -> tuple[Node, ...]:
@@ -55,11 +52,9 @@ class Spaces:
 
 @contextlib.contextmanager
 def spaces(root: Path, *, home_mib: int = 0, connect_s: float = 3.0) -> Iterator[Spaces]:
-    why = missing_right()
-    assert why is None, f"nodes of tier A cannot run here: {why}; {ALLOW}"
     key = root / "key"
     ensure_group(root / "cloud", replace(spec_of(GROUP), public_key=generate_key(key)))
-    cloud = LocalNodeGroup(root / "cloud", clock_factor=240.0, tier=Tier.A, home_mib=home_mib)
+    cloud = EmulatedGroup(root / "cloud", clock_factor=240.0, daemon=own_spaces(home_mib))
     shell = SshShell(key, connect_timeout_s=connect_s, python=sys.executable)
     try:
         yield Spaces(root, cloud, shell)

@@ -13,9 +13,10 @@ from pathlib import Path
 from gpucloud import processes
 from gpucloud.adapters.local.node import MARK
 from gpucloud.adapters.local.records import Folder, GroupRecord
-from gpucloud.adapters.local.tiers import missing_right
 from gpucloud.domain.money.prepaid import Wall
 from tests.commandline import CommandLine
+from tests.emulation.group import CUTTABLE, OWN_SPACES, EmulatedGroup
+from tests.emulation.rights import missing_right
 from tests.standins import quick_trainer
 
 GROUP = "gpucloud-small"
@@ -51,6 +52,10 @@ class QuickFleet(CommandLine):
         file = self.folder / "small.yaml"
         file.write_text(JOB.format(steps=steps, step_s=step_s, every=every, budget=budget, nodes=nodes))
         return str(file)
+
+    @property
+    def group(self) -> EmulatedGroup:
+        return EmulatedGroup(self.home / "cloud")
 
     @property
     def record(self) -> GroupRecord | None:
@@ -91,14 +96,20 @@ class QuickFleet(CommandLine):
 
 
 @contextlib.contextmanager
-def quick_fleet(folder: Path, *, horizon_s: float | None = None, tier: str = "b") -> Iterator[QuickFleet]:
-    """Give a fleet of that tier; `a` becomes `b`, and says so, where the kernel has no namespaces for this user."""
-    if tier == "a" and (why := missing_right()):
-        sys.stderr.write(f"tier b, where nothing cuts the link between two machines: {why}\n")
-        tier = "b"
+def quick_fleet(
+    folder: Path, *, horizon_s: float | None = None, daemon: tuple[str, ...] | None = None
+) -> Iterator[QuickFleet]:
+    """Give a fleet that this daemon keeps, the product's own if left out.
+
+    Own spaces become loopback, and that is said, where the kernel has no namespaces for this user.
+    """
+    if daemon == OWN_SPACES and (why := missing_right()):
+        sys.stderr.write(f"loopback, where nothing cuts the link between two machines: {why}\n")
+        daemon = CUTTABLE
     # Without Terraform, which takes seconds to make the same group.
-    line = QuickFleet(folder, horizon_s, GPUCLOUD_LOCAL_TIER=tier, PATH="/usr/bin:/bin")
+    line = QuickFleet(folder, horizon_s, PATH="/usr/bin:/bin")
     line.env.pop("GPUCLOUD_NODE", None)
+    EmulatedGroup(line.home / "cloud", daemon=daemon)
     try:
         yield line
     finally:

@@ -9,7 +9,6 @@ from gpucloud.adapters.local.machine import settle
 from gpucloud.adapters.local.records import (
     GroupRecord,
     NodeRecord,
-    Schedule,
     Settings,
     ended,
     group_from,
@@ -59,16 +58,16 @@ TWO = (node(1), node(2))
 
 
 def endings(group: GroupRecord, nodes: tuple[NodeRecord, ...], now: datetime = NOW) -> list[EndCause | None]:
-    return [n.ending for n in settle(group, nodes, now, 4.0).nodes]
+    return [n.ending for n in settle(group, nodes, now).nodes]
 
 
 def test_a_group_at_its_level_needs_nothing() -> None:
-    step = settle(GROUP, TWO, NOW, 4.0)
+    step = settle(GROUP, TWO, NOW)
     assert (step.group, step.nodes, step.starts) == (GROUP, TWO, 0)
 
 
 def test_missing_nodes_are_started() -> None:
-    assert settle(GROUP, (), NOW, 4.0).starts == 2
+    assert settle(GROUP, (), NOW).starts == 2
 
 
 def test_relieved_ending_and_ended_nodes_are_replaced() -> None:
@@ -77,7 +76,7 @@ def test_relieved_ending_and_ended_nodes_are_replaced() -> None:
         replace(node(1), ending=EndCause.CHOICE),
         replace(node(1), state=NodeState.TERMINATED, ending=EndCause.CRASH),
     ):
-        assert settle(GROUP, (changed, node(2)), NOW, 4.0).starts == 1
+        assert settle(GROUP, (changed, node(2)), NOW).starts == 1
 
 
 def test_the_newest_surplus_is_ended_whatever_the_order() -> None:
@@ -93,8 +92,8 @@ def test_surplus_of_another_pool_than_the_groups_is_ended_before_the_newest() ->
 
 
 def test_nothing_starts_unarmed_or_at_the_shut_off() -> None:
-    assert settle(replace(GROUP, armed_until=None), (), NOW, 4.0).starts == 0
-    step = settle(replace(GROUP, armed_until=NOW), TWO, NOW, 4.0)
+    assert settle(replace(GROUP, armed_until=None), (), NOW).starts == 0
+    step = settle(replace(GROUP, armed_until=NOW), TWO, NOW)
     assert (step.group.size, step.starts) == (0, 0)
     assert [n.ending for n in step.nodes] == [EndCause.SCHEDULE, EndCause.SCHEDULE]
 
@@ -126,50 +125,13 @@ def test_the_shut_off_is_not_charged_beyond_its_time() -> None:
     )
 
 
-def schedule_of(seed: int, unannounced: float) -> list[tuple[float, int, bool]]:
-    """Play the schedule: when each interruption came, which of the two nodes it took, whether it was announced."""
-    group = replace(GROUP, schedule=Schedule(seed=seed, mean_s=10.0, unannounced=unannounced))
-    group = settle(group, TWO, NOW, 4.0).group
-    events = []
-    for _ in range(200):
-        assert group.schedule is not None
-        assert group.schedule.next_at is not None
-        now = group.schedule.next_at
-        step = settle(replace(group, armed_until=now + timedelta(hours=1)), TWO, now, 4.0)
-        ((index, victim),) = [(i, n) for i, n in enumerate(step.nodes) if n != TWO[i]]
-        events.append(((now - NOW).total_seconds(), index, victim.interrupted_at is not None))
-        group = step.group
-    return events
-
-
-def test_equal_seeds_give_equal_interruptions() -> None:
-    assert schedule_of(7, 0.5) == schedule_of(7, 0.5)
-    assert schedule_of(7, 0.5) != schedule_of(8, 0.5)
-
-
-def test_interruptions_come_at_the_mean_to_every_node_and_announced_as_asked() -> None:
-    events = schedule_of(7, 0.25)
-    assert 8.0 < events[-1][0] / 200 < 12.0
-    assert 70 < sum(index for _, index, _ in events) < 130
-    assert 30 < sum(not announced for *_, announced in events) < 70
-    assert all(announced for *_, announced in schedule_of(7, 0.0))
-    assert not any(announced for *_, announced in schedule_of(7, 1.0))
-
-
-def test_the_schedule_rests_while_the_size_is_0() -> None:
-    schedule = Schedule(seed=1, mean_s=10.0, unannounced=1.0, next_at=NOW)
-    group = settle(replace(GROUP, size=0, schedule=schedule), (), NOW, 4.0).group
-    assert group.schedule == Schedule(seed=1, mean_s=10.0, unannounced=1.0)
-
-
 def test_records_survive_being_written() -> None:
-    group = replace(GROUP, schedule=Schedule(seed=1, mean_s=9.5, unannounced=0.1, drawn=3, next_at=NOW))
     record = replace(noticed(node(1), NOW, 4.0), ending=EndCause.CRASH, ended_at=NOW, user_data_exit=3, frozen=True)
-    assert group_from(to_json(group)) == group
+    assert group_from(to_json(GROUP)) == GROUP
     assert group_from(to_json(replace(GROUP, pool=None, armed_until=None))) == replace(
         GROUP, pool=None, armed_until=None
     )
     assert node_from(to_json(record)) == record
-    settings = Settings(clock_factor=12.5, server=("sshd", "-D"))
+    settings = Settings(clock_factor=12.5, server=("sshd", "-D"), daemon=("keep", "--it"))
     assert settings_from(to_json(settings)) == settings
     assert settings_from(to_json(Settings())) == Settings()

@@ -10,7 +10,9 @@ import argparse
 import logging
 import os
 import selectors
+import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -18,9 +20,9 @@ from pathlib import Path
 from gpucloud import processes
 from gpucloud.adapters.local import devices, node
 from gpucloud.adapters.local.devices import gpus_of
+from gpucloud.adapters.local.ground import Grounds, Loopback
 from gpucloud.adapters.local.machine import Machine, settle
-from gpucloud.adapters.local.records import NO_GPUS, Folder, GroupRecord, NodeRecord, Settings, ShortOf, Tier, ended
-from gpucloud.adapters.local.switch import Switch
+from gpucloud.adapters.local.records import NO_GPUS, Folder, GroupRecord, NodeRecord, Settings, ShortOf, ended
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.node.node import EndCause, NodeState
@@ -35,18 +37,21 @@ _log = logging.getLogger("gpucloud.cloud")
 
 
 class Daemon:
-    """Keeps every group of one folder; `lock` is the daemon's lock, held and handed over by whoever started it."""
+    """Keeps every group of one folder; `lock` is the daemon's lock, held and handed over by whoever started it.
 
-    def __init__(self, folder: Folder, lock: int) -> None:
+    Nodes stand on what `grounds` makes.
+    """
+
+    def __init__(self, folder: Folder, lock: int, grounds: Grounds) -> None:
         self._folder = folder
         self._lock = lock
+        self._grounds = grounds
         self._pipe, self._held_end = os.pipe()
         self._selector = selectors.DefaultSelector()
         self._settings = Settings()
         self._devices = devices.here()
         self._groups: dict[str, GroupRecord] = {}
         self._machines: dict[str, Machine] = {}
-        self._switch: Switch | None = None
         self._paused: dict[str, float] = {}
         self._seen: int | None = None
         self._beat_at = float("-inf")
@@ -64,8 +69,7 @@ class Daemon:
         finally:
             for machine in self._machines.values():
                 machine.end()
-            if self._switch is not None:
-                self._switch.close()
+            self._grounds.close()
 
     def _bury(self) -> None:
         """Mark what an earlier daemon left as ended when that daemon was last seen, and see to it that it is."""
@@ -150,7 +154,7 @@ class Daemon:
     def _settle(self, name: str) -> None:
         group = self._groups[name]
         machines = self._of(name)
-        step = settle(group, machines, _now(), self._settings.notice_s)
+        step = settle(group, machines, _now())
         may_start = self._paused.get(name, 0.0) <= time.monotonic()
         if step.group == group and step.nodes == machines and not (step.starts and may_start):
             return
@@ -159,7 +163,7 @@ class Daemon:
             if name not in self._groups:
                 return
             before = self._of(name)
-            step = settle(self._groups[name], before, _now(), self._settings.notice_s)
+            step = settle(self._groups[name], before, _now())
             for old, new in zip(before, step.nodes, strict=True):
                 if old != new:
                     self._machines[new.id].record = new
@@ -174,7 +178,7 @@ class Daemon:
         return tuple(machine.record for machine in self._machines.values() if machine.group.name == name)
 
     def _start(self, name: str) -> bool:
-        """Start one node; False when no GPUs are free for it, or it cannot have what its tier wants."""
+        """Start one node; False when no GPUs are free for it, or there is no ground for it."""
         if self._has_no_spot(name):
             return False
         records = [machine.record for machine in self._machines.values()]
@@ -183,8 +187,7 @@ class Daemon:
             return False
         group = replace(self._groups[name], launched=self._groups[name].launched + 1, short_of=None)
         try:
-            switch = self._switch_for(name)
-            machine = Machine(self._folder, group, records, _now(), devices=devices, switch=switch)
+            machine = Machine(self._folder, group, records, _now(), devices=devices, grounds=self._grounds)
         except ProvisionError as error:
             _log.error("no node of %s can start: %s", name, error)
             self._paused[name] = time.monotonic() + _PAUSE_S
@@ -227,14 +230,6 @@ class Daemon:
                 self._note_shortage(group, f"a node needs {wanted} GPUs; those of this machine ({there}) are in use")
         return free
 
-    def _switch_for(self, name: str) -> Switch | None:
-        """Return the network that the group's nodes are on, made where need be; None in tier B."""
-        if self._groups[name].tier is Tier.B:
-            return None
-        if self._switch is None or not self._switch.alive:
-            self._switch = Switch()
-        return self._switch
-
     def _note_shortage(self, group: GroupRecord, message: str, code: str = NO_GPUS) -> None:
         short = ShortOf(message=message, at=_now(), pool=group.pool, code=code)
         self._groups[group.name] = replace(group, short_of=short)
@@ -245,7 +240,7 @@ class Daemon:
         if record.ending is None:
             try:
                 machine.follow_drills()
-            except ProvisionError as error:  # seen as a node that died, if its network did
+            except ProvisionError as error:  # seen as a node that died, if its ground did
                 _log.error("%s: %s", record.id, error)
             return
         self._selector.unregister(machine.metadata)
@@ -255,7 +250,7 @@ class Daemon:
             return
         del self._machines[record.id]
         living = {machine.pid for machine in self._machines.values() if machine.pid}
-        node.end_orphans(living | ({self._switch.pid} if self._switch else set()))
+        node.end_orphans(living | self._grounds.pids)
         self._save_end(machine.group.name, record.id, record.ending, _now())
         _log.info("%s ended: %s", record.id, record.ending.value)
 
@@ -276,18 +271,18 @@ def _now() -> datetime:
     return datetime.now(timezone.utc)
 
 
-def main() -> None:
+def keep(arguments: Sequence[str], grounds: Grounds) -> None:
     """Run the daemon; both options are required, `--lock` is the descriptor of its locked lock file."""
     parser = argparse.ArgumentParser(prog="gpucloud.adapters.local.daemon")
     parser.add_argument("--root", type=Path, required=True)
     parser.add_argument("--lock", type=int, required=True)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     os.umask(0o077)
     processes.adopt_orphans()
     os.set_inheritable(options.lock, False)  # noqa: FBT003  (positional in the standard library)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    Daemon(Folder(options.root), options.lock).run()
+    Daemon(Folder(options.root), options.lock, grounds).run()
 
 
 if __name__ == "__main__":
-    main()
+    keep(sys.argv[1:], Loopback())

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from gpucloud import processes
 from gpucloud.adapters.local.node import MARK, import_path
-from gpucloud.adapters.local.records import Folder, GroupRecord, NodeRecord, Schedule, Tier, noticed
-from gpucloud.adapters.local.tiers import require_own_spaces
+from gpucloud.adapters.local.records import Folder, GroupRecord, NodeRecord, noticed
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.node.node import NO_GROUP, EndCause, Fault, GroupView, Refusal
 from gpucloud.domain.offer import Pool
@@ -27,11 +26,11 @@ _POLL_S = 0.01
 
 
 class LocalNodeGroup:
-    """Implements `NodeGroup` over the folder `root`, and what only an emulated cloud can do: `freeze`, a schedule.
+    """Implements `NodeGroup` over the folder `root`, and what only an emulated cloud can do, such as `freeze`.
 
-    `clock_factor` and `server` are kept in the folder: how much faster than EC2's 120 s a node is interrupted, and the
-    command of the nodes' SSH server. `tier` and `home_mib` are for groups whose first nodes are started by this
-    object. Left out, all stay as they are.
+    What is given is kept in the folder, and what is left out stays as it is there: `clock_factor`, how much faster than
+    EC2's 120 s a node is interrupted; `server`, the command of the nodes' SSH server; `daemon`, the command that keeps
+    the folder, in place of ours.
     """
 
     def __init__(
@@ -40,17 +39,19 @@ class LocalNodeGroup:
         *,
         clock_factor: float | None = None,
         server: tuple[str, ...] | None = None,
-        tier: Tier | None = None,
-        home_mib: int | None = None,
+        daemon: tuple[str, ...] | None = None,
     ) -> None:
         self._folder = Folder(root)
-        self._tier = tier
-        self._home_mib = home_mib
-        if clock_factor is not None or server is not None:
+        if clock_factor is not None or server is not None or daemon is not None:
             self._folder.create()
             with self._folder.locked():
                 old = self._folder.settings()
-                new = replace(old, clock_factor=clock_factor or old.clock_factor, server=server or old.server)
+                new = replace(
+                    old,
+                    clock_factor=clock_factor or old.clock_factor,
+                    server=server or old.server,
+                    daemon=daemon or old.daemon,
+                )
                 if new != old:
                     self._folder.save_settings(new)
 
@@ -58,11 +59,6 @@ class LocalNodeGroup:
     def notice_seconds(self) -> float:
         """Seconds between a notice and the node's end (a notice names whole seconds: up to one more)."""
         return self._folder.settings().notice_s
-
-    @property
-    def wanted_tier(self) -> Tier:
-        """The tier of new groups' nodes."""
-        return self._tier or Tier.B
 
     def describe(self, group: str) -> GroupView:
         """Return the group as its records say; repairs it when the daemon has died."""
@@ -95,19 +91,9 @@ class LocalNodeGroup:
                     f"{group}: no node starts without a shut-off time ahead (it is {record.armed_until})",
                     hint="arm the group first",
                 )
-            first = size > 0 and not any(node.alive for node in self._folder.nodes(group))
-            wanted = replace(self._of_tier(record) if first else record, size=size, pool=pool)
             if size > 0:  # before it is written: whoever dies in between leaves no level that nothing keeps
                 begin(self._folder)
-            self._folder.save_group(wanted)
-
-    def _of_tier(self, record: GroupRecord) -> GroupRecord:
-        """Return the group with the wanted tier: for one without nodes, since those of two tiers cannot meet."""
-        tier = self._tier or record.tier
-        if tier is Tier.A and record.tier is not Tier.A:
-            require_own_spaces()
-        home_mib = record.home_mib if self._home_mib is None else self._home_mib
-        return replace(record, tier=tier, home_mib=home_mib if tier is Tier.A else 0)
+            self._folder.save_group(replace(record, size=size, pool=pool))
 
     def relieve(
         self,
@@ -156,18 +142,6 @@ class LocalNodeGroup:
         """Stop every process of the node (SIGSTOP): it stays listed as running and answers nothing."""
         self._change(group, node_id, lambda node: replace(node, frozen=True))
 
-    def cut(self, group: str, node_id: str) -> None:
-        """Have nothing reach the node, and nothing it sends arrive: SSH, and in tier A its link to the other nodes.
-
-        What runs on it goes on. In tier B the other nodes, which are on loopback as it is, still reach it.
-        """
-        self._change(group, node_id, lambda node: replace(node, cut=True))
-
-    def has_own_network(self, group: str, node_id: str) -> bool:
-        """Whether the node is of tier A."""
-        node = next((node for node in self._read(group)[1] if node.id == node_id), None)
-        return node is not None and node.tier is Tier.A
-
     def owner_of(self, node_id: str) -> tuple[str, str] | None:
         """Return the group that has the node, and the job that it is tagged with; None when no group has it."""
         with contextlib.suppress(FileNotFoundError), self._locked():
@@ -175,32 +149,6 @@ class LocalNodeGroup:
                 if self._folder.node(group.name, node_id) is not None:
                     return group.name, dict(group.tags).get("gpucloud:job", group.name)
         return None
-
-    def part(self, group: str, node_id: str, segment: int) -> None:
-        """Put the node on that side of a partition: it reaches nodes of the same side only, and SSH still answers.
-
-        ProvisionError in tier B, which has no network of its own.
-        """
-        self._change(group, node_id, lambda node: _on_segment(node, segment))
-
-    def heal(self, group: str, node_id: str) -> None:
-        """Undo `freeze`, `cut` and `part`."""
-        self._change(group, node_id, lambda node: replace(node, frozen=False, cut=False, segment=0))
-
-    def schedule_interruptions(self, group: str, *, seed: int, mean_s: float, unannounced: float = 0.0) -> None:
-        """Take one of the group's nodes every `mean_s` seconds on average while its size is above 0.
-
-        The gaps are exponential; `unannounced` is the share, 0 to 1, that comes without notice. Equal seeds give
-        equal gaps, kinds and choices. A new schedule replaces the old one.
-        """
-        if mean_s <= 0 or not 0 <= unannounced <= 1:
-            raise ProvisionError(
-                f"no schedule has mean_s={mean_s} and unannounced={unannounced}",
-                hint="mean_s is above 0, unannounced from 0 to 1",
-            )
-        with self._changing(group) as record:
-            schedule = Schedule(seed=seed, mean_s=mean_s, unannounced=unannounced)
-            self._folder.save_group(replace(record, schedule=schedule))
 
     def run_short(self, until: datetime) -> None:
         """Have no spot machines to start until then; those that run stay."""
@@ -252,12 +200,6 @@ class LocalNodeGroup:
 
 def _needs_daemon(record: GroupRecord | None, nodes: tuple[NodeRecord, ...]) -> bool:
     return record is not None and (record.size > 0 or any(node.alive for node in nodes))
-
-
-def _on_segment(node: NodeRecord, segment: int) -> NodeRecord:
-    if node.tier is Tier.B:
-        raise ProvisionError(f"{node.id} has no network of its own", hint="GPUCLOUD_LOCAL_TIER=a gives nodes one")
-    return replace(node, segment=segment)
 
 
 def _refusals(record: GroupRecord) -> tuple[Refusal, ...]:
@@ -345,11 +287,12 @@ def begin(folder: Folder) -> bool:
 
 
 def _start(folder: Folder, lock: int) -> None:
-    daemon = (sys.executable, "-m", "gpucloud.adapters.local.daemon", "--root", str(folder.root), "--lock", str(lock))
+    daemon = folder.settings().daemon or (sys.executable, "-m", "gpucloud.adapters.local.daemon")
+    options = ("--root", str(folder.root), "--lock", str(lock))
     try:
         with folder.log.open("ab") as log:
             subprocess.run(
-                (sys.executable, "-I", "-S", "-c", _ORPHAN, *daemon),
+                (sys.executable, "-I", "-S", "-c", _ORPHAN, *daemon, *options),
                 env=_environment(),
                 cwd=folder.root,  # `-m` searches there first: it must not be a folder with a `random.py` of the user's
                 stdin=subprocess.DEVNULL,

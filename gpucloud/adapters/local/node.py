@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import shutil
@@ -18,7 +17,8 @@ from typing import TYPE_CHECKING
 
 import gpucloud
 from gpucloud import processes
-from gpucloud.adapters.local.place import OwnSpace, user_name
+from gpucloud.adapters.local.ground import Ground, Launch
+from gpucloud.adapters.local.place import user_name
 
 if TYPE_CHECKING:  # keys are made by the daemon alone
     from gpucloud.adapters.local.hostkeys import HostKey
@@ -53,8 +53,7 @@ class Boot:
     """What a node is started from. `folder` is made; `user_data` is a shell script, empty for none.
 
     `layers` keeps what jobs' `setup` made, for all nodes of this machine. `devices` are the UUIDs of the node's GPUs;
-    None on a machine without any. `metadata` is None where the service is at its true address. `own` are the options
-    by which the node gets namespaces of its own, empty for none.
+    None on a machine without any. `variables` are added to its environment.
     """
 
     id: str
@@ -63,10 +62,9 @@ class Boot:
     public_key: str
     host_key: HostKey
     user_data: str
-    metadata: str | None
+    variables: dict[str, str]
     layers: Path
     devices: tuple[str, ...] | None = None
-    own: OwnSpace | None = None
 
     @property
     def home(self) -> Path:
@@ -84,17 +82,8 @@ class Boot:
             *("--parent-pipe", str(parent_pipe)),
         )
         if self.user_data:
-            server = (sys.executable, "-m", "gpucloud.adapters.local.first_boot", str(self.folder), *server)
-        if self.own is None:
-            return server
-        return (
-            *self.own.argv(),
-            *("--folder", str(self.folder)),
-            *("--home", str(self.home)),
-            *("--parent-pipe", str(parent_pipe)),
-            "--",
-            *server,
-        )
+            return (sys.executable, "-m", "gpucloud.adapters.local.first_boot", str(self.folder), *server)
+        return server
 
     def environment(self) -> dict[str, str]:
         """Return the node's whole environment: nothing of the caller's, so that no secret of theirs is in it."""
@@ -112,7 +101,7 @@ class Boot:
             "GPUCLOUD_NOTICE_POLL_S": _NOTICE_POLL_S,
             "GPUCLOUD_PYTHON": sys.executable,
             "GPUCLOUD_LAYERS": str(self.layers),
-            **({"AWS_EC2_METADATA_SERVICE_ENDPOINT": self.metadata} if self.metadata else {}),
+            **self.variables,
             **import_path(),
             **self._gpus(),
         }
@@ -128,23 +117,23 @@ class Boot:
         }
 
 
-def start(boot: Boot, listener: socket.socket, parent_pipe: int) -> subprocess.Popen[bytes]:
+def start(boot: Boot, ground: Ground, listener: socket.socket, parent_pipe: int) -> subprocess.Popen[bytes]:
     """Write the node's files and start its process, which takes over `listener`; the caller's copy is closed."""
     boot.home.mkdir(parents=True)
     _write_private(boot.folder / "host_key", boot.host_key.private)
     _write_private(boot.folder / "authorized_keys", f"{boot.public_key}\n".encode())
     if boot.user_data:
         _write_private(boot.folder / "user-data", boot.user_data.encode())
-    with listener, (boot.folder / "console.log").open("wb") as console:
-        return subprocess.Popen(
-            boot.argv(listener.fileno(), parent_pipe),
-            env=boot.environment(),
-            cwd=boot.home,
-            stdin=subprocess.DEVNULL,
-            stdout=console,
-            stderr=console,
-            pass_fds=(listener.fileno(), parent_pipe, *(boot.own.descriptors if boot.own else ())),
-            start_new_session=True,
+    with listener:
+        return ground.start(
+            Launch(
+                argv=boot.argv(listener.fileno(), parent_pipe),
+                environment=boot.environment(),
+                folder=boot.folder,
+                home=boot.home,
+                descriptors=(listener.fileno(), parent_pipe),
+                parent_pipe=parent_pipe,
+            )
         )
 
 
@@ -188,19 +177,6 @@ def freeze(node_id: str, process: subprocess.Popen[bytes]) -> None:
 def thaw(node_id: str, process: subprocess.Popen[bytes]) -> None:
     """Let every process of the node go on."""
     processes.continue_tree(process.pid, mark=(MARK, node_id))
-
-
-def close_way_in(process: subprocess.Popen[bytes], *, closed: bool, own_space: bool) -> bool:
-    """Let the node's SSH server stop or go on, and nothing else of it; return whether it is closed now.
-
-    Connections stay as they are and nothing comes through: so is a way in whose packets are lost.
-    """
-    server = processes.first_command(process.pid) if own_space else process.pid
-    if server is None:
-        return not closed
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(server, signal.SIGSTOP if closed else signal.SIGCONT)
-    return closed
 
 
 def _write_private(path: Path, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Where an embedded node is: its addresses, its socket, and in tier A the namespaces that it gets."""
+"""Where an embedded node is: its address, its socket, and the account that it runs as."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import pwd
 import socket
 import sys
 from collections.abc import Collection
-from dataclasses import dataclass
 
 
 def interface() -> str:
@@ -33,38 +32,6 @@ def listen(addresses: Collection[str], ports: Collection[int]) -> socket.socket:
         if listener.getsockname()[1] not in ports:
             return listener
         listener.close()
-
-
-def private_address(taken: Collection[str | None]) -> str:
-    """Return an address on the network between nodes of tier A that no live node has."""
-    free = (f"10.88.{k // 200}.{10 + k % 200}" for k in range(5000))
-    return next(candidate for candidate in free if candidate not in taken)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnSpace:
-    """The namespaces that a node of tier A gets: `network` and, unless we are root, `user` are descriptors."""
-
-    network: int
-    user: int | None
-    address: str
-    home_mib: int
-
-    @property
-    def descriptors(self) -> tuple[int, ...]:
-        """What the node's process has to inherit."""
-        return (self.network,) if self.user is None else (self.network, self.user)
-
-    def argv(self) -> tuple[str, ...]:
-        """Return the beginning of the node's command line."""
-        return (
-            *(sys.executable, "-m", "gpucloud.adapters.local.own_space"),
-            *("--network", str(self.network)),
-            *(() if self.user is None else ("--user", str(self.user))),
-            *("--name", f"ip-{self.address.replace('.', '-')}"),
-            *("--address", self.address),
-            *("--home-mib", str(self.home_mib)),
-        )
 
 
 # The account that nodes run as.

@@ -1,6 +1,6 @@
 """Ends the node that it runs on, as `shutdown` does on a machine: `python -m gpucloud.adapters.local.power_off`.
 
-In tier A the node's first process is PID 1; in tier B it is the topmost one above this that bears the node's mark.
+The node's first process is the topmost one above this that bears the node's mark.
 """
 
 from __future__ import annotations

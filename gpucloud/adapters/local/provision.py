@@ -109,10 +109,7 @@ def ensure_group(root: Path, spec: ClusterSpec, *, user_data: str = "") -> str:
                 size=old.size,
                 pool=old.pool,
                 armed_until=old.armed_until,
-                schedule=old.schedule,
                 launched=old.launched,
-                tier=old.tier,
-                home_mib=old.home_mib,
             )
         if wanted != old:
             folder.save_group(wanted)

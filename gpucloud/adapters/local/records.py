@@ -20,7 +20,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta, timezone
-from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -159,39 +158,23 @@ NO_GPUS = "InsufficientGpus"
 CLOCK_FACTOR = 30.0
 
 
-class Tier(str, Enum):
-    """How real nodes are: A gives each its own namespaces, B none, so that it runs everywhere."""
-
-    A = "a"
-    B = "b"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The cloud's settings: how much faster than EC2 it takes nodes; the SSH server's command, None for ours.
 
-    Until `no_spot_until` it has no spot machines to start.
+    Until `no_spot_until` it has no spot machines to start. `daemon` is the command that keeps the folder, None for
+    ours; it gets the options of ours behind its own.
     """
 
     clock_factor: float = CLOCK_FACTOR
     server: tuple[str, ...] | None = None
     no_spot_until: datetime | None = None
+    daemon: tuple[str, ...] | None = None
 
     @property
     def notice_s(self) -> float:
         """Seconds between a notice and the node's end (in whole seconds of the clock: up to one more)."""
         return NOTICE_S / self.clock_factor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
-    """Seeded interruptions: `drawn` counts those that came; `next_at` is None while the group's size is 0."""
-
-    seed: int
-    mean_s: float
-    unannounced: float
-    drawn: int = 0
-    next_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,8 +191,7 @@ class ShortOf:
 class GroupRecord:
     """One node group: what Terraform set, the level, the shut-off. `launched` numbers the nodes.
 
-    `short_of` is why fewer nodes than the level run, while that is so. In tier A each node's home may be a disk of its
-    own of `home_mib`; 0: it is a folder.
+    `short_of` is why fewer nodes than the level run, while that is so.
     """
 
     name: str
@@ -224,11 +206,8 @@ class GroupRecord:
     size: int = 0
     pool: Pool | None = None
     armed_until: datetime | None = None
-    schedule: Schedule | None = None
     launched: int = 0
     short_of: ShortOf | None = None
-    tier: Tier = Tier.B
-    home_mib: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,8 +215,7 @@ class NodeRecord:
     """One node; `devices` are the UUIDs of its GPUs.
 
     `ending` is why it is to end, written before it is done; `number` counts launches in the group. `private` is where
-    the other nodes reach it, None where that is `address`. What a drill did to it are levels: `frozen`; `cut` off from
-    everyone; on which side of a partition it is, `segment`.
+    the other nodes reach it, None where that is `address`. What a drill did to it, `frozen`, is a level.
     """
 
     id: str
@@ -258,10 +236,7 @@ class NodeRecord:
     ended_at: datetime | None = None
     user_data_exit: int | None = None
     devices: tuple[str, ...] = ()
-    tier: Tier = Tier.B
     private: str | None = None
-    cut: bool = False
-    segment: int = 0
     rebalance_at: datetime | None = None
 
     @property
@@ -322,10 +297,10 @@ def to_json(record: Settings | GroupRecord | NodeRecord) -> str:
 def settings_from(text: str) -> Settings:
     """Return the settings; ValueError, KeyError, TypeError or AttributeError when it is none, as in those below."""
     raw = json.loads(text)
-    server = raw["server"]
     return Settings(
         clock_factor=raw["clock_factor"],
-        server=None if server is None else tuple(server),
+        server=_command(raw["server"]),
+        daemon=_command(raw.get("daemon")),
         no_spot_until=_time(raw.get("no_spot_until")),
     )
 
@@ -339,9 +314,7 @@ def group_from(text: str) -> GroupRecord:
         tags=tuple((key, value) for key, value in raw["tags"]),
         pool=_pool(raw["pool"]) if raw["pool"] else None,
         armed_until=_time(raw["armed_until"]),
-        schedule=_schedule(raw["schedule"]) if raw["schedule"] else None,
         short_of=_short_of(raw.get("short_of")),
-        tier=Tier(raw.get("tier", Tier.B)),
     )
     return GroupRecord(**raw)
 
@@ -359,7 +332,6 @@ def node_from(text: str) -> NodeRecord:
         devices=tuple(raw.get("devices", ())),
         rebalance_at=_time(raw.get("rebalance_at")),
         ended_at=_time(raw["ended_at"]),
-        tier=Tier(raw.get("tier", Tier.B)),
     )
     return NodeRecord(**raw)
 
@@ -374,6 +346,10 @@ def _time(text: str | None) -> datetime | None:
     return None if text is None else datetime.fromisoformat(text)
 
 
+def _command(raw: list[str] | None) -> tuple[str, ...] | None:
+    return None if raw is None else tuple(raw)
+
+
 def _pool(raw: dict[str, Any]) -> Pool:
     return Pool(instance_type=raw["instance_type"], zone=raw["zone"], market=Market(raw["market"]))
 
@@ -384,7 +360,3 @@ def _short_of(raw: dict[str, Any] | None) -> ShortOf | None:
     pool = _pool(raw["pool"]) if raw.get("pool") else None
     at = datetime.fromisoformat(raw["at"])
     return ShortOf(message=raw["message"], at=at, pool=pool, code=raw.get("code", NO_GPUS))
-
-
-def _schedule(raw: dict[str, Any]) -> Schedule:
-    return Schedule(**{**raw, "next_at": _time(raw["next_at"])})

@@ -254,7 +254,7 @@ def _json(thing: Thing, swept: Swept) -> dict[str, Any]:
     }
 
 
-# `gpucloud local interrupt|kill|freeze|cut|heal|weather|shortage`: what the embedded fleet does when asked.
+# `gpucloud local interrupt|kill|freeze|shortage`: what the embedded fleet does when asked.
 
 
 _NODE_ID = re.compile(r"i-0[0-9a-f]{16}")
@@ -266,8 +266,6 @@ class Drill(Enum):
     INTERRUPT = "noticed"
     KILL = "interrupted"
     FREEZE = "frozen"
-    CUT = "cut"
-    HEAL = "healed"
     REBALANCE = "recommended to leave"
 
 
@@ -278,29 +276,10 @@ def drill(target: str | None, node_id: str | None, what: Drill, *, as_json: bool
     """
     nodes, job, group, node = _meant(target, node_id)
     _does(nodes, what)(group, node)
-    if what is Drill.CUT and not nodes.has_own_network(group, node):
-        tell(f"{node}: only the way to it is cut; GPUCLOUD_LOCAL_TIER=a gives machines a network that can be cut too")
     if as_json:
         say_json({"job": job, "node": node, "done": what.value})
     else:
         say(f"{node}: {what.value}")
-    return 0
-
-
-def weather(target: str | None, *, seed: int, mean: str, unannounced: float, as_json: bool) -> int:
-    """Have the embedded cloud take nodes at random times drawn from a seed; return the exit code."""
-    cloud = Gpucloud()
-    known = known_job(cloud, target)
-    try:
-        mean_s = parse_span(mean).total_seconds()
-    except ValueError as error:
-        raise UsageError(f"--mean: {error}") from error
-    nodes = cloud.embedded(known)
-    nodes.schedule_interruptions(group_of(cloud, known), seed=seed, mean_s=mean_s, unannounced=unannounced)
-    if as_json:
-        say_json({"job": known.name, "seed": seed, "mean_s": mean_s, "unannounced": unannounced})
-    else:
-        say(f"{known.name}: nodes are interrupted every {mean_s:g} s on average, seed {seed}")
     return 0
 
 
@@ -327,10 +306,6 @@ def _does(nodes: LocalNodeGroup, what: Drill) -> Callable[[str, str], None]:
             return lambda group, node: nodes.interrupt(group, node, notice=False)
         case Drill.FREEZE:
             return nodes.freeze
-        case Drill.CUT:
-            return nodes.cut
-        case Drill.HEAL:
-            return nodes.heal
         case Drill.REBALANCE:
             return nodes.recommend_rebalance
 

@@ -1,6 +1,6 @@
-"""Runs a node of tier A: a command in namespaces of its own for users, processes, mounts, the host's name and network.
+"""Runs a node: a command in namespaces of its own for users, processes, mounts, the host's name and network.
 
-    python -m gpucloud.adapters.local.own_space OPTIONS -- COMMAND…
+    python -m tests.emulation.own_space OPTIONS -- COMMAND…
 
 This process stays outside and ends with the node; the node's first process (PID 1 there) starts COMMAND, collects its
 orphans, and ends the node on SIGTERM, which anything on the node may send: that is its power-off. Everything that
@@ -21,7 +21,7 @@ import socket
 import sys
 from pathlib import Path
 
-from gpucloud.adapters.local import namespaces
+from tests.emulation import namespaces
 
 _LOOK_UPS = "passwd: files\ngroup: files\nshadow: files\nhosts: files\n"
 """An unreachable name server would cost every start seconds: peers are looked up by their addresses."""
@@ -108,7 +108,7 @@ def _be_command(home: Path, command: list[str], ids: tuple[int, int] | None) -> 
         if ids is not None:  # as the user again, who may do nothing special there
             namespaces.unshare_user(as_id=ids[0], group_id=ids[1])
         os.chdir(home)
-        os.execv(command[0], command)  # noqa: S606  (without a shell: that is the point)
+        os.execv(command[0], command)
     except OSError as error:
         sys.stderr.write(f"{command[0]}: {error}\n")
         sys.stderr.flush()

@@ -1,6 +1,6 @@
-"""The network between the nodes of tier A: a process in namespaces of its own that holds a bridge.
+"""The network between nodes with namespaces of their own: a process in namespaces of its own that holds a bridge.
 
-    python -m gpucloud.adapters.local.switch FD
+    python -m tests.emulation.switch FD
 
 It is told what to do on the Unix socket `FD` and ends when that is closed. Nothing of it is seen outside: the bridge
 and every link are in its network namespace, and go with it.
@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpucloud.adapters.local import namespaces
 from gpucloud.domain.errors import ProvisionError
+from tests.emulation import namespaces, program
 
 METADATA_ADDRESS = "169.254.169.254"
 
@@ -42,6 +42,11 @@ class Port:
     user: int | None
     metadata: socket.socket
 
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """The namespaces, as the node's process inherits them."""
+        return (self.network,) if self.user is None else (self.network, self.user)
+
 
 class Switch:
     """The switch's process as the daemon holds it. Every call raises ProvisionError when it cannot be done."""
@@ -52,7 +57,7 @@ class Switch:
         self._socket = ours
         with theirs:
             self._process = subprocess.Popen(
-                (sys.executable, "-m", "gpucloud.adapters.local.switch", str(theirs.fileno())),
+                (*program("tests.emulation.switch"), str(theirs.fileno())),
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
@@ -101,7 +106,7 @@ class Switch:
             raise ProvisionError(f"the nodes' switch does not answer: {error}") from error
         if said is None or "error" in said:
             why = said["error"] if said else "it ended"
-            raise ProvisionError(f"the nodes' network: {why}", hint="GPUCLOUD_LOCAL_TIER=b needs no namespaces")
+            raise ProvisionError(f"the nodes' network: {why}")
         return said, found
 
 
@@ -182,7 +187,7 @@ def _receive(end: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             found.frombytes(value[: len(value) - len(value) % found.itemsize])
     for descriptor in found:
-        os.set_inheritable(descriptor, False)  # noqa: FBT003  (positional in the standard library)
+        os.set_inheritable(descriptor, False)
     return (json.loads(data) if data else None), list(found)
 
 
