@@ -13,11 +13,10 @@ Outside gpucloud the same script keeps its checkpoints in `./.gpucloud-checkpoin
 from __future__ import annotations
 
 from gpucloud.resume.loader import Loader
-from gpucloud.resume.microbatch import MicroBatch
 from gpucloud.resume.run import Run, init
 from gpucloud.resume.settings import import_ahead
 from gpucloud.store.checkpoints import Fenced
 
-__all__ = ["Fenced", "Loader", "MicroBatch", "Run", "init"]
+__all__ = ["Fenced", "Loader", "Run", "init"]
 
 import_ahead()

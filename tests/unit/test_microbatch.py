@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import runpy
 import socket
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -12,8 +14,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from gpucloud.domain.errors import UsageError
-from gpucloud.resume import MicroBatch
+SOURCE = Path(__file__).resolve().parents[2] / "templates" / "jobs" / "backoff" / "microbatch.py"
+MicroBatch = runpy.run_path(str(SOURCE))["MicroBatch"]
 
 
 class Pair(NamedTuple):
@@ -112,9 +114,8 @@ def test_other_errors_are_passed_on() -> None:
 
 def test_a_single_sample_that_does_not_fit_is_told_with_what_to_do() -> None:
     model = make_model()
-    with pytest.raises(UsageError, match="a single sample does not fit") as caught:
+    with pytest.raises(ValueError, match=r"a single sample does not fit.*more memory"):
         MicroBatch(model).backward(batch(), Memory(model, fits=0))
-    assert "more memory" in caught.value.hint
 
 
 def test_a_resumed_run_goes_on_with_the_size_and_finds_it_anew_on_another_device() -> None:
@@ -147,12 +148,12 @@ def test_batches_are_cut_wherever_they_keep_their_tensors() -> None:
 
     MicroBatch(model, size=6).backward(tree, loss_of)
     assert seen == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9]]
-    with pytest.raises(UsageError, match="a batch is a str, which cannot be cut"):
+    with pytest.raises(ValueError, match="a batch is a str, which cannot be cut"):
         MicroBatch(model).backward("batch", loss_of)
 
 
 def test_a_model_whose_ranks_wait_for_each_other_is_refused() -> None:
-    with pytest.raises(UsageError, match="would leave the others waiting"):
+    with pytest.raises(ValueError, match="would leave the others waiting"):
         MicroBatch(nn.Sequential(nn.SyncBatchNorm(3)))
 
 

@@ -9,6 +9,7 @@ import os
 
 import torch
 import torch.distributed as dist
+from microbatch import MicroBatch
 from torch import nn
 from torch.nn.functional import mse_loss
 
@@ -66,7 +67,7 @@ def train(model, args, device):
     # that ran out of memory in the middle never comes: they would wait until a timeout ends the job. Here ranks agree
     # that all came through, and only then average their gradients. What that costs: the averaging no longer runs
     # beside the backward pass. With gradient accumulation most of it would not anyway.
-    micro = resume.MicroBatch(model)
+    micro = MicroBatch(model)
     # It has state, so it is part of the checkpoint: floating point sums depend on how samples are grouped, and only
     # with the same groups is a resumed run equal to the bit.
     run = resume.init(model=model, optimizer=optimizer, micro=micro, total_steps=args.steps)
