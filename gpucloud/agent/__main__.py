@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-from gpucloud.agent.package import package_sha256, running_package
+from gpucloud.agent.single_process import package_sha256, running_package
 from gpucloud.domain.codec import from_json, to_json
 
 Do = Callable[[Path, argparse.Namespace], int]
@@ -95,7 +95,7 @@ def _machine(root: Path, _: argparse.Namespace) -> int:
 
 def _agent(root: Path, options: argparse.Namespace) -> int:
     from gpucloud.agent import daemon
-    from gpucloud.agent.decide import OwnEnd
+    from gpucloud.agent.attempt.decide import OwnEnd
 
     end = OwnEnd(argv=tuple(options.power_off), after=timedelta(seconds=options.power_off_after))
     package = package_sha256(running_package())
@@ -104,7 +104,7 @@ def _agent(root: Path, options: argparse.Namespace) -> int:
 
 
 def _bootstrap(root: Path, options: argparse.Namespace) -> int:
-    from gpucloud.agent.boot.command import bootstrap_command
+    from gpucloud.agent.boot import bootstrap_command
 
     return bootstrap_command(root, running_package(), None if options.again else sys.stdin.buffer, _say)
 
@@ -128,7 +128,7 @@ def _drive(root: Path, options: argparse.Namespace) -> int:
 
 
 def _await(root: Path, _: argparse.Namespace) -> int:
-    from gpucloud.agent.boot.files import wait_for_own
+    from gpucloud.agent.single_process import wait_for_own
 
     wait_for_own(root)
     return _say("ended")
@@ -142,7 +142,7 @@ def _code(_root: Path, options: argparse.Namespace) -> int:
 
 
 def _image(root: Path, _: argparse.Namespace) -> int:
-    from gpucloud.agent import image
+    from gpucloud.agent.attempt import image
     from gpucloud.domain.node.container import ImageWanted
 
     failure = image.pull(root, from_json(ImageWanted, sys.stdin.read()))
@@ -205,8 +205,8 @@ def _knock(_root: Path, options: argparse.Namespace) -> int:
 
 
 def _mpi(_root: Path, options: argparse.Namespace) -> int:
-    from gpucloud.agent.mpi.head import lead
-    from gpucloud.agent.mpi.member import Order, follow
+    from gpucloud.agent.attempt.mpi_head import lead
+    from gpucloud.agent.attempt.mpi_member import Order, follow
     from gpucloud.domain.node.launch import SECRET
 
     order = Order(
@@ -231,9 +231,9 @@ def _keep(_root: Path, options: argparse.Namespace) -> int:
 
 
 def _rexec(_root: Path, options: argparse.Namespace) -> int:
-    from gpucloud.agent.mpi import head
+    from gpucloud.agent.attempt import mpi_head
 
-    return head.call(options.host, options.words)
+    return mpi_head.call(options.host, options.words)
 
 
 def _say(text: str, *, code: int = 0) -> int:

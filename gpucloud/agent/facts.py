@@ -8,16 +8,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from gpucloud import processes, smi
-from gpucloud.agent import image
-from gpucloud.agent.boot.files import boots_itself, note_visit
+from gpucloud.agent.attempt import image
 from gpucloud.agent.data.staged import staged
-from gpucloud.agent.gate.record import gate_fact
 from gpucloud.agent.layer.environment import places
 from gpucloud.agent.layer.fact import base as base_python
 from gpucloud.agent.layer.fact import gpu_kind, layer_fact
-from gpucloud.agent.machine.notes import machine_fact
-from gpucloud.agent.package import package_sha256
-from gpucloud.agent.single_process import agent_process, driver_process
+from gpucloud.agent.notes import gate_fact, machine_fact
+from gpucloud.agent.single_process import agent_process, boots_itself, driver_process, note_visit, package_sha256
 from gpucloud.domain.codec import Malformed
 from gpucloud.domain.node.bootstrap.facts import Asked, Facts
 from gpucloud.domain.node.status import RunState, status_from_json

@@ -1,4 +1,4 @@
-"""A folder for one process at a time, which holds the folder's lock for as long as it lives.
+"""What is at work on this node, one process of each: the agent, the driver, a bootstrap of its own; and its zip.
 
 lock          held while it runs; whoever starts the process hands it over, so that no second one can come between
 <name>.json   the process that took it last, and the package that it runs from
@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import signal
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,3 +113,83 @@ def driver_process(root: Path) -> SingleProcessFolder:
 def _lives(sitting: dict[str, object]) -> bool:
     pid, started = sitting.get("pid"), sitting.get("started")
     return isinstance(pid, int) and isinstance(started, str) and processes.alive(pid, started)
+
+
+# What a node's own bootstrap keeps below the agent's folder: its lock, its record, its code, how it ended.
+#
+# boot/lock            held while it runs
+# boot/node.json       the record that it goes by
+# boot/code            the record's code, as it came
+# boot/ended.json      how the last one ended
+# agent/visited        touched whenever a supervisor asks for facts
+
+
+def boot_folder(root: Path) -> Path:
+    """Return the folder, made if need be."""
+    made = root / "boot"
+    made.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return made
+
+
+@contextmanager
+def alone(root: Path) -> Iterator[None]:
+    """Be the node's only bootstrap of its own; another one is waited for. What it starts does not inherit the lock."""
+    with (boot_folder(root) / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def boots_itself(root: Path) -> bool:
+    """Whether a bootstrap of the node's own is under way."""
+    with _lock(root) as descriptor:
+        return descriptor is not None and not _shared(descriptor, fcntl.LOCK_NB)
+
+
+def wait_for_own(root: Path) -> None:
+    """Return when no bootstrap of the node's own is under way."""
+    with _lock(root) as descriptor:
+        if descriptor is not None:
+            _shared(descriptor, 0)
+
+
+def note_visit(root: Path) -> None:
+    """Write down that a supervisor came: from then on it is not for the first boot to end this machine."""
+    place = root / "agent"
+    with contextlib.suppress(OSError):  # a full disk is told by the facts
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (place / "visited").touch(mode=0o600)
+
+
+@contextmanager
+def _lock(root: Path) -> Iterator[int | None]:
+    try:
+        descriptor = os.open(root / "boot" / "lock", os.O_RDONLY)
+    except OSError:
+        yield None
+        return
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _shared(descriptor: int, flags: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | flags)
+    except BlockingIOError:
+        return False
+    return True
+
+
+# The zip that this code runs from.
+
+
+def running_package() -> Path | None:
+    """Return the zip that this code was read from; None when it was not read from one."""
+    path = Path(sys.argv[0]).absolute()
+    return path if path.suffix == ".zip" and path.is_file() else None
+
+
+def package_sha256(package: Path | None) -> str:
+    """Return the hash of the zip; empty for code that was not read from one."""
+    return hashlib.sha256(package.read_bytes()).hexdigest() if package else ""

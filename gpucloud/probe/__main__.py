@@ -10,7 +10,7 @@ from gpucloud.domain.node.gate.report import GANG, ProbeOrder, Said, TorchSeen
 from gpucloud.probe.telling import tell
 
 try:
-    from gpucloud.probe import device, gang
+    from gpucloud.probe import device
 except (ImportError, OSError) as error:  # OSError: a shared library of the wheel is missing
     tell(Said(torch=TorchSeen(error=f"{type(error).__name__}: {error}")))
     sys.exit(0)
@@ -19,7 +19,7 @@ except (ImportError, OSError) as error:  # OSError: a shared library of the whee
 def main() -> None:
     """Do what the order says and leave at once: a communicator that lost a peer never ends by itself."""
     order = from_json(ProbeOrder, sys.stdin.read())
-    (gang.run if order.kind == GANG else device.run)(order)
+    (device.run_gang if order.kind == GANG else device.run)(order)
     sys.stdout.flush()
     os._exit(0)
 

@@ -16,7 +16,7 @@ from gpucloud.domain.errors import GpucloudError, NodeError, UsageError
 from gpucloud.domain.job.spec import Job
 from gpucloud.domain.node.gate.report import GateOrder, GateWanted
 from gpucloud.ports import Account
-from gpucloud.usecases.machines.doctor import Check, Here
+from gpucloud.usecases.machines import Check, Here
 from gpucloud.usecases.supervise.needs import parse_checked
 
 

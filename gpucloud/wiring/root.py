@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from gpucloud.usecases.jobstore.jobstore import JobStore
     from gpucloud.usecases.jobstore.orders import Given, Orders, Reader
     from gpucloud.usecases.jobstore.report import JobReport
-    from gpucloud.usecases.machines.doctor import Here
+    from gpucloud.usecases.machines import Here
     from gpucloud.usecases.money.estimate import Estimator
     from gpucloud.usecases.money.simulate import Outlooks
     from gpucloud.usecases.services import Services

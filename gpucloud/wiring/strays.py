@@ -12,7 +12,7 @@ from gpucloud.domain.job.spec import AwsChoices, Resources
 from gpucloud.domain.job.spec import Cloud as CloudName
 from gpucloud.ports import Census
 from gpucloud.store import ObjectStore, open_store
-from gpucloud.usecases.machines.strays import Sweeper
+from gpucloud.usecases.machines import Sweeper
 from gpucloud.usecases.services import cluster_of
 from gpucloud.wiring.root import Gpucloud
 

@@ -9,7 +9,7 @@ import hashlib
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from gpucloud.agent import decide as agent
+from gpucloud.agent.attempt import decide as agent
 from gpucloud.domain.checkpoint.manifest import (
     Commit,
     Manifest,

@@ -126,7 +126,7 @@ def lease_not_confirmed_after_a_sleep(original: Any) -> Any:
     return confirm
 
 
-@seeded("agent.attemptfolder:Inbox._take", "lease", quick=True)
+@seeded("agent.attempt.files:Inbox._take", "lease", quick=True)
 def node_fence_skipped(original: Any) -> Any:
     """A machine obeys who was followed by another."""
 
@@ -241,7 +241,7 @@ def one_old_listing_trusted(original: Any) -> Any:
     return lambda self, name: as_listed(self.lease.state, self.world.group.describe(name), self.world.clock.now()).nodes
 
 
-@seeded("agent.reconcile:Agent._renew", "pytest", "tests/unit/test_agent_paid_time.py")
+@seeded("agent.daemon:Agent._renew", "pytest", "tests/unit/test_agent_paid_time.py")
 def save_too_late(original: Any) -> Any:
     """A last, short piece of paid time is taken for a whole lease."""
     from dataclasses import replace
@@ -255,7 +255,7 @@ def save_too_late(original: Any) -> Any:
     return renew
 
 
-@seeded("agent.decide:_of_running", "budget-save")
+@seeded("agent.attempt.decide:_of_running", "budget-save")
 def no_save_before_the_wall(original: Any) -> Any:
     """Ranks hear nothing of the end of what is paid until it is there."""
 
@@ -265,7 +265,7 @@ def no_save_before_the_wall(original: Any) -> Any:
     return of_running
 
 
-@seeded("agent.decide:_of_running", "pytest", "tests/unit/test_agent_decide.py")
+@seeded("agent.attempt.decide:_of_running", "pytest", "tests/unit/test_agent_decide.py")
 def unpaid_ranks_go_on(original: Any) -> Any:
     """Ranks go on when their paid time is over."""
 
@@ -281,7 +281,7 @@ def order_given_over_another(original: Any) -> Any:
     return lambda self, order, over: original(self, order, self.newest())
 
 
-@seeded("usecases.job.budgeting:sooner", "pytest", "tests/unit/test_budgeting.py")
+@seeded("usecases.job.jobs:sooner", "pytest", "tests/unit/test_budgeting.py")
 def shut_off_left_to_machines(original: Any) -> Any:
     """A budget that was lowered is left to the machines that drive the job, whatever they may do on their cloud."""
     return lambda armed, until: None
@@ -470,7 +470,7 @@ def own_failure_not_told_from_a_lost_peers(original: Any) -> Any:
     return reason
 
 
-@seeded("agent.decide:decide", "pytest", "tests/unit/test_agent_decide.py")
+@seeded("agent.attempt.decide:decide", "pytest", "tests/unit/test_agent_decide.py")
 def attempt_started_twice(original: Any) -> Any:
     """An attempt that was begun before is begun again."""
     from dataclasses import replace

@@ -17,8 +17,8 @@ import torch
 
 from gpucloud.agent.gate.check import reach, write_mbps
 from gpucloud.agent.gate.look import look
-from gpucloud.agent.gate.record import gate_fact
 from gpucloud.agent.gate.work import free_port, take_part, try_out, work
+from gpucloud.agent.notes import gate_fact
 from gpucloud.domain.codec import from_json, to_json
 from gpucloud.domain.node.gate.gang import GangOrder, GangSeen, blame
 from gpucloud.domain.node.gate.report import MACHINE, Checked, GateOrder, GateWanted, ProbeOrder
@@ -74,7 +74,7 @@ def test_a_stand_in_of_four_good_gpus_passes_and_is_remembered_for_this_boot(tmp
 
 def test_what_the_kernel_tells_of_a_device_after_a_check_makes_a_new_one(tmp_path, stand_in, monkeypatch):
     gate(tmp_path, order(full=True))
-    newest = "gpucloud.agent.gate.record.newest_event"
+    newest = "gpucloud.agent.notes.newest_event"
     monkeypatch.setattr(newest, lambda: None)
     assert gate_fact(tmp_path).newest is None
     monkeypatch.setattr(newest, lambda: 12.5)

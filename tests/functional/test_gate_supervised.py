@@ -32,7 +32,7 @@ from gpucloud.store import open_store
 from gpucloud.usecases.job.session import Session
 from gpucloud.usecases.job.start import Starter
 from gpucloud.usecases.jobstore.orders import Orders
-from gpucloud.usecases.machines.doctor import examine
+from gpucloud.usecases.machines import examine
 from gpucloud.usecases.services import Package, Services
 from gpucloud.usecases.supervise.bootstrap import Bootstrapped
 from gpucloud.usecases.supervise.inspection import Inspector

@@ -19,7 +19,7 @@ IN_SPACE = (
 PROGRAM = """
 import json, os, time
 from pathlib import Path
-from gpucloud.agent.boot.command import ThisHost
+from gpucloud.agent.boot import ThisHost
 from gpucloud.domain.errors import NodeError
 host = ThisHost(Path.home() / ".gpucloud")
 groups = lambda: host.run(("id", "-Gn")).stdout.decode().split()

@@ -17,8 +17,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpucloud.adapters.packaging import package_zip
-from gpucloud.agent.kernel_log import KernelLog
 from gpucloud.agent.metrics.endpoint import Endpoint
+from gpucloud.agent.metrics.kernel_log import KernelLog
 from gpucloud.agent.metrics.node_metrics import Keeper, Machine
 from gpucloud.agent.metrics.sampler import Sampler
 from gpucloud.domain.codec import from_json

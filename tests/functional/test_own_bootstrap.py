@@ -27,8 +27,8 @@ exec "$@"
 REBOOTS = """
 import os, sys
 from pathlib import Path
-from gpucloud.agent.boot.command import ThisHost
-from gpucloud.agent.boot.command import PerBoot
+from gpucloud.agent.boot import ThisHost
+from gpucloud.agent.boot import PerBoot
 root, package = Path(sys.argv[1]), Path(sys.argv[2])
 Path.home().joinpath("waits.pid").write_text(str(os.getpid()))
 PerBoot(root=root, package=package, login="me").restart(ThisHost(root), "", None)

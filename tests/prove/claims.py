@@ -23,8 +23,7 @@ from gpucloud.domain.supervision.seen import Rules, rules_for
 from gpucloud.domain.supervision.self_driving import arming
 from gpucloud.domain.untrusted import COUNTED
 from gpucloud.store import ObjectStore
-from gpucloud.usecases.job.budgeting import bring_closer, least_usd, standing
-from gpucloud.usecases.job.jobs import Asker
+from gpucloud.usecases.job.jobs import Asker, bring_closer, budget_standing, least_usd
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import take
 from gpucloud.usecases.jobstore.orders import Orders
@@ -104,7 +103,7 @@ class Driven:
         clock = JumpingClock(_NOW)
         asker = Asker(jobs=self.users, market=_Prices(), group=self.cloud, clock=clock, terms=Terms())  # type: ignore[arg-type]
         seen, given, spend = asker.state(), asker.order(), asker.report().spend
-        stands, least = standing(asker, seen), least_usd(asker, seen, _RULES)
+        stands, least = budget_standing(asker, seen), least_usd(asker, seen, _RULES)
         with take(self.users, clock) as lease:
             held, tracker = lease.state, SpendTracker(self.users, _Prices(), Terms())
             payable = tracker.payable(held, self.cloud.describe(_GROUP), 3, _NOW, given.budget_usd, _RULES.wall)

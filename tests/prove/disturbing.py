@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from gpucloud.agent.attemptfolder import AttemptFolder
+from gpucloud.agent.attempt.files import AttemptFolder
 from gpucloud.resume.run import SAVED_AND_LEFT, Run
 from tests.prove.cells import Cell, Device
 from tests.standins.cell_training import Model, main

@@ -23,7 +23,7 @@ from xml.etree import ElementTree
 import yaml
 
 from gpucloud.agent.gate.look import holders, host_links, links
-from gpucloud.agent.kernel_log import found, stamped
+from gpucloud.agent.metrics.kernel_log import found, stamped
 from gpucloud.domain.node.gate.judge import judge
 from gpucloud.domain.node.gate.report import (
     CollectiveProbe,

@@ -12,7 +12,7 @@ from datetime import datetime
 from gpucloud.domain.supervision.strays import CLUSTER, JOB, MANAGED, STORE, Owner, Thing
 from gpucloud.store import ObjectStore, open_store
 from gpucloud.usecases.jobstore.jobstore import JobStore
-from gpucloud.usecases.machines.strays import Sweeper
+from gpucloud.usecases.machines import Sweeper
 from tests.fakes.clock import JumpingClock
 from tests.prove.goal import Figure, Form, Goal
 from tests.unit.worlds import NOW, POOL, state

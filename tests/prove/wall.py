@@ -21,8 +21,8 @@ from gpucloud.adapters.aws.nodes.group import AwsNodeGroup
 from gpucloud.adapters.aws.nodes.place import SHUT_OFF, SHUT_OFF_AGAIN
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.adapters.home import bundled
-from gpucloud.agent.decide import OwnEnd
-from gpucloud.agent.reconcile import Agent
+from gpucloud.agent.attempt.decide import OwnEnd
+from gpucloud.agent.daemon import Agent
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.node.status import Desired, Stop, desired_to_json
 from tests.commandline import until

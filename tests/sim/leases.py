@@ -8,7 +8,7 @@ from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
 
-from gpucloud.agent.attemptfolder import Inbox
+from gpucloud.agent.attempt.files import Inbox
 from gpucloud.domain.errors import GpucloudError, LeaseHeld
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.node.status import Desired, Stop, desired_to_json

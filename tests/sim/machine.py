@@ -9,8 +9,8 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpucloud.agent.decide import OwnEnd
-from gpucloud.agent.reconcile import Agent
+from gpucloud.agent.attempt.decide import OwnEnd
+from gpucloud.agent.daemon import Agent
 from gpucloud.domain.errors import HostUnreachable
 from gpucloud.domain.node.node import Node, Notice
 from gpucloud.domain.node.status import AttemptStatus, Launch, Outcome, RunState, Status, status_to_json

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from gpucloud.agent.decide import Saving
+from gpucloud.agent.attempt.decide import Saving
 from gpucloud.domain.checkpoint.manifest import Commit, Manifest, Promise
 from gpucloud.domain.errors import GpucloudError
 from gpucloud.domain.node.status import AttemptStatus, Outcome, Progress, RunState

@@ -11,7 +11,7 @@ from decimal import Decimal
 from pathlib import Path
 from unittest import mock
 
-import gpucloud.agent.reconcile
+import gpucloud.agent.daemon
 from gpucloud.adapters.tables import TableMaker
 from gpucloud.domain.checkpoint.manifest import Commit
 from gpucloud.domain.errors import GpucloudError, HostUnreachable
@@ -119,7 +119,7 @@ class Run:
         self.cloud.started = lambda record: self.machines.update({record.id: Machine(self, record.id)})
         self.cloud.died = self._died
         self.cloud.changed = self._judge_money
-        agents_time = mock.patch.object(gpucloud.agent.reconcile, "datetime", AgentsTime(lambda: self.loom.time))
+        agents_time = mock.patch.object(gpucloud.agent.daemon, "datetime", AgentsTime(lambda: self.loom.time))
         with agents_time, simulated(self.loom, self.dice, self.processes, self._bootstrap):
             self.attend()
             Trouble(self).begin()

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from gpucloud import processes
-from gpucloud.agent.composing import MARK
+from gpucloud.agent.attempt.composing import MARK
 from gpucloud.domain.checkpoint.directory import files_apart
 from gpucloud.domain.checkpoint.layouts import KeepOrder, Rule
 from gpucloud.domain.checkpoint.manifest import Manifest

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from gpucloud import processes
-from gpucloud.agent.composing import MARK
+from gpucloud.agent.attempt.composing import MARK
 from gpucloud.agent.scripts.disk import is_whole
 from gpucloud.domain.checkpoint.directory import paths_of
 from gpucloud.domain.checkpoint.layouts import KeepOrder, Rule

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from gpucloud.agent.decide import Kill, PowerOff, Prepaid, Rest, Save, Saving, Seen, Start, Wall, decide
+from gpucloud.agent.attempt.decide import Kill, PowerOff, Prepaid, Rest, Save, Saving, Seen, Start, Wall, decide
 from gpucloud.domain.node.node import Notice
 from gpucloud.domain.node.status import Desired, Launch, Stop
 

@@ -4,8 +4,8 @@ import errno
 
 import pytest
 
-from gpucloud.agent import attemptfolder
-from gpucloud.agent.attemptfolder import Inbox, Outbox
+from gpucloud.agent.attempt import files
+from gpucloud.agent.attempt.files import Inbox, Outbox
 from gpucloud.domain.node.status import (
     AttemptStatus,
     Desired,
@@ -70,13 +70,13 @@ def test_the_beat_goes_on_where_an_earlier_agent_ended(tmp_path):
 def test_on_a_full_disk_the_status_is_written_in_place(tmp_path, monkeypatch):
     outbox = Outbox(tmp_path)
     outbox.publish(status(), now_s=0)
-    monkeypatch.setattr(attemptfolder, "write_whole", full_disk)
+    monkeypatch.setattr(files, "write_whole", full_disk)
     outbox.publish(status(step=1234567, epoch=2), now_s=1)
     assert written(tmp_path) == Status(beat=2, epoch=2, boot_id="b", notice=None, attempt=status(step=1234567).attempt)
 
 
 def test_a_full_disk_at_the_very_first_status_is_no_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(attemptfolder, "write_whole", full_disk)
+    monkeypatch.setattr(files, "write_whole", full_disk)
     Outbox(tmp_path).publish(status(), now_s=0)
     assert list(tmp_path.iterdir()) == []
 
@@ -84,7 +84,7 @@ def test_a_full_disk_at_the_very_first_status_is_no_error(tmp_path, monkeypatch)
 @pytest.mark.parametrize("is_full", [False, True])
 def test_the_highest_epoch_is_obeyed_and_a_lower_one_is_not(tmp_path, monkeypatch, is_full):
     if is_full:
-        monkeypatch.setattr(attemptfolder, "write_whole", full_disk)
+        monkeypatch.setattr(files, "write_whole", full_disk)
     inbox = Inbox(tmp_path)
     for epoch in (2, 7, 6):
         desired = Desired(epoch=epoch, launch=None, stop=Stop.NO, paid_until=None)

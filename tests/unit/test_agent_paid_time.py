@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpucloud.agent import reconcile
-from gpucloud.agent.decide import OwnEnd, Saving
-from gpucloud.agent.reconcile import Agent
+from gpucloud.agent import daemon
+from gpucloud.agent.attempt.decide import OwnEnd, Saving
+from gpucloud.agent.daemon import Agent
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.node.status import AttemptStatus, Desired, Launch, Outcome, RunState, Stop, desired_to_json
 from tests.unit.worlds import NOW
@@ -57,8 +57,8 @@ class Bench:
         (folder / "agent").mkdir()
         self.attempts = folder / "attempts"
         self.desired = folder / "agent" / "desired.json"
-        monkeypatch.setattr(reconcile, "datetime", SimpleNamespace(now=lambda _: self.now))
-        monkeypatch.setattr(reconcile, "RunningAttempt", Running)
+        monkeypatch.setattr(daemon, "datetime", SimpleNamespace(now=lambda _: self.now))
+        monkeypatch.setattr(daemon, "RunningAttempt", Running)
         node_metrics = SimpleNamespace(gpus=(), unhealthy=None, host=None, spared=frozenset(), look=lambda *_: None)
         self.begin = partial(
             Agent, folder, notice=lambda: None, own_end=OwnEnd(), rest=lambda _: None, node_metrics=node_metrics

@@ -18,8 +18,7 @@ from gpucloud.domain.state.state import ExitReason, JobStatus, Owner, Successor
 from gpucloud.domain.supervision.seen import Limits, Rules, rules_for
 from gpucloud.domain.supervision.self_driving import arming
 from gpucloud.store import open_store
-from gpucloud.usecases.job.budgeting import bring_closer, least_usd, obey_here, standing
-from gpucloud.usecases.job.jobs import Asker
+from gpucloud.usecases.job.jobs import Asker, bring_closer, budget_standing, least_usd, obey_here
 from gpucloud.usecases.job.start import Asked, Starter
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import take
@@ -101,7 +100,7 @@ def test_a_start_and_the_budget_command_ask_for_the_same_least_sum(asker, faster
     least = Decimal(least_usd(asker, asker.state(), rules))
     file = job(budget_usd=Decimal(8))
 
-    assert (len(asker.state().alive), standing(asker, asker.state()).alive) == (0, 3)
+    assert (len(asker.state().alive), budget_standing(asker, asker.state()).alive) == (0, 3)
     assert starter.start(file, b"name: digits\n", Asked(budget_usd=least)).order.budget_usd == least
     with pytest.raises(BudgetRefused, match=f"at least {least:.2f} USD"):
         starter.start(file, b"name: digits\n", Asked(budget_usd=least - Decimal("0.01")))

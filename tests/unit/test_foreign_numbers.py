@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpucloud.agent.attemptfolder import AttemptFolder, newest
+from gpucloud.agent.attempt.files import AttemptFolder, newest
 from gpucloud.domain.checkpoint.manifest import (
     Commit,
     Manifest,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpucloud.agent.gate.look import on_the_bus, pairs, ports
-from gpucloud.agent.kernel_log import found, kernel_log, record_of, stamped
+from gpucloud.agent.metrics.kernel_log import found, kernel_log, record_of, stamped
 from gpucloud.domain.node.gate.models import spec_of
 from gpucloud.domain.node.hardware import XidClass, find_xid, is_of_kernel, same_device, xid_class
 

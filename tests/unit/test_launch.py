@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.agent.composing import compose
+from gpucloud.agent.attempt.composing import compose
 from gpucloud.domain.checkpoint.layouts import KeepOrder, Rule
 from gpucloud.domain.codec import from_json
 from gpucloud.domain.errors import UsageError

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpucloud.agent import daemon
-from gpucloud.agent.decide import OwnEnd
+from gpucloud.agent.attempt.decide import OwnEnd
 
 SHOW = """
 import resource

@@ -15,9 +15,9 @@ from urllib.parse import quote, urlencode
 
 import pytest
 
-from gpucloud.agent import outputroom
-from gpucloud.agent.attemptfolder import AttemptFolder, prune
-from gpucloud.agent.outputroom import OutputRoom
+from gpucloud.agent.attempt import running
+from gpucloud.agent.attempt.files import AttemptFolder, prune
+from gpucloud.agent.attempt.running import OutputRoom
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.errors import HostUnreachable, StoreError
 from gpucloud.domain.node.output import DatedPiece
@@ -262,7 +262,7 @@ def test_what_an_attempt_said_in_its_last_seconds_to_be_gone_goes_after_its_end(
 
 
 def test_where_the_file_system_gives_no_blocks_back_nothing_is_said_to_be_gone(tmp_path, monkeypatch):
-    monkeypatch.setattr(outputroom, "_free", lambda path, length: False)
+    monkeypatch.setattr(running, "_free", lambda path, length: False)
     room = OutputRoom(tmp_path, kept_bytes=MIB, step_bytes=MIB)
     assert room.look(((0, 9 * MIB),), now_s=0.0) == ()
 

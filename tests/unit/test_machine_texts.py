@@ -9,8 +9,8 @@ import subprocess
 import pytest
 
 from gpucloud.agent.gate.check import memlock
-from gpucloud.agent.machine.carrying import binary, fingerprint
 from gpucloud.agent.machine.gather import mig_instances, tells_of_gpus
+from gpucloud.agent.machine.making import binary, fingerprint
 from gpucloud.domain.node.machine import decide, packages
 from gpucloud.domain.node.machine.facts import MigInstance
 from gpucloud.domain.node.machine.packages import simulated

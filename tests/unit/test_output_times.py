@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpucloud.agent import running
-from gpucloud.agent.outputroom import gone
-from gpucloud.agent.running import OutputTimes
+from gpucloud.agent.attempt import running
+from gpucloud.agent.attempt.running import OutputTimes, gone
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.errors import StoreError
 from gpucloud.domain.node.output import MOST_MARKS, DatedPiece, Mark, mark_line, read_marks, read_piece, with_times

@@ -13,7 +13,7 @@ from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.spec import Cloud
 from gpucloud.domain.supervision.strays import Claim, Owner, Thing, claim, is_owned, ripe, sighted, strays
 from gpucloud.usecases.jobstore.jobstore import JobStore
-from gpucloud.usecases.machines.strays import Sweeper
+from gpucloud.usecases.machines import Sweeper
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.unit.worlds import NOW, POOL, state

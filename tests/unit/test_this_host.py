@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpucloud.agent.boot.command import joining
+from gpucloud.agent.boot import joining
 
 
 def test_a_command_runs_in_the_groups_that_the_login_got_meanwhile():

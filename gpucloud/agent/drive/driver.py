@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpucloud.agent.drive.starting import able, make
-from gpucloud.agent.metadata import MetadataClient, endpoint, watcher_from
+from gpucloud.agent.network import MetadataClient, endpoint, watcher_from
 from gpucloud.agent.single_process import driver_process
 from gpucloud.domain.codec import Malformed, from_json
 from gpucloud.domain.errors import GpucloudError, LeaseHeld, NodeError

@@ -16,9 +16,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from gpucloud.agent.gate.look import look, with_log
-from gpucloud.agent.gate.record import write_down
 from gpucloud.agent.gate.work import try_out
-from gpucloud.agent.kernel_log import kernel_log
+from gpucloud.agent.metrics.kernel_log import kernel_log
+from gpucloud.agent.notes import write_down
 from gpucloud.commands import answered
 from gpucloud.domain.node.gate.judge import judge
 from gpucloud.domain.node.gate.report import Checked, GateOrder, Report, StoreSeen, failures, store_endpoint

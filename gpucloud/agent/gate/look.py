@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from gpucloud import smi
-from gpucloud.agent.kernel_log import LogSeen, kernel_log
+from gpucloud.agent.metrics.kernel_log import LogSeen, kernel_log
 from gpucloud.domain.node.gate.models import link_gbps
 from gpucloud.domain.node.gate.report import GateOrder, Holder, HostLink, Links, Report, failures
 from gpucloud.domain.node.gate.rules import held_findings

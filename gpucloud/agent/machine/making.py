@@ -1,18 +1,25 @@
-"""Makes the machine what a job wants: look, decide, do, look again, until it is ready or nothing more can be done."""
+"""Makes the machine what a job wants: look, decide, carry out, look again, until it is ready or can be no more."""
 
 from __future__ import annotations
 
+import base64
 import fcntl
+import hashlib
+import os
+import re
+import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from gpucloud import smi
-from gpucloud.agent.machine.carrying import StepFailed, ask_apt, carry_out
-from gpucloud.agent.machine.gather import gather
-from gpucloud.agent.machine.notes import Notes
+from gpucloud.agent.machine.gather import ask, environment, gather
+from gpucloud.agent.notes import Notes
 from gpucloud.domain.codec import from_json, to_json
 from gpucloud.domain.node.bootstrap.facts import REFUSED, Answer
 from gpucloud.domain.node.bootstrap.steps import REBOOT_WANTED
@@ -20,15 +27,19 @@ from gpucloud.domain.node.machine.decide import next_step
 from gpucloud.domain.node.machine.facts import (
     AptAnswer,
     Ask,
+    Download,
     MachineFact,
     MachineFacts,
     MachineStep,
     MachineWanted,
     Ready,
     Reboot,
+    Run,
     Stuck,
     digest,
 )
+from gpucloud.domain.node.machine.packages import simulate, simulated
+from gpucloud.wholefile import read_tail
 
 _MOST_STEPS = 60  # far more than any way has: a loop that has no end is a fault of ours
 
@@ -186,3 +197,163 @@ def machine_command(root: Path) -> int:
         answer, code = Answer(said="ready", steps=made.steps), 0
     sys.stdout.write(f"{to_json(answer)}\n")
     return code
+
+
+# Carries out a step: fetches its files, runs its commands as root, waits for the locks of others.
+
+
+# apt waits for dpkg's lock by itself, and neither for that of its lists nor does dpkg wait at all.
+_LOCKED = re.compile(r"Could not get lock|lock was locked by another process|is another process using it")
+_UNFETCHED = re.compile(r"^E: (Failed|Unable) to fetch", re.MULTILINE)
+_LOCK_LIMIT_S = 900.0
+_LOCK_PAUSE_S = 1.0
+_COMMAND_LIMIT_S = 3000.0
+_FETCH_LIMIT_S = 60.0
+_SHOWN_LINES = 15
+
+
+class StepFailed(Exception):
+    """A step's command failed, or a file could not be fetched; the message ends with what it said.
+
+    `unfetched`: an archive that lists a package does not have it.
+    """
+
+    unfetched = False
+
+
+def carry_out(step: MachineStep, folder: Path, *, say: Callable[[str], None]) -> None:
+    """Carry out the step, its log in `folder`. Raises StepFailed."""
+    for download in step.downloads:
+        _fetch(download, folder)
+    for run in step.commands:
+        _run(step.name, run, folder, say)
+
+
+def ask_apt(packages: tuple[str, ...]) -> AptAnswer:
+    """Return what apt would install for the set, or why it would not."""
+    code, said = ask(*simulate(packages), timeout_s=120.0)
+    if code == 0:
+        return AptAnswer(packages=packages, installs=simulated(said))
+    reason = [line for line in said.splitlines() if line.startswith("E: ") or "Depends: " in line]
+    return AptAnswer(packages=packages, installs=None, said="; ".join(" ".join(line.split()) for line in reason)[:400])
+
+
+def _fetch(download: Download, folder: Path) -> None:
+    path = folder / download.name
+    try:
+        with urllib.request.urlopen(download.url, timeout=_FETCH_LIMIT_S) as response:  # noqa: S310  (https, ours)
+            data: bytes = response.read()
+        if download.fingerprint:
+            data = _checked(data, download)
+    except (OSError, ValueError) as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        raise StepFailed(f"{download.url}: {reason}") from error
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_bytes(data)
+    beside.replace(path)
+
+
+def _checked(data: bytes, download: Download) -> bytes:
+    key = binary(data)
+    found = fingerprint(key)
+    if found != download.fingerprint:
+        raise ValueError(f"the key's fingerprint is {found}, not {download.fingerprint}")
+    return key
+
+
+def _run(name: str, run: Run, folder: Path, say: Callable[[str], None]) -> None:
+    argv = [word.replace("{folder}", str(folder)) for word in run.argv]
+    if not run.plain and os.geteuid() != 0:
+        argv = ["sudo", "-n", *argv]
+    log = folder / "machine.log"
+    deadline = time.monotonic() + _LOCK_LIMIT_S
+    while True:
+        start = log.stat().st_size if log.exists() else 0
+        code = _logged(argv, run.text, log)
+        said = read_tail(log, 16384) if log.stat().st_size - start > 16384 else _since(log, start)
+        if code in run.passes:
+            return
+        if not _LOCKED.search(said) or time.monotonic() > deadline:
+            tail = "\n".join(said.splitlines()[-_SHOWN_LINES:])
+            failed = StepFailed(f"{name}: `{' '.join(argv)}` ended with exit code {code}:\n{tail}\n(all of it: {log})")
+            failed.unfetched = _UNFETCHED.search(said) is not None
+            raise failed
+        say("another program holds apt's lock: waiting")
+        time.sleep(_LOCK_PAUSE_S)
+
+
+def _logged(argv: list[str], text: str, log: Path) -> int:
+    with log.open("ab") as file:
+        file.write(f"$ {' '.join(argv)}\n".encode())
+        file.flush()
+        try:
+            done = subprocess.run(
+                argv,
+                input=text.encode(),
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=environment(),
+                timeout=_COMMAND_LIMIT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return 124
+        except OSError as error:
+            file.write(f"{error}\n".encode())
+            return 127
+    return done.returncode
+
+
+def _since(log: Path, start: int) -> str:
+    with log.open("rb") as file:
+        file.seek(start)
+        return file.read().decode("utf-8", errors="replace")
+
+
+# The fingerprint of an OpenPGP key, so that a key from the network can be told from any other.
+
+
+_ARMOR = re.compile(
+    rb"-----BEGIN PGP PUBLIC KEY BLOCK-----.*?\r?\n\r?\n(.*?)\r?\n(?:=[\w+/]{4}\r?\n)?-----END", re.DOTALL
+)
+_PUBLIC_KEY = 6
+
+
+def binary(key: bytes) -> bytes:
+    """Return the key without its armor; one that has none as it is. ValueError for an armor that is torn."""
+    if not key.lstrip().startswith(b"-----BEGIN"):
+        return key
+    found = _ARMOR.search(key.lstrip())
+    if found is None:
+        raise ValueError("not an OpenPGP public key")
+    return base64.b64decode(found[1])
+
+
+def fingerprint(key: bytes) -> str:
+    """Return the fingerprint of the first key in binary form, version 4: RFC 4880, sections 4.2 and 12.2."""
+    body = _first_packet(key)
+    if body[0] != 4:
+        raise ValueError(f"an OpenPGP key of version {body[0]}")
+    return hashlib.sha1(b"\x99" + len(body).to_bytes(2, "big") + body, usedforsecurity=False).hexdigest().upper()
+
+
+def _first_packet(key: bytes) -> bytes:
+    if len(key) < 6 or not key[0] & 0x80:
+        raise ValueError("not an OpenPGP public key")
+    if key[0] & 0x40:  # new format
+        tag, length, start = key[0] & 0x3F, *_new_length(key)
+    else:
+        size = 1 << (key[0] & 3)
+        tag, length, start = (key[0] >> 2) & 0xF, int.from_bytes(key[1 : 1 + size], "big"), 1 + size
+    body = key[start : start + length]
+    if tag != _PUBLIC_KEY or len(body) != length or not body:
+        raise ValueError("not an OpenPGP public key")
+    return body
+
+
+def _new_length(key: bytes) -> tuple[int, int]:
+    if key[1] < 192:
+        return key[1], 2
+    if key[1] < 224:
+        return ((key[1] - 192) << 8) + key[2] + 192, 3
+    return int.from_bytes(key[2:6], "big"), 6

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from gpucloud.agent.kernel_log import KernelLog
 from gpucloud.agent.metrics.endpoint import PORT, Endpoint, Figures, exposition
+from gpucloud.agent.metrics.kernel_log import KernelLog
 from gpucloud.agent.metrics.sampler import Sampler
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.node.hardware import GpuSample, HostSample, Signs, Xid, absent, illness, pci_address

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TypeVar
 
-from gpucloud.agent.attemptfolder import LEFT_EXIT_CODE
+from gpucloud.agent.attempt.files import LEFT_EXIT_CODE
 from gpucloud.agent.scripts import script
 from gpucloud.agent.scripts.disk import CheckpointLocation, look
 from gpucloud.agent.scripts.putting import Directory, Fetched

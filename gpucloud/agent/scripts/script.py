@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from gpucloud import processes
-from gpucloud.agent.composing import MARK
+from gpucloud.agent.attempt.composing import MARK
 from gpucloud.domain.checkpoint.manifest import Why
 from gpucloud.domain.node.status import UNTOLD
 from gpucloud.wholefile import read_text, write_whole

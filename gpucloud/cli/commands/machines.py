@@ -21,8 +21,7 @@ from gpucloud.domain.node.gate.report import REFUSED, Checked, Severity, failure
 from gpucloud.domain.node.hardware import Gpu
 from gpucloud.domain.supervision.strays import Thing
 from gpucloud.domain.untrusted import in_one_line, set_off
-from gpucloud.usecases.machines.doctor import Examined, examine
-from gpucloud.usecases.machines.strays import Sweeper, Swept
+from gpucloud.usecases.machines import Examined, Sweeper, Swept, examine
 from gpucloud.wiring import Gpucloud
 from gpucloud.wiring.strays import sweepers, swept_clouds
 

@@ -24,7 +24,7 @@ from gpucloud.domain.state.order import BudgetChange, Order, is_closed, with_bud
 from gpucloud.domain.state.state import JobState, JobStatus
 from gpucloud.domain.supervision.budget import plain_usd, refusal
 from gpucloud.domain.supervision.seen import Rules, rules_for
-from gpucloud.usecases.job.budgeting import bring_closer, least_usd, obey_here, standing
+from gpucloud.usecases.job.jobs import bring_closer, budget_standing, least_usd, obey_here
 from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.job.session import Session
 from gpucloud.usecases.jobstore.lease import take
@@ -214,7 +214,7 @@ def _change(cloud: Gpucloud, known: KnownJob, asker: Asker, wanted: Decimal) -> 
     if before.order.budget_usd == wanted and not orders.is_trusted(before):
         return
     rules = rules_for(before.order.unattended, cloud.cloud_of(known).cloud_profile.rules)
-    why = refusal(state, before.order.budget_usd, wanted, standing(asker, state), rules)
+    why = refusal(state, before.order.budget_usd, wanted, budget_standing(asker, state), rules)
     if why is not None:
         raise _too_small(asker, known, why, least_usd(asker, state, rules))
     order = orders.change(lambda newest: with_budget(newest, wanted)).order

@@ -1,4 +1,4 @@
-"""Questions about jobs that may be asked from any terminal at any time: report and logs."""
+"""Questions about jobs that may be asked from any terminal at any time (report, logs), and another budget."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ from datetime import datetime
 
 from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
 from gpucloud.domain.money.ledger import Terms
+from gpucloud.domain.money.prepaid import sooner
 from gpucloud.domain.money.sundries import Sundries, charges_of
 from gpucloud.domain.node.member import workers_per_node
 from gpucloud.domain.node.node import NO_GROUP, GroupView
 from gpucloud.domain.node.output import DatedPiece
 from gpucloud.domain.state.order import Order, held_until, keeps, undrilled
 from gpucloud.domain.state.state import ExitReason, JobState
+from gpucloud.domain.supervision.budget import Standing, in_cents, least_to_lower_to, shut_off
 from gpucloud.domain.supervision.capacity import standing
-from gpucloud.domain.supervision.seen import Limits
+from gpucloud.domain.supervision.seen import Limits, Rules
+from gpucloud.domain.supervision.self_driving import arming, most_machines
 from gpucloud.domain.supervision.transitions import as_listed
 from gpucloud.ports import Clock, MarketData, NodeGroup
 from gpucloud.store import Stored
 from gpucloud.store.counting import Tally
 from gpucloud.usecases.jobstore.jobstore import JobStore
-from gpucloud.usecases.jobstore.lease import is_over, supervised_by
+from gpucloud.usecases.jobstore.lease import Lease, is_over, supervised_by
 from gpucloud.usecases.jobstore.orders import Given, Orders, Reader
 from gpucloud.usecases.jobstore.records import LogPart
 from gpucloud.usecases.jobstore.report import JobReport, report
@@ -190,3 +193,52 @@ def _kept_until(order: Order, state: JobState, listed: GroupView, now: datetime)
 
 def _supervisor(state: JobState, stored: Stored) -> str | None:
     return None if state.owner is None or is_over(state, stored) else supervised_by(state.owner)
+
+
+# Another budget for a job: an order like any other, in force once the cloud has the shut-off that it pays for.
+
+
+def budget_standing(asker: Asker, state: JobState) -> Standing:
+    """Return what the money rule needs of a job, as it is seen from any terminal."""
+    tracker = SpendTracker(asker.jobs, asker.market, asker.terms)
+    return tracker.standing(state, asker.listed(state), asker.clock.now())
+
+
+def bring_closer(asker: Asker, order: Order, rules: Rules) -> bool:
+    """Have the cloud shut the machines off no later than the order's budget pays for; return whether that was closer.
+
+    What the cloud has armed counts. It needs no lease: nobody who goes by the same order arms a later time.
+    """
+    state = asker.state()
+    listed = asker.listed(state)
+    if state.group is None or not listed.most_alive:
+        return False
+    closer = sooner(listed.armed_until, shut_off(state, order.budget_usd, budget_standing(asker, state), rules))
+    if closer is None:
+        return False
+    asker.group.arm(state.group, closer)
+    if order.unattended is not None:  # after it is so: what was armed before counts until then
+        machines = most_machines(state, order.resolved.resources.nodes, listed.most_alive)
+        acted_on = replace(state, order_number=max(state.order_number, order.number))
+        asker.jobs.arm(arming(acted_on, at=asker.clock.now(), machines=machines, until=closer))
+    return True
+
+
+def obey_here(asker: Asker, lease: Lease, order: Order, rules: Rules) -> bool:
+    """Act on the order with the lease that nobody else holds; return whether the shut-off came closer."""
+    lease.confirm()
+    closer = bring_closer(asker, order, rules)
+    listed = asker.listed(lease.state)
+    lease.write(
+        replace(
+            lease.state,
+            order_number=max(lease.state.order_number, order.number),
+            paid_until=listed.armed_until if listed.exists else lease.state.paid_until,
+        )
+    )
+    return closer
+
+
+def least_usd(asker: Asker, state: JobState, rules: Rules) -> str:
+    """Return the least sum that the budget can be lowered to now, in USD, rounded up to cents."""
+    return in_cents(least_to_lower_to(state, budget_standing(asker, state), rules))

@@ -17,7 +17,6 @@ from gpucloud.domain.market.plan import Plan, make_plan
 from gpucloud.domain.money.ledger import ZERO, Terms
 from gpucloud.domain.money.prepaid import least_budget_usd, paid_until
 from gpucloud.domain.node.bootstrap.wanted import LARGEST_CODE_BYTES
-from gpucloud.domain.node.launch import REACHES_SCRIPT
 from gpucloud.domain.node.node import NO_GROUP, GroupView
 from gpucloud.domain.state.order import Order, Until, held_until, is_closed, is_finished, keeps, with_budget
 from gpucloud.domain.state.state import JobState
@@ -27,7 +26,17 @@ from gpucloud.domain.supervision.seen import Rules, rules_for
 from gpucloud.ports import Account, Clock, MarketData, NodeGroup, Signer
 from gpucloud.store import Conflict, ObjectStore
 from gpucloud.usecases.jobstore.jobstore import JobStore, job_names
-from gpucloud.usecases.jobstore.orders import Found, Given, Orders, Reader, caller, current_run, next_run, require_own
+from gpucloud.usecases.jobstore.orders import (
+    Found,
+    Given,
+    Orders,
+    Reader,
+    caller,
+    changes_between,
+    current_run,
+    next_run,
+    require_own,
+)
 from gpucloud.usecases.money.estimate import Planner
 from gpucloud.usecases.money.simulate import Outlooks
 from gpucloud.usecases.money.spend import SpendTracker
@@ -273,7 +282,7 @@ class Starter:
             self._require_payable(jobs, state, before, order, now)
         check(Prospect(name=found.name, plan=plan, state=state, reopens=reopens))
         self._pin(jobs, order.code_sha256, packed)
-        changed = () if ends else _changes(before, order)
+        changed = () if ends else changes_between(before, order)
         if not trusted:
             changed = (*changed, _UNTRUSTED if newer is None else _PUT_BACK.format(number=found.given.order.number))
         return Start(
@@ -431,21 +440,3 @@ def _budget(before: Order, job: Job, asked: Asked) -> Decimal:
     if asked.budget_usd is not None:
         return asked.budget_usd
     return job.budget_usd if job.budget_usd != before.file_budget_usd else before.budget_usd
-
-
-def _how(before: Job, now: Job) -> str:
-    told = [name for name in REACHES_SCRIPT if getattr(before, name) != getattr(now, name)]
-    return f" in what reaches the script ({', '.join(told)}): resuming is best effort, not exact" if told else ""
-
-
-def _changes(before: Order, order: Order) -> tuple[str, ...]:
-    changes = []
-    if order.spec_sha256 != before.spec_sha256:
-        changes.append(f"the job file differs from the one of the last start{_how(before.resolved, order.resolved)}")
-    if before.code_sha256 and order.code_sha256 != before.code_sha256:
-        changes.append(
-            "the code differs from that of the last start: the next attempt runs it, and resumes best effort, not exact"
-        )
-    if order.budget_usd != before.budget_usd:
-        changes.append(f"budget: {before.budget_usd} → {order.budget_usd} USD")
-    return tuple(changes)

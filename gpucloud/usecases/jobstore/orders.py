@@ -14,6 +14,7 @@ from typing import Protocol
 from gpucloud.domain.codec import Malformed, OtherVersion
 from gpucloud.domain.errors import CredentialsError, OrderChanged, OrderUnreadable, StoreError, UsageError
 from gpucloud.domain.job.spec import Job
+from gpucloud.domain.node.launch import REACHES_SCRIPT
 from gpucloud.domain.state.order import (
     OWN,
     Envelope,
@@ -342,3 +343,22 @@ def next_run(base: str, last: int, taken: Collection[str]) -> tuple[str, int]:
 def may_be_run(base: str, name: str) -> bool:
     """Whether a run of that name may be one of the job's; its order says whether it is."""
     return run_of(base, name) is not None
+
+
+def changes_between(before: Order, order: Order) -> tuple[str, ...]:
+    """Return what an order has otherwise than the one before, a sentence each, as its user is told."""
+    changes = []
+    if order.spec_sha256 != before.spec_sha256:
+        changes.append(f"the job file differs from the one of the last start{_how(before.resolved, order.resolved)}")
+    if before.code_sha256 and order.code_sha256 != before.code_sha256:
+        changes.append(
+            "the code differs from that of the last start: the next attempt runs it, and resumes best effort, not exact"
+        )
+    if order.budget_usd != before.budget_usd:
+        changes.append(f"budget: {before.budget_usd} → {order.budget_usd} USD")
+    return tuple(changes)
+
+
+def _how(before: Job, now: Job) -> str:
+    told = [name for name in REACHES_SCRIPT if getattr(before, name) != getattr(now, name)]
+    return f" in what reaches the script ({', '.join(told)}): resuming is best effort, not exact" if told else ""

@@ -19,7 +19,7 @@ from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.supervision.strays import Owner
 from gpucloud.store import ObjectStore, open_store
 from gpucloud.usecases.jobstore.jobstore import JobStore
-from gpucloud.usecases.machines.strays import Sweeper
+from gpucloud.usecases.machines import Sweeper
 from tests.awsrig import provisioner
 from tests.commandline import Answer, until
 from tests.fakes.clock import JumpingClock

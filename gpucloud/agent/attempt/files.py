@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from stat import S_ISREG
 
-from gpucloud.agent.decide import Saving
+from gpucloud.agent.attempt.decide import Saving
 from gpucloud.domain.codec import Malformed, from_json, to_json
 from gpucloud.domain.node.status import (
     AttemptStatus,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpucloud import processes
-from gpucloud.agent.image import chosen_runtime
+from gpucloud.agent.attempt.image import chosen_runtime
 from gpucloud.agent.network import carrying
 from gpucloud.domain.job.spec import ContainerRuntime
 from gpucloud.domain.node.collectives import gpu_defaults, on_interface, threads

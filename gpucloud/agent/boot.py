@@ -21,7 +21,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import BinaryIO
 
-from gpucloud.agent.boot.files import alone, folder
+from gpucloud.agent.single_process import alone, boot_folder
 from gpucloud.domain.errors import GpucloudError, NodeError
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.node.bootstrap.facts import package_path
@@ -32,6 +32,9 @@ from gpucloud.ports import Clock, Completed, Host
 from gpucloud.usecases.services import Package
 from gpucloud.usecases.supervise.bootstrap import REBOOT, Bootstrapped, Conduct, bootstrap
 from gpucloud.wholefile import read_text, write_whole
+
+# `python3 <zip> bootstrap`: the node makes itself fit by its record, after a reboot too; the last line says how.
+
 
 _CHUNK_BYTES = 1 << 20
 
@@ -63,7 +66,7 @@ def bootstrap_command(root: Path, package: Path | None, given: BinaryIO | None, 
         else:
             code, ended = 0, _answer(done, record)
         text = json.dumps({"version": 1, "at": _Clock().now().isoformat(timespec="seconds"), **ended})
-        write_whole(folder(root) / "ended.json", text)
+        write_whole(boot_folder(root) / "ended.json", text)
     say(text)
     return code
 
@@ -71,7 +74,7 @@ def bootstrap_command(root: Path, package: Path | None, given: BinaryIO | None, 
 def _keep(root: Path, given: BinaryIO) -> None:
     """Write down what was given; the record comes last."""
     line = given.readline()
-    place = folder(root)
+    place = boot_folder(root)
     beside = place / f".code.{os.getpid()}"
     with beside.open("wb") as file:
         shutil.copyfileobj(given, file, _CHUNK_BYTES)
@@ -91,7 +94,7 @@ def _install(root: Path, package: Path | None) -> None:
 
 
 def _record(root: Path) -> NodeRecord:
-    text = read_text(folder(root) / "node.json")
+    text = read_text(boot_folder(root) / "node.json")
     try:
         return parse_record(text or "")
     except ValueError as error:
@@ -122,7 +125,7 @@ def _made(root: Path, record: NodeRecord, package: Package) -> Bootstrapped:
 def _have_code(root: Path, tree: str) -> None:
     """Make the tree from the kept code; a tree that stands already needs none of it."""
     argv = (sys.executable, "-I", sys.argv[0], "code", str(root / "code"), tree)
-    with (folder(root) / "code").open("rb") as kept:
+    with (boot_folder(root) / "code").open("rb") as kept:
         done = subprocess.run(argv, stdin=kept, capture_output=True, check=False)
     if done.returncode != 0 or not json.loads(done.stdout or b"{}").get("ready"):
         why = done.stderr.decode(errors="replace").strip().rpartition("\n")[2] or "it lacks files"

@@ -1,0 +1,234 @@
+"""Machines: examined, those of a job and the one that gpucloud runs on; and strays, found and removed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from gpucloud.domain.codec import Malformed
+from gpucloud.domain.errors import GpucloudError, LeaseHeld, NodeError, StoreError
+from gpucloud.domain.node.bootstrap.facts import (
+    PROBE_LIMIT_S,
+    Bare,
+    Facts,
+    package_path,
+    parse_facts,
+    probe,
+    question,
+    ship,
+)
+from gpucloud.domain.node.bootstrap.steps import endpoints, gate_command, job_python, may_ask_root, require_python
+from gpucloud.domain.node.bootstrap.wanted import Wanted
+from gpucloud.domain.node.gate.report import Checked, GateOrder, GateWanted
+from gpucloud.domain.node.node import Node, NodeState
+from gpucloud.domain.state.state import JobState
+from gpucloud.domain.supervision.strays import APART, Claim, Owner, Ripe, Thing, claim, is_owned, ripe, sighted, strays
+from gpucloud.ports import Census, Clock, Host, Sightings
+from gpucloud.store import ObjectStore
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.jobstore.lease import take
+from gpucloud.usecases.jobstore.orders import Orders
+from gpucloud.usecases.services import Services
+from gpucloud.usecases.supervise.needs import of_node, parse_checked, wanted_for
+
+# Examining machines: those of a job, from any terminal, and the one that gpucloud runs on.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """One machine: what its check said, or why there is none. `busy`: a job uses it, it was not put to work."""
+
+    node: Node
+    checked: Checked | None = None
+    busy: bool = False
+    error: str | None = None
+
+
+def examine(world: Services, state: JobState, *, full: bool) -> tuple[Examined, ...]:
+    """Return how each machine of the job that runs is; the package is put there if it is not. Raises ProvisionError."""
+    listed = world.group.describe(state.group).alive if state.group is not None else ()
+    running = [node for node in listed if node.state is NodeState.RUNNING and node.host_key is not None]
+    with ThreadPoolExecutor(max_workers=16) as hands:
+        return tuple(hands.map(lambda node: _examined(world, state, node, full=full), running))
+
+
+def _examined(world: Services, state: JobState, node: Node, *, full: bool) -> Examined:
+    try:
+        host = world.shell.host(node)
+        wanted = of_node(_wanted(world), world.job, state.gpu, node, world.store.url)
+        facts = _facts(host, wanted, world)
+        checked = _check(host, facts, wanted, full=full and not facts.agent_busy)
+    except NodeError as error:
+        return Examined(node=node, error=str(error))
+    return Examined(node=node, checked=checked, busy=full and facts.agent_busy)
+
+
+def _wanted(world: Services) -> Wanted:
+    return wanted_for(
+        world.job,
+        package=world.package.sha256,
+        code="",
+        secrets={},
+        store_url=world.store.url,
+        power_off=world.power_off,
+    )
+
+
+def _facts(host: Host, wanted: Wanted, world: Services) -> Facts:
+    found = _probed(host, wanted)
+    if not isinstance(found, Facts):
+        require_python(found.python, found.version)
+        host.run(ship(found.python or "", world.package.sha256, host.node.root), stdin=world.package.data)
+        found = _probed(host, wanted)
+    if isinstance(found, Bare):
+        raise NodeError(f"{host.node.id}: the package does not run there", hint="gpucloud ssh, and see its Python")
+    return found
+
+
+def _probed(host: Host, wanted: Wanted) -> Facts | Bare:
+    done = host.run(probe(wanted.package, host.node.root), stdin=question(wanted), timeout_s=PROBE_LIMIT_S)
+    try:
+        return parse_facts(done.stdout)
+    except Malformed as error:
+        raise NodeError(f"{host.node.id}: {done.stderr.decode(errors='replace').strip()[-300:]}") from error
+
+
+def _check(host: Host, facts: Facts, wanted: Wanted, *, full: bool) -> Checked:
+    gate = wanted.gate or GateWanted(gpus=0, torch=False)  # a job on CPUs: what GPUs there are is looked at
+    order = GateOrder(
+        wanted=replace(gate, full=full),
+        digest="",
+        python=job_python(facts),
+        devices=wanted.devices,
+        store=wanted.store_endpoint,
+        env=endpoints(wanted),
+        sudo=may_ask_root(wanted),
+    )
+    command = gate_command(facts.python, package_path(facts.root, wanted.package), order)
+    done = host.run(command.argv, stdin=command.stdin, timeout_s=command.timeout_s)
+    checked = parse_checked(done.stdout)
+    if checked is None:
+        raise NodeError(f"{host.node.id}: gate: {done.stderr.decode(errors='replace').strip()[-300:]}")
+    return checked
+
+
+# What is said of the machine that gpucloud runs on.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that gpucloud needs or can use here; `ok` is None where it is not needed."""
+
+    name: str
+    ok: bool | None
+    text: str
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Here:
+    """This machine: what gpucloud needs of it, and its GPUs."""
+
+    checks: tuple[Check, ...]
+    checked: Checked
+
+
+# Finding and removing strays: the cloud is listed first, then the jobs' states are read.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    """What one look found: strays, when each was first seen, and those that may be removed.
+
+    `owned` and `foreign` are the keys of all that is listed: of this store's jobs, and of others.
+    """
+
+    strays: tuple[Thing, ...]
+    first_seen: Mapping[str, datetime]
+    ripe: tuple[Ripe, ...]
+    owned: frozenset[str]
+    foreign: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweeper:
+    """Looks for strays of the jobs of one store in one cloud."""
+
+    census: Census
+    store: ObjectStore
+    clock: Clock
+    sightings: Sightings
+    story: Callable[[str], None]
+
+    def look(self) -> Swept:
+        """List the cloud, then the states of the jobs that its things name; remember what was seen as a stray."""
+        owner = Owner(account=self.census.account, store=self.store.url)
+        things = self.census.things()
+        clusters = sorted({thing.cluster for thing in things if is_owned(thing, owner)})
+        claims = (self._claim(one) for one in clusters)
+        found, now = strays(things, tuple(one for one in claims if one is not None), owner), self.clock.now()
+        first_seen = sighted(found, self.sightings.load(owner), now)
+        self.sightings.save(owner, first_seen)
+        listed = frozenset(thing.key for thing in things)
+        owned = frozenset(thing.key for thing in things if is_owned(thing, owner))
+        able = ripe(found, first_seen, now)
+        return Swept(strays=found, first_seen=first_seen, ripe=able, owned=owned, foreign=listed - owned)
+
+    def wait_for_a_second_look(self, swept: Swept) -> Swept:
+        """Wait until the youngest stray was first seen a minute ago, and look again."""
+        newest = max((swept.first_seen[thing.key] for thing in swept.strays), default=None)
+        left = newest + APART - self.clock.now() if newest is not None else timedelta(0)
+        if left > timedelta(0):
+            self.clock.sleep(left.total_seconds())
+        return self.look() if swept.strays else swept
+
+    def remove(self, swept: Swept) -> Swept:
+        """Remove what was seen twice, cluster by cluster; return what is left then. One that fails stops no other."""
+        for one in swept.ripe:
+            try:
+                self._remove(one)
+            except GpucloudError as error:
+                self.story(f"{one.cluster} in {one.region}: {error}")
+        return self.look()
+
+    def _remove(self, one: Ripe) -> None:
+        jobs = self._jobs(one.cluster)
+        if jobs.load() is None:
+            self._end(one)
+            return
+        try:
+            with take(jobs, self.clock) as lease:  # so that nobody starts the job anew meanwhile
+                living = claim(one.cluster, lease.state, regional=self.census.regional)
+                if living is not None and any(living.covers(thing) for thing in one.things):
+                    self.story(f"{one.cluster} is alive again: left alone")
+                    return
+                self._end(one)
+        except LeaseHeld as held:
+            self.story(f"{held}: left alone")
+
+    def _end(self, one: Ripe) -> None:
+        self.story(f"removing {one.cluster} in {one.region}: {', '.join(f'{t.kind} {t.id}' for t in one.things)}")
+        self.census.remove(one.cluster, one.region, one.things, story=self.story)
+
+    def _claim(self, cluster: str) -> Claim | None:
+        """A job whose state or order cannot be read may live: all that bears its name is left to `down`."""
+        claimed: Claim | None = Claim(cluster=cluster, regions=None)
+        try:
+            claimed = claim(cluster, self._state(cluster), regional=self.census.regional)
+            if claimed is not None:
+                Orders(jobs=self._jobs(cluster), clock=self.clock).given()
+        except StoreError as error:
+            if error.may_pass:
+                raise
+            way_on = f" ({error.hint})" if error.hint else ""
+            self.story(f"{error}: what is there of {cluster} is left alone{way_on}")
+        return claimed
+
+    def _state(self, cluster: str) -> JobState | None:
+        loaded = self._jobs(cluster).believed()
+        return loaded[0] if loaded is not None else None
+
+    def _jobs(self, cluster: str) -> JobStore:
+        return JobStore(self.store, cluster.removeprefix("gpucloud-"))

@@ -1,1 +1,0 @@
-"""Machines: what there is to rent, whether they are healthy, and strays."""
