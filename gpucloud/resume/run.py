@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
-import os
-import signal
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.utils.data import Dataset
 
-from gpucloud.domain.checkpoint.manifest import Level, Promise, Why
-from gpucloud.domain.checkpoint.protection import Trial
+from gpucloud.domain.checkpoint.manifest import Level, Promise
 from gpucloud.domain.errors import CredentialsError, StoreError, UsageError
-from gpucloud.resume.folder import AttemptFolder, say
+from gpucloud.resume.folder import AttemptFolder, Progress, say
+from gpucloud.resume.leaving import Leaving
 from gpucloud.resume.loader import Loader, require_split
-from gpucloud.resume.memory import HINT
 from gpucloud.resume.profiling import Profiling, Trying
-from gpucloud.resume.progress import Progress
 from gpucloud.resume.ranks import Ranks
-from gpucloud.resume.restore.comparing import Put, unlike
-from gpucloud.resume.restore.restoring import Restored, find
+from gpucloud.resume.reading import Put, unlike
+from gpucloud.resume.restoring import Restored, find
+from gpucloud.resume.save.cadence import Schedules, Window, Windows
 from gpucloud.resume.save.capture import Capture
 from gpucloud.resume.save.keeping import Keeper, Moment, Pauses
 from gpucloud.resume.save.saving import Saver
 from gpucloud.resume.save.writer import Writer
-from gpucloud.resume.settings import Settings, end_quickly, promised, read_settings, surroundings, tuned
+from gpucloud.resume.settings import Settings, promised, read_settings, surroundings, tuned
 from gpucloud.resume.state import randomness
-from gpucloud.resume.state.sharded import Shares
 from gpucloud.resume.state.state import TrainingState
 from gpucloud.resume.state.traits import rebuckets
-from gpucloud.resume.windows import Schedules, Window, Windows
+from gpucloud.resume.state.tree import Shares
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
 
@@ -47,9 +41,6 @@ _OURS = {
     "generator": "resume.init(seed=…)",
 }
 """Options of torch's DataLoader that say which samples come when, and what to write instead."""
-
-SAVED_AND_LEFT = 75
-"""Exit code of a rank that saved and left because it was asked to."""
 
 _newest: weakref.WeakValueDictionary[int, Run] = weakref.WeakValueDictionary()
 """The run of this process that `init` returned last, by its attempt."""
@@ -253,9 +244,9 @@ class Run:
             with self._progress.phase("profile"):
                 self._profiling.stepped()
         if self._keeper.keep(self.steps_done, self._moment, window):
-            self._leave()
+            self._leaving.leave(self.steps_done)
         if self._settings.trial is not None:
-            self._try(self._settings.trial)
+            self._leaving.try_(self._settings.trial, self.steps_done, self._progress, is_fresh=self._is_fresh)
 
     @property
     def level(self) -> Level:
@@ -286,19 +277,11 @@ class Run:
     def done(self) -> None:
         """Commit the final state, then say that the job is done: nothing else counts as success. Raises StoreError."""
         self._pauses.over()
-        self._profiling.close()
-        if not self._keeper.last(self.steps_done, self._moment, Why.LAST):
-            lacking = self._keeper.no_memory
-            raise StoreError(
-                f"the final checkpoint, of step {self.steps_done}, could not be committed"
-                + (f": {lacking}" if lacking else ""),
-                hint=HINT if lacking else "start the job again: it continues from its last checkpoint",
-            )
-        self._progress.done()
-        self._folder.write(f"done-{self._ranks.rank}.json", self._standing())
-        self._keeper.close()
-        self._ranks.close()
-        atexit.register(end_quickly)
+        self._leaving.done(self.steps_done, self._progress)
+
+    @property
+    def _leaving(self) -> Leaving:
+        return Leaving(self._folder, self._ranks, self._keeper, self._profiling, self._moment)
 
     def _put_back(self, restored: Restored) -> dict[str, Any]:
         self._require_steps_left(restored.commit.step)
@@ -449,40 +432,6 @@ class Run:
                 **self._trying.state(),
             },
         )
-
-    def _leave(self) -> None:
-        self._profiling.close()
-        if not self._keeper.last(self.steps_done, self._moment) and self._ranks.rank == 0:
-            why = f", {lacking}" if (lacking := self._keeper.no_memory) else ""
-            say(f"step {self.steps_done} could not be saved{why}: the job continues from step {self.committed_step}")
-        self._folder.write(f"left-{self._ranks.rank}.json", self._standing())
-        if self._ranks.rank == 0:
-            say(f"asked to stop ({self._folder.stop_reason()}): saved step {self.committed_step}, leaving")
-        self._keeper.close()
-        self._ranks.close()
-        atexit.register(end_quickly)
-        atexit.register(_end_groups)  # the script's own `finally` may still end them, as torch's examples do
-        raise SystemExit(SAVED_AND_LEFT)
-
-    def _try(self, trial: Trial) -> None:
-        """End the run where its trial ends; die in the middle of it, once, as ranks do whose machine is interrupted."""
-        if self.steps_done >= trial.steps:
-            self.done()
-            atexit.register(_end_groups)
-            raise SystemExit(0)
-        if self._is_fresh and self.steps_done == trial.killed_at:
-            self._keeper.settle()
-            self._folder.write(f"left-{self._ranks.rank}.json", self._standing())  # so that another attempt follows
-            self._ranks.highest(0)  # when all have written that
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def _standing(self) -> dict[str, int]:
-        return {"rank": self._ranks.rank, "step": self.steps_done, "committed_step": self.committed_step}
-
-
-def _end_groups() -> None:
-    if dist.is_available() and dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def _vain_steps(ranks: Ranks) -> int:

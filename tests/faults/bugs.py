@@ -610,7 +610,7 @@ def torn_copy_believed(original: Any) -> Any:
     return lambda data, header, stretches: None
 
 
-@seeded("resume.restore.comparing:unlike", "pytest", "tests/functional/test_resume_comparing.py")
+@seeded("resume.reading:unlike", "pytest", "tests/functional/test_resume_comparing.py")
 def restored_state_believed(original: Any) -> Any:
     """What was put back is not compared with what was saved."""
     return lambda saved, put, ranks, shares: ""
@@ -678,7 +678,7 @@ def frozen_layers_thaw(original: Any) -> Any:
     return lambda self, changed: None
 
 
-@seeded("resume.windows:Windows.now", *_SCRIPT_TESTS)
+@seeded("resume.save.cadence:Windows.now", *_SCRIPT_TESTS)
 def one_optimizer_speaks_for_all(original: Any) -> Any:
     """A step at which any optimizer stepped counts as the end of every window."""
 

@@ -21,11 +21,10 @@ from gpucloud import resume
 from gpucloud.domain.checkpoint.manifest import Commit, commit_key, manifest_bytes, seal, unseal
 from gpucloud.domain.checkpoint.objects import blank, read_header, sums_of
 from gpucloud.domain.errors import CheckpointUnreadable, StoreError, UsageError
-from gpucloud.resume import memory
-from gpucloud.resume.restore import reading
-from gpucloud.resume.save import capture, save_buffer
+from gpucloud.resume import memory, reading
+from gpucloud.resume.save import capture, writer
 from gpucloud.resume.save.cadence import Cadence, Moment, is_better_anew, is_due, read_cadence
-from gpucloud.resume.save.save_buffer import Plan, SaveBuffer
+from gpucloud.resume.save.writer import Plan, SaveBuffer
 from gpucloud.resume.state.tree import decode, encode, tensor_at
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
@@ -624,7 +623,7 @@ def test_memory_that_runs_out_as_a_save_begins_costs_that_save_alone(job, monkey
     run, model, optimizer = begin(total_steps=6)
     with monkeypatch.context() as patched:
         if isinstance(error, OSError):
-            patched.setattr(save_buffer.mmap, "mmap", refuse)
+            patched.setattr(writer.mmap, "mmap", refuse)
         else:
             patched.setattr(run._keeper._saver._capture._copier, "copy", refuse)
         train(run, model, optimizer)
@@ -802,12 +801,12 @@ def test_tensors_of_every_kind_come_back_bit_for_bit():
     tensors = {str(dtype): torch.tensor([[0, 1, 2], [3, 4, 5]]).to(dtype) for dtype in DTYPES}
     tensors |= {"none": torch.empty(0, 3), "scalar": torch.tensor(2.5), "strided": torch.arange(12).reshape(3, 4).T}
     tensors["nan"] = torch.tensor([float("nan"), float("-inf"), -0.0])
-    save_buffer = SaveBuffer()
-    plan = Plan(tensors, save_buffer, header=0)
+    writer = SaveBuffer()
+    plan = Plan(tensors, writer, header=0)
     plan.head({"key": "value"})
     for into, tensor in plan.pairs(tensors):
         into.copy_(tensor)
-    memory = torch.frombuffer(bytearray(save_buffer.tensor(0, plan.size).numpy().tobytes()), dtype=torch.uint8)
+    memory = torch.frombuffer(bytearray(writer.tensor(0, plan.size).numpy().tobytes()), dtype=torch.uint8)
     header = read_header(memoryview(memory.numpy()))
     read = {tensor.name: tensor_at(memory, header.start, tensor) for tensor in header.tensors}
     assert header.metadata == {**blank(len(tensors)), "key": "value"}

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from gpucloud import resume
-from gpucloud.resume.windows import Window, Windows
+from gpucloud.resume.save.cadence import Window, Windows
 from tests.functional.resuming import DATA, job
 
 __all__ = ["job"]

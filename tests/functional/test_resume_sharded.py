@@ -11,13 +11,12 @@ from gpucloud.domain.checkpoint import objects
 from gpucloud.domain.checkpoint.chunks import Box
 from gpucloud.domain.checkpoint.objects import entries_of, header_bytes, placed, read_header
 from gpucloud.domain.errors import UsageError
-from gpucloud.resume.restore.reading import Contents, Held, content, whole_of
-from gpucloud.resume.restore.restoring import parts_needed
+from gpucloud.resume.reading import Contents, Held, content, whole_of
+from gpucloud.resume.restoring import parts_needed
 from gpucloud.resume.save.capture import Capture
-from gpucloud.resume.state.sharded import Layout
 from gpucloud.resume.state.state import TrainingState
 from gpucloud.resume.state.traits import parameter_names, plain
-from gpucloud.resume.state.tree import NAMES, tensor_at
+from gpucloud.resume.state.tree import NAMES, Layout, tensor_at
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
 from gpucloud.usecases.checkpoint import pulling

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gpucloud import resume
 from gpucloud.domain.checkpoint.manifest import Level
 from gpucloud.domain.errors import UsageError
+from gpucloud.resume.leaving import SAVED_AND_LEFT
 from gpucloud.resume.settings import promised, surroundings, tuned
 from gpucloud.resume.state import randomness
 from gpucloud.resume.state.traits import rebuckets
@@ -260,7 +261,7 @@ def test_a_script_that_ends_its_process_group_itself_leaves_with_the_code_of_who
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run([sys.executable, job / "train.py"], capture_output=True, text=True, env=environment)
-    assert done.returncode == resume.run.SAVED_AND_LEFT, done.stderr
+    assert done.returncode == SAVED_AND_LEFT, done.stderr
 
 
 MADE_OF = '{"code": "a", "run": "train.py", "settings": "c"}'

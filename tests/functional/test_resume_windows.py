@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from gpucloud.resume.windows import Window, Windows
+from gpucloud.resume.save.cadence import Window, Windows
 
 KINDS = ("float32", "reduced in another type", "replicated", "compiled")
 

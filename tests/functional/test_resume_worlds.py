@@ -9,11 +9,12 @@ from torch import nn
 
 from gpucloud.domain.checkpoint.manifest import Commit, Manifest, Promise
 from gpucloud.domain.checkpoint.objects import Tensor, entries_of, header_bytes, read_header
-from gpucloud.resume.restore import restoring
-from gpucloud.resume.restore.reading import Contents, Held, whole_of
+from gpucloud.resume import restoring
+from gpucloud.resume.reading import Contents, Held, whole_of
 from gpucloud.resume.run import Run
-from gpucloud.resume.save.save_buffer import Plan, SaveBuffer
-from gpucloud.resume.state.state import TrainingState, share
+from gpucloud.resume.save.writer import Plan, SaveBuffer
+from gpucloud.resume.state.state import TrainingState
+from gpucloud.resume.state.tree import share
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
 from tests.standins.saved_runs import SavedRun, forking

@@ -15,7 +15,7 @@ from gpucloud.domain.checkpoint.objects import read_header
 from gpucloud.domain.checkpoint.protection import Outcome
 from gpucloud.domain.errors import StoreError
 from gpucloud.resume.ranks import Ranks
-from gpucloud.resume.restore.restoring import find
+from gpucloud.resume.restoring import find
 from gpucloud.resume.state.tree import tensor_at
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints

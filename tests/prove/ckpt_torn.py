@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from gpucloud import processes
-from gpucloud.resume.restore.restoring import Restored
+from gpucloud.resume.restoring import Restored
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
 from tests.prove.goal import Figure, Form, Goal

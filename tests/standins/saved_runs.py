@@ -23,9 +23,9 @@ from typing import Any
 import torch
 import torch._dynamo
 
+from gpucloud.resume.leaving import SAVED_AND_LEFT
 from gpucloud.resume.ranks import Ranks
-from gpucloud.resume.restore.restoring import Restored, find
-from gpucloud.resume.run import SAVED_AND_LEFT
+from gpucloud.resume.restoring import Restored, find
 from gpucloud.store import ObjectStore, open_store
 from gpucloud.store.checkpoints import Checkpoints
 from tests.functional import train_exact

@@ -21,7 +21,7 @@ from gpucloud.domain.checkpoint.objects import (
     read_header,
     written,
 )
-from gpucloud.resume.restore.comparing import fingerprint_of, on_device
+from gpucloud.resume.reading import fingerprint_of, on_device
 from gpucloud.resume.state.tree import DTYPES, NAMES
 
 SHAPES = [(), (0,), (5,), (3, 4), (7, 3, 5), (2, 3, 4, 5), (1, 9), (9, 1)]

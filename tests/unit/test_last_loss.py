@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gpucloud.resume.progress import LastLoss
+from gpucloud.resume.folder import LastLoss
 
 
 def test_before_the_first_step_there_is_none() -> None:

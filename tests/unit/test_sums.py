@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from gpucloud.domain.checkpoint.objects import SUM_BYTES, of_header, read_header, sums_at
-from gpucloud.resume.restore.comparing import fingerprint_of
+from gpucloud.resume.reading import fingerprint_of
 from gpucloud.resume.save.capture import route
-from gpucloud.resume.save.save_buffer import Plan, SaveBuffer, Sums, words_of
+from gpucloud.resume.save.writer import Plan, SaveBuffer, Sums, words_of
 from gpucloud.store.writing import Torn, put_fingerprints
 
 NUMBERS = torch.randn(4096, generator=torch.Generator().manual_seed(0))

@@ -24,8 +24,7 @@ from gpucloud.domain.state.order import BudgetChange, Order, is_closed, with_bud
 from gpucloud.domain.state.state import JobState, JobStatus
 from gpucloud.domain.supervision.budget import plain_usd, refusal
 from gpucloud.domain.supervision.seen import Rules, rules_for
-from gpucloud.usecases.job.jobs import bring_closer, budget_standing, least_usd, obey_here
-from gpucloud.usecases.job.jobs import Asker
+from gpucloud.usecases.job.jobs import Asker, bring_closer, budget_standing, least_usd, obey_here
 from gpucloud.usecases.job.session import Session
 from gpucloud.usecases.jobstore.lease import take
 from gpucloud.usecases.jobstore.report import JobReport, status_of

@@ -16,10 +16,9 @@ import torch
 from gpucloud.domain.errors import UsageError
 from gpucloud.resume.memory import Ask, NoMemory, asked, free_memory, sharing, shortage
 from gpucloud.resume.ranks import Ranks
-from gpucloud.resume.save.save_buffer import SMALL_BYTES, Pair, Plan, Run, SaveBuffer, Sums
-from gpucloud.resume.state.sharded import Shares, Unplanned
+from gpucloud.resume.save.writer import SMALL_BYTES, Pair, Plan, Run, SaveBuffer, Sums
 from gpucloud.resume.state.state import Collected, Groups, Homes, TrainingState
-from gpucloud.resume.state.tree import Tensors, size_of
+from gpucloud.resume.state.tree import Shares, Tensors, Unplanned, size_of
 
 TOUCHED = "parameters were changed between run.step() and the optimizer's next step: from now on saves wait"
 REPLACED = "the script's tensors are others than at the save before: this save is left out, the next one has them"
@@ -228,7 +227,7 @@ def _gpu() -> int | None:
 # for all of them where no optimizer's step is seen, as in a CUDA graph.
 #
 # That nothing has changed what was copied is not believed: before the GPU does anything else it sums what it has
-# (`gpucloud.resume.save.save_buffer`), and the rank's writer compares that with what it was given.
+# (`gpucloud.resume.save.writer`), and the rank's writer compares that with what it was given.
 
 
 _GATHERED_BYTES = 64 * 2**20  # of GPU memory, for small tensors that travel together

@@ -15,12 +15,10 @@ import torch
 
 from gpucloud.domain.checkpoint.manifest import Commit, Promise, Why
 from gpucloud.domain.errors import UsageError
-from gpucloud.resume.folder import AttemptFolder, say
-from gpucloud.resume.progress import Progress
+from gpucloud.resume.folder import AttemptFolder, Progress, say
 from gpucloud.resume.ranks import Ranks
-from gpucloud.resume.save.cadence import Cadence
+from gpucloud.resume.save.cadence import Cadence, Window
 from gpucloud.resume.save.saving import News, Saver
-from gpucloud.resume.windows import Window
 from gpucloud.store.checkpoints import Checkpoints
 
 _FOREVER_S = 10.0**7

@@ -23,7 +23,7 @@ from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.save.cadence import Cadence, Moment, is_better_anew, is_due
 from gpucloud.resume.save.capture import Capture
 from gpucloud.resume.save.writer import Answer, Lost, Writer
-from gpucloud.resume.state.sharded import Unplanned
+from gpucloud.resume.state.tree import Unplanned
 from gpucloud.store.checkpoints import Checkpoints, Fenced
 from gpucloud.store.writing import described
 

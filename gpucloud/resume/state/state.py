@@ -18,7 +18,6 @@ import torch
 from gpucloud.domain.checkpoint.chunks import OWN
 from gpucloud.domain.errors import UsageError
 from gpucloud.resume.state.randomness import Generator, is_generator, own_generator
-from gpucloud.resume.state.sharded import REPLICATED, Layout, Shares, arrangement, fitted, layout_of, local
 from gpucloud.resume.state.traits import (
     GroupsLater,
     Traits,
@@ -30,7 +29,21 @@ from gpucloud.resume.state.traits import (
     plain,
     replicated,
 )
-from gpucloud.resume.state.tree import Tensors, encode, is_sharded, leaves, renamed, size_of
+from gpucloud.resume.state.tree import (
+    REPLICATED,
+    Layout,
+    Shares,
+    Tensors,
+    arrangement,
+    encode,
+    fitted,
+    is_sharded,
+    layout_of,
+    leaves,
+    local,
+    renamed,
+    share,
+)
 
 TIED = "tied"
 """What says which names of a module are those of one tensor."""
@@ -428,17 +441,3 @@ def _split(tree: Any, own: Tensors, shared: Tensors) -> Any:
         return tree
     shared.update({name: own.pop(old) for old, name in moved.items()})
     return renamed(tree, moved)
-
-
-def share(tensors: Tensors, rank: int, world: int) -> Tensors:
-    """Return the rank's share of replicated tensors: the largest first, each to the rank with the least so far."""
-    if world == 1:
-        return tensors
-    loads = [0] * world
-    mine: Tensors = {}
-    for name, tensor in sorted(tensors.items(), key=lambda item: (-size_of(item[1]), item[0])):
-        least = loads.index(min(loads))
-        loads[least] += size_of(tensor)
-        if least == rank:
-            mine[name] = tensor
-    return mine

@@ -207,7 +207,7 @@ def lacking(facts: Facts, wanted: Wanted) -> tuple[DataWanted, ...]:
 
 
 def data_command(do: str, one: DataWanted, facts: Facts, wanted: Wanted) -> Command:
-    """Return the command for one set: `stage`, or `place` and `finish` (see `agent/data/command.py`)."""
+    """Return the command for one set: `stage`, or `place` and `finish` (see `agent/data/staging.py`)."""
     order = {"key": one.key, "content": one.content, "target": one.target, "below_root": one.below_root}
     asked = to_json({"do": do, "order": order, "env": wanted.env if one.in_s3 else ()})
     return Command(

@@ -92,7 +92,7 @@ class StoredPackage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredCode:
-    """The job's code in the store: the object holds a whole request of `adapters/receiver.py`, `tree` names the tree.
+    """The job's code in the store: a whole request of `adapters/transfer/receiver.py`; `tree` names the tree.
 
     The receiver proves every content and the manifest against the name, so that no other hash is needed.
     """

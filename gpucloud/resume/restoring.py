@@ -18,10 +18,10 @@ from gpucloud.domain.errors import CheckpointUnreadable
 from gpucloud.resume.folder import say
 from gpucloud.resume.memory import HINT, asked, shortage
 from gpucloud.resume.ranks import Ranks
-from gpucloud.resume.restore.comparing import Saved
-from gpucloud.resume.restore.reading import (
+from gpucloud.resume.reading import (
     Contents,
     Held,
+    Saved,
     Whole,
     content,
     header_of,
@@ -32,9 +32,8 @@ from gpucloud.resume.restore.reading import (
     shapes_only,
     whole_of,
 )
-from gpucloud.resume.state.sharded import Layout
 from gpucloud.resume.state.state import Content, TrainingState
-from gpucloud.resume.state.tree import DTYPES
+from gpucloud.resume.state.tree import DTYPES, Layout
 from gpucloud.store.checkpoints import Checkpoints, all_damaged
 
 # Bytes that are as their manifest says and still no checkpoint, whoever wrote them: JSON of other shapes or nested

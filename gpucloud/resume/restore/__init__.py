@@ -1,1 +1,0 @@
-"""Finding, reading and proving a checkpoint."""
