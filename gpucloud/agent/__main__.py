@@ -180,7 +180,7 @@ def _gate(root: Path, _: argparse.Namespace) -> int:
 
 
 def _gang(_root: Path, _: argparse.Namespace) -> int:
-    from gpucloud.agent.gate.work import take_part
+    from gpucloud.agent.gate.check import take_part
     from gpucloud.domain.node.gate.gang import GangOrder
 
     return _say(to_json(take_part(from_json(GangOrder, sys.stdin.read()))))

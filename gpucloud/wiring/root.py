@@ -411,7 +411,7 @@ class Gpucloud:
 
     def data_remarks(self, job: Job, region: str) -> tuple[str, ...]:
         """Return what reading the job's data costs machines in that region, where it costs anything."""
-        from gpucloud.domain.money.sundries import remark
+        from gpucloud.domain.money.costs import remark
 
         sets = self.data_sets(job)
         if sets is None or job.cloud is not CloudName.AWS:

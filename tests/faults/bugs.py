@@ -748,7 +748,7 @@ def arguments_quoted_by_hand(original: Any) -> Any:
     return lambda word: f'"{word}"'
 
 
-@seeded("usecases.supervise.loop:words_of", "canary")
+@seeded("usecases.supervise.session:words_of", "canary")
 def secrets_not_masked(original: Any) -> Any:
     """Who looks on sees secrets."""
     return lambda secrets: ()
@@ -864,7 +864,7 @@ def held_for_as_long_as_they_are_paid(original: Any) -> Any:
     return lambda until, seen: Done()
 
 
-@seeded("usecases.supervise.loop:Supervisor._goal", "one-decision")
+@seeded("usecases.supervise.session:Supervisor._goal", "one-decision")
 def budget_of_the_first_start(original: Any) -> Any:
     """What the job may cost is what it was when it was started, whatever was ordered since."""
     from dataclasses import replace

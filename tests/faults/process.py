@@ -114,7 +114,7 @@ def as_process(cloud: object) -> Iterator[None]:
         mock.patch("gpucloud.cli.commands.asking.Gpucloud", return_value=cloud),
         mock.patch("gpucloud.cli.commands.reaching.Gpucloud", return_value=cloud),
         mock.patch("gpucloud.cli.commands.logs.Gpucloud", return_value=cloud),
-        mock.patch("gpucloud.usecases.supervise.loop.ThreadPoolExecutor", InlinePool),
+        mock.patch("gpucloud.usecases.supervise.session.ThreadPoolExecutor", InlinePool),
         mock.patch("gpucloud.usecases.jobstore.lease.Lease._renew_for_ever"),  # by a clock that does not stand still
         mock.patch("gpucloud.processes.started", return_value=f"process {number}"),
         mock.patch("gpucloud.processes.alive", lambda _, started: started == f"process {number}"),

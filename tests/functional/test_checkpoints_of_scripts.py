@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.agent.scripts.disk import CheckpointLocation, look
+from gpucloud.agent.scripts.script import CheckpointLocation, look
 from gpucloud.agent.scripts.taking import Taking, Took
 from gpucloud.cli.commands.checkpoints import Asked, checkpoints
 from gpucloud.domain.checkpoint.directory import object_name

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpucloud.agent.gate.check import reach, write_mbps
+from gpucloud.agent.gate.check import free_port, reach, take_part, try_out, work, write_mbps
 from gpucloud.agent.gate.look import look
-from gpucloud.agent.gate.work import free_port, take_part, try_out, work
 from gpucloud.agent.notes import gate_fact
 from gpucloud.domain.codec import from_json, to_json
 from gpucloud.domain.node.gate.gang import GangOrder, GangSeen, blame
@@ -143,7 +142,7 @@ def test_a_python_without_torch_says_so(tmp_path, stand_in):
 
 
 def test_two_ranks_on_the_cpu_compute_and_add_up_right(monkeypatch):
-    monkeypatch.setattr("gpucloud.agent.gate.work._MEGABYTES", 8)
+    monkeypatch.setattr("gpucloud.agent.gate.check._MEGABYTES", 8)
     asked = GateOrder(wanted=GateWanted(gpus=2), digest="", python=sys.executable)
     seen = try_out(asked, look(asked), device="cpu")
     assert [(one.index, one.right, one.repeatable, one.memory_right, one.error) for one in seen.probes] == [

@@ -29,13 +29,13 @@ from gpucloud.domain.supervision.quarantine import failures
 from gpucloud.domain.supervision.seen import Rules
 from gpucloud.ports import Completed
 from gpucloud.store import open_store
-from gpucloud.usecases.job.session import Session
 from gpucloud.usecases.job.start import Starter
 from gpucloud.usecases.jobstore.orders import Orders
 from gpucloud.usecases.machines import examine
 from gpucloud.usecases.services import Package, Services
 from gpucloud.usecases.supervise.bootstrap import Bootstrapped
 from gpucloud.usecases.supervise.inspection import Inspector
+from gpucloud.usecases.supervise.session import Session
 from tests.fakes.node_group import FakeNodeGroup
 from tests.fakes.provisioner import FakeProvisioner
 from tests.fakes.shell import FakeShell

@@ -10,8 +10,8 @@ import zipfile
 
 import pytest
 
-from gpucloud.agent.scripts.disk import CheckpointLocation, copy, is_whole, look
 from gpucloud.agent.scripts.putting import Directory
+from gpucloud.agent.scripts.script import CheckpointLocation, copy, is_whole, look
 from gpucloud.agent.scripts.taking import Taking, Took
 from gpucloud.domain.checkpoint.layouts import Rule
 from gpucloud.domain.checkpoint.manifest import Commit, Why, seal, unseal

@@ -37,7 +37,7 @@ from gpucloud.domain.supervision.seen import Goal, Rules, Seen
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.money.spend import SpendTracker
 from gpucloud.usecases.services import Services
-from gpucloud.usecases.supervise import loop
+from gpucloud.usecases.supervise import session
 from gpucloud.usecases.supervise.observe import Observer
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
@@ -170,7 +170,7 @@ class Door:
             process.as_process(self._cloud),
             mock.patch.object(sys, "argv", list(sys.argv)),
             mock.patch.object(driving, "tell", _nothing),
-            mock.patch.object(loop, "decide", self._decide),
+            mock.patch.object(session, "decide", self._decide),
             mock.patch.object(Observer, "observe", lambda own, *given: self._see(own, *given)),  # noqa: PLW0108
             mock.patch.object(SpendTracker, "spent_usd", self._spent),
             mock.patch.object(SpendTracker, "unproven_usd", return_value=ZERO),

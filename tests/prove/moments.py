@@ -27,7 +27,7 @@ from gpucloud.domain.state.state import ExitReason, JobStatus
 from gpucloud.domain.supervision.action import Action
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import Goal, Rules, Seen, Supervising, goal_of
-from gpucloud.usecases.supervise import loop
+from gpucloud.usecases.supervise import session
 from tests.commandline import CommandLine
 from tests.prove.entrances import Moment
 from tests.sim import setting
@@ -60,7 +60,7 @@ def taking(take: Callable[[Moment], None]) -> Iterator[None]:
         take(Moment(order=orders[0], seen=seen, rules=rules))
         return decide(goal, seen, rules)
 
-    with mock.patch.object(loop, "goal_of", meant), mock.patch.object(loop, "decide", decided):
+    with mock.patch.object(session, "goal_of", meant), mock.patch.object(session, "decide", decided):
         yield
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 from gpucloud.usecases.jobstore import lease
-from gpucloud.usecases.supervise import agents, loop, observe, prepare
+from gpucloud.usecases.supervise import agents, observe, prepare, session
 from tests.sim.loom import Killed, Loom, Process
 
 
@@ -32,7 +32,7 @@ def simulated(
             (lease, "socket", SimpleNamespace(gethostname=lambda: loom.process.host)),
             (lease, "processes", here),
             (lease, "uuid", SimpleNamespace(uuid4=lambda: uuid.UUID(int=dice.getrandbits(128), version=4))),
-            (loop, "ThreadPoolExecutor", lambda **_: Executor(loom)),
+            (session, "ThreadPoolExecutor", lambda **_: Executor(loom)),
             (observe, "wait", lambda futures, timeout: wait(loom, futures, timeout)),
             (agents, "wait", lambda futures, timeout: wait(loom, futures, timeout)),
             (prepare, "bootstrap", bootstrap),

@@ -25,11 +25,11 @@ from gpucloud.domain.state.state import ExitReason, JobState
 from gpucloud.domain.supervision.deadline import Lesson
 from gpucloud.ports import Brought
 from gpucloud.ports import Host as HostPort
-from gpucloud.usecases.job.session import Session
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.orders import Orders
 from gpucloud.usecases.services import Package, Services
 from gpucloud.usecases.supervise.bootstrap import Bootstrapped
+from gpucloud.usecases.supervise.session import Session
 from tests.sim.cloud import CAP, Cloud, CloudLine, Prices
 from tests.sim.invoice import invoice
 from tests.sim.loom import EPOCH, Loom, Process

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gpucloud import processes
 from gpucloud.agent.attempt.composing import MARK
-from gpucloud.agent.scripts.disk import is_whole
+from gpucloud.agent.scripts.script import is_whole
 from gpucloud.domain.checkpoint.directory import paths_of
 from gpucloud.domain.checkpoint.layouts import KeepOrder, Rule
 from gpucloud.domain.checkpoint.manifest import Manifest

@@ -6,7 +6,7 @@ from typing import Any
 from unittest import mock
 
 from gpucloud.usecases.money.spend import SpendTracker
-from gpucloud.usecases.supervise.loop import Supervisor
+from gpucloud.usecases.supervise.session import Supervisor
 from tests.prove import commands
 
 

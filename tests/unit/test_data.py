@@ -22,7 +22,7 @@ from gpucloud.domain.job.data import (
     wanted,
 )
 from gpucloud.domain.job.spec import Cloud
-from gpucloud.domain.money.sundries import remark, transfer_usd
+from gpucloud.domain.money.costs import remark, transfer_usd
 from gpucloud.domain.node.bootstrap.facts import Facts
 from gpucloud.domain.node.bootstrap.steps import DATA, STEPS, data_command
 from gpucloud.domain.node.bootstrap.wanted import Wanted

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpucloud.usecases.supervise.loop import RedactingWatcher
+from gpucloud.usecases.supervise.session import RedactingWatcher
 
 
 @pytest.mark.parametrize(

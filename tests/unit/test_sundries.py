@@ -9,8 +9,8 @@ from decimal import Decimal
 import pytest
 
 from gpucloud.domain.checkpoint.objects import PART_BYTES
+from gpucloud.domain.money.costs import Sundries, charges_of, drill_charges, saves_made
 from gpucloud.domain.money.ledger import GIB, Rates
-from gpucloud.domain.money.sundries import Sundries, charges_of, drill_charges, saves_made
 from gpucloud.store import open_store
 from gpucloud.store.counting import CountingStore, Tally, puts_of
 from tests.unit.worlds import NOW  # March: 744 hours

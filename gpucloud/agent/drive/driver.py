@@ -19,10 +19,10 @@ from gpucloud.domain.node.bootstrap.wanted import DriverWanted
 from gpucloud.domain.state.order import keeps
 from gpucloud.domain.state.state import ExitReason
 from gpucloud.domain.supervision.seen import DriveTrial, Supervising
-from gpucloud.usecases.job.session import Session
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import is_over, take
 from gpucloud.usecases.jobstore.orders import Orders
+from gpucloud.usecases.supervise.session import Session
 from gpucloud.wholefile import read_text
 from gpucloud.wiring.driving import Machine
 

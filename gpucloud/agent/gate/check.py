@@ -1,4 +1,4 @@
-"""The whole check of this machine and its surroundings: look, try out, judge; what passed is written down."""
+"""The whole check of this machine: look, put its GPUs to work, alone or as a member of a gang, judge, write down."""
 
 from __future__ import annotations
 
@@ -10,18 +10,41 @@ import shutil
 import socket
 import ssl
 import subprocess
+import tempfile
 import time
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import gpucloud
+from gpucloud import smi
 from gpucloud.agent.gate.look import look, with_log
-from gpucloud.agent.gate.work import try_out
 from gpucloud.agent.metrics.kernel_log import kernel_log
+from gpucloud.agent.network import carrying
 from gpucloud.agent.notes import write_down
-from gpucloud.commands import answered
+from gpucloud.commands import answered, leave
+from gpucloud.domain.codec import Malformed, from_json, to_json
+from gpucloud.domain.node.collectives import on_interface
+from gpucloud.domain.node.gate.gang import GangOrder, GangSeen
 from gpucloud.domain.node.gate.judge import judge
-from gpucloud.domain.node.gate.report import Checked, GateOrder, Report, StoreSeen, failures, store_endpoint
+from gpucloud.domain.node.gate.report import (
+    GANG,
+    MACHINE,
+    Checked,
+    CollectiveProbe,
+    DeviceProbe,
+    GateOrder,
+    ProbeOrder,
+    Report,
+    Said,
+    StoreSeen,
+    TorchSeen,
+    UnderLoad,
+    failures,
+    store_endpoint,
+)
+from gpucloud.domain.node.hardware import Gpu
 
 
 def check(root: Path, order: GateOrder, *, busy: bool = False) -> Checked:
@@ -125,3 +148,222 @@ def reach(endpoint: str) -> StoreSeen:
             return StoreSeen(endpoint=endpoint, seconds=time.perf_counter() - started)
     except OSError as error:  # ssl.SSLError is one
         return StoreSeen(endpoint=endpoint, error=str(error))
+
+
+# Putting this machine's GPUs to work, alone and as a member of a gang, by workers in the job's Python.
+
+
+_LIMIT_S = 240.0  # a cold disk needs a minute to import torch on eight ranks at once
+_MEGABYTES = 256
+_LOOK_LIMIT_S = 5.0  # beside workers that have a limit of their own
+
+
+def try_out(order: GateOrder, report: Report, *, device: str = "cuda", limit_s: float = _LIMIT_S) -> Report:
+    """Return the report with what the job's torch made of the devices, one worker on each."""
+    # Too few devices are found out without workers that wait for those that have none.
+    most = len(report.gpus or ()) if device == "cuda" else order.wanted.gpus
+    count, port = max(1, min(order.wanted.gpus, most)), free_port()
+    orders = tuple(
+        ProbeOrder(
+            kind=MACHINE, rank=rank, world=count, address="127.0.0.1", port=port, device=device, megabytes=_MEGABYTES
+        )
+        for rank in range(count)
+    )
+    watched = _Watched(tuple(gpu.uuid for gpu in report.gpus or ()))
+    heard = work(order.python, orders, _env(order), limit_s=limit_s, beside=watched.look)
+    torch = _torch(heard)
+    able = torch.available and torch.devices >= count if device == "cuda" else torch.version is not None
+    return replace(
+        report,
+        torch=torch,
+        probes=tuple(_probe(rank, one) for rank, one in enumerate(heard)) if able else (),
+        collective=_collective(heard, device) if able and count > 1 else None,
+        under_load=watched.best(),
+    )
+
+
+@dataclass(slots=True)
+class _Watched:
+    """The devices while they work: a PCIe link that rests is slow, and heat comes with load."""
+
+    uuids: tuple[str, ...]
+    seen: dict[int, UnderLoad] = field(default_factory=dict)
+
+    def look(self) -> None:
+        for gpu in smi.gpus({}, timeout_s=_LOOK_LIMIT_S)[0] or () if self.uuids else ():
+            if gpu.uuid in self.uuids:
+                self.seen[gpu.index] = _better(self.seen.get(gpu.index), gpu)
+
+    def best(self) -> tuple[UnderLoad, ...]:
+        return tuple(load for _, load in sorted(self.seen.items()))
+
+
+def _better(before: UnderLoad | None, gpu: Gpu) -> UnderLoad:
+    old = before or UnderLoad(index=gpu.index, generation=None, width=None)
+    return UnderLoad(
+        index=gpu.index,
+        generation=max(filter(None, (old.generation, gpu.pcie_generation)), default=None),
+        width=max(filter(None, (old.width, gpu.pcie_width)), default=None),
+        slowdowns=tuple(sorted({*old.slowdowns, *gpu.slowdowns})),
+        sm_clock=max(filter(None, (old.sm_clock, gpu.sm_clock)), default=None),
+    )
+
+
+def _env(order: GateOrder) -> dict[str, str]:
+    # torch numbers devices by speed unless told otherwise; nvidia-smi numbers them by their place on the bus.
+    chosen = {"CUDA_VISIBLE_DEVICES": ",".join(order.devices)} if order.devices else {}
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "OMP_NUM_THREADS": "1", **chosen}
+
+
+def _torch(heard: tuple[Heard, ...]) -> TorchSeen:
+    said = [one.torch for worker in heard for one in worker.said if one.torch is not None]
+    if said:
+        return said[0]
+    return TorchSeen(error=heard[0].complaint or "the job's Python said nothing")
+
+
+def _probe(rank: int, heard: Heard) -> DeviceProbe:
+    said = [one.probe for one in heard.said if one.probe is not None]
+    if said:
+        return said[0]
+    return DeviceProbe(index=rank, error="it hangs" if heard.ended else heard.complaint or "its worker died")
+
+
+def _collective(heard: tuple[Heard, ...], device: str) -> CollectiveProbe:
+    said = [one.collective for worker in heard for one in worker.said if one.collective is not None]
+    if said:
+        return said[0]
+    complaints = [worker.complaint for worker in heard if worker.complaint and not worker.ended]
+    error = complaints[0] if complaints else f"it hangs: {sum(worker.ended for worker in heard)} ranks did not end"
+    return CollectiveProbe(backend="nccl" if device == "cuda" else "gloo", ranks=len(heard), error=error)
+
+
+# Workers in the job's Python: started, waited for, ended, and what they said.
+
+
+_LOOK_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """What one worker said, the end of its complaints, and whether it had to be ended."""
+
+    said: tuple[Said, ...]
+    complaint: str
+    ended: bool
+
+
+def work(
+    python: str,
+    orders: tuple[ProbeOrder, ...],
+    env: Mapping[str, str],
+    *,
+    limit_s: float,
+    beside: Callable[[], None] = lambda: None,
+) -> tuple[Heard, ...]:
+    """Run one worker for each order and return what they said; `beside` is called now and then meanwhile."""
+    with tempfile.TemporaryDirectory(prefix="gpucloud-gate-") as folder, contextlib.ExitStack() as stack:
+        started = [_Worker(stack, Path(folder), python, order, env) for order in orders]
+        until = time.monotonic() + limit_s
+        while any(worker.runs for worker in started) and time.monotonic() < until:
+            beside()
+            time.sleep(_LOOK_S)
+        return tuple(worker.heard() for worker in started)
+
+
+def free_port() -> int:
+    """Return a TCP port that is free now."""
+    with socket.socket() as chosen:
+        chosen.bind(("127.0.0.1", 0))
+        return int(chosen.getsockname()[1])
+
+
+class _Worker:
+    """One process group; it is ended with the stack that it was started in."""
+
+    def __init__(
+        self, stack: contextlib.ExitStack, folder: Path, python: str, order: ProbeOrder, env: Mapping[str, str]
+    ) -> None:
+        self._out, self._err = (folder / f"{order.rank}.{name}" for name in ("out", "err"))
+        self._ended = False
+        out, err = stack.enter_context(self._out.open("wb")), stack.enter_context(self._err.open("wb"))
+        self._process = subprocess.Popen(
+            (python, "-m", "gpucloud.probe"),
+            env={**os.environ, **env, "PYTHONPATH": str(Path(gpucloud.__file__).parent.parent)},
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+        stack.callback(self._end)
+        with contextlib.suppress(BrokenPipeError), self._process.stdin:  # type: ignore[union-attr]
+            self._process.stdin.write(to_json(order).encode())  # type: ignore[union-attr]
+
+    @property
+    def runs(self) -> bool:
+        return self._process.poll() is None
+
+    def heard(self) -> Heard:
+        if self.runs:
+            self._ended = True
+            self._end()
+        said = [one for line in _text(self._out).splitlines() if (one := _parsed(line)) is not None]
+        return Heard(said=tuple(said), complaint=_last_line(_text(self._err)), ended=self._ended)
+
+    def _end(self) -> None:
+        leave(self._process)
+
+
+def _parsed(line: str) -> Said | None:
+    """NCCL writes to standard output too when it is asked to be chatty."""
+    try:
+        return from_json(Said, line) if line.startswith("{") else None
+    except Malformed:
+        return None
+
+
+def _text(path: Path) -> str:
+    return path.read_bytes().decode(errors="replace")
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1][:300] if lines else ""
+
+
+# This machine's part in the check of a gang.
+
+
+def take_part(order: GangOrder) -> GangSeen:
+    """Return what this member saw of the others."""
+    if order.device == "cuda" and smi.are_stand_ins():
+        return GangSeen(rank=order.rank, met=True, arrived=tuple(range(order.world)))
+    probe = ProbeOrder(
+        kind=GANG,
+        rank=order.rank,
+        world=order.world,
+        address=order.address,
+        port=order.port,
+        device=order.device,
+        megabytes=order.megabytes,
+        patience_s=order.limit_s / 2,
+    )
+    (heard,) = work(order.python, (probe,), _member_env(order), limit_s=order.limit_s)
+    errors = [one.error for one in heard.said if one.error is not None]
+    pairs = tuple(one.pair for one in heard.said if one.pair is not None)
+    complaint = None if pairs and not heard.ended else heard.complaint  # else it is a library's warning
+    return GangSeen(
+        rank=order.rank,
+        met=any(one.met for one in heard.said),
+        arrived=next((one.arrived for one in heard.said if one.arrived), ()),
+        pairs=pairs,
+        error=errors[0] if errors else complaint or ("it hangs" if heard.ended else None),
+    )
+
+
+def _member_env(order: GangOrder) -> dict[str, str]:
+    interface = order.interface or carrying(order.own_address)
+    found = on_interface(interface) if interface else {}
+    chosen = {"CUDA_VISIBLE_DEVICES": ",".join(order.devices)} if order.devices else {}
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **found, **chosen, **dict(order.env), "OMP_NUM_THREADS": "1"}

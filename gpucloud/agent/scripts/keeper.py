@@ -13,9 +13,8 @@ from typing import TypeVar
 
 from gpucloud.agent.attempt.files import LEFT_EXIT_CODE
 from gpucloud.agent.scripts import script
-from gpucloud.agent.scripts.disk import CheckpointLocation, look
 from gpucloud.agent.scripts.putting import Directory, Fetched
-from gpucloud.agent.scripts.script import Reporting
+from gpucloud.agent.scripts.script import CheckpointLocation, Reporting, look
 from gpucloud.agent.scripts.taking import Answering, Calling, Content, Taking, Took
 from gpucloud.domain.checkpoint.directory import FileSet, Listing, Settling
 from gpucloud.domain.checkpoint.layouts import Found, KeepOrder

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpucloud.agent.scripts.disk import CheckpointLocation, Texts, look, move, put_time
+from gpucloud.agent.scripts.script import CheckpointLocation, Texts, look, move, put_time
 from gpucloud.domain.checkpoint.directory import (
     OURS,
     Listing,

@@ -15,7 +15,7 @@ from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 
-from gpucloud.agent.scripts.disk import CheckpointLocation, Texts, copy, is_whole, put_time
+from gpucloud.agent.scripts.script import CheckpointLocation, Texts, copy, is_whole, put_time
 from gpucloud.domain.checkpoint.directory import (
     PROMISE,
     FileSet,

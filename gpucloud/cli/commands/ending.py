@@ -32,11 +32,11 @@ from gpucloud.domain.state.state import ExitReason, JobState
 from gpucloud.domain.supervision.self_driving import Arming
 from gpucloud.usecases.checkpoint.checkpoints import StoredCheckpoints
 from gpucloud.usecases.job.jobs import Asker
-from gpucloud.usecases.job.session import Session
 from gpucloud.usecases.job.start import kept_of
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import Lease, take
 from gpucloud.usecases.jobstore.orders import Orders
+from gpucloud.usecases.supervise.session import Session
 from gpucloud.wiring import Gpucloud, KnownJob
 from gpucloud.wiring.strays import leftovers
 

@@ -25,9 +25,9 @@ from gpucloud.domain.state.state import JobState, JobStatus
 from gpucloud.domain.supervision.budget import plain_usd, refusal
 from gpucloud.domain.supervision.seen import Rules, rules_for
 from gpucloud.usecases.job.jobs import Asker, bring_closer, budget_standing, least_usd, obey_here
-from gpucloud.usecases.job.session import Session
 from gpucloud.usecases.jobstore.lease import take
 from gpucloud.usecases.jobstore.report import JobReport, status_of
+from gpucloud.usecases.supervise.session import Session
 from gpucloud.usecases.supervise.story import budget_line, missing_line
 from gpucloud.wiring import Gpucloud, KnownJob
 from gpucloud.wiring.stored import FoundJob, jobs_in

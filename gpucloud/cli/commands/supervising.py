@@ -25,12 +25,12 @@ from gpucloud.domain.state.order import Until, is_finished
 from gpucloud.domain.state.state import JobState, JobStatus
 from gpucloud.domain.supervision.seen import Supervising
 from gpucloud.usecases.job.jobs import Asker
-from gpucloud.usecases.job.session import Entering, Session
 from gpucloud.usecases.job.start import Start, adopt
 from gpucloud.usecases.jobstore.orders import Given
 from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.usecases.money.spend import bytes_in
 from gpucloud.usecases.services import Services
+from gpucloud.usecases.supervise.session import Entering, Session
 from gpucloud.wiring import Gpucloud, KnownJob, how_it_saves
 
 

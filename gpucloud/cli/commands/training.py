@@ -28,7 +28,7 @@ from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.job.start import Asked as Wishes
 from gpucloud.usecases.job.start import Prospect
 from gpucloud.usecases.jobstore.report import Condition
-from gpucloud.usecases.supervise.loop import CannotLeave
+from gpucloud.usecases.supervise.session import CannotLeave
 from gpucloud.wiring import Gpucloud, KnownJob, how_it_saves
 
 

@@ -19,8 +19,8 @@ from gpucloud.domain.market.sizing import (
     save_times,
     saved_bytes,
 )
+from gpucloud.domain.money.costs import usd_of_saves
 from gpucloud.domain.money.ledger import Rates
-from gpucloud.domain.money.sundries import usd_of_saves
 
 _CENT = Decimal("0.01")
 

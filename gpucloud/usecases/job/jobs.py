@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
+from gpucloud.domain.money.costs import Sundries, charges_of
 from gpucloud.domain.money.ledger import Terms
 from gpucloud.domain.money.prepaid import sooner
-from gpucloud.domain.money.sundries import Sundries, charges_of
 from gpucloud.domain.node.member import workers_per_node
 from gpucloud.domain.node.node import NO_GROUP, GroupView
 from gpucloud.domain.node.output import DatedPiece

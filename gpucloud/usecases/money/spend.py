@@ -10,10 +10,9 @@ from functools import partial
 from pathlib import Path
 
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.money.costs import Billed
+from gpucloud.domain.money.costs import Billed, Sundries, charges_of, saves_made, transfer_usd
 from gpucloud.domain.money.ledger import ZERO, Charge, Spend, Terms, meter, total, usd_for
 from gpucloud.domain.money.prepaid import Wall, paid_until
-from gpucloud.domain.money.sundries import Sundries, charges_of, saves_made, transfer_usd
 from gpucloud.domain.node.node import GroupView
 from gpucloud.domain.state.state import Attempt, JobState, NodeLife
 from gpucloud.domain.supervision.budget import Standing

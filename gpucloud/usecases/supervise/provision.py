@@ -10,7 +10,7 @@ from decimal import Decimal
 from gpucloud.domain.errors import CleanupIncomplete, ProvisionError
 from gpucloud.domain.job.quantities import format_moment
 from gpucloud.domain.job.spec import Resources
-from gpucloud.domain.money.sundries import drill_charges
+from gpucloud.domain.money.costs import drill_charges
 from gpucloud.domain.node.node import GroupView
 from gpucloud.domain.offer import Offer, Pool, PricePoint
 from gpucloud.domain.state.state import NodeLife
