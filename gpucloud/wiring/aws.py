@@ -35,7 +35,12 @@ if TYPE_CHECKING:
     from gpucloud.wiring.iam import PrintedPolicies
 
 
-_WALL = Wall(reserve=timedelta(seconds=300), least=timedelta(minutes=15), ahead=LEAST_AHEAD)
+_WALL = Wall(
+    reserve=timedelta(seconds=300),
+    least=timedelta(minutes=15),
+    start=timedelta(minutes=10),  # with the two minutes that a notice undoes, `Limits.changeover`
+    ahead=LEAST_AHEAD,
+)
 # SSH crosses the internet, and the cloud's list is some seconds old: more patience than with processes next door.
 _LIMITS = Limits(silent=timedelta(seconds=15), settle=timedelta(seconds=8), save=timedelta(seconds=90))
 

@@ -46,7 +46,12 @@ class LocalCloud:
         """How it is dealt with: as AWS is, by a supervisor next door."""
         faster = _money_factor()
         wall, terms = Wall(), Terms()
-        wall = Wall(horizon=wall.horizon / faster, reserve=wall.reserve / faster, least=wall.least / faster)
+        wall = Wall(
+            horizon=wall.horizon / faster,
+            reserve=wall.reserve / faster,
+            least=wall.least / faster,
+            start=wall.start / faster,
+        )
         return CloudProfile(
             rules=Rules(wall=wall, limits=_limits()),
             terms=Terms(minimum=terms.minimum / faster),
@@ -124,5 +129,5 @@ class LocalCloud:
 
 
 def _money_factor() -> float:
-    """How much shorter than on AWS paid times are (horizon, reserve, least time of a machine): for drills and tests."""
+    """How much shorter than on AWS paid times are (horizon, reserve, least time, start): for drills and tests."""
     return float(os.environ.get("GPUCLOUD_LOCAL_MONEY_FACTOR", "1"))

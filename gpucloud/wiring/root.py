@@ -331,6 +331,7 @@ class Gpucloud:
             group=cloud.group(store),
             clock=self.store_clock(jobs),
             terms=cloud.cloud_profile.terms,
+            wall=cloud.cloud_profile.rules.wall,
             tally=tally,
             reader=self.reader,
             look_s=max(_LOOK_S, cloud.cloud_profile.flush_s / 2),  # each look is paid for; output comes no more often

@@ -25,6 +25,19 @@ def money(report):
     return {key: Decimal(value) for key, value in report["spend"].items() if value is not None}
 
 
+def test_the_least_budget_that_a_refusal_names_trains(line):
+    job = line.job(steps=4000, step_s=0.05, budget="0.001 USD")
+    refused = line.run("train", job, "--json")
+    least = re.fullmatch(r"budget: (\d\.\d\d) USD, or fewer nodes", refused.json["error"]["hint"])
+    assert (refused.code, least is not None) == (2, True), refused.stderr
+
+    trained = line.run("train", line.job(steps=4000, step_s=0.05, budget=f"{least[1]} USD"), "--json")
+
+    assert (trained.code, trained.json["exit_reason"]) == (10, "budget"), trained.stderr
+    assert trained.json["checkpoint"]["step"] > 0
+    assert 0 < money(trained.json)["spent_usd"] <= Decimal(least[1])
+
+
 @pytest.mark.slow
 def test_a_job_whose_budget_is_lowered_ends_at_the_wall_and_goes_on_from_there(line):
     job = line.job(steps=400, step_s=0.1)

@@ -340,5 +340,6 @@ def test_a_budget_that_cannot_start_is_refused_with_the_least_sum(line):
     answer = line.run("train", line.job(budget="0.01 USD"), "--json")
 
     assert answer.code == 2
-    assert "need at least 0.1350 USD" in answer.json["error"]["message"]
+    assert "the least that works is 0.17 USD: 1 min to start and 1 min to train" in answer.json["error"]["message"]
+    assert answer.json["error"]["hint"] == "budget: 0.17 USD, or fewer nodes"
     assert line.state() is None

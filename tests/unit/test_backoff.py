@@ -111,7 +111,7 @@ def test_the_job_stops_when_a_newly_saved_step_costs_more_than_the_job_file_allo
         message="the last 5 attempts took 2 h of machine time for 10 newly saved steps, "
         "720.0 times what they cost undisturbed (checkpoint: give_up: 20x)",
     )
-    assert transitions.finish(world.state, action, NOW, Decimal(1)).exit_code == 21
+    assert transitions.finish(world.state, action, NOW).exit_code == 21
     assert isinstance(decide(Goal(nodes=2, budget_usd=Decimal(1), give_up=None), world, RULES), OpenAttempt)
     assert isinstance(decide(Goal(nodes=2, budget_usd=Decimal(1), give_up=800.0), world, RULES), OpenAttempt)
 

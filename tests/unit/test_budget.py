@@ -172,7 +172,7 @@ def standing(alive=2, spent="0.2", needed=2):
     [
         (2, {}, "0.335"),  # save 60 s + reserve 210 s of 2 machines at 0.9 USD an hour
         (1, {}, "0.2675"),
-        (0, {}, "0.335"),  # a start: 60 s + 210 s
+        (0, {}, "0.365"),  # a start: 60 s, the least time of training: 60 s, and 210 s
         (0, {"status": JobStatus.FAILED}, "0.2"),
     ],
 )
@@ -185,19 +185,35 @@ def test_machines_that_live_have_an_end_whatever_the_budget_is():
     assert shut_off(state(), Decimal(100), standing(), RULES) == NOW + timedelta(minutes=30)
 
 
-def test_the_end_at_the_wall_names_the_budget_and_the_command_that_goes_on():
-    job = replace(state(), checkpoint=CheckpointRef(step=70, sha256="0" * 64))
+SAVED = CheckpointRef(step=70, sha256="0" * 64)
 
-    assert used_up(job, Decimal("0.50")) == (
-        "the budget of 0.50 USD pays for no more machine time, step 70 is saved:"
-        " gpucloud train digits --budget '1 USD' goes on from there"
+
+def test_the_end_at_the_wall_says_what_was_kept_aside_and_names_the_command_that_goes_on():
+    job = replace(state(), checkpoint=SAVED)
+
+    assert used_up(job, Decimal("0.50"), Decimal("0.395"), RULES.wall) == (
+        "the budget of 0.50 USD pays for no more machine time (0.395 USD are spent, 0.105 USD kept aside for the last"
+        " save and the machines' end), step 70 is saved: gpucloud train digits --budget '1 USD' goes on from there"
     )
+
+
+def test_a_budget_that_is_proposed_pays_for_the_steps_to_go_where_they_are_known():
+    attempt = replace(opened("a", "b", first_step=0), total_steps=670, pace_s=6.0)
+    job = replace(state(attempts=(attempt,)), checkpoint=SAVED)
+
+    # from step 70: 600 steps of 6 s, after a start of 60 s, and 210 s are kept aside; 2 machines at 0.9 USD an hour
+    assert used_up(job, Decimal("0.50"), Decimal("0.50"), RULES.wall) == (
+        "the budget of 0.50 USD pays for no more machine time, step 70 is saved:"
+        " gpucloud train digits --budget '2.44 USD' goes on from there, and pays for the 1 h to go"
+    )
+    almost = replace(job, attempts=(replace(attempt, total_steps=71),))  # it is refused for less training than a minute
+    assert "--budget '0.67 USD'" in used_up(almost, Decimal("0.50"), Decimal("0.50"), RULES.wall)
 
 
 def test_the_end_at_the_deadline_says_what_is_saved_and_how_the_job_goes_on():
     attempt = opened("a", "b", ending_reason=ExitReason.DEADLINE)
     job = replace(state(attempts=(attempt,)), checkpoint=CheckpointRef(step=70, sha256="0" * 64))
-    ended = close_attempt(job, CloseAttempt(reason=ExitReason.DEADLINE), NOW, Decimal(1))
+    ended = close_attempt(job, CloseAttempt(reason=ExitReason.DEADLINE), NOW)
 
     assert ended.message == (
         "the deadline is over, step 70 is saved:"

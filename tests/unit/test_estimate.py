@@ -470,11 +470,14 @@ def test_machines_that_mostly_fail_come_after_those_that_finish() -> None:
     ]
 
 
-def test_a_budget_is_said_to_last_at_every_price_that_is_named(estimate: Estimate) -> None:
+def test_a_budget_is_said_to_train_at_every_price_that_is_named_without_what_is_kept_aside(estimate: Estimate) -> None:
     text = estimate_text(JOB, estimate, width=None)
-    assert "200.00 USD: lasts 8 d 8 h now, 2 d 19 h at 3.00 USD an hour, 6 h 4 min at 33.00 USD an hour\n" in text
+    assert (
+        "200.00 USD: trains 8 d 8 h at this price, 2 d 19 h at 3.00 USD an hour, 5 h 59 min at 33.00 USD an hour,"
+        " after a start of 1 min\n  kept aside 0.175 USD of the budget, for the last save" in text
+    )
     alone = estimate_text(JOB, estimated(JOB, V100), width=None)
-    assert "200.00 USD: lasts 8 d 8 h now, 2 d 19 h at 3.00 USD an hour\n" in alone
+    assert "200.00 USD: trains 8 d 8 h at this price, 2 d 19 h at 3.00 USD an hour, after a start" in alone
 
 
 SPOT_PAIR = replace(JOB, deadline=None, work=8 * HOUR, resources=Resources(nodes=2, gpus=8, market=MarketPolicy.SPOT))

@@ -108,4 +108,4 @@ def test_an_attempt_that_hung_is_followed_by_another_however_its_ranks_ended(out
     world = seen(up("a", part(1, outcome)), group_size=1, state=state(attempts=(attempt,)))
     action = decide(GOAL, world, RULES)
     assert action == CloseAttempt(reason=ExitReason.HUNG)
-    assert transitions.close_attempt(world.state, action, NOW, Decimal(1)).status.value == "waiting"
+    assert transitions.close_attempt(world.state, action, NOW).status.value == "waiting"

@@ -158,7 +158,7 @@ def test_what_is_promised_until_the_shut_off_and_the_reserve_never_exceed_what_i
     wall = Wall()
     until = paid_until(NOW, left_usd=left, nodes=nodes, cap_usd_per_hour=cap, wall=wall)
 
-    if until is None:
+    if until is None:  # of machines that are there; the least budget pays for their start, too
         assert left < least_budget_usd(nodes, cap, wall) + Decimal("0.000001")
         return
     assert wall.least <= until - NOW <= wall.horizon

@@ -283,7 +283,7 @@ def test_a_job_that_ends_between_two_attempts_says_that_its_outputs_stayed(reaso
     ],
 )
 def test_a_job_that_is_given_up_as_it_stands_says_that_its_outputs_stayed(attempt, why):
-    ended = transitions.abandon(state(attempts=(attempt,)), NOW, Decimal(1), ("results/",))
+    ended = transitions.abandon(state(attempts=(attempt,)), NOW, ("results/",))
 
     assert [(one.path, one.why) for one in ended.missing_outputs] == [("results/", why)]
 
@@ -548,14 +548,14 @@ def test_the_message_of_an_idle_end_is_the_jobs_and_the_job_may_go_on_later():
     ordered = transitions.order_end(
         state(attempts=(opened("a"),)), EndAttempt(how=Stop.SAVE, reason=ExitReason.IDLE, message="why"), NOW
     )
-    ended = transitions.close_attempt(ordered, CloseAttempt(reason=ExitReason.IDLE), NOW, Decimal(1))
+    ended = transitions.close_attempt(ordered, CloseAttempt(reason=ExitReason.IDLE), NOW)
     assert (ended.status, ended.exit_reason, ended.exit_code, ended.message) == (
         JobStatus.STOPPED,
         ExitReason.IDLE,
         16,
         "why",
     )
-    taken = transitions.close_attempt(ordered, CloseAttempt(reason=ExitReason.INTERRUPTED), NOW, Decimal(1))
+    taken = transitions.close_attempt(ordered, CloseAttempt(reason=ExitReason.INTERRUPTED), NOW)
     assert (taken.status, taken.message) == (JobStatus.WAITING, None)
 
 
@@ -713,7 +713,7 @@ def test_a_run_that_trained_no_step_is_not_called_succeeded(steps, told, saves_a
     closed = decide(replace(GOAL, saves_alone=saves_alone), world, RULES)
     assert isinstance(closed, CloseAttempt)
     assert closed.reason is reason
-    said = transitions.close_attempt(world.state, closed, NOW, Decimal(1)).message
+    said = transitions.close_attempt(world.state, closed, NOW).message
     assert said == ("the script ended without having trained a step" if reason is ExitReason.USER_ERROR else None)
 
 

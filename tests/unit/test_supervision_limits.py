@@ -212,14 +212,14 @@ def test_refusals_of_last_week_do_not_lengthen_the_cooldown_of_today():
 
 
 def test_a_job_that_ended_because_machines_could_not_be_prepared_goes_on_from_its_checkpoint():
-    failed = transitions.finish(state(), Finish(reason=ExitReason.UNPREPARED, message="no pip"), NOW, Decimal(1))
+    failed = transitions.finish(state(), Finish(reason=ExitReason.UNPREPARED, message="no pip"), NOW)
     assert failed.exit_code == 14
     assert not is_closed(order(), replace(failed, torn_down=True))
-    setup = transitions.finish(state(), Finish(reason=ExitReason.USER_ERROR), NOW, Decimal(1))
+    setup = transitions.finish(state(), Finish(reason=ExitReason.USER_ERROR), NOW)
     assert setup.exit_code == 20
     assert not is_closed(order(), replace(setup, torn_down=True))
     trained = state(attempts=(opened("a", reason=ExitReason.USER_ERROR),))
-    script = transitions.finish(trained, Finish(reason=ExitReason.USER_ERROR), NOW, Decimal(1))
+    script = transitions.finish(trained, Finish(reason=ExitReason.USER_ERROR), NOW)
     assert is_closed(order(), replace(script, torn_down=True))
 
 
@@ -238,7 +238,7 @@ def test_a_start_after_an_end_because_machines_could_not_be_prepared_prepares_ot
     failed = state(group=None, failed_bootstraps=tries)
     assert failures(failed) == 2
     over = Finish(reason=ExitReason.UNPREPARED, message="no pip")
-    again = transitions.reopen(replace(transitions.finish(failed, over, NOW, Decimal(1)), torn_down=True))
+    again = transitions.reopen(replace(transitions.finish(failed, over, NOW), torn_down=True))
     assert decide(GOAL, nothing_yet(again), RULES) == Provision()
 
 
@@ -247,13 +247,13 @@ def test_a_start_after_an_end_because_no_pool_had_machines_asks_them_again(fault
     refused = state(group=None, cooldowns=(cooldown(fault=fault, ago=4000, left=1500, tries=5),))
     over = decide(GOAL, nothing_yet(refused), RULES)
     assert isinstance(over, Finish)
-    again = transitions.reopen(replace(transitions.finish(refused, over, NOW, Decimal(1)), torn_down=True))
+    again = transitions.reopen(replace(transitions.finish(refused, over, NOW), torn_down=True))
     assert decide(GOAL, nothing_yet(again), RULES) == Provision()
 
 
 def test_no_machines_take_over_in_a_job_that_goes_on_after_its_end():
     one = transitions.appoint(state(group=None), Appoint(offer=offer()), NOW)
-    again = transitions.reopen(transitions.finish(one, Finish(reason=ExitReason.BUDGET), NOW, Decimal(1)))
+    again = transitions.reopen(transitions.finish(one, Finish(reason=ExitReason.BUDGET), NOW))
     assert (one.successor is None, again.successor) == (False, None)
 
 

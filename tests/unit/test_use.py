@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
-from decimal import Decimal
 
 import pytest
 from hypothesis import given
@@ -234,7 +233,7 @@ def test_a_window_is_stored_in_a_few_numbers_and_only_where_a_policy_goes_by_it(
     one = world(1000, 50)[1].state
     assert len(meter.written(one).attempts[0].members[0].use) <= 11
     assert UsageMeter().written(one) == one
-    closed = transitions.close_attempt(meter.written(one), CloseAttempt(reason=ExitReason.LOST), NOW, Decimal(1))
+    closed = transitions.close_attempt(meter.written(one), CloseAttempt(reason=ExitReason.LOST), NOW)
     assert closed.attempts[0].members[0] == one.attempts[0].members[0]
 
 

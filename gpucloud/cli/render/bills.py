@@ -68,6 +68,19 @@ def unproven_rows(spend: Spend) -> list[tuple[str, str]]:
     return [("unproven", f"{format_usd(spend.unproven_usd)}: {why}")]
 
 
+def left_rows(spend: Spend) -> list[tuple[str, str]]:
+    """Return the row of what is left, in its parts, so that they sum up; none where no machine could use it now."""
+    if spend.off_at is None:
+        return []
+    off_at = format_moment(spend.off_at, spend.as_of, seconds=False)
+    parts = [
+        f"{plain_amount(spend.promised_usd)} prepaid until {off_at}",
+        f"{plain_amount(spend.kept_usd)} kept aside for the last save and the machines' end",
+        f"{plain_amount(spend.free_usd)} for more time after that",
+    ]
+    return [("left", f"{plain_amount(spend.left_usd)} USD: {', '.join(parts)}")]
+
+
 def money_line(spend: Spend, *, is_short: bool = False) -> str:
     """Return what is spent of the budget, the rate, and the latest time and sum at which everything is off."""
     parts = [f"{plain_amount(spend.spent_usd)} of {plain_amount(spend.budget_usd)} USD"]
@@ -92,7 +105,7 @@ def plain_amount(usd: Decimal) -> str:
 
 def spend_text(spend: Spend) -> str:
     """Return the sums, one a line."""
-    rows = [("spent", money_line(spend)), *unproven_rows(spend)]
+    rows = [("spent", money_line(spend)), *unproven_rows(spend), *left_rows(spend)]
     if spend.forecast_usd is not None:
         rows.append(("forecast", f"{format_usd(spend.forecast_usd)} at the end, at today's price and pace"))
     if spend.outside_budget_usd:
@@ -150,6 +163,7 @@ def spend_json(spend: Spend) -> dict[str, str | None]:
         "promised_usd": usd(spend.promised_usd),
         "unproven_usd": usd(spend.unproven_usd),
         "left_usd": usd(spend.left_usd),
+        "kept_usd": usd(spend.kept_usd),
         "usd_per_hour": usd(spend.usd_per_hour),
         "budget_usd": usd(spend.budget_usd),
         "forecast_usd": usd(spend.forecast_usd) if spend.forecast_usd is not None else None,

@@ -41,17 +41,20 @@ def plan_rows(plan: Plan) -> dict[str, str]:
     """Return the plan's lines by their labels."""
     fewer = f"; fewer will do, down to {plan.least_nodes}" if plan.least_nodes < plan.nodes else ""
     workers = "1 worker" if plan.workers == 1 else f"{plan.workers} workers"
-    price = f"{format_usd(plan.usd_per_hour)} an hour now, {format_usd(plan.cap_usd_per_hour)} at the most"
-    lasts = f"lasts {format_span(plan.paid_for)} now"
+    each = f" for all {plan.nodes}" if plan.nodes > 1 else ""
+    price = f"{format_usd(plan.usd_per_hour)} an hour now{each}, {format_usd(plan.cap_usd_per_hour)} at the most"
+    trains = f"trains {format_span(plan.trains)} at this price"
     if plan.cap_usd_per_hour > plan.usd_per_hour:
-        lasts += f", {format_span(plan.paid_for_at_cap)} at {format_usd(plan.cap_usd_per_hour)} an hour"
+        trains += f", {format_span(plan.trains_at_cap)} at {format_usd(plan.cap_usd_per_hour)} an hour"
     if plan.dearest_usd_per_hour > plan.cap_usd_per_hour:
-        lasts += f", {format_span(plan.paid_for_at_dearest)} at {format_usd(plan.dearest_usd_per_hour)} an hour"
+        trains += f", {format_span(plan.trains_at_dearest)} at {format_usd(plan.dearest_usd_per_hour)} an hour"
         price += f"; on others, where these are not to be had, up to {format_usd(plan.dearest_usd_per_hour)}"
+    kept = f"{format_usd(plan.kept_usd)} of the budget, for the last save and the machines' end"
     return {
         "machines": f"{plan.nodes} × {plan.offer.pool}, {workers}{fewer}",
         "price": price,
-        "budget": f"{format_usd(plan.budget_usd)}: {lasts}",
+        "budget": f"{format_usd(plan.budget_usd)}: {trains}, after a start of {format_span(plan.start)}",
+        "kept aside": f"{kept}; no training may use it",
         "worst cost": f"{format_usd(plan.worst_usd)}, then everything is off",
     }
 
@@ -74,6 +77,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "dearest_usd_per_hour": usd(plan.dearest_usd_per_hour),
         "budget_usd": usd(plan.budget_usd),
         "worst_usd": usd(plan.worst_usd),
+        "kept_usd": usd(plan.kept_usd),
     }
 
 

@@ -109,6 +109,11 @@ def format_usd(usd: Decimal) -> str:
     return f"{usd:.{places}f} USD"
 
 
+def in_cents(usd: Decimal) -> str:
+    """Return the sum rounded up to cents, as it is written in front of its unit."""
+    return f"{Decimal(math.ceil(usd * 100)) / 100:.2f}"
+
+
 def span_of(seconds: float) -> timedelta:
     """Return so many seconds, at most a century of them: scripts and machines say how many, and no sum may overflow."""
     return timedelta(seconds=0.0 if math.isnan(seconds) else min(max(seconds, -_CENTURY_S), _CENTURY_S))

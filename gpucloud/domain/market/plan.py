@@ -10,14 +10,14 @@ from decimal import ROUND_UP, Decimal
 from difflib import get_close_matches
 
 from gpucloud.domain.errors import BudgetTooSmall, NoCapacity, PlanRefused
-from gpucloud.domain.job.quantities import format_span, format_usd, written_span
+from gpucloud.domain.job.quantities import format_span, format_usd, in_cents, written_span
 from gpucloud.domain.job.spec import Cloud, Job, Market, MarketPolicy
 from gpucloud.domain.market.catalog import Headroom
 from gpucloud.domain.market.outcome import Summary
 from gpucloud.domain.market.policies import Task
 from gpucloud.domain.market.policy import advised_span_s, least_span_s, least_task_budget_usd
 from gpucloud.domain.market.sizing import Memory, memory, way_to_fit, work_of
-from gpucloud.domain.money.prepaid import Wall, least_budget_usd, reserve_usd
+from gpucloud.domain.money.prepaid import Wall, least_budget_usd, reserve_usd, trains_for
 from gpucloud.domain.node.gate.models import MODELS
 from gpucloud.domain.offer import Offer, rank, worth
 
@@ -28,8 +28,9 @@ class Plan:
 
     A job that also trains on fewer, on `least_nodes` at least, is planned and paid for with all of them.
 
-    `offers` are all that would do, the chosen one first. `paid_for` is how long the budget lasts at today's price;
-    `paid_for_at_cap` at the chosen offer's highest price, `paid_for_at_dearest` at that of the dearest of all.
+    `offers` are all that would do, the chosen one first. `trains` is for how long the budget trains at today's price,
+    `trains_at_cap` at the chosen offer's highest price, `trains_at_dearest` at that of the dearest of all: after a
+    first start, which takes `start`, and without `kept_usd`, which only the last save and the machines' end may use.
     """
 
     job: str
@@ -41,9 +42,11 @@ class Plan:
     cap_usd_per_hour: Decimal
     budget_usd: Decimal
     worst_usd: Decimal
-    paid_for: timedelta
-    paid_for_at_cap: timedelta
-    paid_for_at_dearest: timedelta
+    kept_usd: Decimal
+    start: timedelta
+    trains: timedelta
+    trains_at_cap: timedelta
+    trains_at_dearest: timedelta
     made_at: datetime
 
     @property
@@ -78,14 +81,15 @@ def make_plan(job: Job, offers: tuple[Offer, ...], now: datetime, wall: Wall, *,
     payable = affordable(ranked, nodes, left, wall)
     if not payable:
         cheapest = min(ranked, key=lambda offer: offer.cap_usd_per_hour)
-        least = least_budget_usd(nodes, cheapest.cap_usd_per_hour, wall)
-        refused = BudgetTooSmall if spent_usd else PlanRefused  # what a job has used up is no fault of its file
-        raise refused(
-            f"{left:.4f} USD are left of the budget; {nodes} × {cheapest.pool} need at least {least:.4f} USD",
-            hint=f"budget: {math.ceil((job.budget_usd - left + least) * 100) / 100:.2f} USD"
-            + (", or fewer nodes" if nodes > 1 else ""),
-        )
+        raise _too_small(job, cheapest, wall, spent_usd)
     best = payable[0]
+    dearest_usd = _dearest_usd(payable)
+
+    def trains(usd_per_hour: Decimal, cap_usd_per_hour: Decimal) -> timedelta:
+        if not usd_per_hour:
+            return timedelta(days=365)
+        return trains_for(left, nodes=nodes, usd_per_hour=usd_per_hour, cap_usd_per_hour=cap_usd_per_hour, wall=wall)
+
     return Plan(
         job=job.name,
         nodes=nodes,
@@ -96,19 +100,34 @@ def make_plan(job: Job, offers: tuple[Offer, ...], now: datetime, wall: Wall, *,
         cap_usd_per_hour=best.cap_usd_per_hour * nodes,
         budget_usd=job.budget_usd,
         worst_usd=job.budget_usd,
-        paid_for=_lasts(left, best.usd_per_hour * nodes),
-        paid_for_at_cap=_lasts(left, best.cap_usd_per_hour * nodes),
-        paid_for_at_dearest=_lasts(left, _dearest_usd(payable) * nodes),
+        kept_usd=reserve_usd(nodes, best.cap_usd_per_hour, wall),
+        start=wall.start,
+        trains=trains(best.usd_per_hour, best.cap_usd_per_hour),
+        trains_at_cap=trains(best.cap_usd_per_hour, best.cap_usd_per_hour),
+        trains_at_dearest=trains(dearest_usd, dearest_usd),
         made_at=now,
+    )
+
+
+def _too_small(job: Job, offer: Offer, wall: Wall, spent_usd: Decimal) -> PlanRefused | BudgetTooSmall:
+    """Return the error for a budget that would end before anything is trained: what the least is, and what is in it."""
+    nodes, cap_usd = job.resources.nodes, offer.cap_usd_per_hour
+    least = in_cents(spent_usd + least_budget_usd(nodes, cap_usd, wall))
+    of, told = format_usd(job.budget_usd), f"{least} USD"
+    if spent_usd:
+        of, told = f"what is left of {of}", f"{told}, of which {format_usd(spent_usd)} are spent"
+    refused = BudgetTooSmall if spent_usd else PlanRefused  # what a job has used up is no fault of its file
+    return refused(
+        f"{of} would end before {nodes} × {offer.pool} could train; the least that works is {told}:"
+        f" {format_span(wall.start)} to start and {format_span(wall.least)} to train at"
+        f" {format_usd(cap_usd * nodes)} an hour, and {format_usd(reserve_usd(nodes, cap_usd, wall))} kept aside for"
+        " the last save and the machines' end",
+        hint=f"budget: {least} USD" + (", or fewer nodes" if nodes > 1 else ""),
     )
 
 
 def _dearest_usd(offers: Sequence[Offer]) -> Decimal:
     return max(offer.cap_usd_per_hour for offer in offers)
-
-
-def _lasts(usd: Decimal, usd_per_hour: Decimal) -> timedelta:
-    return timedelta(hours=float(usd / usd_per_hour)) if usd_per_hour else timedelta(days=365)
 
 
 def fitting(job: Job, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:

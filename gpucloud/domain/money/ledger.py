@@ -201,11 +201,18 @@ class Spend:
     off_at: datetime | None = None
     as_of: datetime | None = None
     """When it was reckoned."""
+    kept_usd: Decimal = ZERO
+    """What of the rest no training may use: it pays for the last save and the end of the machines that live."""
 
     @property
     def left_usd(self) -> Decimal:
         """What is not spent; below zero only if a price passed its cap."""
         return self.budget_usd - self.spent_usd - self.unproven_usd
+
+    @property
+    def free_usd(self) -> Decimal:
+        """What of the rest is neither prepaid nor kept aside: it pays for more time when that is over."""
+        return max(ZERO, self.left_usd - self.promised_usd - self.kept_usd)
 
     @property
     def off_usd(self) -> Decimal:

@@ -2,8 +2,9 @@
 
     paid_until = now + min(horizon, (budget − spent − reserve) / (nodes × price cap))
 
-The reserve pays for what comes after that time. Nothing here asks anybody: the cloud's schedule and the
-node's own timer end the machines at `paid_until` unless it was moved.
+The reserve pays for what comes after that time. Machines are launched only where the promise lasts for their start and
+for the least time of training: a start that comes to nothing is charged all the same. Nothing here asks anybody: the
+cloud's schedule and the node's own timer end the machines at `paid_until` unless it was moved.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ class Wall:
     horizon: timedelta = timedelta(minutes=30)
     reserve: timedelta = timedelta(seconds=210)
     least: timedelta = timedelta(seconds=60)
+    """For less training than that no attempt is begun."""
+    start: timedelta = timedelta(seconds=60)
+    """From a machine's launch until it can train, as it is reckoned with; no less than the cloud's shortest charge."""
     ahead: timedelta = timedelta(0)
     """With less time than this ahead of the shut-off, the cloud starts no machine."""
 
@@ -39,25 +43,32 @@ def reserve_usd(nodes: int, cap_usd_per_hour: Decimal, wall: Wall) -> Decimal:
 
 
 def least_budget_usd(nodes: int, cap_usd_per_hour: Decimal, wall: Wall) -> Decimal:
-    """Return the least budget that can start anything: the least time of every node, and the reserve."""
-    return usd_for(cap_usd_per_hour * nodes, wall.least) + reserve_usd(nodes, cap_usd_per_hour, wall)
+    """Return the least budget that trains at all: every node's start, its least time of training, and the reserve."""
+    return usd_for(cap_usd_per_hour * nodes, wall.start + wall.least) + reserve_usd(nodes, cap_usd_per_hour, wall)
+
+
+def trains_for(usd: Decimal, *, nodes: int, usd_per_hour: Decimal, cap_usd_per_hour: Decimal, wall: Wall) -> timedelta:
+    """Return how long `nodes` machines at that price train for the sum: their start and the reserve are paid of it."""
+    spendable = usd - reserve_usd(nodes, cap_usd_per_hour, wall)
+    return max(timedelta(0), span_of(float(spendable * 3600 / (usd_per_hour * nodes))) - wall.start)
 
 
 def paid_until(
-    now: datetime, *, left_usd: Decimal, nodes: int, cap_usd_per_hour: Decimal, wall: Wall
+    now: datetime, *, left_usd: Decimal, nodes: int, cap_usd_per_hour: Decimal, wall: Wall, launched: bool = True
 ) -> datetime | None:
     """Return until when `nodes` machines can be paid at their highest price; None when it is not worth a start.
 
-    `left_usd` is the budget less everything spent. The time is `now + horizon` at the latest.
+    `left_usd` is the budget less everything spent. The time is `now + horizon` at the latest. Machines that are still
+    to be `launched` are paid for their start, too.
     """
     spendable = left_usd - reserve_usd(nodes, cap_usd_per_hour, wall)
     rate = cap_usd_per_hour * nodes
     if rate <= 0:
         return now + wall.horizon
-    seconds = float(spendable * 3600 / rate)
-    if seconds < wall.least.total_seconds():
+    least = wall.least if launched else wall.start + wall.least
+    if spendable < usd_for(rate, least):  # in the same sums as `least_budget_usd`: what that accepts is enough here
         return None
-    return now + min(wall.horizon, span_of(seconds))
+    return now + min(wall.horizon, max(least, span_of(float(spendable * 3600 / rate))))
 
 
 def may_launch(until: datetime | None, now: datetime, wall: Wall) -> bool:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 
-from gpucloud.domain.job.quantities import span_of
+from gpucloud.domain.job.quantities import format_span, format_usd, in_cents, span_of
 from gpucloud.domain.money.ledger import usd_for
-from gpucloud.domain.money.prepaid import least_budget_usd, reserve_usd, sooner
+from gpucloud.domain.money.prepaid import Wall, least_budget_usd, reserve_usd, sooner
 from gpucloud.domain.state.state import JobState
 from gpucloud.domain.supervision.action import Arm, ObeyOrder
 from gpucloud.domain.supervision.seen import Goal, Rules, Seen
@@ -51,11 +50,6 @@ def refusal(state: JobState, old_usd: Decimal, usd: Decimal, standing: Standing,
     return f"{usd} USD is less than what is spent and what saving and ending costs: at least {in_cents(least)} USD"
 
 
-def in_cents(usd: Decimal) -> str:
-    """Return the sum rounded up to cents."""
-    return f"{Decimal(math.ceil(usd * 100)) / 100:.2f}"
-
-
 def least_to_lower_to(state: JobState, standing: Standing, rules: Rules) -> Decimal:
     """Return the least budget of the job now: what is spent, the time for a last save, and the reserve.
 
@@ -84,15 +78,35 @@ def shut_off(state: JobState, budget_usd: Decimal, standing: Standing, rules: Ru
     return standing.now + min(wall.horizon, span_of(seconds))
 
 
-def used_up(state: JobState, budget_usd: Decimal) -> str:
-    """Return what to say when a job ends at its budget: the sum, what is kept, and how it goes on.
+def used_up(state: JobState, budget_usd: Decimal, spent_usd: Decimal, wall: Wall) -> str:
+    """Return what to say when a job ends at its budget: what was not spent, and why; what is saved; how it goes on.
 
-    Something of it may be left: less than machines need to begin, at their highest price, and to save at the end.
+    The sum that it goes on with is enough for the steps that it still has to make, where these are known.
     """
+    kept_usd = max(Decimal(0), budget_usd - spent_usd)
+    rest = f"{format_usd(kept_usd)} kept aside for the last save and the machines' end"
+    kept = f" ({format_usd(spent_usd)} are spent, {rest})" if kept_usd else ""
+    cap_usd, nodes = state.dearest_usd_per_hour, len(state.attempts[-1].members) if state.attempts else 1
+    more_usd, enough = max(budget_usd, least_budget_usd(nodes, cap_usd, wall)), ""
+    if (to_go := to_go_after(state)) is not None:
+        trains = wall.start + max(to_go, wall.least)
+        more_usd = usd_for(cap_usd * nodes, trains) + reserve_usd(nodes, cap_usd, wall)
+        enough = f", and pays for the {format_span(to_go)} to go"
     return (
-        f"the budget of {plain_usd(budget_usd)} USD pays for no more machine time, {_saved(state)}:"
-        f" gpucloud train {state.job} --budget '{plain_usd(2 * budget_usd)} USD' goes on from there"
+        f"the budget of {plain_usd(budget_usd)} USD pays for no more machine time{kept}, {_saved(state)}:"
+        f" gpucloud train {state.job} --budget '{plain_usd(Decimal(in_cents(budget_usd + more_usd)))} USD' goes on"
+        f" from there{enough}"
     )
+
+
+def to_go_after(state: JobState) -> timedelta | None:
+    """Return how long the rest takes from what is saved, at the pace of the last attempt; None where nobody knows."""
+    last = state.attempts[-1] if state.attempts else None
+    pace_s = (last.pace_s or last.step_seconds) if last is not None else None
+    if last is None or last.total_steps is None or not pace_s:
+        return None
+    saved = state.checkpoint.step if state.checkpoint is not None else 0
+    return span_of(max(0, last.total_steps - saved) * pace_s)
 
 
 def overdue(state: JobState) -> str:

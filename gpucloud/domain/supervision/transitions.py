@@ -33,7 +33,7 @@ from gpucloud.domain.supervision.action import (
     OpenAttempt,
     QuarantineNodes,
 )
-from gpucloud.domain.supervision.budget import overdue, used_up
+from gpucloud.domain.supervision.budget import overdue
 from gpucloud.domain.supervision.capacity import cooled
 from gpucloud.domain.supervision.membership import is_broken, outcomes_of, progress_of, timed
 from gpucloud.domain.supervision.seen import Homecoming, Seen
@@ -87,7 +87,6 @@ def close_attempt(
     state: JobState,
     action: CloseAttempt,
     now: datetime,
-    budget_usd: Decimal,
     missing_outputs: tuple[MissingOutput, ...] = (),
     failure: str | None = None,
 ) -> JobState:
@@ -109,7 +108,7 @@ def close_attempt(
         return waiting
     if action.reason is ExitReason.USER_ERROR:
         message = message or failure
-    return finish(waiting, Finish(reason=action.reason, message=message), now, budget_usd)
+    return finish(waiting, Finish(reason=action.reason, message=message), now)
 
 
 def note_interruptions(state: JobState, action: NoteInterruptions) -> JobState:
@@ -171,13 +170,9 @@ def move(state: JobState, action: Move, group: str | None, now: datetime) -> Job
     return replace(moved, group=group, efa=efa, gpu=offer.gpu, successor=None)
 
 
-def finish(state: JobState, action: Finish, now: datetime, budget_usd: Decimal) -> JobState:
+def finish(state: JobState, action: Finish, now: datetime) -> JobState:
     """Return the state of a job that is over; its machines may still have to be ended."""
-    at_the_limit = None
-    if action.reason is ExitReason.BUDGET:
-        at_the_limit = used_up(state, budget_usd)
-    elif action.reason is ExitReason.DEADLINE:
-        at_the_limit = overdue(state)
+    at_the_limit = overdue(state) if action.reason is ExitReason.DEADLINE else None
     return replace(
         state,
         status=action.reason.status,
@@ -201,13 +196,13 @@ def left_behind(state: JobState, outputs: tuple[str, ...]) -> JobState:
     return _with_attempt(state, replace(last, missing_outputs=missing))
 
 
-def abandon(state: JobState, now: datetime, budget_usd: Decimal, outputs: tuple[str, ...] = ()) -> JobState:
+def abandon(state: JobState, now: datetime, outputs: tuple[str, ...] = ()) -> JobState:
     """Return the state of a job that is given up as it stands, without a last save; its outputs are missing."""
     if state.attempt is None:
-        return left_behind(finish(state, Finish(reason=ExitReason.STOPPED), now, budget_usd), outputs)
+        return left_behind(finish(state, Finish(reason=ExitReason.STOPPED), now), outputs)
     why = f"lost with the machines of attempt {state.attempt.number}: it was ended without a last save"
     missing = tuple(MissingOutput(path=path, why=why) for path in outputs)
-    return close_attempt(state, CloseAttempt(reason=ExitReason.STOPPED), now, budget_usd, missing)
+    return close_attempt(state, CloseAttempt(reason=ExitReason.STOPPED), now, missing)
 
 
 def reopen(state: JobState) -> JobState:

@@ -8,15 +8,16 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
+from gpucloud.domain.job.quantities import in_cents
 from gpucloud.domain.money.costs import Sundries, charges_of
 from gpucloud.domain.money.ledger import Terms
-from gpucloud.domain.money.prepaid import sooner
+from gpucloud.domain.money.prepaid import Wall, reserve_usd, sooner
 from gpucloud.domain.node.member import workers_per_node
 from gpucloud.domain.node.node import NO_GROUP, GroupView
 from gpucloud.domain.node.output import DatedPiece
 from gpucloud.domain.state.order import Order, held_until, keeps, undrilled
 from gpucloud.domain.state.state import ExitReason, JobState
-from gpucloud.domain.supervision.budget import Standing, in_cents, least_to_lower_to, shut_off
+from gpucloud.domain.supervision.budget import Standing, least_to_lower_to, shut_off
 from gpucloud.domain.supervision.capacity import standing
 from gpucloud.domain.supervision.seen import Limits, Rules
 from gpucloud.domain.supervision.self_driving import arming, most_machines
@@ -45,6 +46,7 @@ class Asker:
     group: NodeGroup
     clock: Clock
     terms: Terms
+    wall: Wall = field(default_factory=Wall)
     tally: Tally = field(default_factory=Tally)
     look_s: float = 0.3
     reader: Callable[[], Reader] | None = None
@@ -69,6 +71,8 @@ class Asker:
         unproven = tracker.unproven_usd(state, listed, now)
         given = self._orders.newest()
         spend = tracker.spend(state, now, given.order.budget_usd, unproven_usd=unproven)
+        if state.alive and not state.status.ended:
+            spend = replace(spend, kept_usd=reserve_usd(len(state.alive), state.dearest_usd_per_hour, self.wall))
         told = report(state, spend, charges, listed, supervisor)
         if (why := undrilled(given.order, state)) is not None:
             told = replace(told, message=why, exit_code=ExitReason.USER_ERROR.exit_code)

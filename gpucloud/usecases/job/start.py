@@ -11,17 +11,17 @@ from typing import Any, Protocol
 
 from gpucloud.domain.checkpoint.protection import Saving
 from gpucloud.domain.errors import BudgetRefused, BudgetTooSmall, NoCapacity, OrderChanged, UsageError
-from gpucloud.domain.job.quantities import counted, format_moment
+from gpucloud.domain.job.quantities import counted, format_moment, in_cents
 from gpucloud.domain.job.spec import Job
 from gpucloud.domain.market.plan import Plan, make_plan
 from gpucloud.domain.money.ledger import ZERO, Terms
-from gpucloud.domain.money.prepaid import least_budget_usd, paid_until
+from gpucloud.domain.money.prepaid import Wall, least_budget_usd, paid_until
 from gpucloud.domain.node.bootstrap.wanted import LARGEST_CODE_BYTES
 from gpucloud.domain.node.node import NO_GROUP, GroupView
 from gpucloud.domain.state.order import Order, Until, held_until, is_closed, is_finished, keeps, with_budget
 from gpucloud.domain.state.state import JobState
 from gpucloud.domain.supervision import transitions
-from gpucloud.domain.supervision.budget import in_cents, least_to_lower_to, refusal
+from gpucloud.domain.supervision.budget import least_to_lower_to, refusal
 from gpucloud.domain.supervision.seen import Rules, rules_for
 from gpucloud.ports import Account, Clock, MarketData, NodeGroup, Signer
 from gpucloud.store import Conflict, ObjectStore
@@ -310,8 +310,9 @@ class Starter:
         """A run that goes on has what is left of its budget, which may be less than a start costs."""
         rest, nodes = order.budget_usd - spent, order.resolved.resources.nodes
         cap, wall = state.dearest_usd_per_hour, rules_for(order.unattended, self.rules).wall
-        if paid_until(now, left_usd=rest, nodes=nodes, cap_usd_per_hour=cap, wall=wall) is None:
-            least = in_cents(spent + least_budget_usd(nodes, cap, wall))
+        launched = bool(state.alive)
+        if paid_until(now, left_usd=rest, nodes=nodes, cap_usd_per_hour=cap, wall=wall, launched=launched) is None:
+            least = in_cents(spent + least_budget_usd(nodes, cap, _wall_for(state, wall)))
             raise BudgetTooSmall(
                 f"{state.job} has {max(rest, ZERO):.2f} USD left of {order.budget_usd:f} USD, too little to go on",
                 hint=f"gpucloud train {state.job} --budget '{least} USD' is the least;"
@@ -361,7 +362,7 @@ class Starter:
         offers = self.planner.offers(job)
         if state.group is None:  # its own machines are in what is used of a quota
             offers = self.planner.allowed(job, offers)
-        return make_plan(job, offers, now, self.rules.wall, spent_usd=spent)
+        return make_plan(job, offers, now, _wall_for(state, self.rules.wall), spent_usd=spent)
 
     def _require_payable(self, jobs: JobStore, state: JobState, before: Order, order: Order, now: datetime) -> None:
         """An attempt that runs needs no plan; lowered below what it must still cost, it could not even save."""
@@ -377,6 +378,11 @@ class Starter:
 
     def _now(self, jobs: JobStore) -> datetime:
         return StoreClock(self.clock, jobs, lambda _: None).now()
+
+
+def _wall_for(state: JobState, wall: Wall) -> Wall:
+    """Return the lengths to plan with: the start of machines that are there is spent already."""
+    return replace(wall, start=timedelta(0)) if state.alive else wall
 
 
 def adopt(state: JobState, plan: Plan | None, *, drills: bool = False, reopens: bool = False) -> JobState:

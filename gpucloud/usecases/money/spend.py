@@ -115,7 +115,7 @@ class SpendTracker:
         """Return until when all machines that there are or soon will be can be promised.
 
         What the cloud lists now counts, not only what is in the books: `wanted` or the group's level, whichever is
-        more, and beside it what is being interrupted.
+        more, and beside it what is being interrupted. Where there are none yet, their start is to be paid for as well.
         """
         state = as_listed(state, group, now)
         nodes = max(len(state.alive), group.most_alive + max(0, wanted - group.size))
@@ -123,7 +123,7 @@ class SpendTracker:
         until = partial(paid_until, now, left_usd=budget_usd - spent, cap_usd_per_hour=state.dearest_usd_per_hour)
         return Payable(
             spent_usd=spent,
-            until=until(nodes=nodes, wall=wall),
+            until=until(nodes=nodes, wall=wall, launched=bool(state.alive or group.most_alive)),
             with_another=until(nodes=nodes + 1, wall=wall),
             lasts_until=until(nodes=nodes, wall=replace(wall, least=timedelta(0))),
         )

@@ -10,7 +10,7 @@ from gpucloud.domain.node.bootstrap.facts import attempt_lock
 from gpucloud.domain.node.node import Fault, Refusal
 from gpucloud.domain.node.output import DatedPiece
 from gpucloud.domain.node.status import RunState
-from gpucloud.domain.state.state import Attempt, ExitReason
+from gpucloud.domain.state.state import Attempt, ExitReason, JobState
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import (
     Action,
@@ -39,6 +39,7 @@ from gpucloud.domain.supervision.action import (
     Wait,
 )
 from gpucloud.domain.supervision.between import IN_USE
+from gpucloud.domain.supervision.budget import used_up
 from gpucloud.domain.supervision.capacity import PAUSING
 from gpucloud.domain.supervision.during import DRILL_WAITS
 from gpucloud.domain.supervision.elastic import AWAITING
@@ -249,14 +250,20 @@ class Actor:
                 self.lease.write(transitions.take_over(state, seen.now))
             case CloseAttempt():
                 left = self.closing.bring(action, seen)
-                closed = transitions.close_attempt(state, action, seen.now, goal.budget_usd, left.missing, left.failure)
-                self.lease.write(closed)
+                closed = transitions.close_attempt(state, action, seen.now, left.missing, left.failure)
+                self.lease.write(self._with_money(closed, seen, goal))
             case Finish():
                 self._keep_failed_setup(action, seen)
-                ended = transitions.finish(state, action, seen.now, goal.budget_usd)
+                ended = self._with_money(transitions.finish(state, action, seen.now), seen, goal)
                 self.lease.write(transitions.left_behind(ended, self.world.job.outputs))
             case Pause(message=message):
                 self.lease.write(replace(state, message=message))
+
+    def _with_money(self, state: JobState, seen: Seen, goal: Goal) -> JobState:
+        """Say of a job that ended at its budget what became of that, and with how much it comes to its end."""
+        if state.exit_reason is not ExitReason.BUDGET or state.message is not None:
+            return state
+        return replace(state, message=used_up(state, goal.budget_usd, seen.spent_usd, self.world.rules.wall))
 
     def _keep_failed_setup(self, action: Finish, seen: Seen) -> None:
         """What a setup wrote is told, and kept before its machine ends, as the output of what came before attempt 1.

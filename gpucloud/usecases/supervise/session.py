@@ -94,9 +94,12 @@ class Session:
         orders = replace(self.orders, clock=world.clock)
         who = replace(self.who, began_at=world.clock.now(), saving=world.saving)
         with take(world.jobs, world.clock, node=self.who.node) as lease:
-            order = orders.acted_on().order if entering is None else _enter(entering, orders, lease)
+            if entering is None:
+                orders.acted_on()
+            else:
+                _enter(entering, orders, lease)
             if not saves and not lease.state.status.ended:
-                lease.write(transitions.abandon(lease.state, world.clock.now(), order.budget_usd, world.job.outputs))
+                lease.write(transitions.abandon(lease.state, world.clock.now(), world.job.outputs))
             with supervisor(world, who, orders, lease, self.watcher, self.asked) as one, self._telling(lease):
                 if not who.node:
                     one.begin()
