@@ -189,11 +189,17 @@ SAVED = CheckpointRef(step=70, sha256="0" * 64)
 
 
 def test_the_end_at_the_wall_says_what_was_kept_aside_and_names_the_command_that_goes_on():
-    job = replace(state(), checkpoint=SAVED)
+    job = replace(state(attempts=(opened("a", "b"),)), checkpoint=SAVED)
 
     assert used_up(job, Decimal("0.50"), Decimal("0.395"), RULES.wall) == (
         "the budget of 0.50 USD pays for no more machine time (0.395 USD are spent, 0.105 USD kept aside for the last"
         " save and the machines' end), step 70 is saved: gpucloud train digits --budget '1 USD' goes on from there"
+    )
+
+
+def test_what_is_too_little_for_another_start_is_not_called_kept_aside():
+    assert " (0.36 USD are spent, 0.14 USD left, which is too little to start machines and train 1 min on them)," in (
+        used_up(state(attempts=(opened("a", "b"),)), Decimal("0.50"), Decimal("0.36"), RULES.wall)
     )
 
 

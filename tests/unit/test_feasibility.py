@@ -97,7 +97,7 @@ def test_the_least_sum_pays_for_the_end_on_demand_where_a_deadline_asks_for_it(
     asked = job(market, deadline=None if deadline is None else deadline * HOUR, budget_usd=least)
     assert least_usd(asked, needs(asked), WALL) == pytest.approx(least)
     refuse(replace(asked, budget_usd=least + 1))
-    with pytest.raises(PlanRefused, match="2 d of work") as caught:
+    with pytest.raises(PlanRefused, match="48 h of work") as caught:
         refuse(replace(asked, budget_usd=least - 1))
     assert caught.value.exit_code == 2
 
@@ -106,7 +106,7 @@ def test_a_budget_that_is_too_small_is_told_what_it_must_be() -> None:
     with pytest.raises(PlanRefused) as caught:
         refuse(job(deadline=60 * HOUR, budget_usd=Decimal(3000)))
     assert caught.value.message == (
-        "2 d of work on 2 × p4d.24xlarge spot in us-east-1a may cost 3189.45 USD, when the deadline has it end on"
+        "48 h of work on 2 × p4d.24xlarge spot in us-east-1a may cost 3189.45 USD, when the deadline has it end on"
         " p4d.24xlarge on_demand in us-east-1a; the budget is 3000.00 USD"
     )
     assert caught.value.hint == "budget: 3189.45 USD, or `market: spot`, which may miss the deadline"

@@ -25,7 +25,7 @@ SECRET = r"[A-Z_][A-Z0-9_]*"  # noqa: S105  a pattern
 VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 REGION = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
 GPU = r"[A-Za-z0-9][A-Za-z0-9._ -]*"
-TYPE = r"[a-z0-9-]+\.[a-z0-9-]+"
+TYPE = r"(local\.)?[a-z0-9-]+\.[a-z0-9-]+"
 _HOST_NAME = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?"
 HOST = rf"{_HOST_NAME}|[0-9A-Fa-f:]*:[0-9A-Fa-f:]+"
 HOST_KEY = r"(ssh-ed25519|ecdsa-sha2-nistp(256|384|521)|ssh-rsa) [A-Za-z0-9+/]+={0,2}"

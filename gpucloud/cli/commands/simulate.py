@@ -20,7 +20,7 @@ from gpucloud.cli.render.simulations import (
     title,
     zones_named,
 )
-from gpucloud.cli.render.words import say, say_json, tell
+from gpucloud.cli.render.words import say_json, say_words, tell
 from gpucloud.cli.target import read_target
 from gpucloud.domain.checkpoint.protection import Saving
 from gpucloud.domain.errors import UsageError
@@ -103,7 +103,7 @@ def rehearse(target: str | None, asked: Asked, *, as_json: bool) -> int:
     if as_json:
         say_json(simulation_json(file.job.name, scenario, done))
     else:
-        say("\n\n".join(simulation_text(file.job.name, scenario, one) for one in done))
+        say_words("\n\n".join(simulation_text(file.job.name, scenario, one) for one in done))
     if plot is not None:
         plot.save(charts(scenario, done), title=title(file.job.name, scenario))
         tell(f"drawn: {asked.plot}")
@@ -117,7 +117,7 @@ def list_markets(*, as_json: bool) -> int:
     if as_json:
         say_json({"markets": [market_json(market) for market in markets]})
     else:
-        say(markets_text(markets))
+        say_words(markets_text(markets))
     return 0
 
 
@@ -166,7 +166,9 @@ def _priced(cloud: Gpucloud, job: Job, asked: Asked) -> _Priced:
     )
     if spot is not None:
         beside = format_usd(terms.beside_usd_per_hour)
-        tell(f"spot at {format_usd(spot)} throughout, as `plan` has it; disk and address {beside} an hour")
+        of = aged(best.as_of.date(), cloud.clock.now())
+        tell(f"spot at {format_usd(spot)} an hour, the price of {of}, throughout, as `plan` has it")
+        tell(f"disk and address {beside} an hour")
     work = work_of(job, best)
     return _Priced(
         gpus=best.gpus,

@@ -42,7 +42,7 @@ def charges_text(charges: Sequence[Charge]) -> str:
     """Return charges as a table, one a row, and below it what the marks behind them mean."""
     notes = list(dict.fromkeys(charge.note for charge in charges if charge.note))
     marks = {note: "*" * number for number, note in enumerate(notes, 1)}
-    rows = [("node", "attempt", "what", "from (UTC)", "billed s", "USD/h", "USD", "")]
+    rows = [("node", "attempt", "what", "from (UTC)", "billed s", "USD/h each", "USD", "")]
     moment = "%H:%M:%S" if len({charge.start.date() for charge in charges}) == 1 else "%m-%d %H:%M:%S"
     rows += [
         (
@@ -72,9 +72,8 @@ def left_rows(spend: Spend) -> list[tuple[str, str]]:
     """Return the row of what is left, in its parts, so that they sum up; none where no machine could use it now."""
     if spend.off_at is None:
         return []
-    off_at = format_moment(spend.off_at, spend.as_of, seconds=False)
     parts = [
-        f"{plain_amount(spend.promised_usd)} prepaid until {off_at}",
+        f"{plain_amount(spend.promised_usd)} prepaid until then",
         f"{plain_amount(spend.kept_usd)} kept aside for the last save and the machines' end",
         f"{plain_amount(spend.free_usd)} for more time after that",
     ]

@@ -17,14 +17,14 @@ from gpucloud.domain.market.catalog import aged
 from gpucloud.domain.market.outcome import Saves, Stored, Summary
 from gpucloud.domain.market.plan import Plan, memory_needed
 from gpucloud.domain.market.recordings import RecordedMarket
-from gpucloud.domain.market.scenario import USUAL
+from gpucloud.domain.market.scenario import USUAL, restart_within
 from gpucloud.domain.offer import Offer
 from gpucloud.ports import Chart, Series
 from gpucloud.usecases.money.estimate import QUICK, AtDeadline, Candidate, Estimate
 from gpucloud.usecases.money.offers import Need
 
 _BARS = "▁▂▃▄▅▆▇█"
-_SPARE = ("zones", "work", "9 in 10 below", "GPUs", "interrupted")
+_SPARE = ("zones", "work", "9 in 10 below", "GPUs", "interrupted", "done after")
 _MUCH_CHEAPER = Decimal("0.8")
 _FAR = 2.0  # a budget further above everything else would press it flat
 
@@ -41,9 +41,9 @@ def estimate_text(job: Job, estimate: Estimate, *, width: int | None, protection
         rows |= saved_rows(protection)
     quotas = _quota_texts(estimate.quotas)
     parts = [labelled(f"plan for {estimate.plan.job}", rows, width), *quotas]
-    parts.append(table([*_candidate_rows(estimate)], _SPARE))
+    parts.append(table([*_candidate_rows(job, estimate)], _SPARE))
     if len(estimate.policies) > 1:
-        parts.append(table([*_policy_rows(estimate)]))
+        parts.append(table([*_policy_rows(job, estimate)]))
     if width is not None and len(estimate.curve) > 1:
         parts.append(_sparkline(estimate.curve))
     remarks = [*_sources(job, estimate), *_kept(estimate, protection)]
@@ -155,14 +155,38 @@ def _expected_rows(job: Job, estimate: Estimate) -> Iterator[tuple[str, str]]:
     if job.deadline is not None and outlook.windows and estimate.policy is None:
         yield "deadline", "depends on spot machines alone; `market: auto` keeps it on demand"
     if outlook.missed:
-        ends = f", {outlook.unended} of which came to no end and are not in the cost" if outlook.unended else ""
-        yield "missed", f"deadline or budget, in {outlook.missed} of {outlook.windows} replays{ends}"
-    if outlook.windows:
-        yield "interrupted", f"{outlook.interruptions:.1f} times"
+        yield _missed_row(job, outlook)
+    if outlook.windows and not outlook.is_mostly_unfinished:
+        yield "interrupted", f"{outlook.interruptions:.1f} times{_who(outlook)}"
     if estimate.saves is not None:
         yield "saves", _saves_text(estimate.saves)
     if estimate.stored is not None:
         yield "outside", stored_text(estimate.stored)
+
+
+def _missed_row(job: Job, outlook: Summary) -> tuple[str, str]:
+    """Return in how many replays the job did not do what is asked of it, and how often for which reason."""
+    late = outlook.missed - outlook.over_budget - outlook.unended
+    reasons = [
+        f"{count} {why}"
+        for count, why in (
+            (late, "after the deadline"),
+            (outlook.over_budget, "ended by the budget"),
+            (outlook.unended, "with no end in the recording, and no known cost"),
+        )
+        if count > 0
+    ]
+    return _fails(job), f"in {outlook.missed} of {outlook.windows} replays: {', '.join(reasons)}"
+
+
+def _fails(job: Job) -> str:
+    """Return what replays do that do not do what is asked of the job."""
+    return "missed" if job.deadline is not None else "unfinished"
+
+
+def _who(outlook: Summary) -> str:
+    """Return of which replays a figure is: some did not come to their end."""
+    return f", in the {outlook.windows - outlook.unfinished} that finish" if outlook.unfinished else ""
 
 
 def _unknown(job: Job, offer: Offer) -> str:
@@ -190,9 +214,13 @@ def _cost_text(outlook: Summary, on_demand: Summary | None, budget_usd: Decimal)
     off = f"over budget in {outlook.over_budget} of {outlook.windows} replays: {ended}"
     if outlook.is_over(budget_usd, once_in=2):
         return f"{off}; {beside}"
+    if outlook.is_mostly_unfinished:
+        return f"not known, for most replays come to no end; {beside}"
+    mean = f"{format_usd(outlook.mean_usd)}{_who(outlook)}"
     if outlook.is_over(budget_usd, once_in=10):
-        return f"{format_usd(outlook.mean_usd)}, {off}; {beside}"
-    return f"{format_usd(outlook.mean_usd)}, nine times in ten at most {format_usd(outlook.p90_usd)}; {beside}"
+        return f"{mean}; {off}; {beside}"
+    apart = ";" if outlook.unfinished else ","
+    return f"{mean}{apart} nine times in ten at most {format_usd(outlook.p90_usd)}; {beside}"
 
 
 def _saves_text(saves: Saves) -> str:
@@ -216,18 +244,19 @@ def _quota_text(need: Need) -> str:
     return f"quota: {need.vcpus} vCPUs of {room.name!r} in {room.region}, {used} of {limit} in use{verdict}"
 
 
-def _candidate_rows(estimate: Estimate) -> Iterator[tuple[str, ...]]:
+def _candidate_rows(job: Job, estimate: Estimate) -> Iterator[tuple[str, ...]]:
+    of_policy = f" (by `{QUICK.value}`)" if estimate.policy not in (None, QUICK) else ""
     yield (
-        "machine",
+        f"machine{of_policy}",
         "GPUs",
         "zones",
-        "USD/h",
+        "USD/h each" if estimate.plan.nodes > 1 else "USD/h",
         "work",
         "expected",
         "9 in 10 below",
         "done after",
         "interrupted",
-        "missed",
+        _fails(job),
     )
     for candidate in estimate.candidates:
         offer, outlook = candidate.offer, candidate.outlook
@@ -238,8 +267,8 @@ def _candidate_rows(estimate: Estimate) -> Iterator[tuple[str, ...]]:
         yield (f"{offer.pool}{ends}", gpus, str(candidate.zones), hourly, work, *_cells(outlook, estimate.plan))
 
 
-def _policy_rows(estimate: Estimate) -> Iterator[tuple[str, ...]]:
-    yield ("policy", "expected", "9 in 10 below", "done after", "interrupted", "missed")
+def _policy_rows(job: Job, estimate: Estimate) -> Iterator[tuple[str, ...]]:
+    yield ("policy", "expected", "9 in 10 below", "done after", "interrupted", _fails(job))
     for policy, outlook in estimate.policies:
         yield (policy.value, *_cells(outlook, estimate.plan))
 
@@ -251,9 +280,13 @@ def _cells(outlook: Summary | None, plan: Plan) -> tuple[str, ...]:
     dear = tuple(outlook.is_over(plan.budget_usd, once_in=times) for times in (2, 10))
     sums = (outlook.mean_usd, outlook.p90_usd)
     mean, p90 = ("over budget" if over else f"{sum_usd:.2f}" for over, sum_usd in zip(dear, sums, strict=True))
+    if not dear[0] and outlook.windows and outlook.is_mostly_unfinished:
+        mean = "unfinished"
+    elif not dear[0] and outlook.unfinished:
+        mean += " if done"
     missed = f"{outlook.missed} of {outlook.windows}" if outlook.windows else "-"
     if outlook.took is None or outlook.is_mostly_unfinished or (dear[0] and not outlook.windows):
-        return (mean, p90, "unfinished", f"{outlook.interruptions:.1f}", missed)
+        return (mean, p90, "unfinished", "-", missed)
     return (mean, p90, format_span(outlook.took), f"{outlook.interruptions:.1f}", missed)
 
 
@@ -277,7 +310,9 @@ def _sources(job: Job, estimate: Estimate) -> Iterator[str]:
     if len(gpus) > 1 and estimate.work is not None and estimate.work.on_any_gpu:
         yield "work: the same is assumed on every GPU above; `gpu:` names yours, `model: {tokens: …}` tells them apart"
     if estimate.recorded and outlook is not None:
-        replays = f"{outlook.windows} replays at these prices, {format_span(estimate.changeover)} a start"
+        windows = max((one.outlook.windows for one in estimate.candidates if one.outlook is not None), default=0)
+        start = format_span(restart_within(estimate.changeover))
+        replays = f"{outlook.windows or windows} replays at these prices, {start} a start"
         yield f"expected: {replays}, {_rule(job, estimate)}"
         yield "recorded (markets of newer GPUs may differ):"
         yield from (f"  {_recording(market)}" for market in estimate.recorded)
@@ -305,7 +340,8 @@ def _kept(estimate: Estimate, protection: Protection | None) -> Iterator[str]:
         if protection.saving is Saving.NOTHING and estimate.policy is not None:
             yield "with `checkpoint: none` it is kept on demand, unless a whole run more fits before the deadline"
         dear = estimate.on_demand
-        if dear is not None and (estimate.outlook is None or estimate.outlook.mean_usd >= dear.mean_usd):
+        on_spot = estimate.plan.offer.pool.market is Market.SPOT
+        if on_spot and dear is not None and (estimate.outlook is None or estimate.outlook.mean_usd >= dear.mean_usd):
             yield "spot machines do not pay for such a script: `resources: {market: on_demand}`, or have it save"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from gpucloud.cli.render.bills import charges_text, plain_amount, spend_json, spend_text
@@ -12,6 +12,8 @@ from gpucloud.cli.render.words import folded, pool_json, quarantine_json, table,
 from gpucloud.domain import codec
 from gpucloud.domain.checkpoint.protection import NOTHING_COMES_HOME, Protection
 from gpucloud.domain.job.quantities import counted, format_moment, format_span, format_usd
+from gpucloud.domain.job.spec import Market
+from gpucloud.domain.market.catalog import aged
 from gpucloud.domain.market.plan import Plan
 from gpucloud.domain.node.node import Node
 from gpucloud.domain.node.output import advice_for
@@ -41,8 +43,9 @@ def plan_rows(plan: Plan) -> dict[str, str]:
     """Return the plan's lines by their labels."""
     fewer = f"; fewer will do, down to {plan.least_nodes}" if plan.least_nodes < plan.nodes else ""
     workers = "1 worker" if plan.workers == 1 else f"{plan.workers} workers"
-    each = f" for all {plan.nodes}" if plan.nodes > 1 else ""
-    price = f"{format_usd(plan.usd_per_hour)} an hour now{each}, {format_usd(plan.cap_usd_per_hour)} at the most"
+    of_all = f" for {plan.nodes} machines" if plan.nodes > 1 else ""
+    most = f"{format_usd(plan.cap_usd_per_hour)} at the most"
+    price = f"{format_usd(plan.usd_per_hour)} an hour{of_all} {_when(plan)}, {most}"
     trains = f"trains {format_span(plan.trains)} at this price"
     if plan.cap_usd_per_hour > plan.usd_per_hour:
         trains += f", {format_span(plan.trains_at_cap)} at {format_usd(plan.cap_usd_per_hour)} an hour"
@@ -56,6 +59,27 @@ def plan_rows(plan: Plan) -> dict[str, str]:
         "budget": f"{format_usd(plan.budget_usd)}: {trains}, after a start of {format_span(plan.start)}",
         "kept aside": f"{kept}; no training may use it",
         "worst cost": f"{format_usd(plan.worst_usd)}, then everything is off",
+        **_safer_rows(plan),
+    }
+
+
+def _when(plan: Plan) -> str:
+    """Return of when the price is: it may have been read long ago, or never, and is then AWS's word of a day."""
+    as_of = plan.offer.as_of
+    return "now" if plan.made_at - as_of <= timedelta(days=1) else f"by prices of {aged(as_of.date(), plan.made_at)}"
+
+
+def _safer_rows(plan: Plan) -> dict[str, str]:
+    """Return the row of a job for which spot machines do not pay; none for any other."""
+    if plan.on_demand_usd is None:
+        return {}
+    spot = f"are expected to cost {format_usd(plan.spot_usd)}" if plan.spot_usd is not None else "come to no end"
+    on_demand = format_usd(plan.on_demand_usd)
+    if plan.offer.pool.market is Market.ON_DEMAND:
+        return {"on demand": f"chosen for {on_demand}, where nothing interrupts it: spot machines {spot}"}
+    return {
+        "on demand": f"is cheaper: {on_demand}, and nothing interrupts it; spot machines {spot}."
+        " `resources: {market: on_demand}`"
     }
 
 
@@ -78,6 +102,8 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "budget_usd": usd(plan.budget_usd),
         "worst_usd": usd(plan.worst_usd),
         "kept_usd": usd(plan.kept_usd),
+        "spot_usd": usd(plan.spot_usd) if plan.spot_usd is not None else None,
+        "on_demand_usd": usd(plan.on_demand_usd) if plan.on_demand_usd is not None else None,
     }
 
 
@@ -391,6 +417,8 @@ def _in_column(at: datetime, now: datetime | None) -> str:
 def _nodes_text(report: JobReport) -> str:
     if not report.nodes:
         return "no machines are alive"
-    until = f", paid until {format_moment(report.paid_until, report.looked_at)}" if report.paid_until else ""
+    until = ""
+    if report.paid_until is not None and report.spend.off_at is None:  # else it is told with the money, just above
+        until = f", paid until {format_moment(report.paid_until, report.looked_at)}"
     alive = f"{counted(len(report.nodes), 'machine')}{until}: {', '.join(node.id for node in report.nodes)}"
     return in_one_line(alive)

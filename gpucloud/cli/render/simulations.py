@@ -13,7 +13,7 @@ from gpucloud.cli.render.words import table, usd
 from gpucloud.domain import codec
 from gpucloud.domain.job.quantities import format_hours, format_span, format_usd
 from gpucloud.domain.job.spec import Policy
-from gpucloud.domain.market.outcome import Stored
+from gpucloud.domain.market.outcome import Stored, Summary
 from gpucloud.domain.market.recordings import RecordedMarket, RecordedZone, mean_price, supply
 from gpucloud.domain.market.scenario import Recovery, Scenario, task_of
 from gpucloud.domain.offer import region_of
@@ -23,13 +23,14 @@ _HEAD = (
     "zones",
     "policy",
     "mean USD",
-    "90 % within",
+    "9 in 10 below",
     "worst",
     "of on demand",
     "done after",
     "interrupted",
     "starts",
 )
+_SPARE = ("starts", "of on demand", "worst", "interrupted", "zones", "9 in 10 below")
 _LIST_HEAD = ("market", "machine", "nodes", "zones", "recorded", "length", "there", "interrupted/day", "spot price")
 
 
@@ -54,7 +55,7 @@ def simulation_text(job: str, scenario: Scenario, done: Simulation) -> str:
         f" spot prices {'recorded' if market.prices_recorded else 'assumed'}",
         f"{done.study.windows} windows, seed {done.study.seed}: the job submitted at as many moments of the recording",
         "",
-        table(_swept(done) if len(done.study.deadlines) > 1 else _each(scenario, done)),
+        table(_swept(done) if len(done.study.deadlines) > 1 else _each(scenario, done), _SPARE),
         "",
         *_troubles(done),
         *_remarks(scenario, done),
@@ -121,7 +122,7 @@ def _swept(done: Simulation) -> list[tuple[str, ...]]:
     for result in done.results:
         deadline = format_hours(result.deadline) if result.deadline is not None else "none"
         place = (zones_named(done.market, result.zones), deadline)
-        means.setdefault(place, []).append(f"{result.summary.mean_usd:.2f}")
+        means.setdefault(place, []).append(f"{result.summary.mean_usd:.2f}{_if_done(result.summary)}")
     head = ("zones", "deadline", *(f"{policy_named(policy)} USD" for policy in done.study.policies))
     return [head, *((*place, *costs) for place, costs in means.items())]
 
@@ -137,14 +138,25 @@ def _row(scenario: Scenario, market: RecordedMarket, result: Result) -> tuple[st
     return (
         zones_named(market, result.zones),
         policy_named(result.policy),
-        "over budget" if over else f"{found.mean_usd:.2f}",
+        _mean(found, is_over=over),
         "over budget" if once_in_ten else f"{found.p90_usd:.2f}",
         f"{found.worst_usd:.2f}",
         "-" if over else f"{_of_on_demand(scenario, market, found.mean_usd):.1%}",
         format_hours(found.took) if told and found.took is not None else "unfinished",
-        f"{found.interruptions:.1f}",
-        f"{found.launches:.1f}",
+        f"{found.interruptions:.1f}" if told else "-",
+        f"{found.launches:.1f}" if told else "-",
     )
+
+
+def _mean(found: Summary, *, is_over: bool) -> str:
+    if is_over:
+        return "over budget"
+    return "unfinished" if found.is_mostly_unfinished else f"{found.mean_usd:.2f}{_if_done(found)}"
+
+
+def _if_done(found: Summary) -> str:
+    """Return what is said behind a mean that is not of all: some did not come to their end."""
+    return " if done" if found.unfinished and found.took is not None else ""
 
 
 def _troubles(done: Simulation) -> list[str]:

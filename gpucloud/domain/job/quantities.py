@@ -24,6 +24,7 @@ _COUNT_UNITS = {"": 0, "K": 3, "M": 6, "B": 9, "T": 12}
 
 _CENTURY_S = 36525 * 86400.0
 _SECOND, _MINUTE, _HOUR, _DAY = 1, 60, 3600, 86400
+_DAYS_FROM = 3 * _DAY  # half an hour more or less says too little of a deadline in a day
 _SPAN_UNITS = {
     **dict.fromkeys(("s", "sec", "second", "seconds"), _SECOND),
     **dict.fromkeys(("m", "min", "minute", "minutes"), _MINUTE),
@@ -129,7 +130,7 @@ def format_moment(at: datetime, now: datetime | None, *, seconds: bool = True) -
 
 
 def format_span(span: timedelta) -> str:
-    """Return "4.2 s", "12 min 5 s", "1 h 32 min" or "2 d 3 h": the two largest units."""
+    """Return "4.2 s", "12 min 5 s", "28 h 32 min" or "4 d 3 h": two units, days from three of them on."""
     if span < timedelta(0):
         return f"-{format_span(-span)}"
     tenths = round(span / timedelta(milliseconds=100))
@@ -138,7 +139,7 @@ def format_span(span: timedelta) -> str:
         return f"{whole}.{tenth} s" if tenth else f"{whole} s"
     if (seconds := round(span.total_seconds())) < _HOUR:
         return _two(seconds, _MINUTE, "min", "s")
-    if (minutes := round(seconds / _MINUTE)) < _DAY // _MINUTE:
+    if (minutes := round(seconds / _MINUTE)) < _DAYS_FROM // _MINUTE:
         return _two(minutes, _HOUR // _MINUTE, "h", "min")
     return _two(round(seconds / _HOUR), _DAY // _HOUR, "d", "h")
 

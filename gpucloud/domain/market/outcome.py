@@ -48,7 +48,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Many replays of one job under one policy: costs in USD to the cent, means of the rest.
+    """Many replays of one job under one policy: costs in USD to the cent, means of the rest; all of those that finish.
 
     The `unended` of them came to no end before the recording did: their costs are not known, and not in the sums.
     """
@@ -87,26 +87,27 @@ class Summary:
 
 
 def summary(outcomes: Sequence[Outcome]) -> Summary:
-    """Return the outcomes taken together; `took` is the mean of those that came to their end.
+    """Return the outcomes taken together; means are of those that came to their end, for the others would cost more.
 
-    The 90th percentile is by nearest rank: the least cost that nine in ten did not pass. Where no outcome has an end,
-    costs are what was paid until the recording's.
+    The 90th percentile is by nearest rank: the least cost that nine in ten did not pass; it and the worst are of those
+    that the budget ended, too. Where none came to its end, means are of these; and where no outcome has any end, costs
+    are what was paid until the recording's.
     """
-    ended = [one for one in outcomes if one.ended]
-    costs = sorted(one.usd for one in ended or outcomes)
-    done = [one.took for one in outcomes if one.took is not None]
+    ended = [one for one in outcomes if one.ended] or list(outcomes)
+    done = [one for one in outcomes if one.took is not None]
+    told, costs = done or ended, sorted(one.usd for one in ended)
     return Summary(
         windows=len(outcomes),
-        mean_usd=(sum(costs, Decimal(0)) / len(costs)).quantize(_CENT),
+        mean_usd=(sum((one.usd for one in told), Decimal(0)) / len(told)).quantize(_CENT),
         p90_usd=costs[math.ceil(0.9 * len(costs)) - 1].quantize(_CENT, ROUND_UP),
         worst_usd=costs[-1].quantize(_CENT),
         missed=sum(one.missed for one in outcomes),
         over_budget=sum(one.over_budget for one in outcomes),
-        interruptions=_mean(outcomes, lambda one: one.interruptions),
-        launches=_mean(outcomes, lambda one: one.launches),
-        took=sum(done, timedelta(0)) / len(done) if done else None,
-        on_spot=sum((one.on_spot for one in outcomes), timedelta(0)) / len(outcomes),
-        unended=len(outcomes) - len(ended),
+        interruptions=_mean(told, lambda one: one.interruptions),
+        launches=_mean(told, lambda one: one.launches),
+        took=sum((one.took for one in done if one.took is not None), timedelta(0)) / len(done) if done else None,
+        on_spot=sum((one.on_spot for one in told), timedelta(0)) / len(told),
+        unended=sum(not one.ended for one in outcomes),
     )
 
 

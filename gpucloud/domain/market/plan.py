@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import ROUND_UP, Decimal
 from difflib import get_close_matches
@@ -13,7 +13,7 @@ from gpucloud.domain.errors import BudgetTooSmall, NoCapacity, PlanRefused
 from gpucloud.domain.job.quantities import format_span, format_usd, in_cents, written_span
 from gpucloud.domain.job.spec import Cloud, Job, Market, MarketPolicy
 from gpucloud.domain.market.catalog import Headroom
-from gpucloud.domain.market.outcome import Summary
+from gpucloud.domain.market.outcome import Summary, undisturbed
 from gpucloud.domain.market.policies import Task
 from gpucloud.domain.market.policy import advised_span_s, least_span_s, least_task_budget_usd
 from gpucloud.domain.market.sizing import Memory, memory, way_to_fit, work_of
@@ -48,6 +48,10 @@ class Plan:
     trains_at_cap: timedelta
     trains_at_dearest: timedelta
     made_at: datetime
+    spot_usd: Decimal | None = None
+    """What replays on spot machines come to, where that is no less than on demand; None where it is, or none ends."""
+    on_demand_usd: Decimal | None = None
+    """What the same costs on demand, where spot machines do not pay; None where they do, or nobody knows."""
 
     @property
     def offer(self) -> Offer:
@@ -336,17 +340,48 @@ def refuse_what_cannot_be_kept(
             hint=f"budget: {least:f} USD, or {other}",
         )
     kept_usd = reserve_usd(job.resources.nodes, needs.offer.cap_usd_per_hour, wall)
+    safe_usd = (on_demand_usd(job, needs) + kept_usd).quantize(_CENT, ROUND_UP)
+    if needs.fallback is not None and is_safer_on_demand(job, needs, any_sum):  # it is begun there: `Planner.plan`
+        if job.budget_usd >= safe_usd:
+            return
+        raise PlanRefused(
+            f"{work} would be better done on demand, for {format_usd(safe_usd)} at the most: spot machines are expected"
+            f" to cost no less; the budget is {format_usd(job.budget_usd)}",
+            hint=f"budget: {safe_usd:f} USD, or {other}",
+        )
     found = foresee(needs, job.budget_usd - kept_usd)
     ended = found.windows - found.unfinished if found is not None else 0
     if ended * _HOPELESS >= any_sum.windows:
         return
     least = max(any_sum.p90_usd + kept_usd, least_budget_usd(job.resources.nodes, needs.offer.cap_usd_per_hour, wall))
     least = least.quantize(_CENT, ROUND_UP)
+    safe, instead = "", ""
+    if safe_usd < least:
+        safe = f"; on demand, where nothing interrupts it, it needs {format_usd(safe_usd)} at the most"
+        instead = f", `resources: {{market: on_demand}}` with {safe_usd:f} USD"
     raise PlanRefused(
         f"{work} ends within {format_usd(job.budget_usd)} in {ended} of {any_sum.windows} replays, and within"
-        f" {format_usd(least)} in nine of ten",
-        hint=f"budget: {least:f} USD, or {other}",
+        f" {format_usd(least)} in nine of ten{safe}",
+        hint=f"budget: {least:f} USD{instead}, or {other}",
     )
+
+
+def on_demand_usd(job: Job, needs: Needs) -> Decimal:
+    """Return what the job costs on demand, where nothing interrupts it: at its spot machine's own price there."""
+    return undisturbed(task_of(job, needs)).mean_usd
+
+
+def is_safer_on_demand(job: Job, needs: Needs, spot: Summary | None) -> bool:
+    """Whether the job, begun on spot machines, comes to no end or costs no less than on demand, whatever its budget."""
+    if needs.offer.pool.market is not Market.SPOT:
+        return False
+    return spot is None or spot.is_mostly_unfinished or spot.mean_usd >= on_demand_usd(job, needs)
+
+
+def with_on_demand_first(plan: Plan, safe: Plan) -> Plan:
+    """Return the plan that takes machines on demand, and has the spot machines behind them."""
+    spot = tuple(offer for offer in plan.offers if offer.pool.market is Market.SPOT)
+    return replace(safe, offers=(*safe.offers, *spot), spot_usd=plan.spot_usd, on_demand_usd=plan.on_demand_usd)
 
 
 def least_usd(job: Job, needs: Needs, wall: Wall) -> Decimal:

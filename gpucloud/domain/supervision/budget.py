@@ -13,6 +13,9 @@ from gpucloud.domain.state.state import JobState
 from gpucloud.domain.supervision.action import Arm, ObeyOrder
 from gpucloud.domain.supervision.seen import Goal, Rules, Seen
 
+_ABOUT = Decimal("1.25")
+"""Of the reserve: machines end some seconds before nothing else is left."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
@@ -83,14 +86,16 @@ def used_up(state: JobState, budget_usd: Decimal, spent_usd: Decimal, wall: Wall
 
     The sum that it goes on with is enough for the steps that it still has to make, where these are known.
     """
-    kept_usd = max(Decimal(0), budget_usd - spent_usd)
-    rest = f"{format_usd(kept_usd)} kept aside for the last save and the machines' end"
-    kept = f" ({format_usd(spent_usd)} are spent, {rest})" if kept_usd else ""
     cap_usd, nodes = state.dearest_usd_per_hour, len(state.attempts[-1].members) if state.attempts else 1
+    rest_usd, reserve = budget_usd - spent_usd, reserve_usd(nodes, cap_usd, wall)
+    why = "kept aside for the last save and the machines' end"
+    if rest_usd > reserve * _ABOUT:
+        why = f"left, which is too little to start machines and train {format_span(wall.least)} on them"
+    kept = f" ({format_usd(spent_usd)} are spent, {format_usd(rest_usd)} {why})" if rest_usd > 0 else ""
     more_usd, enough = max(budget_usd, least_budget_usd(nodes, cap_usd, wall)), ""
     if (to_go := to_go_after(state)) is not None:
         trains = wall.start + max(to_go, wall.least)
-        more_usd = usd_for(cap_usd * nodes, trains) + reserve_usd(nodes, cap_usd, wall)
+        more_usd = usd_for(cap_usd * nodes, trains) + reserve
         enough = f", and pays for the {format_span(to_go)} to go"
     return (
         f"the budget of {plain_usd(budget_usd)} USD pays for no more machine time{kept}, {_saved(state)}:"

@@ -15,11 +15,14 @@ from gpucloud.domain.market.plan import (
     Needs,
     Plan,
     fitting,
+    is_safer_on_demand,
     make_plan,
     needs_of,
+    on_demand_usd,
     quota_too_small,
     refuse_what_cannot_be_kept,
     task_of,
+    with_on_demand_first,
 )
 from gpucloud.domain.market.policies import Task
 from gpucloud.domain.market.policy import least_span_s
@@ -113,7 +116,9 @@ class Estimator:
         stage = self._stage(job, bare.plan.offers, needs)
         known = replace(bare, work=work_of(job, needs.offer), on_demand=_never_interrupted(job, needs))
         if stage is None:
-            return replace(known, outlook=bare.candidates[0].outlook)
+            replayed = any(one.outlook is not None and one.outlook.windows for one in bare.candidates)
+            recorded = self.outlooks.recordings(needs.offer.gpus) if replayed else ()
+            return replace(known, outlook=bare.candidates[0].outlook, recorded=recorded)
         task = task_of(job, needs)
         known = replace(known, recorded=self.outlooks.recordings(needs.offer.gpus))
         policies = tuple(self._policies(job, needs, stage)) if stage.fallback and job.deadline is not None else ()
@@ -274,15 +279,37 @@ class Planner:
                 self._refuse_what_cannot_be_kept(job, found)
             raise
         self._refuse_what_cannot_be_kept(job, plan.offers)
-        return plan
+        return self._safer(job, plan)
+
+    def _safer(self, job: Job, plan: Plan) -> Plan:
+        """Say where spot machines do not pay; a job that may go on demand then does, where its budget holds that."""
+        needs = needs_of(job, plan.offers, self.changeover)
+        if (
+            needs is None
+            or self.outlooks is None
+            or _stage_of(job, plan.offers, needs, self.terms, Saving.NONE) is None
+        ):
+            return plan
+        spot = self._foresee(job, plan.offers, needs, _ANY_SUM)
+        if not is_safer_on_demand(job, needs, spot):
+            return plan
+        usd = on_demand_usd(job, needs)
+        told = replace(plan, on_demand_usd=usd, spot_usd=spot.mean_usd if spot is not None else None)
+        fixed = tuple(offer for offer in plan.offers if offer.pool.market is Market.ON_DEMAND)
+        if job.deadline is not None or not fixed or usd + plan.kept_usd > job.budget_usd:
+            return told
+        return with_on_demand_first(told, make_plan(job, fixed, plan.made_at, self.wall, spent_usd=ZERO))
+
+    def _foresee(self, job: Job, offers: tuple[Offer, ...], needs: Needs, budget_usd: Decimal) -> Summary | None:
+        stage = _stage_of(job, offers, needs, self.terms, self.saving(job))
+        if self.outlooks is None or stage is None:
+            return None
+        asked = _asked(job, stage, QUICK)
+        return self.outlooks().outlook(asked, task_of(job, needs), stage, budget_usd=budget_usd)
 
     def _refuse_what_cannot_be_kept(self, job: Job, offers: tuple[Offer, ...]) -> None:
         def foresee(needs: Needs, budget_usd: Decimal) -> Summary | None:
-            stage = _stage_of(job, offers, needs, self.terms, self.saving(job))
-            if self.outlooks is None or stage is None:
-                return None
-            asked = _asked(job, stage, QUICK)
-            return self.outlooks().outlook(asked, task_of(job, needs), stage, budget_usd=budget_usd)
+            return self._foresee(job, offers, needs, budget_usd)
 
         refuse_what_cannot_be_kept(job, offers, self.changeover, self.wall, foresee)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from gpucloud.domain.job.quantities import format_moment, format_span, format_usd
 from gpucloud.domain.job.spec import Market
@@ -53,6 +53,8 @@ def tell_story(action: Action, seen: Seen) -> str | None:  # noqa: C901, PLR0911
             return "nothing is rented: own hosts" if owned else "making the node group (size 0: costs nothing)"
         case Arm(until=until) if seen.state.pool.market is Market.OWNED:
             return f"taken until {format_moment(until, seen.now)}: then the job's processes end by themselves"
+        case Arm(until=until) if not _is_noticeable(until, seen):
+            return None
         case Arm(until=until):
             return f"paid until {format_moment(until, seen.now)}: then the machines shut themselves off"
         case ObeyOrder(changes=changes):
@@ -100,6 +102,12 @@ def tell_story(action: Action, seen: Seen) -> str | None:  # noqa: C901, PLR0911
             return "freeing every host" if seen.state.pool.market is Market.OWNED else "ending every machine"
         case Tell() | BringHome() | StayOn() | Wait() | Done():
             return None
+
+
+def _is_noticeable(until: datetime, seen: Seen) -> bool:
+    """Whether the shut-off moves by so much that somebody would want to know: what was charged moves it by seconds."""
+    armed = seen.group.armed_until
+    return armed is None or abs(until - armed) >= min(timedelta(minutes=1), abs(armed - seen.now) / 10)
 
 
 def budget_line(change: BudgetChange) -> str:

@@ -1,0 +1,199 @@
+"""What is said of money cannot be misread: of when a price is, of which runs a figure, what is less, what is left."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+
+import pytest
+
+from gpucloud.adapters.jobfile import values
+from gpucloud.cli.render.bills import left_rows
+from gpucloud.cli.render.estimates import estimate_text
+from gpucloud.cli.render.reports import plan_rows
+from gpucloud.cli.render.simulations import _HEAD, _SPARE
+from gpucloud.cli.render.words import fitted
+from gpucloud.domain.checkpoint.protection import Saving
+from gpucloud.domain.errors import PlanRefused
+from gpucloud.domain.job.spec import Job, Market, MarketPolicy, Resources
+from gpucloud.domain.market.outcome import Outcome, summary
+from gpucloud.domain.money.ledger import Spend
+from gpucloud.domain.supervision.action import Arm
+from gpucloud.usecases.supervise.story import tell_story
+from tests.fakes.market import A100, NOW, V100
+from tests.unit.test_estimate import HOUR, JOB, estimated, planner_of
+from tests.unit.worlds import LATER, seen
+from tests.unit.worlds import NOW as TICK
+
+UNSAVED = replace(
+    JOB,
+    deadline=None,
+    work=48 * HOUR,
+    budget_usd=Decimal(500),
+    resources=Resources(market=MarketPolicy.AUTO),
+)
+"""Two days of a script that saves nothing, on a market that interrupts it again and again."""
+ONE_ZONE = replace(V100, zones="a")
+
+
+def spot(job: Job) -> Job:
+    return replace(job, resources=replace(job.resources, market=MarketPolicy.SPOT))
+
+
+def test_a_price_says_where_it_stands_of_which_day_it_is() -> None:
+    plan = planner_of(JOB, V100).plan(JOB)
+    assert plan_rows(plan)["price"] == "1.00 USD an hour now, 3.00 USD at the most"
+
+    old = replace(plan.offer, as_of=NOW - timedelta(days=514))
+    said = plan_rows(replace(plan, offers=(old,)))["price"]
+    assert said == "1.00 USD an hour by prices of 2024-10-03 (514 days old), 3.00 USD at the most"
+
+
+def test_a_price_of_several_machines_says_that_it_is_of_all_of_them() -> None:
+    pair = replace(JOB, resources=Resources(nodes=2, market=MarketPolicy.AUTO))
+    text = estimate_text(pair, estimated(pair, V100), width=None)
+    assert "  price      2.00 USD an hour for 2 machines now, 6.00 USD at the most" in text
+    assert re.search(r"zones  USD/h each  work", text)
+
+
+def test_a_job_that_may_go_on_demand_does_where_spot_machines_do_not_pay() -> None:
+    dear, alone = replace(UNSAVED, budget_usd=Decimal(5000)), replace(A100, zones="a")
+    plan = planner_of(dear, alone, saving=Saving.NOTHING).plan(dear)
+
+    assert plan.offer.pool.market is Market.ON_DEMAND
+    assert [offer.pool.market for offer in plan.offers] == [Market.ON_DEMAND, Market.SPOT]
+    said = plan_rows(plan)["on demand"]
+    assert re.fullmatch(
+        r"chosen for 1590.60 USD, where nothing interrupts it: spot machines are expected to cost \d+.\d\d USD", said
+    )
+    text = estimate_text(dear, estimated(dear, alone, saving=Saving.NOTHING), width=None)
+    assert "expected   1590.60 USD\n" in text
+    assert "expected: 36 replays" in text
+
+
+def test_the_sum_that_is_named_where_spot_machines_do_not_pay_is_that_of_on_demand_and_takes_it() -> None:
+    small, alone = replace(UNSAVED, budget_usd=Decimal(400)), replace(A100, zones="a")
+    with pytest.raises(PlanRefused) as caught:
+        planner_of(small, alone, saving=Saving.NOTHING).plan(small)
+
+    assert "would be better done on demand, for 1592.53 USD at the most" in caught.value.message
+    assert (caught.value.hint or "").startswith("budget: 1592.53 USD, or no `work:`")
+    enough = replace(small, budget_usd=Decimal("1592.53"))
+    assert planner_of(enough, alone, saving=Saving.NOTHING).plan(enough).offer.pool.market is Market.ON_DEMAND
+
+
+def test_a_job_of_spot_machines_is_told_that_on_demand_is_cheaper() -> None:
+    plan = planner_of(spot(UNSAVED), ONE_ZONE, saving=Saving.NOTHING).plan(spot(UNSAVED))
+
+    assert plan.offer.pool.market is Market.SPOT
+    assert plan_rows(plan)["on demand"].startswith("is cheaper: 144.60 USD, and nothing interrupts it; spot machines ")
+    assert plan_rows(plan)["on demand"].endswith("`resources: {market: on_demand}`")
+
+
+def test_where_spot_machines_pay_nothing_is_said_of_on_demand() -> None:
+    asked = replace(UNSAVED, work=8 * HOUR)
+    plan = planner_of(asked, V100).plan(asked)
+    assert (plan.offer.pool.market, plan.on_demand_usd, "on demand" in plan_rows(plan)) == (Market.SPOT, None, False)
+
+
+def test_a_budget_that_is_refused_for_spot_machines_names_what_on_demand_takes_where_that_is_less() -> None:
+    small = replace(spot(UNSAVED), budget_usd=Decimal(20))
+    with pytest.raises(PlanRefused) as caught:
+        planner_of(small, ONE_ZONE, saving=Saving.NOTHING).plan(small)
+
+    assert caught.value.message.endswith("; on demand, where nothing interrupts it, it needs 144.78 USD at the most")
+    said = re.match(
+        r"budget: (\S+) USD, `resources: {market: on_demand}` with 144.78 USD, or no", caught.value.hint or ""
+    )
+    assert said is not None
+    assert Decimal(said[1]) > Decimal("144.78")
+    fixed = replace(small, budget_usd=Decimal("144.78"), resources=Resources(market=MarketPolicy.ON_DEMAND))
+    assert planner_of(fixed, ONE_ZONE, saving=Saving.NOTHING).plan(fixed).offer.pool.market is Market.ON_DEMAND
+
+
+def outcome(usd: str, took: float | None, *, over_budget: bool = False, interruptions: int = 1) -> Outcome:
+    return Outcome(
+        usd=Decimal(usd),
+        took=None if took is None else took * HOUR,
+        missed=took is None,
+        over_budget=over_budget,
+        interruptions=interruptions,
+        launches=interruptions + 1,
+    )
+
+
+def test_what_is_expected_is_of_the_runs_that_finish() -> None:
+    ended = [outcome("40", None, over_budget=True, interruptions=9), outcome("40", None, over_budget=True)]
+    found = summary([outcome("10", 5), outcome("20", 7), outcome("30", 6), *ended])
+
+    assert (found.mean_usd, found.took, found.interruptions, found.launches) == (Decimal("20.00"), 6 * HOUR, 1, 2)
+    assert (found.p90_usd, found.worst_usd, found.over_budget) == (Decimal("40.00"), Decimal("40.00"), 2)
+    assert summary(ended).mean_usd == Decimal("40.00")
+
+
+def test_a_figure_of_some_runs_says_so_and_a_job_without_a_deadline_misses_none() -> None:
+    asked = replace(spot(UNSAVED), work=8 * HOUR, budget_usd=Decimal("8.30"))
+    found = estimated(asked, V100)
+    assert found.outlook is not None
+    assert 0 < found.outlook.over_budget < found.outlook.windows / 2
+    text = estimate_text(asked, found, width=None)
+
+    finish = found.outlook.windows - found.outlook.unfinished
+    assert f"{found.outlook.mean_usd} USD, in the {finish} that finish" in text
+    assert f"{found.outlook.mean_usd} if done" in text
+    assert re.search(rf"unfinished in {found.outlook.missed} of 72 replays: \d+ ended by the budget", text)
+    assert "missed" not in text
+    assert "deadline or budget" not in text
+
+
+def test_a_rehearsal_has_room_on_80_columns_and_no_word_is_broken() -> None:
+    row = (
+        "us-east-1 (4)",
+        "spot, else on demand",
+        "2115.45 if done",
+        "over budget",
+        "3000.00",
+        "101.4%",
+        "51.3 h",
+        "-",
+        "-",
+    )
+    lines = fitted([_HEAD, row], 80, _SPARE).splitlines()
+
+    assert max(map(len, lines)) <= 80
+    assert len(lines) == 2
+    assert {"policy", "mean USD", "done after"} <= set(re.split(r" {2,}", lines[0]))
+
+
+def test_what_is_left_is_told_in_parts_that_sum_up() -> None:
+    spend = Spend(
+        budget_usd=Decimal(1),
+        spent_usd=Decimal("0.02"),
+        promised_usd=Decimal("0.45"),
+        kept_usd=Decimal("0.0525"),
+        off_at=NOW + HOUR,
+        as_of=NOW,
+    )
+    assert left_rows(spend) == [
+        (
+            "left",
+            "0.98 USD: 0.45 prepaid until then, 0.053 kept aside for the last save and the machines' end,"
+            " 0.478 for more time after that",
+        )
+    ]
+    assert left_rows(replace(spend, off_at=None)) == []
+
+
+def test_a_type_of_the_embedded_fleet_is_written_as_it_is_shown() -> None:
+    assert re.fullmatch(values.TYPE, "local.p3.2xlarge")
+    assert re.fullmatch(values.TYPE, "g5.12xlarge")
+    assert not re.fullmatch(values.TYPE, "p3.2xlarge.more")
+
+
+@pytest.mark.parametrize(("moved_s", "told"), [(18, False), (-18, False), (600, True), (-600, True)])
+def test_a_shut_off_that_moves_by_seconds_is_no_news(moved_s: int, told: bool) -> None:
+    line = tell_story(Arm(until=LATER + timedelta(seconds=moved_s)), seen(armed=LATER))
+    assert (line is not None) is told
+    assert tell_story(Arm(until=TICK + HOUR), seen(armed=None)) is not None
