@@ -31,6 +31,11 @@ def test_uv_chooses_torchs_build_unless_another_index_is_named(mirror, env, expe
     assert tuple(made.get(name) for name in ("UV_TORCH_BACKEND", "UV_DEFAULT_INDEX", "PIP_INDEX_URL")) == expected
 
 
+def test_uv_trusts_whom_the_machine_trusts():
+    order = LayerOrder(wanted=WANTED, setup="x", code="/c")
+    assert variables(order, PLACES, None, "auto")["UV_SYSTEM_CERTS"] == "1"
+
+
 def test_torchs_own_mirror_is_the_only_index_for_it():
     env = {"UV_TORCH_BACKEND": "auto", "UV_INDEX": "https://a", "UV_DEFAULT_INDEX": "https://b", "HOME": "/h"}
     assert only_from("https://torch", env) == {"UV_DEFAULT_INDEX": "https://torch", "HOME": "/h"}

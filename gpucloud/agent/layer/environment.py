@@ -119,6 +119,7 @@ def variables(order: LayerOrder, places: Places, made: Environment | None, torch
         "PIP_CACHE_DIR": str(places.cache / "pip"),
         "UV_CACHE_DIR": str(places.cache / "uv"),
         "UV_NO_PROGRESS": "1",
+        "UV_SYSTEM_CERTS": "1",  # as pip: a network may have authorities of its own
         "MAMBA_ROOT_PREFIX": str(places.cache / "mamba"),
     }
     env = {**os.environ, **ours, **backend, **mirrors, **job}
