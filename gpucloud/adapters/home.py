@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import grp
 import hashlib
 import json
@@ -26,6 +25,7 @@ from gpucloud.domain.job.quantities import format_size
 from gpucloud.domain.job.spec import Cloud
 from gpucloud.domain.state.order import OrderMark
 from gpucloud.domain.supervision.strays import Owner
+from gpucloud.locks import locked
 from gpucloud.store.directory import user_path
 from gpucloud.wholefile import write_whole
 
@@ -209,8 +209,7 @@ class OrderMarks:
     def raise_to(self, store: str, job: str, mark: OrderMark) -> None:
         """Keep the mark of the newest order of a run; one that is there and newer stays."""
         path = self._path(store, job)
-        with writing(path), path.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with writing(path), locked(path.with_suffix(".lock")):
             known = self.seen(store, job)
             if known is None or known < mark:
                 write_whole(path, to_json(mark), lasting=True)

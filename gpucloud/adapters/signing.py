@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
-import fcntl
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
@@ -30,6 +29,7 @@ from cryptography.hazmat.primitives.serialization import (
 from gpucloud.adapters.ssh.keys import derived_key, generate_key
 from gpucloud.domain.errors import CredentialsError, StoreError, UsageError
 from gpucloud.domain.state.order import OWN
+from gpucloud.locks import locked
 from gpucloud.store.directory import user_path
 from gpucloud.wholefile import write_whole
 
@@ -199,8 +199,7 @@ class KeyRing:
         """Have the list to oneself: of two that change it at once, neither brings back what the other took out."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with self._folder.joinpath("lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            with locked(self._folder / "lock"):
                 yield
         except OSError as error:
             raise StoreError(

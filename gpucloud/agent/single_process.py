@@ -8,7 +8,6 @@ lock          held while it runs; whoever starts the process hands it over, so t
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpucloud import processes
+from gpucloud.locks import is_locked, locked, try_lock
 from gpucloud.wholefile import read_tail, read_text, write_whole
 
 _WAIT_S = 5.0
@@ -41,17 +41,7 @@ class SingleProcessFolder:
 
     def taken_by(self) -> str | None:
         """Return the package of the process that runs, "unknown" when it has not said; None when none runs."""
-        try:
-            descriptor = os.open(self.folder / "lock", os.O_RDONLY)
-        except OSError:
-            return None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # two that look do not see each other
-        except BlockingIOError:
-            return str(self._sitting().get("package", "unknown"))
-        finally:
-            os.close(descriptor)
-        return None
+        return str(self._sitting().get("package", "unknown")) if is_locked(self.folder / "lock") else None
 
     def take(self, package: str, *, replace: bool) -> int | None:
         """Return the lock as a descriptor, which the process must inherit; None when one runs that may go on.
@@ -85,12 +75,10 @@ class SingleProcessFolder:
 
     def _lock(self) -> int | None:
         descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
-        return descriptor
+        if try_lock(descriptor):
+            return descriptor
+        os.close(descriptor)
+        return None
 
     def _sitting(self) -> dict[str, object]:
         try:
@@ -134,22 +122,19 @@ def boot_folder(root: Path) -> Path:
 @contextmanager
 def alone(root: Path) -> Iterator[None]:
     """Be the node's only bootstrap of its own; another one is waited for. What it starts does not inherit the lock."""
-    with (boot_folder(root) / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(boot_folder(root) / "lock"):
         yield
 
 
 def boots_itself(root: Path) -> bool:
     """Whether a bootstrap of the node's own is under way."""
-    with _lock(root) as descriptor:
-        return descriptor is not None and not _shared(descriptor, fcntl.LOCK_NB)
+    return is_locked(root / "boot" / "lock")
 
 
 def wait_for_own(root: Path) -> None:
     """Return when no bootstrap of the node's own is under way."""
-    with _lock(root) as descriptor:
-        if descriptor is not None:
-            _shared(descriptor, 0)
+    with contextlib.suppress(FileNotFoundError), locked(root / "boot" / "lock", shared=True, make=False):
+        pass
 
 
 def note_visit(root: Path) -> None:
@@ -158,27 +143,6 @@ def note_visit(root: Path) -> None:
     with contextlib.suppress(OSError):  # a full disk is told by the facts
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         (place / "visited").touch(mode=0o600)
-
-
-@contextmanager
-def _lock(root: Path) -> Iterator[int | None]:
-    try:
-        descriptor = os.open(root / "boot" / "lock", os.O_RDONLY)
-    except OSError:
-        yield None
-        return
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _shared(descriptor: int, flags: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | flags)
-    except BlockingIOError:
-        return False
-    return True
 
 
 # The zip that this code runs from.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -15,6 +14,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from gpucloud.domain.node.gate.gang import PairSeen, rounds
 from gpucloud.domain.node.gate.report import CollectiveProbe, DeviceProbe, ProbeOrder, Said, TorchSeen
+from gpucloud.locks import try_lock
 from gpucloud.probe import telling
 from gpucloud.probe.telling import reason, tell
 
@@ -100,10 +100,7 @@ def _turn(lock: Path) -> Iterator[None]:
     """Wait until no other worker is at it: devices below one switch share its way. One that hangs is not waited for."""
     until = time.monotonic() + _TURN_S
     with lock.open("w") as file:
-        while time.monotonic() < until:
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
+        while not try_lock(file.fileno()) and time.monotonic() < until:
             time.sleep(_LOOK_S)
         yield
 

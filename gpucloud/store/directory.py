@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 import secrets
@@ -16,6 +15,7 @@ from pathlib import Path
 from gpucloud.domain.checkpoint.objects import PART_BYTES, Part, Sums, bytes_in, cut
 from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.domain.untrusted import most_of
+from gpucloud.locks import try_lock
 from gpucloud.store.contract import RESERVED, Conflict, Stored, TooLarge, checked, within
 from gpucloud.store.integrity import crc32_of
 from gpucloud.store.threads import all_done
@@ -165,18 +165,13 @@ class DirectoryStore:
 
 def _take(descriptor: int, file: Path) -> None:
     deadline = time.monotonic() + _LOCK_LIMIT_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise StoreError(
-                    f"another process has held {file} for {_LOCK_LIMIT_S:g} s; one that is stopped keeps it",
-                    hint=f"end or continue that process: `fuser {file}` names it",
-                ) from None
-            time.sleep(_LOCK_POLL_S)
-        else:
-            return
+    while not try_lock(descriptor):
+        if time.monotonic() > deadline:
+            raise StoreError(
+                f"another process has held {file} for {_LOCK_LIMIT_S:g} s; one that is stopped keeps it",
+                hint=f"end or continue that process: `fuser {file}` names it",
+            )
+        time.sleep(_LOCK_POLL_S)
 
 
 def _place(beside: Path, path: Path, *, if_absent: bool, if_version: str | None) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 import stat
@@ -19,6 +18,7 @@ from pathlib import Path
 from gpucloud.domain.errors import LandingRefused, RemoteCommandFailed, StoreError
 from gpucloud.domain.job.quantities import format_size
 from gpucloud.domain.untrusted import STAGING, Arriving, Tree, judge, judge_together, landing_of, parent_of, shown
+from gpucloud.locks import try_lock
 
 _CHUNK_BYTES = 1 << 20
 _STAGINGS = 16  # copies into one folder at once
@@ -208,8 +208,7 @@ class Landing:
             return None
         about = os.fstat(descriptor)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not is_new and (about.st_uid != os.geteuid() or about.st_mode & 0o077):
+            if not try_lock(descriptor) or (not is_new and (about.st_uid != os.geteuid() or about.st_mode & 0o077)):
                 raise BlockingIOError
             there = os.stat(name, dir_fd=self._top, follow_symlinks=False)
             if there.st_ino != about.st_ino:

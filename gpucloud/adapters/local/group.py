@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from gpucloud.adapters.local.records import Folder, GroupRecord, NodeRecord, not
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.node.node import NO_GROUP, EndCause, Fault, GroupView, Refusal
 from gpucloud.domain.offer import Pool
+from gpucloud.locks import try_lock
 
 _PURGE_S = 30.0
 _POLL_S = 0.01
@@ -275,10 +275,8 @@ def begin(folder: Folder) -> bool:
     """
     lock = os.open(folder.daemon_lock, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    else:
+        if not try_lock(lock):
+            return False
         folder.daemon_pid.unlink(missing_ok=True)
         _start(folder, lock)
         return True

@@ -11,9 +11,7 @@ groups/<name>/nodes/<id>/       the node's own files, `home` among them
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
 import re
 import secrets
 import shutil
@@ -23,6 +21,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gpucloud import locks
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.node.node import EndCause, Node, NodeState
@@ -64,12 +63,8 @@ class Folder:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the cloud's lock; FileNotFoundError when the folder is gone."""
-        descriptor = os.open(self._lock, os.O_RDWR)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with locks.locked(self._lock, make=False):
             yield
-        finally:
-            os.close(descriptor)
 
     def changes(self) -> int:
         """Return the number of the last change; FileNotFoundError when the folder is gone."""

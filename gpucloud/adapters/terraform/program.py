@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import io
 import json
@@ -23,6 +22,7 @@ from pathlib import Path
 import gpucloud
 from gpucloud.domain.errors import ProvisionError, ToolMissing
 from gpucloud.domain.node.pinned import TERRAFORM, TERRAFORM_VERSION, PinnedFile
+from gpucloud.locks import try_lock
 
 _LEAST = (1, 5)
 # Variables that would change what a command means, or put other text where events are expected.
@@ -203,7 +203,7 @@ def alone(folder: Path, *, limit_s: float, story: Callable[[str], None]) -> Iter
 def _lock(fd: int, folder: Path, limit_s: float, story: Callable[[str], None]) -> None:
     deadline = time.monotonic() + limit_s
     told = False
-    while not _try_lock(fd):
+    while not try_lock(fd):
         if not told:
             story(f"another Terraform run for {folder.name} has not ended; waiting for it")
             told = True
@@ -213,11 +213,3 @@ def _lock(fd: int, folder: Path, limit_s: float, story: Callable[[str], None]) -
                 hint=f"see the newest file in {folder / 'logs'}",
             )
         time.sleep(_POLL_S)
-
-
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import fcntl
 import hashlib
 import json
 import os
@@ -15,6 +14,7 @@ from pathlib import Path
 from gpucloud.domain.codec import Malformed, from_json, to_json
 from gpucloud.domain.job.spec import ContainerRuntime
 from gpucloud.domain.node.container import ImageFact, ImageWanted
+from gpucloud.locks import locked
 from gpucloud.wholefile import read_text, write_whole
 
 _HUB = "https://index.docker.io/v1/"  # Docker's own name for its registry in config.json
@@ -35,8 +35,7 @@ def pull(root: Path, wanted: ImageWanted) -> str | None:
     record = _record(root, wanted.reference)
     record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     runtime = chosen_runtime(wanted.runtime)
-    with record.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(record.with_suffix(".lock")):
         if fact(root, wanted.reference) is not None:
             return None
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -24,6 +23,7 @@ from gpucloud.domain.errors import GpucloudError, NodeError
 from gpucloud.domain.job.data import DataFile, DataSet, gigabytes, place_of, unpack
 from gpucloud.domain.job.quantities import counted
 from gpucloud.domain.node.hardware import Disk, choose
+from gpucloud.locks import locked
 from gpucloud.wholefile import read_text, write_whole
 
 
@@ -51,7 +51,7 @@ def main(root: Path, given: BinaryIO, say: Callable[[str], object]) -> int:
                 place = prepare(root, asked.order, found)
                 say(json.dumps({"folder": str(place.folder), "missing": [file.path for file in place.missing]}))
             case "finish":
-                with locked(root, asked.order.content):
+                with _alone(root, asked.order.content):
                     finish(root, asked.order, found, prepare(root, asked.order, found).folder)
                 say(f"note: data: {asked.order.target}: {gigabytes(found.size)}, {counted(len(found.files), 'file')}")
             case _:
@@ -91,7 +91,7 @@ class Place:
 
 def stage(root: Path, order: Order, found: DataSet) -> str:
     """Have the set whole at its target; return what was done, in one line. Raises NodeError, StoreError."""
-    with locked(root, order.content):
+    with _alone(root, order.content):
         place = prepare(root, order, found)
         started = time.monotonic()
         done = fetch(found.source, found.region, place.missing, place.folder) if place.missing else Fetched()
@@ -143,12 +143,10 @@ def is_whole(folder: Path, file: DataFile) -> bool:
     return status.st_size == file.size and status.st_mtime_ns == file.stamp_s * 10**9
 
 
-def locked(root: Path, content: str) -> contextlib.AbstractContextManager[object]:
+def _alone(root: Path, content: str) -> contextlib.AbstractContextManager[None]:
     """Return a lock that one staging of a set holds at a time; another waits and then finds everything there."""
     (root / "data").mkdir(parents=True, exist_ok=True)
-    file = (root / "data" / f"{content}.lock").open("w")
-    fcntl.flock(file, fcntl.LOCK_EX)
-    return contextlib.closing(file)
+    return locked(root / "data" / f"{content}.lock")
 
 
 def told(order: Order, found: DataSet, done: Fetched, seconds: float) -> str:

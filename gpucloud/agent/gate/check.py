@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import resource
 import shutil
@@ -45,6 +44,7 @@ from gpucloud.domain.node.gate.report import (
     store_endpoint,
 )
 from gpucloud.domain.node.hardware import Gpu
+from gpucloud.locks import locked
 
 
 def check(root: Path, order: GateOrder, *, busy: bool = False) -> Checked:
@@ -53,8 +53,7 @@ def check(root: Path, order: GateOrder, *, busy: bool = False) -> Checked:
     `busy`: an attempt of ours runs here, and holds devices by right.
     """
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (root / "gate.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two at once would measure each other
+    with locked(root / "gate.lock"):  # two at once would measure each other
         started = time.monotonic()
         report = look(order, busy=busy)
         if order.wanted.full:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -34,6 +33,7 @@ from gpucloud.agent.layer.tools import Unreachable
 from gpucloud.domain.node.bootstrap.facts import SETUP_LOG_BYTES, FailedSetup
 from gpucloud.domain.node.layer import BOTO3, ISAL, TORCH, LayerOrder, suffices
 from gpucloud.domain.node.pinned import PIP_VERSION, PIP_WHEEL
+from gpucloud.locks import locked, try_lock
 from gpucloud.wholefile import read_last_lines, read_tail, write_whole
 
 _CALLS_UV = re.compile(r"\buvx?\b")
@@ -85,9 +85,8 @@ def _alone(where: Places, key: str) -> Iterator[float]:
 
     Another node with the same home for layers, or an earlier call that we lost, may be at it.
     """
-    with (where.layers / f"{key}.lock").open("w") as lock:
-        began = time.monotonic()
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    began = time.monotonic()
+    with locked(where.layers / f"{key}.lock"):
         waited_s = time.monotonic() - began
         yield waited_s if waited_s >= _WAIT_WORTH_TELLING_S else 0.0
 
@@ -341,9 +340,7 @@ def _is_used(folder: Path) -> bool:
 def _remove(places: Places, folder: Path) -> bool:
     """Remove the layer unless it is being made again; the mark goes first, so that a rest is no layer."""
     with (places.layers / f"{folder.name}.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(lock.fileno()):
             return False
         (folder / "ready.json").unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)

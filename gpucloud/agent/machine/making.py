@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import fcntl
 import hashlib
 import os
 import re
@@ -39,6 +38,7 @@ from gpucloud.domain.node.machine.facts import (
     digest,
 )
 from gpucloud.domain.node.machine.packages import simulate, simulated
+from gpucloud.locks import locked
 from gpucloud.wholefile import read_tail
 
 _MOST_STEPS = 60  # far more than any way has: a loop that has no end is a fault of ours
@@ -82,8 +82,7 @@ def make(root: Path, wanted: MachineWanted) -> Made:
     folder = root / "machine"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     notes = Notes(folder)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(folder / "lock"):
         allowed = replace(wanted, install=False) if smi.are_stand_ins() else wanted
         made = made_on(ThisMachine(folder, notes, allowed), allowed)
         if made.fact is not None:
