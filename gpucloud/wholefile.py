@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 
 def write_whole(path: Path, content: str | bytes, *, mode: int = 0o600, lasting: bool = False) -> None:
@@ -13,19 +15,25 @@ def write_whole(path: Path, content: str | bytes, *, mode: int = 0o600, lasting:
 
     Threads and processes may write it at once. `lasting`: it is on the disk before it counts, as after a power cut.
     """
+    with open_whole(path, mode=mode, lasting=lasting) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextlib.contextmanager
+def open_whole(path: Path, *, mode: int = 0o600, lasting: bool = False) -> Iterator[BinaryIO]:
+    """Give a file to write, which replaces that of the path at the end of the block; as `write_whole` otherwise."""
     beside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}")
     try:
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         with os.fdopen(descriptor, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            yield file
             if lasting:
                 file.flush()
                 os.fsync(file.fileno())
         beside.replace(path)
-    except OSError:
+    finally:
         with contextlib.suppress(OSError):
             beside.unlink()
-        raise
 
 
 def read_text(path: Path) -> str | None:

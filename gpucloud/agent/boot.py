@@ -31,7 +31,7 @@ from gpucloud.domain.offer import Pool
 from gpucloud.ports import Clock, Completed, Host
 from gpucloud.usecases.services import Package
 from gpucloud.usecases.supervise.bootstrap import REBOOT, Bootstrapped, Conduct, bootstrap
-from gpucloud.wholefile import read_text, write_whole
+from gpucloud.wholefile import open_whole, read_text, write_whole
 
 # `python3 <zip> bootstrap`: the node makes itself fit by its record, after a reboot too; the last line says how.
 
@@ -75,10 +75,8 @@ def _keep(root: Path, given: BinaryIO) -> None:
     """Write down what was given; the record comes last."""
     line = given.readline()
     place = boot_folder(root)
-    beside = place / f".code.{os.getpid()}"
-    with beside.open("wb") as file:
+    with open_whole(place / "code") as file:
         shutil.copyfileobj(given, file, _CHUNK_BYTES)
-    beside.replace(place / "code")
     write_whole(place / "node.json", line.decode())
 
 
@@ -88,9 +86,7 @@ def _install(root: Path, package: Path | None) -> None:
     target = Path(package_path(str(root), hashlib.sha256(data).hexdigest()))
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not target.exists():
-        beside = target.with_name(f"{target.name}.{os.getpid()}")
-        beside.write_bytes(data)
-        beside.replace(target)
+        write_whole(target, data)
 
 
 def _record(root: Path) -> NodeRecord:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import statistics
 import sys
 import time
@@ -19,6 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from gpucloud.domain.checkpoint.manifest import Why
+from gpucloud.wholefile import write_whole
 
 _WITH_AN_END = (Why.NOTICE, Why.BUDGET)
 _TO_LEAVE_S = 1.0  # for the ranks to end
@@ -33,9 +33,7 @@ class AttemptFolder:
     def write(self, name: str, content: dict[str, Any]) -> None:
         """Write a JSON file. Raises OSError, as on a full disk."""
         if self.path is not None:
-            beside = self.path / f".{name}.{os.getpid()}"
-            beside.write_text(json.dumps(content))
-            beside.replace(self.path / name)
+            write_whole(self.path / name, json.dumps(content), mode=0o666)  # a container's user may be another
 
     def tell(self, name: str, content: dict[str, Any]) -> None:
         """Write what only informs: no training ends because a disk is full."""

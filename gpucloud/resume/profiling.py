@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from gpucloud.domain.checkpoint.protection import LOSSES, Trial
 from gpucloud.resume.folder import AttemptFolder, say
+from gpucloud.wholefile import write_whole
 
 WARM_UP = 3
 """Steps before the window: the first are slower than all that follow (allocator, cuDNN's choice, DDP's buckets)."""
@@ -99,9 +100,7 @@ class Profiling:
         try:
             self._folder.mkdir(exist_ok=True)
             recording.export_chrome_trace(str(self._folder / f"{name}.json.gz"))
-            beside = self._folder / f".{name}.{os.getpid()}"
-            beside.write_text(json.dumps(self._summary(recording)))
-            beside.replace(self._folder / f"{name}.summary.json")
+            write_whole(self._folder / f"{name}.summary.json", json.dumps(self._summary(recording)), mode=0o666)
         except OSError as error:
             say(f"profile: rank {self._rank}: {error}")
 

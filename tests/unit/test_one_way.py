@@ -26,6 +26,31 @@ def locks(tree: ast.AST) -> Iterator[ast.Call]:
 
 LOCKS = ("flock", "lockf")
 
+# What is put in a file's place, and is no file that we wrote just for that.
+PUT_IN_PLACE = {
+    "adapters/local/records.py": "a folder that is removed",
+    "adapters/local/sshd.py": "what SFTP's client moves",
+    "adapters/ssh/keys.py": "a key, linked where there must be none",
+    "adapters/transfer/carrier.py": "a received part, with its time",
+    "agent/data/fetching.py": "a proven part, with its time",
+    "agent/data/staging.py": "a link",
+    "agent/image.py": "what Apptainer wrote",
+    "agent/scripts/disk.py": "a script's checkpoint, moved",
+    "store/directory.py": "an object, under the store's conditions",
+    "store/filling.py": "a file that was filled in pieces",
+    "store/landing.py": "parts, below open folders that nobody can exchange",
+}
+
+
+def puts(tree: ast.AST) -> Iterator[ast.Call]:
+    """Find `path.replace(other)` and its kin; `replace` of texts has two arguments, that of dates and values names."""
+    for call in calls(tree):
+        if isinstance(call.func, ast.Attribute) and (
+            (call.func.attr in ("replace", "rename") and len(call.args) == 1 and not call.keywords)
+            or ast.unparse(call.func) in ("os.replace", "os.rename", "os.renames")
+        ):
+            yield call
+
 
 def found(wanted) -> set[str]:
     files = (path for path in PACKAGE.rglob("*.py") if "bundled" not in path.parts)
@@ -38,6 +63,21 @@ def found(wanted) -> set[str]:
 
 def test_files_are_locked_by_one_module():
     assert found(locks) - SENT_ALONE == {"locks.py"}
+
+
+def test_files_are_written_whole_by_one_module():
+    assert found(puts) - SENT_ALONE - set(PUT_IN_PLACE) == {"wholefile.py"}
+    assert set(PUT_IN_PLACE) <= found(puts)
+
+
+@pytest.mark.parametrize("text", ["beside.replace(path)", "os.replace(a, b)", "Path('a').rename(b)"])
+def test_a_second_way_to_write_a_file_whole_would_be_seen(text):
+    assert list(puts(ast.parse(text)))
+
+
+@pytest.mark.parametrize("text", ["text.replace('a', 'b')", "now.replace(hour=1)", "dataclasses.replace(a, b=1)"])
+def test_what_replaces_no_file_is_none(text):
+    assert not list(puts(ast.parse(text)))
 
 
 @pytest.mark.parametrize("text", ["fcntl.flock(file, fcntl.LOCK_EX)", "fcntl.lockf(file, 2)"])

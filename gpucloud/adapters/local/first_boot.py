@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from gpucloud import processes
+from gpucloud.wholefile import write_whole
 
 
 def main(folder: Path, command: list[str]) -> None:
@@ -31,9 +32,7 @@ def run(folder: Path) -> None:
         ended = subprocess.run(
             ["/bin/sh", str(folder / "user-data")], stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False
         )
-    beside = folder / "user-data.part"
-    beside.write_text(str(ended.returncode))
-    beside.replace(folder / "user-data.exit")
+    write_whole(folder / "user-data.exit", str(ended.returncode))
 
 
 if __name__ == "__main__":

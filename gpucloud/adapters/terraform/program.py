@@ -23,6 +23,7 @@ import gpucloud
 from gpucloud.domain.errors import ProvisionError, ToolMissing
 from gpucloud.domain.node.pinned import TERRAFORM, TERRAFORM_VERSION, PinnedFile
 from gpucloud.locks import try_lock
+from gpucloud.wholefile import write_whole
 
 _LEAST = (1, 5)
 # Variables that would change what a command means, or put other text where events are expected.
@@ -169,10 +170,8 @@ def _unpack(data: bytes, folder: Path, archive: str) -> Path:
     try:
         program = zipfile.ZipFile(io.BytesIO(data)).read("terraform")
         folder.mkdir(parents=True, exist_ok=True)
-        beside = folder / "terraform.new"
-        beside.write_bytes(program)
-        beside.chmod(0o755)
-        return beside.replace(folder / "terraform")
+        write_whole(folder / "terraform", program, mode=0o755)
+        return folder / "terraform"
     except (zipfile.BadZipFile, KeyError) as error:
         raise ToolMissing(f"{archive} is not an archive with Terraform in it: {error}", hint=_HINT) from error
     except OSError as error:

@@ -23,6 +23,7 @@ from gpucloud.domain.job.code import FILE, FOLDER, LINK, PROGRAM, RESULTS_MARK, 
 from gpucloud.domain.node.bootstrap.wanted import LARGEST_CODE_BYTES
 from gpucloud.domain.untrusted import landing_of
 from gpucloud.ports import Host
+from gpucloud.wholefile import write_whole
 
 _ROUNDS = 4
 _BATCH_BYTES = 16 << 20
@@ -232,11 +233,9 @@ class HashCache:
         self._known, self._used = self._used, {}
         if self._file is None or not changed:
             return
-        beside = self._file.with_suffix(f".{os.getpid()}.tmp")
         with contextlib.suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            beside.write_text(json.dumps(self._known))
-            beside.replace(self._file)
+            write_whole(self._file, json.dumps(self._known))
 
     def _load(self) -> dict[str, list[int | str]]:
         if self._file is None:

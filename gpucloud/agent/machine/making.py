@@ -39,7 +39,7 @@ from gpucloud.domain.node.machine.facts import (
 )
 from gpucloud.domain.node.machine.packages import simulate, simulated
 from gpucloud.locks import locked
-from gpucloud.wholefile import read_tail
+from gpucloud.wholefile import read_tail, write_whole
 
 _MOST_STEPS = 60  # far more than any way has: a loop that has no end is a fault of ours
 
@@ -247,9 +247,7 @@ def _fetch(download: Download, folder: Path) -> None:
     except (OSError, ValueError) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         raise StepFailed(f"{download.url}: {reason}") from error
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_bytes(data)
-    beside.replace(path)
+    write_whole(path, data, mode=0o644)
 
 
 def _checked(data: bytes, download: Download) -> bytes:
