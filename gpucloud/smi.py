@@ -13,8 +13,9 @@ from xml.etree import ElementTree
 
 from gpucloud.commands import answered
 from gpucloud.domain.node.hardware import Gpu, GpuProcess
+from gpucloud.domain.variables import GPUCLOUD_STAND_IN_GPUS
 
-_STAND_IN = "GPUCLOUD_STAND_IN_GPUS"
+_STAND_IN = GPUCLOUD_STAND_IN_GPUS
 _TIMEOUT_S = 60.0  # the first answer of eight GPUs that no service holds open takes half a minute on a good machine
 NO_PARTS: Mapping[str, str] = MappingProxyType({})
 _LISTED = re.compile(r"(?:GPU [0-9]+: .*\(UUID: (?P<device>GPU-[^)]+)\)|\s+MIG .*\(UUID: (?P<part>MIG-[^)]+)\))")

@@ -25,6 +25,7 @@ from gpucloud.domain.job.quantities import format_size
 from gpucloud.domain.job.spec import Cloud
 from gpucloud.domain.state.order import OrderMark
 from gpucloud.domain.supervision.strays import Owner
+from gpucloud.domain.variables import GPUCLOUD_HOME, GPUCLOUD_SSH_KEY
 from gpucloud.locks import locked
 from gpucloud.store.directory import user_path
 from gpucloud.wholefile import write_whole
@@ -88,8 +89,8 @@ class Home:
     @property
     def named_key(self) -> Path | None:
         """The private key that GPUCLOUD_SSH_KEY names: those of clusters are made from it, alike on every machine."""
-        named = os.environ.get("GPUCLOUD_SSH_KEY")
-        return user_path(named, "GPUCLOUD_SSH_KEY") if named else None
+        named = os.environ.get(GPUCLOUD_SSH_KEY)
+        return user_path(named, GPUCLOUD_SSH_KEY) if named else None
 
     @property
     def signing(self) -> Path:
@@ -250,8 +251,8 @@ def open_home() -> Home:
 
     StoreError when it cannot be made, UsageError for one that others may write to: what lies there is obeyed.
     """
-    named = os.environ.get("GPUCLOUD_HOME")
-    root = user_path(named, "GPUCLOUD_HOME").absolute() if named else _platform_data() / "gpucloud"
+    named = os.environ.get(GPUCLOUD_HOME)
+    root = user_path(named, GPUCLOUD_HOME).absolute() if named else _platform_data() / "gpucloud"
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

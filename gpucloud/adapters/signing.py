@@ -29,13 +29,14 @@ from cryptography.hazmat.primitives.serialization import (
 from gpucloud.adapters.ssh.keys import derived_key, generate_key
 from gpucloud.domain.errors import CredentialsError, StoreError, UsageError
 from gpucloud.domain.state.order import OWN
+from gpucloud.domain.variables import GPUCLOUD_SIGNING_KEY, GPUCLOUD_SSH_KEY, GPUCLOUD_TRUSTED_KEYS
 from gpucloud.locks import locked
 from gpucloud.store.directory import user_path
 from gpucloud.wholefile import write_whole
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
 _KIND = "ssh-ed25519"
-_VARIABLES = {"environment": "GPUCLOUD_TRUSTED_KEYS"}
+_VARIABLES = {"environment": GPUCLOUD_TRUSTED_KEYS}
 _HOW_TO_SHOW = "the line that `gpucloud keys` shows there: 'ssh-ed25519 AAAA…'"
 
 
@@ -99,10 +100,10 @@ class KeyRing:
         return self._given() or self._kept_own()
 
     def _given(self) -> SigningKey | None:
-        if given := self._environment.get("GPUCLOUD_SIGNING_KEY"):
+        if given := self._environment.get(GPUCLOUD_SIGNING_KEY):
             return _given_key(given)
-        if named := self._environment.get("GPUCLOUD_SSH_KEY"):
-            return SigningKey(derived_key(user_path(named, "GPUCLOUD_SSH_KEY"), "gpucloud signing"))
+        if named := self._environment.get(GPUCLOUD_SSH_KEY):
+            return SigningKey(derived_key(user_path(named, GPUCLOUD_SSH_KEY), "gpucloud signing"))
         return None
 
     def _kept_own(self) -> SigningKey:
@@ -125,16 +126,16 @@ class KeyRing:
 
     def listed(self) -> tuple[TrustedKey, ...]:
         """Return the trusted keys of others: the folder's list, then the environment's. Raises CredentialsError."""
-        given = self._environment.get("GPUCLOUD_TRUSTED_KEYS", "")
+        given = self._environment.get(GPUCLOUD_TRUSTED_KEYS, "")
         if given and _KIND not in given:
             try:
-                given = user_path(given, "GPUCLOUD_TRUSTED_KEYS").read_text(encoding="utf-8")
+                given = user_path(given, GPUCLOUD_TRUSTED_KEYS).read_text(encoding="utf-8")
             except (OSError, ValueError) as error:
                 raise CredentialsError(
                     "GPUCLOUD_TRUSTED_KEYS is neither a list of keys nor a file with one",
                     hint="one key a line: ssh-ed25519 AAAA… NAME",
                 ) from error
-        return (*self._kept(), *_parsed(given, "environment", "GPUCLOUD_TRUSTED_KEYS"))
+        return (*self._kept(), *_parsed(given, "environment", GPUCLOUD_TRUSTED_KEYS))
 
     def add(self, name: str, text: str) -> TrustedKey:
         """Trust a key, as the line of its owner or a file with it; adding it again changes nothing. UsageError."""
@@ -188,7 +189,7 @@ class KeyRing:
         """Return every key whose signatures count, the own ones first, each from wherever it is."""
         given, found = self._given(), []
         if given is not None:
-            name = "GPUCLOUD_SIGNING_KEY" if self._environment.get("GPUCLOUD_SIGNING_KEY") else "GPUCLOUD_SSH_KEY"
+            name = GPUCLOUD_SIGNING_KEY if self._environment.get(GPUCLOUD_SIGNING_KEY) else GPUCLOUD_SSH_KEY
             found.append(TrustedKey(name=OWN, line=given.line, place=name))
         if self._key.exists():
             found.append(TrustedKey(name=OWN, line=self._kept_own().line))
@@ -233,7 +234,7 @@ def _words(key: TrustedKey) -> frozenset[str]:
 def _given_key(given: str) -> SigningKey:
     """Return the key of the environment: its text, or the file it names."""
     try:
-        data = given.encode() if "-----BEGIN" in given else user_path(given, "GPUCLOUD_SIGNING_KEY").read_bytes()
+        data = given.encode() if "-----BEGIN" in given else user_path(given, GPUCLOUD_SIGNING_KEY).read_bytes()
         return SigningKey(_private(data.strip() + b"\n"))
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise CredentialsError(

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from gpucloud.agent.single_process import package_sha256, running_package
 from gpucloud.domain.codec import from_json, to_json
+from gpucloud.domain.variables import GPUCLOUD_ATTEMPT_DIR
 
 Do = Callable[[Path, argparse.Namespace], int]
 
@@ -216,7 +217,7 @@ def _mpi(_root: Path, options: argparse.Namespace) -> int:
         head=options.head,
         port=options.port,
         secret=os.environ.pop(SECRET, ""),
-        folder=Path(os.environ["GPUCLOUD_ATTEMPT_DIR"]),
+        folder=Path(os.environ[GPUCLOUD_ATTEMPT_DIR]),
         words=tuple(options.words[1:] if options.words[:1] == ["--"] else options.words),
     )
     return lead(order) if order.rank == 0 else follow(order)

@@ -28,6 +28,7 @@ from gpucloud.domain.node.bootstrap.facts import package_path
 from gpucloud.domain.node.bootstrap.wanted import NodeRecord, parse_record
 from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.offer import Pool
+from gpucloud.domain.variables import GPUCLOUD_PER_BOOT
 from gpucloud.ports import Clock, Completed, Host
 from gpucloud.usecases.services import Package
 from gpucloud.usecases.supervise.bootstrap import REBOOT, Bootstrapped, Conduct, bootstrap
@@ -182,7 +183,7 @@ class PerBoot:
     @property
     def path(self) -> Path:
         """Where cloud-init looks."""
-        return Path(os.environ.get("GPUCLOUD_PER_BOOT", _PER_BOOT), "gpucloud-bootstrap")
+        return Path(os.environ.get(GPUCLOUD_PER_BOOT, _PER_BOOT), "gpucloud-bootstrap")
 
     def text(self) -> str:
         """Return the script."""

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from gpucloud.domain.node.node import Notice, notice_from, recommended_at
 from gpucloud.domain.supervision.seen import PeerReport
+from gpucloud.domain.variables import GPUCLOUD_NOTICE_POLL_S
 
 _GET_ADDRESS, _GET_NETMASK = 0x8915, 0x891B  # Linux: SIOCGIFADDR, SIOCGIFNETMASK
 
@@ -218,7 +219,7 @@ def watcher_from(environ: Mapping[str, str], on_notice: Callable[[], None]) -> N
     """
     if environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
         return None
-    period_s = _positive(environ.get("GPUCLOUD_NOTICE_POLL_S"), default=1.0)
+    period_s = _positive(environ.get(GPUCLOUD_NOTICE_POLL_S), default=1.0)
     return NoticeWatcher(MetadataClient(endpoint(environ)), period_s=period_s, on_notice=on_notice)
 
 

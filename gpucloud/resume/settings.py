@@ -17,6 +17,19 @@ import torch
 from gpucloud.domain.checkpoint.manifest import Level, Promise
 from gpucloud.domain.checkpoint.protection import Trial, read_trial
 from gpucloud.domain.errors import UsageError
+from gpucloud.domain.variables import (
+    GPUCLOUD_ATTEMPT,
+    GPUCLOUD_ATTEMPT_DIR,
+    GPUCLOUD_CHECKPOINT_DIRECTORY,
+    GPUCLOUD_CHECKPOINT_EVERY,
+    GPUCLOUD_CHECKPOINT_KEEP,
+    GPUCLOUD_CHECKPOINTS,
+    GPUCLOUD_PROFILE_STEPS,
+    GPUCLOUD_RECIPE,
+    GPUCLOUD_STORE,
+    GPUCLOUD_TRIAL,
+    GPUCLOUD_WORLDS,
+)
 from gpucloud.resume.save.cadence import Cadence, read_cadence
 
 _ALONE = "./.gpucloud-checkpoints"
@@ -43,23 +56,23 @@ class Settings:
 
 def read_settings(env: Mapping[str, str] = os.environ) -> Settings:
     """Return the settings; without a launcher, checkpoints go to `./.gpucloud-checkpoints`. Raises UsageError."""
-    directory = env.get("GPUCLOUD_CHECKPOINT_DIRECTORY")
+    directory = env.get(GPUCLOUD_CHECKPOINT_DIRECTORY)
     if directory is not None:
         raise UsageError(
             f"this script uses gpucloud.resume, and its job file names a directory of its own checkpoints, {directory}",
             hint="remove `directory` from the job file's checkpoint section: gpucloud.resume saves by itself",
         )
-    folder = env.get("GPUCLOUD_ATTEMPT_DIR")
+    folder = env.get(GPUCLOUD_ATTEMPT_DIR)
     return Settings(
-        store=_wherever(env.get("GPUCLOUD_STORE", _ALONE)),
-        prefix=env.get("GPUCLOUD_CHECKPOINTS", ""),
-        attempt=_number(env, "GPUCLOUD_ATTEMPT", 1),
+        store=_wherever(env.get(GPUCLOUD_STORE, _ALONE)),
+        prefix=env.get(GPUCLOUD_CHECKPOINTS, ""),
+        attempt=_number(env, GPUCLOUD_ATTEMPT, 1),
         folder=Path(folder) if folder else None,
-        cadence=read_cadence(env.get("GPUCLOUD_CHECKPOINT_EVERY", "auto")),
-        keep=_number(env, "GPUCLOUD_CHECKPOINT_KEEP", 3),
-        profile_steps=_number(env, "GPUCLOUD_PROFILE_STEPS", 0),
-        trial=read_trial(env.get("GPUCLOUD_TRIAL", "")),
-        worlds=tuple(map(int, env.get("GPUCLOUD_WORLDS", "").split())),
+        cadence=read_cadence(env.get(GPUCLOUD_CHECKPOINT_EVERY, "auto")),
+        keep=_number(env, GPUCLOUD_CHECKPOINT_KEEP, 3),
+        profile_steps=_number(env, GPUCLOUD_PROFILE_STEPS, 0),
+        trial=read_trial(env.get(GPUCLOUD_TRIAL, "")),
+        worlds=tuple(map(int, env.get(GPUCLOUD_WORLDS, "").split())),
     )
 
 
@@ -113,7 +126,7 @@ def surroundings(world: int, arrangement: str, env: Mapping[str, str] = os.envir
     its command line, and what else of the job file reaches it.
     """
     told = {
-        **json.loads(env.get("GPUCLOUD_RECIPE", "{}")),
+        **json.loads(env.get(GPUCLOUD_RECIPE, "{}")),
         "world": world,
         "per_node": env.get("LOCAL_WORLD_SIZE", str(world)),
         "arrangement": arrangement,

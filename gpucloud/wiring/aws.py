@@ -18,6 +18,7 @@ from gpucloud.domain.money.ledger import Terms
 from gpucloud.domain.money.prepaid import Wall
 from gpucloud.domain.offer import EfaLayout
 from gpucloud.domain.supervision.seen import Limits, Rules
+from gpucloud.domain.variables import GPUCLOUD_AWS_POLL_S, GPUCLOUD_SSH_PORT
 from gpucloud.wiring.cloud import CloudProfile
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class AwsCloud:
             access=self._choices.access,
             host_key=self._host_keys(store),
             efa_of=lambda name: self.catalog.machine(name).fabric(self._resources.nodes),
-            port=int(os.environ.get("GPUCLOUD_SSH_PORT", "22")),
+            port=int(os.environ.get(GPUCLOUD_SSH_PORT, "22")),
             interval_s=poll_s(),
         )
 
@@ -313,7 +314,7 @@ class AwsCloud:
 
 def poll_s() -> float:
     """How old the cloud's list may be, in seconds; an emulated cloud may be asked more often."""
-    return float(os.environ.get("GPUCLOUD_AWS_POLL_S", "3"))
+    return float(os.environ.get(GPUCLOUD_AWS_POLL_S, "3"))
 
 
 # AWS as a machine of a job has it that drives itself: its own group and what things cost, with its role's rights.
@@ -335,7 +336,7 @@ def own_nodes(order: DriveOrder, store: ObjectStore) -> AwsNodeGroup:
         access=Access.PRIVATE,
         host_key=lambda region, cluster, instance_id: keys.of(instance_id),  # noqa: ARG005  one cluster
         efa_of=lambda _: EfaLayout(),
-        port=int(os.environ.get("GPUCLOUD_SSH_PORT", "22")),
+        port=int(os.environ.get(GPUCLOUD_SSH_PORT, "22")),
         interval_s=poll_s(),
         own=True,
     )

@@ -12,6 +12,7 @@ from gpucloud.adapters.local.place import user_name
 from gpucloud.domain.money.ledger import Terms
 from gpucloud.domain.money.prepaid import Wall
 from gpucloud.domain.supervision.seen import Limits, Rules
+from gpucloud.domain.variables import GPUCLOUD_HANG_S, GPUCLOUD_HOME, GPUCLOUD_LOCAL_MONEY_FACTOR
 from gpucloud.wiring.cloud import CloudProfile
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 def _limits() -> Limits:
     """Return limits for processes next door; GPUCLOUD_HANG_S scales a hang's for rehearsals, as notices are scaled."""
-    hang = timedelta(seconds=float(os.environ.get("GPUCLOUD_HANG_S", "60")))
+    hang = timedelta(seconds=float(os.environ.get(GPUCLOUD_HANG_S, "60")))
     return Limits(
         save=timedelta(seconds=60),
         hang_at_least=hang,
@@ -91,7 +92,7 @@ class LocalCloud:
 
         direct, terraform = LocalProvisioner(self._home.cloud), None
         if find_terraform() is not None:
-            env = {**os.environ, "GPUCLOUD_HOME": str(self._home.root)}
+            env = {**os.environ, GPUCLOUD_HOME: str(self._home.root)}
             terraform = TerraformProvisioner(bundled("terraform", "local"), self._home.terraform, env)
         return EmbeddedProvisioner(direct, terraform, self._home.terraform)
 
@@ -130,4 +131,4 @@ class LocalCloud:
 
 def _money_factor() -> float:
     """How much shorter than on AWS paid times are (horizon, reserve, least time, start): for drills and tests."""
-    return float(os.environ.get("GPUCLOUD_LOCAL_MONEY_FACTOR", "1"))
+    return float(os.environ.get(GPUCLOUD_LOCAL_MONEY_FACTOR, "1"))

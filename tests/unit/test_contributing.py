@@ -8,6 +8,7 @@ import shlex
 import pytest
 import yaml
 
+from gpucloud.domain import variables
 from gpucloud.domain.node.pinned import TERRAFORM_VERSION
 from tests.check import QUICK_FOLDERS, ROOT, STAGES
 
@@ -103,4 +104,11 @@ def test_the_variables_that_the_architecture_names_are_used():
     named = set(re.findall(r"`(GPUCLOUD_[A-Z_]+)`", ARCHITECTURE))
 
     assert sorted(name for name in named if not re.search(rf"\b{name}\b", sources)) == []
-    assert set(re.findall(r"\"(GPUCLOUD_[A-Z_]+)\"", (ROOT / "gpucloud/resume/settings.py").read_text())) <= named
+    assert set(re.findall(r"\bGPUCLOUD_[A-Z_]+\b", (ROOT / "gpucloud/resume/settings.py").read_text())) <= named
+
+
+def test_every_variable_is_explained_to_users_or_in_the_architecture():
+    declared = {name for name in vars(variables) if name.startswith("GPUCLOUD_")}
+    pages = ARCHITECTURE + "".join(path.read_text() for path in (ROOT / "gpucloud/docs").glob("*.md"))
+
+    assert declared - set(re.findall(r"\bGPUCLOUD_[A-Z_]+\b", pages)) == set()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import gpucloud
+from gpucloud.domain import variables
 
 PACKAGE = Path(gpucloud.__file__).parent
 
@@ -52,6 +54,12 @@ def puts(tree: ast.AST) -> Iterator[ast.Call]:
             yield call
 
 
+def names(tree: ast.AST) -> Iterator[ast.Constant]:
+    """Find whole names of variables of ours; those in texts for users are none of these."""
+    texts = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    return (node for node in texts if re.fullmatch("GPUCLOUD_[A-Z_]+", node.value))
+
+
 def found(wanted) -> set[str]:
     files = (path for path in PACKAGE.rglob("*.py") if "bundled" not in path.parts)
     return {
@@ -63,6 +71,21 @@ def found(wanted) -> set[str]:
 
 def test_files_are_locked_by_one_module():
     assert found(locks) - SENT_ALONE == {"locks.py"}
+
+
+def test_names_of_variables_stand_in_one_module_and_are_their_own():
+    here_document = {"adapters/aws/machine.py"}  # it ends by such a word
+    assert found(names) - SENT_ALONE - here_document == {"domain/variables.py"}
+    declared = {name: value for name, value in vars(variables).items() if name.startswith("GPUCLOUD_")}
+    assert declared == {name: name for name in declared}
+
+
+def test_each_declared_variable_is_used():
+    sources = "".join(path.read_text() for path in PACKAGE.rglob("*.py") if path.name != "variables.py")
+    unused = {
+        name for name in vars(variables) if name.startswith("GPUCLOUD_") and not re.search(rf"\b{name}\b", sources)
+    }
+    assert unused == set()
 
 
 def test_files_are_written_whole_by_one_module():

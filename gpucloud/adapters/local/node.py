@@ -19,11 +19,12 @@ import gpucloud
 from gpucloud import processes
 from gpucloud.adapters.local.ground import Ground, Launch
 from gpucloud.adapters.local.place import user_name
+from gpucloud.domain.variables import GPUCLOUD_LAYERS, GPUCLOUD_NODE, GPUCLOUD_NOTICE_POLL_S, GPUCLOUD_PYTHON
 
 if TYPE_CHECKING:  # keys are made by the daemon alone
     from gpucloud.adapters.local.hostkeys import HostKey
 
-MARK = "GPUCLOUD_NODE"
+MARK = GPUCLOUD_NODE
 """The variable that every process of a node bears, with the node's id."""
 
 
@@ -98,9 +99,9 @@ class Boot:
             "USER": user_name(),
             "LOGNAME": user_name(),
             MARK: self.id,
-            "GPUCLOUD_NOTICE_POLL_S": _NOTICE_POLL_S,
-            "GPUCLOUD_PYTHON": sys.executable,
-            "GPUCLOUD_LAYERS": str(self.layers),
+            GPUCLOUD_NOTICE_POLL_S: _NOTICE_POLL_S,
+            GPUCLOUD_PYTHON: sys.executable,
+            GPUCLOUD_LAYERS: str(self.layers),
             **self.variables,
             **import_path(),
             **self._gpus(),

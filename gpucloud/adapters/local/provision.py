@@ -21,6 +21,7 @@ from gpucloud.adapters.local.group import LocalNodeGroup
 from gpucloud.adapters.local.records import Folder, GroupRecord
 from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.job.spec import Market
+from gpucloud.domain.variables import GPUCLOUD_CLUSTER, GPUCLOUD_HOME
 from gpucloud.ports import ClusterSpec, Provisioner
 
 
@@ -133,8 +134,8 @@ def main() -> None:
     parser.add_argument("action", choices=("ensure", "destroy"))
     action = parser.parse_args().action
     try:
-        root = Path(_variable("GPUCLOUD_HOME")) / "cloud"
-        spec, user_data = _cluster(_variable("GPUCLOUD_CLUSTER"))
+        root = Path(_variable(GPUCLOUD_HOME)) / "cloud"
+        spec, user_data = _cluster(_variable(GPUCLOUD_CLUSTER))
         if action == "ensure":
             ensure_group(root, spec, user_data=user_data)
         else:

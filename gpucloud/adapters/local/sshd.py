@@ -31,6 +31,7 @@ from paramiko.sftp import SFTP_FAILURE, SFTP_OK
 
 from gpucloud import processes
 from gpucloud.adapters.local.session import Children, NodeTransport, Session, Terminal, node_transport
+from gpucloud.domain.variables import GPUCLOUD_NODE
 
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
@@ -222,8 +223,8 @@ def main(argv: list[str] | None = None) -> None:
     listener.settimeout(0)
     _Node(options).serve(listener, (told, options.parent_pipe))
     listener.close()
-    name = os.environ.get("GPUCLOUD_NODE")
-    processes.kill_below(os.getpid(), mark=("GPUCLOUD_NODE", name) if name else None)
+    name = os.environ.get(GPUCLOUD_NODE)
+    processes.kill_below(os.getpid(), mark=(GPUCLOUD_NODE, name) if name else None)
     os._exit(0)  # connections and their threads need no farewell: this is a machine that is switched off
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 import gpucloud
 from gpucloud.domain.errors import ProvisionError, ToolMissing
 from gpucloud.domain.node.pinned import TERRAFORM, TERRAFORM_VERSION, PinnedFile
+from gpucloud.domain.variables import GPUCLOUD_PYTHON, GPUCLOUD_TERRAFORM
 from gpucloud.locks import try_lock
 from gpucloud.wholefile import write_whole
 
@@ -60,15 +61,15 @@ def environment(env: Mapping[str, str]) -> dict[str, str]:
     config = kept.get("TF_CLI_CONFIG_FILE")
     if config and not Path(config).is_file():
         del kept["TF_CLI_CONFIG_FILE"]  # Terraform would only warn, in the middle of its events
-    if "GPUCLOUD_PYTHON" not in kept:
-        kept["GPUCLOUD_PYTHON"] = sys.executable
+    if GPUCLOUD_PYTHON not in kept:
+        kept[GPUCLOUD_PYTHON] = sys.executable
         package = str(Path(gpucloud.__file__).resolve().parent.parent)
         kept["PYTHONPATH"] = os.pathsep.join(filter(None, (package, kept.get("PYTHONPATH"))))
     return kept | {"CHECKPOINT_DISABLE": "1", "TF_IN_AUTOMATION": "1", "TF_INPUT": "0"}
 
 
 def _candidates(env: Mapping[str, str], tools: Path | None) -> tuple[Path, ...]:
-    named = env.get("GPUCLOUD_TERRAFORM")
+    named = env.get(GPUCLOUD_TERRAFORM)
     found = shutil.which(named or "terraform", path=env.get("PATH"))
     if named:
         if found is None:

@@ -23,6 +23,7 @@ from gpucloud.adapters.terraform.program import alone, environment, require_terr
 from gpucloud.adapters.terraform.runner import FLAG, Finished, Runner, ends_within
 from gpucloud.adapters.terraform.workfolder import StateHome, WorkFolder
 from gpucloud.domain.errors import ProvisionError, ToolMissing
+from gpucloud.domain.variables import GPUCLOUD_TF_PLUGIN_DIR
 from gpucloud.store.contract import Stored
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
@@ -140,7 +141,7 @@ class Stack:
 
     @property
     def _plugins(self) -> str | None:
-        return str(self.plugin_dir) if self.plugin_dir else self.env.get("GPUCLOUD_TF_PLUGIN_DIR") or None
+        return str(self.plugin_dir) if self.plugin_dir else self.env.get(GPUCLOUD_TF_PLUGIN_DIR) or None
 
     @property
     def _cache(self) -> dict[str, str]:

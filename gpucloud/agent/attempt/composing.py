@@ -24,12 +24,13 @@ from gpucloud.domain.node.container import (
     identity,
 )
 from gpucloud.domain.node.status import Launch
+from gpucloud.domain.variables import GPUCLOUD_ATTEMPT_DIR, GPUCLOUD_NODE
 
-MARK = "GPUCLOUD_ATTEMPT_DIR"
+MARK = GPUCLOUD_ATTEMPT_DIR
 """The variable that every process of an attempt bears, with the attempt's folder."""
 
 # By this mark the embedded fleet ends what a node started, when the node is taken: Docker's processes are no children.
-_MARKS = ("GPUCLOUD_NODE",)
+_MARKS = (GPUCLOUD_NODE,)
 
 _NVIDIA = Path("/proc/driver/nvidia/version")
 _FABRIC = Path("/sys/class/infiniband")

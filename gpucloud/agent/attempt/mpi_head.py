@@ -36,6 +36,7 @@ from gpucloud.agent.attempt.mpi_member import (
     settings,
 )
 from gpucloud.agent.network import interfaces
+from gpucloud.domain.variables import GPUCLOUD_HOSTFILE, GPUCLOUD_MPI_FOLDER
 from gpucloud.wholefile import write_whole
 
 SOCKET = "mpirun.sock"
@@ -128,7 +129,7 @@ def _run(order: Order, members: dict[int, Link]) -> int:
 def _environment(order: Order) -> dict[str, str]:
     package = str(Path(sys.argv[0]).absolute())
     ours = settings(network_of(order.head, interfaces()), root=os.geteuid() == 0, remote=package, python=sys.executable)
-    given = {"GPUCLOUD_HOSTFILE": str(order.folder / "hostfile"), "GPUCLOUD_MPI_FOLDER": str(order.folder)}
+    given = {GPUCLOUD_HOSTFILE: str(order.folder / "hostfile"), GPUCLOUD_MPI_FOLDER: str(order.folder)}
     return {**ours, **os.environ, **given, "PATH": search_path()}
 
 
@@ -211,7 +212,7 @@ def _end(members: dict[int, Link], code: int) -> None:
 
 def call(host: str, words: list[str]) -> int:
     """Return the exit code of the command on that node; 255, as SSH does, when it was not reached."""
-    os.chdir(os.environ["GPUCLOUD_MPI_FOLDER"])
+    os.chdir(os.environ[GPUCLOUD_MPI_FOLDER])
     with socket.socket(socket.AF_UNIX) as desk:
         desk.connect(SOCKET)
         desk.sendall(json.dumps({"host": host, "words": words}).encode() + b"\n")

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpucloud.domain.variables import GPUCLOUD_ATTEMPT_DIR, GPUCLOUD_JOB_BIN, GPUCLOUD_TMPDIR
+
 _CONNECT_S = 300.0
 
 
@@ -71,10 +73,10 @@ def run_command(words: list[str]) -> subprocess.Popen[bytes]:
     Open MPI's own files go to the attempt's folder: daemons of two nodes of one machine would meet in /tmp, and one of
     them die of it. The ranks get their TMPDIR back.
     """
-    folder = Path(os.environ["GPUCLOUD_ATTEMPT_DIR"], "mpi")
+    folder = Path(os.environ[GPUCLOUD_ATTEMPT_DIR], "mpi")
     folder.mkdir(exist_ok=True)
     usual = os.environ.get("TMPDIR", "/tmp")  # noqa: S108  # nosec B108
-    theirs = {"TMPDIR": str(folder), "GPUCLOUD_TMPDIR": usual}
+    theirs = {"TMPDIR": str(folder), GPUCLOUD_TMPDIR: usual}
     return subprocess.Popen(
         ["/bin/sh", "-c", " ".join(words)],
         env={**os.environ, **theirs, "PATH": search_path()},
@@ -183,7 +185,7 @@ class Order:
 
 def search_path(env: Mapping[str, str] = os.environ) -> str:
     """Return PATH with the job's Python first and Open MPI's usual places last."""
-    first = env.get("GPUCLOUD_JOB_BIN")
+    first = env.get(GPUCLOUD_JOB_BIN)
     return os.pathsep.join([*([first] if first else []), env.get("PATH", os.defpath), *_USUAL])
 
 

@@ -20,6 +20,7 @@ from gpucloud.agent.attempt.files import AttemptFolder
 from gpucloud.domain.node.output import mark_line
 from gpucloud.domain.node.status import AttemptStatus, Launch, RunState
 from gpucloud.domain.untrusted import KEPT_OUTPUT_BYTES
+from gpucloud.domain.variables import GPUCLOUD_RANKS
 from gpucloud.wholefile import write_whole
 
 CANNOT_RUN = 127  # what a shell answers when it cannot start a command
@@ -35,7 +36,7 @@ class RunningAttempt:
         """Make the folder and start the launcher; FileExistsError when the attempt was begun before."""
         folder.create()
         self.folder = folder
-        self._ranks = tuple(int(rank) for rank in dict(launch.env).get("GPUCLOUD_RANKS", "").split())
+        self._ranks = tuple(int(rank) for rank in dict(launch.env).get(GPUCLOUD_RANKS, "").split())
         self._exit_code: int | None = None
         self._killing = False
         self._aborting_since: float | None = None

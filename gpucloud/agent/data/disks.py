@@ -12,6 +12,7 @@ from pathlib import Path
 
 from gpucloud.domain.errors import NodeError
 from gpucloud.domain.node.hardware import Disk, Speed
+from gpucloud.domain.variables import GPUCLOUD_DATA_ROOT
 
 FOLDER = "gpucloud-data"
 # Where images and sites mount a fast disk for work: AWS's Deep Learning AMI, DGX OS, and what people call it.
@@ -27,7 +28,7 @@ def disks(root: Path, *, below_root: bool) -> tuple[Disk, ...]:
     GPUCLOUD_DATA_ROOT names the one folder instead. Network and memory file systems do not count, nor disks on which
     somebody else could put or exchange what a job trains on: where that is so of the folder that is named, NodeError.
     """
-    given = os.environ.get("GPUCLOUD_DATA_ROOT")
+    given = os.environ.get(GPUCLOUD_DATA_ROOT)
     if given:
         return (_named(Path(given)),)
     own = _disk(root / "data" / "sets", root)

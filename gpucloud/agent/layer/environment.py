@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpucloud.domain.node.layer import LayerOrder
+from gpucloud.domain.variables import GPUCLOUD_LAYERS
 from gpucloud.wholefile import read_text
 
 _PIP = '#!/bin/sh\nexec "$(dirname "$0")/python" -m pip "$@"\n'
@@ -154,7 +155,7 @@ class Places:
 
 def places(environ: Mapping[str, str] = os.environ) -> Places:
     """Return this login's places."""
-    shared = environ.get("GPUCLOUD_LAYERS")
+    shared = environ.get(GPUCLOUD_LAYERS)
     if shared:
         return Places(layers=Path(shared), tools=Path(shared) / ".bin", cache=Path(shared) / ".cache")
     home = Path("~/.gpucloud").expanduser()

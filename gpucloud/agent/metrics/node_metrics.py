@@ -18,10 +18,11 @@ from gpucloud.domain.codec import to_json
 from gpucloud.domain.node.hardware import GpuSample, HostSample, Signs, Xid, absent, illness, pci_address
 from gpucloud.domain.node.status import AttemptStatus, RunState
 from gpucloud.domain.node.use import SPAN_S, span_of
+from gpucloud.domain.variables import GPUCLOUD_METRICS_PORT
 from gpucloud.smi import NO_PARTS, mig_parts, visible
 from gpucloud.wholefile import write_whole
 
-PORT_VARIABLE = "GPUCLOUD_METRICS_PORT"
+PORT_VARIABLE = GPUCLOUD_METRICS_PORT
 _EVERY_S = 1.0
 _STALE_S = 10.0
 _PARTS_WITHIN_S = 5.0

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.spec import Cloud
 from gpucloud.domain.untrusted import DATA_SET_BYTES, brief, unpacked
+from gpucloud.domain.variables import GPUCLOUD_DATA
 
 HEADROOM = 1.05
 """A disk must have this much of what is still to come: file systems keep a share for themselves."""
@@ -141,8 +142,8 @@ def place_of(target: str, root: str, *, below_root: bool) -> str:
 def variables(targets: tuple[str, ...], root: str, *, below_root: bool) -> dict[str, str]:
     """Return where a script finds its sets: GPUCLOUD_DATA the first one's folder, GPUCLOUD_DATA_1, _2, … each one's."""
     places = [place_of(target, root, below_root=below_root) for target in targets]
-    numbered = {f"GPUCLOUD_DATA_{number}": place for number, place in enumerate(places, 1)}
-    return {"GPUCLOUD_DATA": places[0], **numbered} if places else {}
+    numbered = {f"{GPUCLOUD_DATA}_{number}": place for number, place in enumerate(places, 1)}
+    return {GPUCLOUD_DATA: places[0], **numbered} if places else {}
 
 
 def pack(found: DataSet) -> bytes:

@@ -26,6 +26,25 @@ from gpucloud.domain.node.member import (
     workers_per_node,
 )
 from gpucloud.domain.node.status import Launch
+from gpucloud.domain.variables import (
+    GPUCLOUD_ATTEMPT,
+    GPUCLOUD_ATTEMPT_DIR,
+    GPUCLOUD_ATTEMPT_SECRET,
+    GPUCLOUD_CHECKPOINT_DIRECTORY,
+    GPUCLOUD_CHECKPOINT_EVERY,
+    GPUCLOUD_CHECKPOINT_KEEP,
+    GPUCLOUD_CHECKPOINTS,
+    GPUCLOUD_CODE,
+    GPUCLOUD_JOB,
+    GPUCLOUD_JOB_BIN,
+    GPUCLOUD_JOB_PYTHON,
+    GPUCLOUD_PROFILE_STEPS,
+    GPUCLOUD_RANKS,
+    GPUCLOUD_RECIPE,
+    GPUCLOUD_STORE,
+    GPUCLOUD_TRIAL,
+    GPUCLOUD_WORLDS,
+)
 
 
 def launches(
@@ -205,7 +224,7 @@ def keeper_of(member: Member) -> tuple[str, ...]:
 # The environment of a member: the user's variables, ours where the user says nothing, and the ranks.
 
 
-SECRET = "GPUCLOUD_ATTEMPT_SECRET"  # noqa: S105  the variable's name
+SECRET = GPUCLOUD_ATTEMPT_SECRET
 """By this one member proves itself to another; it is taken out of the environment before the user's code runs."""
 
 # From SIGTERM to SIGKILL for the ranks of a node where one has left or failed. Given by environment (torchrun reads
@@ -223,18 +242,18 @@ def env_of(member: Member) -> tuple[tuple[str, str], ...]:
     path = wanted.get("PYTHONPATH")
     ours = {
         "PYTHONPATH": f"{place.package}:{path}" if path else place.package,
-        "GPUCLOUD_STORE": start.store_url,
-        "GPUCLOUD_CHECKPOINTS": start.checkpoints,
-        "GPUCLOUD_CHECKPOINT_EVERY": _cadence(job.checkpoint),
-        "GPUCLOUD_CHECKPOINT_KEEP": str(job.checkpoint.keep),
-        "GPUCLOUD_RECIPE": recipe(job, place.code),
-        "GPUCLOUD_JOB": job.name,
-        "GPUCLOUD_ATTEMPT": str(start.number),
-        "GPUCLOUD_ATTEMPT_DIR": attempt_folder(place.root, start.number),
+        GPUCLOUD_STORE: start.store_url,
+        GPUCLOUD_CHECKPOINTS: start.checkpoints,
+        GPUCLOUD_CHECKPOINT_EVERY: _cadence(job.checkpoint),
+        GPUCLOUD_CHECKPOINT_KEEP: str(job.checkpoint.keep),
+        GPUCLOUD_RECIPE: recipe(job, place.code),
+        GPUCLOUD_JOB: job.name,
+        GPUCLOUD_ATTEMPT: str(start.number),
+        GPUCLOUD_ATTEMPT_DIR: attempt_folder(place.root, start.number),
         **variables(tuple(target for _, target in job.data), place.root, below_root=job.cloud is Cloud.LOCAL),
-        **({"GPUCLOUD_CHECKPOINT_DIRECTORY": job.checkpoint.directory.path} if job.checkpoint.directory else {}),
-        **({"GPUCLOUD_TRIAL": job.trial} if job.trial else {}),
-        **({"GPUCLOUD_PROFILE_STEPS": str(start.profile_steps)} if start.profile_steps else {}),
+        **({GPUCLOUD_CHECKPOINT_DIRECTORY: job.checkpoint.directory.path} if job.checkpoint.directory else {}),
+        **({GPUCLOUD_TRIAL: job.trial} if job.trial else {}),
+        **({GPUCLOUD_PROFILE_STEPS: str(start.profile_steps)} if start.profile_steps else {}),
     }
     return tuple(sorted({**wanted, **ours, **_ranks(member)}.items()))
 
@@ -270,9 +289,9 @@ def _ranks(member: Member) -> dict[str, str]:
     match member.launcher:
         case Launcher.TORCHRUN | Launcher.AUTO:
             return {
-                "GPUCLOUD_RANKS": _local_ranks(member),
+                GPUCLOUD_RANKS: _local_ranks(member),
                 "PET_SHUTDOWN_TIMEOUT": str(_shutdown_s(member.job)),
-                **({"GPUCLOUD_WORLDS": _worlds(member.job.resources)} if member.job.resources.is_range else {}),
+                **({GPUCLOUD_WORLDS: _worlds(member.job.resources)} if member.job.resources.is_range else {}),
             }
         case Launcher.MPI:
             return _mpi_environment(member)
@@ -329,10 +348,10 @@ def _mpi_environment(member: Member) -> dict[str, str]:
         "NODE_RANK": str(member.rank),
         "MASTER_ADDR": member.master,
         "MASTER_PORT": str(member.start.port),
-        "GPUCLOUD_CODE": member.place.code,
-        "GPUCLOUD_JOB_PYTHON": member.python,
-        **({} if member.job.image else {"GPUCLOUD_JOB_BIN": str(PurePosixPath(member.place.python).parent)}),
-        **({"GPUCLOUD_RANKS": _local_ranks(member)} if isinstance(member.form, Script) else {}),
+        GPUCLOUD_CODE: member.place.code,
+        GPUCLOUD_JOB_PYTHON: member.python,
+        **({} if member.job.image else {GPUCLOUD_JOB_BIN: str(PurePosixPath(member.place.python).parent)}),
+        **({GPUCLOUD_RANKS: _local_ranks(member)} if isinstance(member.form, Script) else {}),
         **({SECRET: member.start.secret} if len(member.places) > 1 else {}),
     }
 

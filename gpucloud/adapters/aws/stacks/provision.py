@@ -37,6 +37,7 @@ from gpucloud.domain.errors import CleanupIncomplete, CredentialsError, Gpucloud
 from gpucloud.domain.job.spec import Access, AwsChoices
 from gpucloud.domain.node.node import Fault
 from gpucloud.domain.offer import EfaLayout
+from gpucloud.domain.variables import GPUCLOUD_SSH_CIDR
 from gpucloud.ports import ClusterSpec
 from gpucloud.store import ObjectStore, open_store
 from gpucloud.store.directory import DirectoryStore
@@ -283,7 +284,7 @@ class AwsProvisioner:
         return next((one.access(wished) for one in spec.efa if one.several), wished)
 
     def _cidr(self, spec: ClusterSpec, network: Network) -> str:
-        if self._access(spec) is Access.PUBLIC or self._env.get("GPUCLOUD_SSH_CIDR"):
+        if self._access(spec) is Access.PUBLIC or self._env.get(GPUCLOUD_SSH_CIDR):
             return self._sources.ssh_cidr()
         return network.cidr
 
