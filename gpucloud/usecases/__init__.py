@@ -1,6 +1,6 @@
 """What a user can ask for, joined from decisions and ports.
 
-Supervising a job, pass by pass (`supervise/loop`, holding its `jobstore/lease`, over the ports in `services`):
+Supervising a job, pass by pass (`supervise/session`, holding its `jobstore/lease`, over the ports in `services`):
 
     observe ──Seen──▶ write down ──▶ decide (domain) ──Action──▶ act
 
