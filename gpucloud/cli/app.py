@@ -1,25 +1,74 @@
-"""The typer root, and the commands by which a job begins, changes and ends.
-
-What a command does is imported when it runs, so that `--help` is quick.
-"""
+"""The typer root. A command is made when it is asked for: `--help` names them all and needs none of them."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Optional
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
 
 import typer
 
 from gpucloud import __version__
-from gpucloud.cli.arguments import Json, OnCloud, Target, named
-from gpucloud.cli.choosing import choosing
-from gpucloud.cli.groups import catalog, ci, iam, keys, local, quota, tools
-from gpucloud.cli.help import App, Group
-from gpucloud.cli.seeing import seeing
+from gpucloud.cli.help import GROUPS, App, Group
+
+_CHAPTERS = {
+    "running": ("plan", "train", "up", "budget", "down", "rm", "reconcile"),
+    "seeing": ("status", "logs", "watch", "cost", "ssh", "cp", "checkpoints", "metrics"),
+    "choosing": ("init", "docs", "offers", "simulate", "doctor", "schema", "completion", "gc"),
+}
+"""Which module has the commands that are in no group below the root; `groups` has the others."""
+
+
+class Commands(Mapping[str, Any]):
+    """The root's commands by name, in the order of the help; a chapter is imported when the first of it is taken."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        """Return the command; KeyError for what is none."""
+        if name not in self._made and name in set(self):
+            self._made |= _made_with(name)
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names."""
+        return (name for commands in GROUPS.values() for name in commands)
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return sum(map(len, GROUPS.values()))
+
+
+def _made_with(name: str) -> dict[str, Any]:
+    """Return that command, and those which stand in the same module beside it."""
+    chapter = next((chapter for chapter, names in _CHAPTERS.items() if name in names), None)
+    match chapter:
+        case "running":
+            from gpucloud.cli.running import running as found
+        case "seeing":
+            from gpucloud.cli.seeing import seeing as found
+        case "choosing":
+            from gpucloud.cli.choosing import choosing as found
+        case _:
+            from gpucloud.cli import groups
+
+            group = typer.main.get_group(getattr(groups, name))
+            group.name = name
+            return {name: group}
+    return dict(typer.main.get_group(found).commands)
+
+
+class Root(Group):
+    """The root, which has its commands only when they are asked for."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.commands = Commands()  # type: ignore[assignment]  # nothing adds to it
+
 
 app = App(
     name="gpucloud",
-    cls=Group,
+    cls=Root,
     help="Train models on interruptible cloud GPUs, inside a budget that cannot be exceeded.",
     no_args_is_help=True,
     add_completion=False,
@@ -27,15 +76,6 @@ app = App(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(seeing)
-app.add_typer(choosing)
-app.add_typer(local, name="local")
-app.add_typer(quota, name="quota")
-app.add_typer(iam, name="iam")
-app.add_typer(catalog, name="catalog")
-app.add_typer(tools, name="tools")
-app.add_typer(ci, name="ci")
-app.add_typer(keys, name="keys")
 
 
 def _version(asked: bool) -> None:
@@ -53,160 +93,3 @@ def root(
 ) -> None:
     """Train models on interruptible cloud GPUs, inside a budget that cannot be exceeded."""
     del version, debug
-
-
-@app.command()
-def plan(
-    target: Target = None,
-    cloud: OnCloud = None,
-    plot: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(metavar="FILE", help="Draw cost against deadline into a .png or .svg file."),
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Show what would be rented, what it is going to cost and when it will be done; nothing is made."""
-    from gpucloud.cli.commands import training
-
-    raise typer.Exit(training.plan(target, on=cloud, plot=plot, as_json=as_json))
-
-
-@app.command()
-def up(target: Target = None, cloud: OnCloud = None, as_json: Json = False) -> None:
-    """Start the job's machines, prepaid and prepared, without training."""
-    from gpucloud.cli.commands import training
-
-    raise typer.Exit(training.up(target, on=cloud, as_json=as_json))
-
-
-@app.command()
-def train(  # noqa: PLR0913, PLR0917  each is an option
-    target: Target = None,
-    cloud: OnCloud = None,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Leave the machines up at the end, while they are paid, for a look at them.")
-    ] = False,
-    detach: Annotated[
-        bool, typer.Option("--detach", help="Return when the machines are there; they drive the job.")
-    ] = False,
-    unattended: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="TIME", help="Machines drive the job, prepaid for TIME (8h); nothing here need run."),
-    ] = None,
-    drill: Annotated[bool, typer.Option("--drill", help="Have one machine interrupted once, in mid-run.")] = False,
-    profile: Annotated[bool, typer.Option("--profile", help="Record a few steps of each rank.")] = False,
-    profile_steps: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(min=1, max=1000, metavar="STEPS", help="As --profile, and how many; 5 if left out."),
-    ] = None,
-    verify_resume: Annotated[
-        bool, typer.Option("--verify-resume", help="Prove on two short runs that the script resumes to the bit.")
-    ] = False,
-    verify_steps: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(
-            min=4, max=1000, metavar="STEPS", help="As --verify-resume, and of how many steps; 8 if left out."
-        ),
-    ] = None,
-    budget: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--budget", metavar="SUM", help="Another budget than the job file's, such as '40 USD'."),
-    ] = None,
-    adopt: Annotated[bool, typer.Option("--adopt", help="Go on with a run that another job file began.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Run a job to its end, or continue it: machines, code, training, interruptions, teardown, cost."""
-    from gpucloud.cli.commands import passes, training
-
-    if verify_resume or verify_steps is not None:
-        from gpucloud.cli.commands import verifying
-        from gpucloud.usecases.checkpoint.comparing import STEPS
-
-        others = {
-            "--keep": keep,
-            "--detach": detach,
-            "--unattended": unattended,
-            "--drill": drill,
-            "--profile": profile,
-        }
-        verifying.require_alone([option for option, given in others.items() if given])
-        total = passes.sum_of(budget)
-        asked_steps = verify_steps or STEPS
-        raise typer.Exit(verifying.verify_resume(target, asked_steps, on=cloud, budget_usd=total, as_json=as_json))
-    steps = profile_steps or (5 if profile else None)
-    asked = training.Asked(
-        keep=keep,
-        detach=detach,
-        drill=drill,
-        profile_steps=steps,
-        unattended=unattended,
-        budget_usd=passes.sum_of(budget),
-        adopts=adopt,
-    )
-    raise typer.Exit(training.train(target, asked, on=cloud, as_json=as_json))
-
-
-@app.command()
-def budget(
-    words: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Argument(
-            metavar="[JOB|FILE] [SUM]",
-            help="A job's name, or a job file, gpucloud.yaml here if left out; and what it may cost in all, as 40 USD.",
-            autocompletion=named,
-        ),
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Raise or lower a job's budget, also while it runs; without a sum, show it and its changes."""
-    from gpucloud.cli.commands import passes
-
-    job, wanted = passes.meant(words or [])
-    raise typer.Exit(passes.budget(job, wanted, as_json=as_json))
-
-
-@app.command()
-def down(
-    target: Target = None,
-    base: Annotated[bool, typer.Option("--base", help="End what stands on AWS without any job.")] = False,
-    region: Annotated[Optional[str], typer.Option(help="With --base: where.")] = None,  # noqa: UP045
-    with_data: Annotated[bool, typer.Option("--with-data", help="With --base: the bucket too, and all in it.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="With --with-data: delete without asking.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Save and end a job, end its machines, and show that nothing is left."""
-    if base:
-        from gpucloud.cli.commands import setting_up
-
-        raise typer.Exit(setting_up.end_base(region, with_data=with_data, yes=yes, as_json=as_json))
-    from gpucloud.cli.commands import ending
-
-    raise typer.Exit(ending.down(target, as_json=as_json))
-
-
-@app.command()
-def rm(
-    target: Target = None,
-    with_checkpoints: Annotated[bool, typer.Option("--with-checkpoints", help="Its checkpoints too.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Delete what is kept of a job that is over."""
-    from gpucloud.cli.commands import ending
-
-    raise typer.Exit(ending.rm(target, with_checkpoints=with_checkpoints, yes=yes, as_json=as_json))
-
-
-@app.command()
-def reconcile(
-    target: Target = None,
-    every: Annotated[bool, typer.Option("--all", help="Every job that is not torn down.")] = False,
-    store: Annotated[Optional[str], typer.Option(help="With --all: every job in this store too.")] = None,  # noqa: UP045
-    as_json: Json = False,
-) -> None:
-    """Make one pass for a job and leave: for cron and CI schedules."""
-    from gpucloud.cli.commands import passes
-
-    if every or store:
-        raise typer.Exit(passes.reconcile_all(store, as_json=as_json))
-    raise typer.Exit(passes.reconcile(target, as_json=as_json))
