@@ -301,7 +301,9 @@ def silence_alone_believed(original: Any) -> Any:
     from gpucloud.domain.supervision.seen import PeerReport
 
     def believed_dead(node: Any, *rest: Any) -> Any:
-        return original(node if node.word is PeerReport.ALIVE else replace(node, word=PeerReport.DEAD), *rest)
+        return original(
+            node if node.peer_report is PeerReport.ALIVE else replace(node, peer_report=PeerReport.DEAD), *rest
+        )
 
     return believed_dead
 
@@ -314,7 +316,7 @@ def offline_believed(original: Any) -> Any:
 
     def believed_dead(node: Any, seen: Any, limits: Any) -> Any:
         silent = not is_gone(node) and node.silent_for >= limits.silent
-        return (silent and node.word is PeerReport.DEAD) or original(node, seen, limits)
+        return (silent and node.peer_report is PeerReport.DEAD) or original(node, seen, limits)
 
     return believed_dead
 

@@ -21,7 +21,7 @@ from gpucloud.agent.network import knock
 from gpucloud.domain.errors import HostUnreachable
 from gpucloud.domain.supervision.seen import Limits, PeerReport, Rules
 from gpucloud.ports import Completed
-from gpucloud.usecases.supervise.look import Witnesses
+from gpucloud.usecases.supervise.look import PeerReports
 from tests.fakes.nodes import embedded_server
 from tests.unit.worlds import NOW, opened, part, seen, state, up
 
@@ -128,41 +128,45 @@ def peers():
 
 
 @pytest.fixture
-def witnesses(peers):
+def peer_reports(peers):
     world = SimpleNamespace(shell=peers, rules=Rules(limits=Limits(silent=timedelta(seconds=3))))
     made = SimpleNamespace(base_python=sys.executable, package_path="/g.zip", root="/r")
     with Prompt(1) as pool:
-        yield Witnesses(world=world, bootstrapper=SimpleNamespace(made_of=lambda _: made), pool=pool)
+        yield PeerReports(world=world, bootstrapper=SimpleNamespace(made_of=lambda _: made), pool=pool)
 
 
 def words(heard):
-    return {node.node.id: (node.word, node.witness) for node in heard.nodes if node.word is not PeerReport.NOTHING}
+    return {
+        node.node.id: (node.peer_report, node.reporter)
+        for node in heard.nodes
+        if node.peer_report is not PeerReport.NOTHING
+    }
 
 
-def test_a_peer_is_asked_a_third_of_the_time_ahead_and_its_word_is_there_at_the_next_look(witnesses, peers):
+def test_a_peer_is_asked_a_third_of_the_time_ahead_and_its_word_is_there_at_the_next_look(peer_reports, peers):
     peers.words = {"a": "dead"}
-    assert words(witnesses.hear(seen(up("a"), up("b", silent=0.9)))) == {}
+    assert words(peer_reports.hear(seen(up("a"), up("b", silent=0.9)))) == {}
     assert peers.asked == []
-    assert words(witnesses.hear(seen(up("a"), up("b", silent=1.0)))) == {}
+    assert words(peer_reports.hear(seen(up("a"), up("b", silent=1.0)))) == {}
     assert peers.asked == [("a", ("127.0.0.10", "2222"))]
-    assert words(witnesses.hear(seen(up("a"), up("b", silent=3.0)))) == {"b": (PeerReport.DEAD, "a")}
+    assert words(peer_reports.hear(seen(up("a"), up("b", silent=3.0)))) == {"b": (PeerReport.DEAD, "a")}
 
 
-def test_a_machine_that_answered_in_between_is_asked_about_anew(witnesses, peers):
+def test_a_machine_that_answered_in_between_is_asked_about_anew(peer_reports, peers):
     peers.words = {"a": "dead"}
     for silence in (1.0, 1.5, 0.0, 1.0):
-        heard = witnesses.hear(seen(up("a"), up("b", silent=silence)))
+        heard = peer_reports.hear(seen(up("a"), up("b", silent=silence)))
     assert words(heard) == {}
 
 
-def test_peers_are_asked_in_turn_and_one_that_is_away_says_nothing(witnesses, peers):
+def test_peers_are_asked_in_turn_and_one_that_is_away_says_nothing(peer_reports, peers):
     peers.words = {"c": "alive"}
-    heard = [words(witnesses.hear(seen(up("a"), up("b", silent=2.0 + i), up("c")))) for i in range(3)]
+    heard = [words(peer_reports.hear(seen(up("a"), up("b", silent=2.0 + i), up("c")))) for i in range(3)]
     assert heard == [{}, {}, {"b": (PeerReport.ALIVE, "c")}]
 
 
-def test_nobody_is_asked_when_nobody_answers(witnesses, peers):
-    assert words(witnesses.hear(seen(up("a", silent=9), up("b", silent=9)))) == {}
+def test_nobody_is_asked_when_nobody_answers(peer_reports, peers):
+    assert words(peer_reports.hear(seen(up("a", silent=9), up("b", silent=9)))) == {}
     assert peers.asked == []
 
 
@@ -172,22 +176,22 @@ def stepping(step, silence, at, *, number=1):
     return replace(seen(*nodes, **changes), now=NOW + timedelta(seconds=at))
 
 
-def test_steps_that_go_on_vouch_for_every_member_whatever_a_peer_says(witnesses, peers):
+def test_steps_that_go_on_vouch_for_every_member_whatever_a_peer_says(peer_reports, peers):
     peers.words = {"a": "dead"}
     for at, step in ((0, 10), (1, 11), (2, 12), (3, 13), (4, 14)):
-        heard = witnesses.hear(stepping(step, at, at))
+        heard = peer_reports.hear(stepping(step, at, at))
     assert words(heard) == {"b": (PeerReport.ALIVE, "the training, whose steps go on,")}
 
 
-def test_a_step_that_was_under_way_when_a_machine_went_silent_vouches_for_nobody(witnesses, peers):
+def test_a_step_that_was_under_way_when_a_machine_went_silent_vouches_for_nobody(peer_reports, peers):
     peers.words = {"a": "dead"}
     for at, step in ((0, 10), (1, 11), (3, 12), (4, 12), (9, 12)):
-        heard = witnesses.hear(stepping(step, at, at))
+        heard = peer_reports.hear(stepping(step, at, at))
     assert words(heard) == {"b": (PeerReport.DEAD, "a")}
 
 
-def test_the_steps_of_an_earlier_attempt_say_nothing(witnesses, peers):
+def test_the_steps_of_an_earlier_attempt_say_nothing(peer_reports, peers):
     peers.words = {"a": "dead"}
     for at, step in ((0, 10), (1, 11), (2, 12), (3, 13)):
-        witnesses.hear(stepping(step, at, at))
-    assert words(witnesses.hear(stepping(1, 5, 5, number=2))) == {"b": (PeerReport.DEAD, "a")}
+        peer_reports.hear(stepping(step, at, at))
+    assert words(peer_reports.hear(stepping(1, 5, 5, number=2))) == {"b": (PeerReport.DEAD, "a")}

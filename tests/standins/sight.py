@@ -1,6 +1,6 @@
 """Machines as a supervisor sees them when they die, freeze or are out of reach: views over simulated time.
 
-What decides is real: `decide`, the books and `Witnesses`; machines, SSH, the cloud's list and the clock are played.
+What decides is real: `decide`, the books and `PeerReports`; machines, SSH, the cloud's list and the clock are played.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import CloseAttempt, EndAttempt, NoteInterruptions
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import Goal, Limits, PeerReport, Rules
-from gpucloud.usecases.supervise.look import Witnesses
+from gpucloud.usecases.supervise.look import PeerReports
 from tests.unit.worlds import NOW, opened, part, seen, state, up
 
 LIMITS = Limits(alone=timedelta(seconds=60))
@@ -77,7 +77,7 @@ class Sight:
         self._answered = dict.fromkeys(self.ids, 0.0)
         made = SimpleNamespace(base_python="python3", package_path="/g.zip", root="/r")
         world = SimpleNamespace(shell=self, rules=Rules(limits=LIMITS))
-        self._witnesses = Witnesses(world=world, bootstrapper=SimpleNamespace(made_of=lambda _: made), pool=self)
+        self._peer_reports = PeerReports(world=world, bootstrapper=SimpleNamespace(made_of=lambda _: made), pool=self)
 
     def run(self) -> None:
         """Go on until the attempt is ordered to end, or long enough to have believed what is wrong."""
@@ -121,7 +121,7 @@ class Sight:
     def _tick(self) -> None:
         nodes = tuple(self._view(i) for i in range(self.case.nodes))
         world = seen(*nodes, group_size=self.case.nodes, state=self.state)
-        world = self._witnesses.hear(replace(world, now=NOW + timedelta(seconds=self.now)))
+        world = self._peer_reports.hear(replace(world, now=NOW + timedelta(seconds=self.now)))
         self.state = transitions.record(world)
         goal = Goal(nodes=self.case.nodes, budget_usd=Decimal(1))
         action = decide(goal, replace(world, state=self.state), Rules(limits=LIMITS))

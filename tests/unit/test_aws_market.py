@@ -318,4 +318,4 @@ def test_on_demand_has_one_price_and_asks_nobody(market: AwsMarket, aws: FakeAws
 def test_a_machine_is_promised_with_the_most_that_its_disk_and_address_cost(choices, regions, usd, tmp_path):
     terms = AwsCloud(Home(tmp_path), choices, Resources(regions=regions)).cloud_profile.terms
 
-    assert terms.beside_usd_per_hour == Decimal(usd)
+    assert terms.extras_usd_per_hour == Decimal(usd)

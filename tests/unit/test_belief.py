@@ -41,7 +41,7 @@ def during(*nodes, **changes):
     ],
 )
 def test_with_a_peer_that_answers_a_second_witness_or_patience_decides(silent, word, impaired, dead):
-    node = up("b", part(1), silent=silent, word=word, impaired=impaired)
+    node = up("b", part(1), silent=silent, peer_report=word, impaired=impaired)
     assert believed_dead(node, during(up("a", part(1)), node), LIMITS) is dead
 
 
@@ -55,7 +55,7 @@ def test_with_a_peer_that_answers_a_second_witness_or_patience_decides(silent, w
     ],
 )
 def test_all_silent_at_once_means_that_we_are_offline_and_only_the_cloud_is_believed(silent, word, impaired, dead):
-    node = up("b", part(1), silent=silent, word=word, impaired=impaired)
+    node = up("b", part(1), silent=silent, peer_report=word, impaired=impaired)
     assert believed_dead(node, during(up("a", part(1), silent=silent), node), LIMITS) is dead
 
 
@@ -66,14 +66,14 @@ def test_the_only_machine_is_believed_dead_after_a_longer_time(silent, dead):
 
 
 def test_a_machine_that_a_witness_vouches_for_is_left_alone_in_an_attempt():
-    node = up("b", part(1, step=5), silent=120, word=PeerReport.ALIVE)
+    node = up("b", part(1, step=5), silent=120, peer_report=PeerReport.ALIVE)
     world = during(up("a", part(1, step=5)), node)
     assert decide(GOAL, world, RULES) == Wait(why="running")
     assert vouched_for(world, LIMITS) == (node,)
 
 
 def test_between_attempts_a_machine_that_we_cannot_reach_for_long_is_replaced_alive_or_not():
-    alive = {"word": PeerReport.ALIVE}
+    alive = {"peer_report": PeerReport.ALIVE}
     assert decide(GOAL, seen(up("a"), up("b", silent=59, **alive)), RULES) == Wait(why="bootstrap")
     assert decide(GOAL, seen(up("a"), up("b", silent=60, **alive)), RULES) == Replace(node_ids=("b",))
     assert decide(GOAL, seen(up("a"), up("b")), RULES) == OpenAttempt(number=1, node_ids=("a", "b"))
@@ -83,14 +83,14 @@ def test_a_script_that_failed_beside_a_silent_machine_is_judged_when_the_witness
     failed, silent = up("a", part(1, Outcome.FAILED)), up("b", part(1, Outcome.FAILED), silent=1)
     early = during(failed, silent, failed_for=timedelta(seconds=6.9))
     late = replace(early, failed_for=timedelta(seconds=7))
-    vouched = during(failed, replace(silent, word=PeerReport.ALIVE), failed_for=timedelta(seconds=1))
+    vouched = during(failed, replace(silent, peer_report=PeerReport.ALIVE), failed_for=timedelta(seconds=1))
     assert isinstance(decide(GOAL, early, RULES), Wait)
     assert decide(GOAL, late, RULES) == CloseAttempt(reason=ExitReason.USER_ERROR)
     assert decide(GOAL, vouched, RULES) == CloseAttempt(reason=ExitReason.USER_ERROR)
 
 
 def test_a_machine_that_is_believed_dead_is_written_down_before_anything_is_done():
-    world = during(up("a", part(1)), up("b", part(1), silent=3, word=PeerReport.DEAD))
+    world = during(up("a", part(1)), up("b", part(1), silent=3, peer_report=PeerReport.DEAD))
     frozen = Interruption(node_id="b", kind=InterruptionKind.FROZEN, attempt=1, noticed_at=NOW)
     assert decide(GOAL, world, RULES) == NoteInterruptions(interruptions=(frozen,))
 

@@ -145,7 +145,7 @@ def test_a_level_that_was_lowered_is_set_again():
 
 
 def test_a_machine_that_is_frozen_is_replaced():
-    world = seen(up("a"), up("b", silent=9, word=PeerReport.DEAD))
+    world = seen(up("a"), up("b", silent=9, peer_report=PeerReport.DEAD))
     assert decide(GOAL, world, RULES) == Replace(node_ids=("b",))
 
 

@@ -19,7 +19,7 @@ from gpucloud.domain.node.gate.report import Checked, Finding, Report, fail
 from gpucloud.domain.supervision.action import Inspect
 from gpucloud.ports import Completed
 from gpucloud.usecases.supervise.inspection import Inspector
-from gpucloud.usecases.supervise.look import Witnesses
+from gpucloud.usecases.supervise.look import PeerReports
 from gpucloud.usecases.supervise.prepare import free_ports
 from tests.fakes import fleet_shell
 from tests.fakes.agent import Training
@@ -203,7 +203,7 @@ def node_says() -> Callable[..., SimpleNamespace]:
 def test_a_machine_that_is_forgotten_while_others_work_with_it_breaks_nothing(who: str) -> None:
     pool, bootstrapper = Later(), Forgetful()
     if who == "a knock by its peer":
-        Witnesses(world=silent_world(), bootstrapper=bootstrapper, pool=pool)._ask(node("b"), [node("a")])
+        PeerReports(world=silent_world(), bootstrapper=bootstrapper, pool=pool)._ask(node("b"), [node("a")])
     else:
         Inspector(world=silent_world(), bootstrapper=bootstrapper, pool=pool).start(
             Inspect(number=1, node_ids=("a",)), seen(group_size=1)

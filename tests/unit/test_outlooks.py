@@ -125,7 +125,7 @@ def test_the_learned_policy_is_told_the_price_at_the_beginning_of_the_recording_
 def test_disk_and_address_are_in_the_cost_and_due_for_machines_that_are_taken() -> None:
     market = tiny_market({"us-east-1a": ("1100111111", "1.00")})
     task = Task(work_s=720, span_s=1800, changeover_s=240, on_demand_usd_per_hour=3.0169, tick_s=180)
-    seen = timeline(market, market.zones, 1, TERMS.beside_usd_per_hour)
+    seen = timeline(market, market.zones, 1, TERMS.extras_usd_per_hour)
     run = replay(partial(decide, Policy.GREEDY), task, seen, 0, Recovery(restart_s=180, notice_s=60))
     with_beside, without = bill_usd(run, seen, TERMS), bill_usd(run, seen)
     seconds = sum(life.ended_s - life.launched_s for life in run.lives)
@@ -136,8 +136,8 @@ def test_disk_and_address_are_in_the_cost_and_due_for_machines_that_are_taken() 
 
 def test_a_type_without_an_address_has_a_disk_alone() -> None:
     terms = replace(TERMS, without_address=("p5.48xlarge",))
-    assert terms.of("p5.48xlarge").beside_usd_per_hour == Decimal("0.011905")
-    assert terms.of("g5.xlarge").beside_usd_per_hour == Decimal("0.016905")
+    assert terms.of("p5.48xlarge").extras_usd_per_hour == Decimal("0.011905")
+    assert terms.of("g5.xlarge").extras_usd_per_hour == Decimal("0.016905")
 
 
 @pytest.mark.parametrize(("gpus", "first"), [(1, "p3.2xlarge-2023-02"), (8, "p3.16xlarge-2022-10")])

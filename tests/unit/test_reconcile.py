@@ -450,7 +450,7 @@ def test_an_attempt_with_a_lost_machine_is_lost_even_when_the_survivors_script_f
 
 def test_a_silent_machine_is_believed_lost_only_when_another_one_answers_and_a_witness_agrees():
     limit = RULES.limits.silent.total_seconds()
-    frozen = running(up("a", part(1)), up("b", part(1), silent=limit, word=PeerReport.DEAD))
+    frozen = running(up("a", part(1)), up("b", part(1), silent=limit, peer_report=PeerReport.DEAD))
     offline = running(up("a", part(1), silent=limit), up("b", part(1), silent=limit))
 
     assert decide(GOAL, frozen, RULES) == NoteInterruptions(interruptions=(interruption("b", InterruptionKind.FROZEN),))

@@ -123,7 +123,7 @@ def up(
     node_id, attempt=None, *, notice=False, readiness=Readiness.READY, silent=0.0, told=True, unhealthy=None, **changes
 ):
     """A node that is up, prepared and told, unless said otherwise."""
-    word, rebalance = changes.pop("word", PeerReport.NOTHING), changes.pop("rebalance", None)
+    heard, rebalance = changes.pop("peer_report", PeerReport.NOTHING), changes.pop("rebalance", None)
     trial = changes.pop("trial", None)
     status = Status(
         rebalance=rebalance,
@@ -142,9 +142,9 @@ def up(
         status=status if readiness is Readiness.READY else None,
         silent_for=timedelta(seconds=silent),
         told=told,
-        word=word,
+        peer_report=heard,
         trial=trial,
-        witness="c" if word is not PeerReport.NOTHING else "",
+        reporter="c" if heard is not PeerReport.NOTHING else "",
     )
 
 

@@ -157,7 +157,7 @@ def _priced(cloud: Gpucloud, job: Job, asked: Asked) -> _Priced:
     name, region = best.pool.instance_type, best.pool.region
     terms, listed = whole.of(name), aws.catalog.price(name, region)
     usd = listed.usd_per_hour
-    spot = best.usd_per_hour - whole.beside_usd_per_hour if best.pool.market is Market.SPOT else None
+    spot = best.usd_per_hour - whole.extras_usd_per_hour if best.pool.market is Market.SPOT else None
     assumed = f"; {said}" if (said := aws.catalog.assumed([region])) else ""
     most = "at most " if listed.bound else ""
     tell(
@@ -165,7 +165,7 @@ def _priced(cloud: Gpucloud, job: Job, asked: Asked) -> _Priced:
         f" {aged(listed.as_of, cloud.clock.now())}{assumed}"
     )
     if spot is not None:
-        beside = format_usd(terms.beside_usd_per_hour)
+        beside = format_usd(terms.extras_usd_per_hour)
         of = aged(best.as_of.date(), cloud.clock.now())
         tell(f"spot at {format_usd(spot)} an hour, the price of {of}, throughout, as `plan` has it")
         tell(f"disk and address {beside} an hour")

@@ -46,12 +46,12 @@ class Fleet:
     """At most one group of spot machines, and one on demand. `usd` is a running sum; the lives make the bill.
 
     `spot` are the group's machines by their launches, all in one zone: an elastic group grows. `held` is how many they
-    are, and `working` how many of them work, or will once the group has booted. Of each price `beside_usd_per_hour` is
+    are, and `working` how many of them work, or will once the group has booted. Of each price `extras_usd_per_hour` is
     for disk and address.
     """
 
-    def __init__(self, task: Task, beside_usd_per_hour: float = 0.0) -> None:
-        self._task, self._beside_usd_per_hour = task, beside_usd_per_hour
+    def __init__(self, task: Task, extras_usd_per_hour: float = 0.0) -> None:
+        self._task, self._extras_usd_per_hour = task, extras_usd_per_hour
         self.spot: list[Rented] = []
         self.held = self.working = 0
         self.on_demand: Rented | None = None
@@ -156,7 +156,7 @@ class Fleet:
 
     def _count(self, rented: Rented, usd_per_hour: float, seconds: float) -> None:
         node_hours = rented.nodes * seconds / _HOUR
-        rented.usd += (usd_per_hour - self._beside_usd_per_hour) * node_hours
+        rented.usd += (usd_per_hour - self._extras_usd_per_hour) * node_hours
         self.usd += usd_per_hour * node_hours
 
     def _end(self, rented: Rented, nodes: int, now_s: float, cause: EndCause) -> None:

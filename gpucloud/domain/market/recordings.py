@@ -164,7 +164,7 @@ class ZoneView:
 class Timeline:
     """What a job of `nodes` nodes sees: from look `changes[i]` on `views[i]`, one view a zone; `looks` looks in all.
 
-    `prices` are each zone's points, for the books; the views' are `beside_usd_per_hour` higher, what a machine's disk
+    `prices` are each zone's points, for the books; the views' are `extras_usd_per_hour` higher, what a machine's disk
     and address cost, as policies are told them.
     """
 
@@ -174,7 +174,7 @@ class Timeline:
     changes: tuple[int, ...]
     views: tuple[tuple[ZoneView, ...], ...]
     prices: tuple[tuple[PricePoint, ...], ...]
-    beside_usd_per_hour: float = 0.0
+    extras_usd_per_hour: float = 0.0
 
     def when(self, seconds: float) -> datetime:
         """Return the moment so many seconds after the recording's first look."""
@@ -182,7 +182,7 @@ class Timeline:
 
 
 def timeline(
-    market: RecordedMarket, zones: Sequence[RecordedZone], nodes: int, beside_usd_per_hour: Decimal = Decimal(0)
+    market: RecordedMarket, zones: Sequence[RecordedZone], nodes: int, extras_usd_per_hour: Decimal = Decimal(0)
 ) -> Timeline:
     """Return the market as a job of `nodes` nodes sees it.
 
@@ -198,7 +198,7 @@ def timeline(
     supplies = [_seen(market, [(tick, there * each) for tick, there in zone.nodes]) for zone in zones]
     prices = [_seen(market, zone.prices) for zone in zones]
     changes = tuple(sorted({look for supply in supplies for look in supply} | {look for usd in prices for look in usd}))
-    told = [{look: usd + beside_usd_per_hour for look, usd in track.items()} for track in prices]
+    told = [{look: usd + extras_usd_per_hour for look, usd in track.items()} for track in prices]
     columns = [_views(zone.name, s, p, changes, nodes) for zone, s, p in zip(zones, supplies, told, strict=True)]
     return Timeline(
         market=market,
@@ -210,7 +210,7 @@ def timeline(
             tuple(PricePoint(since=moment(market, look * LOOK_S), usd_per_hour=usd) for look, usd in track.items())
             for track in prices
         ),
-        beside_usd_per_hour=float(beside_usd_per_hour),
+        extras_usd_per_hour=float(extras_usd_per_hour),
     )
 
 

@@ -46,7 +46,7 @@ class Scenario:
 
     def on_demand_usd_per_hour(self, market: RecordedMarket) -> Decimal:
         """What the market's machine costs on demand with what stands beside it."""
-        return market.on_demand_usd_per_hour + self.terms.beside_usd_per_hour
+        return market.on_demand_usd_per_hour + self.terms.extras_usd_per_hour
 
 
 def task_of(scenario: Scenario, market: RecordedMarket) -> Task:
@@ -80,7 +80,7 @@ def refuse_what_cannot_be_kept(scenario: Scenario, market: RecordedMarket, zones
             f" {format_hours(least_span)}; the deadline is after {format_hours(scenario.deadline)}",
             hint=f"deadline: {written_span(timedelta(seconds=advised_span_s(least_span.total_seconds())))}",
         )
-    spot_usd = min(price for zone in zones for _, price in zone.prices) + scenario.terms.beside_usd_per_hour
+    spot_usd = min(price for zone in zones for _, price in zone.prices) + scenario.terms.extras_usd_per_hour
     rounding_usd = scenario.budget_usd - scenario.spendable_usd(market)
     least_usd = (Decimal(str(least_task_budget_usd(task, float(spot_usd)))) + rounding_usd).quantize(_CENT, ROUND_UP)
     if scenario.budget_usd < least_usd:

@@ -74,7 +74,7 @@ class _Course:
         self.now = start
         self.done = False
         self.ended_s = float(start * LOOK_S)
-        self.fleet = Fleet(task, market.beside_usd_per_hour)
+        self.fleet = Fleet(task, market.extras_usd_per_hour)
         self._task, self._market, self._recovery, self._start = task, market, recovery, start
         self._indices = {view.zone: index for index, view in enumerate(market.views[0])}
         self._change = bisect_right(market.changes, start) - 1

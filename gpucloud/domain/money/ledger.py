@@ -51,7 +51,7 @@ class Rates:
     transfer_usd_per_gib: Decimal = ZERO
     drill_usd: Decimal = ZERO
 
-    def most_beside_usd_per_hour(self, gib: int, *, address: bool) -> Decimal:
+    def most_extras_usd_per_hour(self, gib: int, *, address: bool) -> Decimal:
         """Return what a machine's disk and address cost an hour at the most: in February; a millionth rounded up."""
         disk = self.disk_usd_per_gib_month * gib / _SHORTEST_MONTH_HOURS
         return (disk + (self.address_usd_per_hour if address else ZERO)).quantize(_MILLIONTH, ROUND_UP)
@@ -135,7 +135,7 @@ class Terms:
     rates: tuple[Rates, ...] = ()
 
     @property
-    def beside_usd_per_hour(self) -> Decimal:
+    def extras_usd_per_hour(self) -> Decimal:
         """What a node's disk and address cost an hour at the most, in any region: planned and promised with."""
         return max(map(self._beside, self.rates), default=ZERO)
 
@@ -150,7 +150,7 @@ class Terms:
         return found or max(self.rates, key=self._beside, default=Rates(region=region))
 
     def _beside(self, rates: Rates) -> Decimal:
-        return rates.most_beside_usd_per_hour(self.disk_gib, address=self.public_address)
+        return rates.most_extras_usd_per_hour(self.disk_gib, address=self.public_address)
 
 
 PLAIN_TERMS = Terms()
@@ -248,8 +248,8 @@ def with_beside(offers: Iterable[Offer], terms: Terms) -> tuple[Offer, ...]:
     return tuple(
         replace(
             offer,
-            usd_per_hour=offer.usd_per_hour + terms.beside_usd_per_hour,
-            cap_usd_per_hour=offer.cap_usd_per_hour + terms.beside_usd_per_hour,
+            usd_per_hour=offer.usd_per_hour + terms.extras_usd_per_hour,
+            cap_usd_per_hour=offer.cap_usd_per_hour + terms.extras_usd_per_hour,
         )
         for offer in offers
     )

@@ -175,9 +175,9 @@ def believed_dead(node: NodeSeen, seen: Seen, limits: Limits) -> bool:
         return False
     if node.node.impaired:
         return True
-    if node.word is PeerReport.ALIVE:
+    if node.peer_report is PeerReport.ALIVE:
         return False
-    if node.word is PeerReport.DEAD and somebody_answers(seen):
+    if node.peer_report is PeerReport.DEAD and somebody_answers(seen):
         return True
     return node.silent_for >= limits.alone and (somebody_answers(seen) or _is_only_one(seen))
 
@@ -190,13 +190,16 @@ def is_out_of_reach(node: NodeSeen, seen: Seen, limits: Limits) -> bool:
 def vouched_for(seen: Seen, limits: Limits) -> tuple[NodeSeen, ...]:
     """Return the machines that do not answer us, and of which another witness says that they live."""
     silent = (n for n in seen.nodes if not is_gone(n) and n.silent_for >= limits.silent)
-    return tuple(node for node in silent if node.word is PeerReport.ALIVE and not node.node.impaired)
+    return tuple(node for node in silent if node.peer_report is PeerReport.ALIVE and not node.node.impaired)
 
 
 def is_doubtful(node: NodeSeen | None) -> bool:
     """Whether it may yet turn out that the machine went: it is silent, and nobody has vouched for it."""
     return (
-        node is not None and not is_gone(node) and node.silent_for > timedelta(0) and node.word is not PeerReport.ALIVE
+        node is not None
+        and not is_gone(node)
+        and node.silent_for > timedelta(0)
+        and node.peer_report is not PeerReport.ALIVE
     )
 
 

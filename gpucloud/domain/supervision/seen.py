@@ -199,9 +199,9 @@ class NodeSeen:
 
     `silent_for` is zero when it answered at this tick; `mute_for` is for how long it has answered and its agent told
     nothing new that can be read, zero while that may be chance. `told` is whether its agent has read what we want of
-    it, or that is on its way, and `heard` whether it said so; `refused` is why the gate refused it. `word` is what a
-    second witness says of it while it is silent, and `witness` who that is. `trial` is whether it can drive the job, as
-    far as it has tried; looked at only while somebody is to leave the job to its machines.
+    it, or that is on its way, and `heard` whether it said so; `refused` is why the gate refused it. `trial` is
+    whether it can drive the job, as far as it has tried; looked at only while somebody is to leave the job to its
+    machines.
     """
 
     node: Node
@@ -215,8 +215,10 @@ class NodeSeen:
     refused: str | None = None
     setup_failed: str | None = None
     """What of the job's setup failed there twice, in one line."""
-    word: PeerReport = PeerReport.NOTHING
-    witness: str = ""
+    peer_report: PeerReport = PeerReport.NOTHING
+    """What a second witness says of it while it is silent."""
+    reporter: str = ""
+    """Who that is, as a message names it."""
     trial: DriveTrial | None = None
 
 

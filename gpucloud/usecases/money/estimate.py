@@ -219,12 +219,12 @@ def _stage_of(job: Job, offers: tuple[Offer, ...], needs: Needs, terms: Terms, s
     if offer.pool.market is not Market.SPOT or job.cloud is not Cloud.AWS:
         return None
     alike = [o for o in offers if (o.pool.instance_type, o.pool.market) == (offer.pool.instance_type, Market.SPOT)]
-    beside_usd = terms.beside_usd_per_hour
+    extras_usd = terms.extras_usd_per_hour
     return Stage(
         gpus=offer.gpus,
         zones=_zones(alike),
-        spot_usd_per_hour=offer.usd_per_hour - beside_usd,
-        on_demand_usd_per_hour=Decimal(str(task_of(job, needs).on_demand_usd_per_hour)) - beside_usd,
+        spot_usd_per_hour=offer.usd_per_hour - extras_usd,
+        on_demand_usd_per_hour=Decimal(str(task_of(job, needs).on_demand_usd_per_hour)) - extras_usd,
         terms=terms.of(offer.pool.instance_type),
         fallback=needs.fallback is not None,
         recovery=recovery_of(restart_within(needs.changeover), saving, job.checkpoint),

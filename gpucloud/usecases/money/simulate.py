@@ -75,7 +75,7 @@ def simulate(
     unseen = (market.name, *study.unseen)
     submitted = starts(market, _followed(scenario, market, study), study.windows, study.seed)
     for zones in study.zone_sets:
-        seen = timeline(market, zones, scenario.nodes, scenario.terms.beside_usd_per_hour)
+        seen = timeline(market, zones, scenario.nodes, scenario.terms.extras_usd_per_hour)
         for deadline in study.deadlines:
             tried = replace(scenario, deadline=deadline)
             refuse_what_cannot_be_kept(tried, market, zones)
@@ -101,7 +101,7 @@ def _followed(scenario: Scenario, market: RecordedMarket, study: Study) -> timed
 
 def _learned(scenario: Scenario, market: RecordedMarket, zones: Sequence[RecordedZone], maker: PolicyTables) -> Tables:
     """Return the tables for these zones, at the cheapest price when the recording began: nobody knew the later ones."""
-    usd_per_hour = min(zone.prices[0][1] for zone in zones) + scenario.terms.beside_usd_per_hour
+    usd_per_hour = min(zone.prices[0][1] for zone in zones) + scenario.terms.extras_usd_per_hour
     return maker.tables(task_of(scenario, market), len(zones), market.gpus, float(usd_per_hour))
 
 
@@ -207,7 +207,7 @@ class Outlooks:
             return without_deadline
         tables = None
         if policy is Policy.LEARNED and stage.fallback:
-            usd_per_hour = float(stage.spot_usd_per_hour + stage.terms.beside_usd_per_hour)
+            usd_per_hour = float(stage.spot_usd_per_hour + stage.terms.extras_usd_per_hour)
             tables = self.tables.tables(task, stage.zones, stage.gpus, usd_per_hour)
         return partial(decide, policy, tables=tables)
 
@@ -220,9 +220,9 @@ class Outlooks:
         """Return what the job sees in each recorded region, by its sets of zones."""
         key = (stage, nodes)
         if key not in self._lines:
-            beside_usd = stage.terms.beside_usd_per_hour
+            extras_usd = stage.terms.extras_usd_per_hour
             self._lines[key] = tuple(
-                tuple(timeline(market, zones, nodes, beside_usd) for zones in sets)
+                tuple(timeline(market, zones, nodes, extras_usd) for zones in sets)
                 for market in self._priced(stage)
                 for sets in zone_sets(market, stage.zones)
             )

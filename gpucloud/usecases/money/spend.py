@@ -196,7 +196,7 @@ class SpendTracker:
 
     def _rate(self, alive: tuple[NodeLife, ...], now: datetime) -> Decimal:
         """Return what the machines cost an hour now, with their disks and addresses."""
-        return self._compute_rate(alive, now) + self._terms.beside_usd_per_hour * len(alive)
+        return self._compute_rate(alive, now) + self._terms.extras_usd_per_hour * len(alive)
 
     def _compute_rate(self, alive: tuple[NodeLife, ...], now: datetime) -> Decimal:
         return sum((self._market.prices(life.pool, now, now)[-1].usd_per_hour for life in alive), ZERO)

@@ -148,7 +148,7 @@ def _decision(seen: Seen) -> tuple[str, ...]:
 
 def _out_of_our_reach(seen: Seen, limits: Limits) -> tuple[str, ...]:
     return tuple(
-        f"{n.node.id} does not answer us, but {n.witness} says that it lives: nothing is done to it"
+        f"{n.node.id} does not answer us, but {n.reporter} says that it lives: nothing is done to it"
         for n in vouched_for(seen, limits)
     )
 

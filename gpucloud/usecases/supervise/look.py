@@ -299,12 +299,12 @@ _TOLD_LATE = timedelta(seconds=1.5)
 
 @dataclass(slots=True)
 class _Asked:
-    """A peer's knock at a silent machine; `word` is of the last one that is over."""
+    """A peer's knock at a silent machine; `peer_report` is of the last one that is over."""
 
     peer: str = ""
     work: Future[PeerReport] | None = None
-    word: PeerReport = PeerReport.NOTHING
-    witness: str = ""
+    peer_report: PeerReport = PeerReport.NOTHING
+    reporter: str = ""
 
 
 @dataclass(slots=True)
@@ -321,7 +321,7 @@ class _Steps:
 
 
 @dataclass(slots=True)
-class Witnesses:
+class PeerReports:
     """Hears second witnesses beside everything else; a machine that answers again needs none."""
 
     world: Services
@@ -341,17 +341,17 @@ class Witnesses:
             self._asked.pop(node.node.id, None)
             return node
         if self._trains_on(node, seen):
-            return replace(node, word=PeerReport.ALIVE, witness=_TRAINING)
+            return replace(node, peer_report=PeerReport.ALIVE, reporter=_TRAINING)
         # A third of the time in which it is believed: then the answer is there when it is needed.
         if node.silent_for < self.world.rules.limits.silent / 3:
             return node
         asked = self._ask(node.node, [peer.node for peer in peers])
-        return replace(node, word=asked.word, witness=asked.witness)
+        return replace(node, peer_report=asked.peer_report, reporter=asked.reporter)
 
     def _ask(self, node: Node, peers: list[Node]) -> _Asked:
         asked = self._asked.setdefault(node.id, _Asked())
         if asked.work is not None and asked.work.done():
-            asked.word, asked.witness, asked.work = asked.work.result(), asked.peer, None
+            asked.peer_report, asked.reporter, asked.work = asked.work.result(), asked.peer, None
         if asked.work is None and peers:
             later = [peer for peer in peers if peer.id > asked.peer]  # each in its turn
             peer = min(later or peers, key=lambda one: one.id)

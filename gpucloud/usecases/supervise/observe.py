@@ -29,7 +29,7 @@ from gpucloud.usecases.money.spend import Payable, SpendTracker
 from gpucloud.usecases.services import Learning, Services
 from gpucloud.usecases.supervise.closing import OutputsHome
 from gpucloud.usecases.supervise.inspection import Inspector
-from gpucloud.usecases.supervise.look import LogReader, Witnesses, read_node
+from gpucloud.usecases.supervise.look import LogReader, PeerReports, read_node
 from gpucloud.usecases.supervise.needs import gate_wanted
 from gpucloud.usecases.supervise.prepare import Bootstrapper
 from gpucloud.usecases.supervise.usage import HistoryKeeper, UsageMeter
@@ -100,7 +100,7 @@ class Observer:
     pool: ThreadPoolExecutor
     history: HistoryKeeper
     usage: UsageMeter
-    witnesses: Witnesses
+    peer_reports: PeerReports
     learning: Learning
     _memory: dict[str, _Memory] = field(default_factory=dict)
     _noted: int = 0
@@ -136,7 +136,7 @@ class Observer:
             outputs_still_at=self.home.still_at,
         )
         seen = replace(seen, nodes=self._with_trials(nodes, goal))
-        seen = self._with_heading(self._with_times(self.witnesses.hear(seen), goal), goal)
+        seen = self._with_heading(self._with_times(self.peer_reports.hear(seen), goal), goal)
         seen = replace(seen, enough_at=enough_since(goal, seen, self.world.rules.limits))
         seen = self._with_attempt(seen.state.attempt, seen) if seen.state.attempt is not None else seen
         self._noted += len(tries)  # not before: a look that failed is made again

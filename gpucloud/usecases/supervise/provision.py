@@ -124,7 +124,7 @@ class MachineProvisioner:
 
     def _cap(self, usd_per_hour: Decimal) -> Decimal | None:
         """Return what the machine alone may cost: the cloud caps that, and not what is paid beside it."""
-        return max(usd_per_hour - self.world.terms.beside_usd_per_hour, Decimal(0)) or None
+        return max(usd_per_hour - self.world.terms.extras_usd_per_hour, Decimal(0)) or None
 
     def _tell_of(self, machines: int) -> None:
         """Whatever machines are asked for that are to drive the job: an arming tells of so many of them before."""

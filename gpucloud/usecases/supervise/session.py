@@ -33,7 +33,7 @@ from gpucloud.usecases.supervise.act import Actor
 from gpucloud.usecases.supervise.agents import AgentWriter, NodeRecords
 from gpucloud.usecases.supervise.closing import Closing, OutputsHome
 from gpucloud.usecases.supervise.inspection import Inspector
-from gpucloud.usecases.supervise.look import LogReader, Witnesses
+from gpucloud.usecases.supervise.look import LogReader, PeerReports
 from gpucloud.usecases.supervise.needs import JobData
 from gpucloud.usecases.supervise.observe import Observer
 from gpucloud.usecases.supervise.prepare import Bootstrapper
@@ -266,7 +266,7 @@ def supervisor(
         pool=readers,
         history=history,
         usage=UsageMeter(lasting=world.job.idle.lasting if world.job.idle else None),
-        witnesses=Witnesses(world=world, bootstrapper=bootstrapper, pool=readers),
+        peer_reports=PeerReports(world=world, bootstrapper=bootstrapper, pool=readers),
         learning=Learning(make=world.make_tables, pool=makers),
     )
     actor = Actor(
