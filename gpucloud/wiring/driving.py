@@ -60,7 +60,8 @@ class Machine:
         from dataclasses import replace
 
         from gpucloud.adapters.scripts import how_it_saves
-        from gpucloud.adapters.ssh import SshShell, generate_key
+        from gpucloud.adapters.ssh.keys import generate_key
+        from gpucloud.adapters.ssh.shell import SshShell
         from gpucloud.usecases.services import Package, Services
 
         key, tally = self._key(order), Tally()

@@ -103,7 +103,8 @@ class SshCloud:
         return (f"hosts, taken in this order: {names}; they are never switched off",)
 
     def _shell(self) -> Shell:
-        from gpucloud.adapters.ssh import SshShell, UserKeys
+        from gpucloud.adapters.ssh.identity import UserKeys
+        from gpucloud.adapters.ssh.shell import SshShell
 
         return SshShell(UserKeys(self._choices.key), connect_timeout_s=_CONNECT_S)
 

@@ -223,7 +223,8 @@ class Gpucloud:
 
     def shell(self, job: str, cloud_profile: CloudProfile) -> Shell:
         """Return SSH with the key of the job's cluster, or with the user's own where the hosts are."""
-        from gpucloud.adapters.ssh import SshShell, UserKeys
+        from gpucloud.adapters.ssh.identity import UserKeys
+        from gpucloud.adapters.ssh.shell import SshShell
 
         cache = self._cache
         own, limit_s = cloud_profile.own_login, cloud_profile.connect_s
@@ -233,7 +234,7 @@ class Gpucloud:
     def cluster_key(self, job: str) -> Path:
         """Return where the private key of the job's cluster is, or is going to be. Raises CredentialsError."""
         if self.home.named_key is not None:
-            from gpucloud.adapters.ssh import derive_key
+            from gpucloud.adapters.ssh.keys import derive_key
 
             derive_key(self.home.named_key, job, self.home.key(job))
         return self.home.key(job)
@@ -343,7 +344,7 @@ class Gpucloud:
         Without `goes_on` what ending it needs: no secrets, and no key is made that would open no machine. With
         `unattended` its own machines are to drive it.
         """
-        from gpucloud.adapters.ssh import generate_key
+        from gpucloud.adapters.ssh.keys import generate_key
         from gpucloud.wiring.services import JobEnvironment, compose_services
 
         cloud = self.cloud(job)

@@ -11,7 +11,7 @@ from pathlib import Path
 from gpucloud.adapters.home import Home
 from gpucloud.adapters.packaging import package_zip
 from gpucloud.adapters.scripts import how_it_saves
-from gpucloud.adapters.ssh import generate_key
+from gpucloud.adapters.ssh.keys import generate_key
 from gpucloud.adapters.transfer.outputs import OutputsFolder, StoredOutputs
 from gpucloud.adapters.transfer.sync import whole_code
 from gpucloud.domain.job.spec import Cloud as CloudName

@@ -20,7 +20,7 @@ from pathlib import Path
 from gpucloud.adapters.clock import SystemClock
 from gpucloud.adapters.hosts.asking import Asking, Order
 from gpucloud.adapters.packaging import package_zip
-from gpucloud.adapters.ssh import SshShell
+from gpucloud.adapters.ssh.shell import SshShell
 from gpucloud.domain.node.bootstrap.wanted import Wanted
 from gpucloud.domain.node.node import Node
 from gpucloud.usecases.services import Package

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gpucloud.adapters.ssh import SshShell
+from gpucloud.adapters.ssh.shell import SshShell
 from tests.fakes.nodes import embedded_server
 
 FILES, FILE_BYTES = 2_000, 50_000

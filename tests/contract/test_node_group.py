@@ -16,7 +16,7 @@ from gpucloud.adapters.hosts.cloud import SshProvisioner
 from gpucloud.adapters.hosts.group import SshNodeGroup
 from gpucloud.adapters.hosts.records import POOL as HOSTS
 from gpucloud.adapters.hosts.records import Recollection
-from gpucloud.adapters.ssh import SshShell
+from gpucloud.adapters.ssh.shell import SshShell
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.node.node import EndCause, GroupView, Node, NodeState

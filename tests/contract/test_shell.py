@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpucloud.adapters.ssh import SshShell
+from gpucloud.adapters.ssh.shell import SshShell
 from gpucloud.domain.errors import HostUnreachable, UsageError
 from gpucloud.domain.node.node import Node
 from gpucloud.ports import Host, Shell

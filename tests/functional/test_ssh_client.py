@@ -21,8 +21,9 @@ import paramiko
 import pytest
 
 from gpucloud import processes
-from gpucloud.adapters.ssh import SshShell, generate_key
 from gpucloud.adapters.ssh import shell as shell_module
+from gpucloud.adapters.ssh.keys import generate_key
+from gpucloud.adapters.ssh.shell import SshShell
 from gpucloud.domain.errors import HostKeyMismatch, HostUnreachable, NodeError
 from tests.fakes.nodes import Server, embedded_server, node_at, openssh_server
 

@@ -17,7 +17,8 @@ import paramiko
 import pytest
 
 from gpucloud import processes
-from gpucloud.adapters.ssh import SshShell, generate_key
+from gpucloud.adapters.ssh.keys import generate_key
+from gpucloud.adapters.ssh.shell import SshShell
 from gpucloud.domain.errors import HostUnreachable
 from gpucloud.ports import Host
 from tests.fakes.nodes import Server, embedded_server

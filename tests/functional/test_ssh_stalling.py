@@ -24,8 +24,9 @@ from paramiko.common import (
     cMSG_IGNORE,
 )
 
-from gpucloud.adapters.ssh import SshShell, generate_key
 from gpucloud.adapters.ssh import connection as connection_module
+from gpucloud.adapters.ssh.keys import generate_key
+from gpucloud.adapters.ssh.shell import SshShell
 from gpucloud.domain.errors import HostUnreachable
 from gpucloud.domain.node.node import Node
 from tests.fakes.nodes import node_at

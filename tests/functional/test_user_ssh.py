@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from gpucloud.adapters.hosts.places import Configured, Sources, places
-from gpucloud.adapters.ssh import SshShell, UserKeys
 from gpucloud.adapters.ssh.hosts import Said, known_key, said_of
+from gpucloud.adapters.ssh.identity import UserKeys
+from gpucloud.adapters.ssh.shell import SshShell
 from gpucloud.domain.errors import HostKeyMismatch, KeyRefused, NodeError
 from gpucloud.domain.job.spec import OwnHost, SshChoices
 from tests.fakes.nodes import embedded_server
@@ -21,7 +22,8 @@ from tests.fakes.nodes import embedded_server
 LOG_IN = """
 import sys
 from pathlib import Path
-from gpucloud.adapters.ssh import SshShell, UserKeys
+from gpucloud.adapters.ssh.identity import UserKeys
+from gpucloud.adapters.ssh.shell import SshShell
 from tests.fakes.nodes import node_at
 
 shell = SshShell(UserKeys({keys}))

@@ -19,7 +19,7 @@ from typing import Any
 from gpucloud import processes
 from gpucloud.adapters.clock import SystemClock
 from gpucloud.adapters.packaging import package_zip
-from gpucloud.adapters.ssh import SshShell
+from gpucloud.adapters.ssh.shell import SshShell
 from gpucloud.domain.job.spec import Job
 from gpucloud.usecases.services import Package
 from gpucloud.usecases.supervise.bootstrap import Bootstrapped, bootstrap

@@ -14,7 +14,8 @@ from pathlib import Path
 import paramiko
 
 from gpucloud.adapters.hosts.places import Configured, Sources, places
-from gpucloud.adapters.ssh import SshShell, generate_key
+from gpucloud.adapters.ssh.keys import generate_key
+from gpucloud.adapters.ssh.shell import SshShell
 from gpucloud.adapters.transfer.copying import Copier
 from gpucloud.adapters.transfer.localfiles import sent
 from gpucloud.adapters.transfer.outputs import OutputsFolder

@@ -16,7 +16,7 @@ from typing import Any
 
 from gpucloud.adapters.jobfile import read_job
 from gpucloud.adapters.packaging import package_zip
-from gpucloud.adapters.ssh import SshShell
+from gpucloud.adapters.ssh.shell import SshShell
 from gpucloud.adapters.transfer.copying import Copier
 from gpucloud.adapters.transfer.localfiles import local_tree
 from gpucloud.adapters.transfer.outputs import OutputsFolder

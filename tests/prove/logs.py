@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gpucloud.adapters.home import Home, KnownJob
 from gpucloud.adapters.packaging import package_zip
-from gpucloud.adapters.ssh import SshShell
+from gpucloud.adapters.ssh.shell import SshShell
 from gpucloud.domain.errors import HostUnreachable
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.node.status import RunState

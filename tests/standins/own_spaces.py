@@ -10,7 +10,8 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from gpucloud.adapters.local.provision import ensure_group
-from gpucloud.adapters.ssh import SshShell, generate_key
+from gpucloud.adapters.ssh.keys import generate_key
+from gpucloud.adapters.ssh.shell import SshShell
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.node.node import Node
 from gpucloud.domain.offer import Pool

@@ -96,6 +96,11 @@ def test_reading_a_job_file_imports_nothing_heavy(module: str) -> None:
     assert run(code, isolated=False).stdout == "[]\n"
 
 
+def test_reading_a_signed_order_does_without_an_ssh_client() -> None:
+    code = "import sys, gpucloud.adapters.signing; print('paramiko' in sys.modules)"
+    assert run(code, isolated=False).stdout == "False\n"
+
+
 @pytest.mark.parametrize("module", ["gpucloud.agent.facts", "gpucloud.agent.daemon"])
 def test_what_a_new_machine_waits_for_does_not_read_how_jobs_are_launched_or_markets_judged(module: str) -> None:
     spared = (

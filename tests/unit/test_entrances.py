@@ -15,7 +15,7 @@ import pytest
 
 from gpucloud.adapters.home import Home, KnownJob
 from gpucloud.adapters.jobfile import read_job
-from gpucloud.adapters.ssh import generate_key
+from gpucloud.adapters.ssh.keys import generate_key
 from gpucloud.domain.checkpoint.protection import Saving
 from gpucloud.domain.errors import CredentialsError, ProvisionError, StoreError, UsageError
 from gpucloud.domain.job.spec import Cloud, Job

@@ -12,7 +12,8 @@ import pytest
 
 from gpucloud import processes
 from gpucloud.adapters.aws.machine import HostKeys, user_data
-from gpucloud.adapters.ssh import SshShell, generate_key
+from gpucloud.adapters.ssh.keys import generate_key
+from gpucloud.adapters.ssh.shell import SshShell
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.offer import Pool

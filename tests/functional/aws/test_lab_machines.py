@@ -15,7 +15,8 @@ import pytest
 
 from gpucloud import processes
 from gpucloud.adapters.packaging import package_zip
-from gpucloud.adapters.ssh import SshShell, generate_key
+from gpucloud.adapters.ssh.keys import generate_key
+from gpucloud.adapters.ssh.shell import SshShell
 from gpucloud.domain.errors import HostUnreachable
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.node.bootstrap.facts import ship

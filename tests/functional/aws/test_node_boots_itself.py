@@ -24,7 +24,8 @@ from gpucloud.adapters.aws.machine import user_data
 from gpucloud.adapters.clock import SystemClock
 from gpucloud.adapters.jobfile import read_job
 from gpucloud.adapters.packaging import package_zip
-from gpucloud.adapters.ssh import SshShell, generate_key
+from gpucloud.adapters.ssh.keys import generate_key
+from gpucloud.adapters.ssh.shell import SshShell
 from gpucloud.adapters.transfer.sync import whole_code
 from gpucloud.domain.job.spec import Job, Market
 from gpucloud.domain.node.bootstrap.facts import Facts, parse_facts, probe, question
