@@ -361,7 +361,7 @@ def refuse_what_cannot_be_kept(
         instead = f", `resources: {{market: on_demand}}` with {safe_usd:f} USD"
     raise PlanRefused(
         f"{work} ends within {format_usd(job.budget_usd)} in {ended} of {any_sum.windows} replays, and within"
-        f" {format_usd(least)} in nine of ten{safe}",
+        f" {format_usd(least)} in nine of ten, with {format_usd(kept_usd)} kept aside{safe}",
         hint=f"budget: {least:f} USD{instead}, or {other}",
     )
 
