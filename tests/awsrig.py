@@ -9,8 +9,8 @@ from decimal import Decimal
 from pathlib import Path
 
 from gpucloud.adapters.aws.bucket import ensure_bucket
+from gpucloud.adapters.aws.provision import AwsProvisioner, Sources
 from gpucloud.adapters.aws.session import Aws
-from gpucloud.adapters.aws.stacks.provision import AwsProvisioner, Sources
 from gpucloud.domain.job.spec import AwsChoices, Market
 from gpucloud.ports import ClusterSpec
 from tests.lab.aws import Lab

@@ -1,6 +1,6 @@
 """Counts what the package's recorded markets show of how zones come and go: `python -m tests.prior`.
 
-Writes `gpucloud/adapters/tables/prior.json`, from which the learned policy starts. Markets of a week and more are
+Writes `gpucloud/adapters/markets/prior.json`, from which the learned policy starts. Markets of a week and more are
 counted, each zone by itself and all zones of a region, of each two regions, and of the market together.
 """
 

@@ -22,7 +22,7 @@ from gpucloud.domain.supervision.seen import Rules, Seen
 from gpucloud.domain.supervision.self_driving import DriveOrder
 from gpucloud.ports import Clock, DataSets, MarketData, NodeGroup, Outputs, Provisioner, Shell
 from gpucloud.store import ObjectStore
-from gpucloud.store.counting import Tally
+from gpucloud.store.contract import Tally
 from gpucloud.usecases.jobstore.jobstore import JobStore
 
 MakeTables = Callable[[Lesson], Tables]

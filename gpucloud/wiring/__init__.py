@@ -6,8 +6,7 @@ from gpucloud.adapters.home import Home, KnownJob
 from gpucloud.adapters.scripts import how_it_saves, imports_resume
 from gpucloud.adapters.transfer.localfiles import local_tree as local_folder
 from gpucloud.adapters.transfer.localfiles import sent as local_file
-from gpucloud.wiring.ci import install_pipeline
-from gpucloud.wiring.jobfile import job_schema, job_templates, sample_job, template_job
+from gpucloud.wiring.jobfile import install_pipeline, job_schema, job_templates, sample_job, template_job
 from gpucloud.wiring.root import Gpucloud
 
 __all__ = [

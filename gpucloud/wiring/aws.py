@@ -9,7 +9,7 @@ from decimal import Decimal
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING
 
-from gpucloud.adapters.aws.nodes.place import LEAST_AHEAD
+from gpucloud.adapters.aws.nodes.listing import LEAST_AHEAD
 from gpucloud.adapters.home import Home
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.spec import Access, AwsChoices, Resources
@@ -22,12 +22,12 @@ from gpucloud.domain.variables import GPUCLOUD_AWS_POLL_S, GPUCLOUD_SSH_PORT
 from gpucloud.wiring.cloud import CloudProfile
 
 if TYPE_CHECKING:
-    from gpucloud.adapters.aws.account.account import AwsAccount
-    from gpucloud.adapters.aws.account.census import AwsCensus, CostExplorer
+    from gpucloud.adapters.aws.account import AwsAccount
+    from gpucloud.adapters.aws.census import AwsCensus, CostExplorer
     from gpucloud.adapters.aws.nodes.group import AwsNodeGroup
     from gpucloud.adapters.aws.prices.market import AwsMarket, ListedMarket
+    from gpucloud.adapters.aws.provision import AwsProvisioner
     from gpucloud.adapters.aws.session import Aws
-    from gpucloud.adapters.aws.stacks.provision import AwsProvisioner
     from gpucloud.domain.market.catalog import Caller
     from gpucloud.domain.offer import Offer
     from gpucloud.domain.supervision.self_driving import DriveOrder
@@ -106,7 +106,7 @@ class AwsCloud:
 
     def billing(self) -> CostExplorer:
         """Return AWS's own figures."""
-        from gpucloud.adapters.aws.account.census import CostExplorer
+        from gpucloud.adapters.aws.census import CostExplorer
 
         return CostExplorer(self.aws)
 
@@ -186,7 +186,7 @@ class AwsCloud:
 
         Raises CredentialsError, ProvisionError; what was known before is then kept.
         """
-        from gpucloud.adapters.aws.prices.refresh import refresh
+        from gpucloud.adapters.aws.prices.asking import refresh
 
         return refresh(self.aws, region, self._home.catalog, scored=scored)
 
@@ -216,7 +216,7 @@ class AwsCloud:
 
     @cached_property
     def _account(self) -> AwsAccount:
-        from gpucloud.adapters.aws.account.account import AwsAccount
+        from gpucloud.adapters.aws.account import AwsAccount
 
         return AwsAccount(self.aws, catalog=self.catalog)
 
@@ -227,7 +227,7 @@ class AwsCloud:
         return AwsMarket(self.aws, self.regions, catalog=self.catalog, renew=self._renew_prices)
 
     def _renew_prices(self, region: str) -> Catalog:
-        from gpucloud.adapters.aws.prices.refresh import renew_prices
+        from gpucloud.adapters.aws.prices.asking import renew_prices
 
         self.__dict__["catalog"] = renew_prices(self.aws, region, self._home.catalog)
         return self.catalog
@@ -238,7 +238,7 @@ class AwsCloud:
 
     def census(self, store: ObjectStore) -> AwsCensus:
         """Return what lists everything that jobs with this store have made in the regions."""
-        from gpucloud.adapters.aws.account.census import AwsCensus
+        from gpucloud.adapters.aws.census import AwsCensus
 
         return AwsCensus(
             self.aws,
@@ -252,8 +252,8 @@ class AwsCloud:
         from gpucloud.adapters.aws import machine
         from gpucloud.adapters.aws.bucket import ensure_bucket
         from gpucloud.adapters.aws.machine import user_data
-        from gpucloud.adapters.aws.stacks.network import require_session_tools, ssh_cidr
-        from gpucloud.adapters.aws.stacks.provision import AwsProvisioner, Sources
+        from gpucloud.adapters.aws.provision import AwsProvisioner, Sources
+        from gpucloud.adapters.aws.standing import require_session_tools, ssh_cidr
 
         sources = Sources(
             bucket=partial(ensure_bucket, self.aws),
@@ -287,7 +287,7 @@ class AwsCloud:
         )
 
     def _host_keys(self, store: ObjectStore) -> Callable[[str, str, str], str | None]:
-        from gpucloud.adapters.aws.account.account import profile_of
+        from gpucloud.adapters.aws.account import profile_of
         from gpucloud.adapters.aws.machine import HostKeys
 
         known: dict[tuple[str, str], HostKeys] = {}
@@ -324,7 +324,7 @@ def own_nodes(order: DriveOrder, store: ObjectStore) -> AwsNodeGroup:
     """Return the node groups as a machine reaches them: its peers by their private addresses, with host keys that its
     own role published; the instance's own role signs, and no bound or shut-off is moved. Raises ProvisionError.
     """
-    from gpucloud.adapters.aws.account.account import role_id_of
+    from gpucloud.adapters.aws.account import role_id_of
     from gpucloud.adapters.aws.machine import HostKeys
     from gpucloud.adapters.aws.nodes.group import AwsNodeGroup
 

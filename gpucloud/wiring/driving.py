@@ -14,7 +14,7 @@ from gpucloud.domain.errors import NodeError, UsageError
 from gpucloud.domain.job.spec import Cloud
 from gpucloud.domain.supervision.self_driving import DriveOrder, parse_order
 from gpucloud.store import open_store
-from gpucloud.store.counting import CountingStore, Tally
+from gpucloud.store.contract import CountingStore, Tally
 from gpucloud.usecases.supervise.provision import OwnGroup, OwnProvisioner
 
 if TYPE_CHECKING:

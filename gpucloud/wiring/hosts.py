@@ -15,9 +15,8 @@ from gpucloud.domain.supervision.seen import Limits, Rules
 from gpucloud.wiring.cloud import CloudProfile
 
 if TYPE_CHECKING:
-    from gpucloud.adapters.hosts.cloud import SshProvisioner
+    from gpucloud.adapters.hosts.cloud import Configured, SshProvisioner
     from gpucloud.adapters.hosts.group import SshNodeGroup
-    from gpucloud.adapters.hosts.places import Configured
     from gpucloud.adapters.hosts.records import Place
     from gpucloud.domain.offer import Offer
     from gpucloud.ports import MarketData, Shell
@@ -52,7 +51,7 @@ class SshCloud:
     @cached_property
     def places(self) -> tuple[Place, ...]:
         """The hosts as SSH reaches them. HostKeyMismatch when the key of one is not known."""
-        from gpucloud.adapters.hosts.places import Sources, places
+        from gpucloud.adapters.hosts.cloud import Sources, places
         from gpucloud.adapters.ssh.hosts import known_key, usual_files
 
         files = usual_files()
@@ -73,8 +72,7 @@ class SshCloud:
 
     def group(self, store: ObjectStore) -> SshNodeGroup:
         """Return the groups of hosts of jobs that keep their state in this store."""
-        from gpucloud.adapters.hosts.asking import Asking
-        from gpucloud.adapters.hosts.group import SshNodeGroup
+        from gpucloud.adapters.hosts.group import Asking, SshNodeGroup
         from gpucloud.adapters.hosts.records import Recollection
 
         return SshNodeGroup(Recollection(store, SystemClock()), Asking(self._shell), lambda: self.places)
@@ -110,7 +108,7 @@ class SshCloud:
 
 
 def _configured(alias: str) -> Configured:
-    from gpucloud.adapters.hosts.places import Configured
+    from gpucloud.adapters.hosts.cloud import Configured
     from gpucloud.adapters.ssh.hosts import said_of
 
     said = said_of(alias)

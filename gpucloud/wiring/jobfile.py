@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpucloud import smi
 from gpucloud.adapters.home import Home
@@ -15,9 +16,13 @@ from gpucloud.domain.codec import to_json
 from gpucloud.domain.errors import GpucloudError, NodeError, UsageError
 from gpucloud.domain.job.spec import Job
 from gpucloud.domain.node.gate.report import GateOrder, GateWanted
+from gpucloud.domain.vendoring import Forge
 from gpucloud.ports import Account
 from gpucloud.usecases.machines import Check, Here
 from gpucloud.usecases.supervise.needs import parse_checked
+
+if TYPE_CHECKING:
+    from gpucloud.adapters.packaging import Installed
 
 
 def sample_job(name: str, run: str, *, full: bool) -> str:
@@ -126,3 +131,13 @@ def _has_credentials() -> bool:
 
 def _is_file(written: str) -> bool:
     return os.path.isfile(os.path.expanduser(written))  # noqa: PTH111, PTH113  these never raise
+
+
+# What a repository's CI is given.
+
+
+def install_pipeline(folder: Path, forges: frozenset[Forge], *, force: bool) -> Installed:
+    """Put pipelines and what they install into the repository around `folder`; see `gpucloud.adapters.packaging`."""
+    from gpucloud.adapters import packaging
+
+    return packaging.install_pipeline(folder, forges, force=force)

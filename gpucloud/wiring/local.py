@@ -59,7 +59,7 @@ class LocalCloud:
             period_s=0.1,
             node_python=sys.executable,
             drives_as=user_name(),
-            power_off=(sys.executable, "-m", "gpucloud.adapters.local.power_off"),
+            power_off=(sys.executable, "-m", "gpucloud.adapters.local.node"),
         )
 
     def account(self) -> None:
@@ -123,9 +123,9 @@ class LocalCloud:
         return (emulated, *self._gpus(), *(() if find_terraform() else (without,)))
 
     def _gpus(self) -> tuple[str, ...]:
-        from gpucloud.adapters.local import devices
+        from gpucloud.adapters.local.market import devices_here
 
-        here = devices.here()
+        here = devices_here()
         return (f"GPUs here: {len(here.uuids)} × {here.model}; each node gets its own",) if here.uuids else ()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from decimal import Decimal
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gpucloud.adapters.clock import SystemClock
 from gpucloud.adapters.home import Home, KnownJob, open_home
-from gpucloud.domain.errors import CredentialsError, GpucloudError, ToolMissing, UsageError
+from gpucloud.domain.errors import CredentialsError, GpucloudError, UsageError
 from gpucloud.domain.job.spec import AwsChoices, Job, Resources, SshChoices
 from gpucloud.domain.job.spec import Cloud as CloudName
 from gpucloud.domain.state.order import refuse_elsewhere, unusable
@@ -24,25 +24,19 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from gpucloud.adapters.local.group import LocalNodeGroup
-    from gpucloud.adapters.plots import Plot
     from gpucloud.adapters.signing import KeyRing
     from gpucloud.adapters.transfer.copying import Copier
     from gpucloud.adapters.transfer.datasets import Sources
-    from gpucloud.domain.checkpoint.protection import Saving
-    from gpucloud.domain.market.plan import Plan
     from gpucloud.domain.node.node import Node
     from gpucloud.domain.state.order import Order
     from gpucloud.domain.state.state import JobState
     from gpucloud.domain.supervision.self_driving import Unable
-    from gpucloud.ports import Clock, DataSets, Markets, PolicyTables, Shell, Signer, Trust
+    from gpucloud.ports import Clock, DataSets, Shell, Signer, Trust
     from gpucloud.usecases.job.jobs import Asker
-    from gpucloud.usecases.job.start import Starter
     from gpucloud.usecases.jobstore.jobstore import JobStore
     from gpucloud.usecases.jobstore.orders import Given, Orders, Reader
     from gpucloud.usecases.jobstore.report import JobReport
     from gpucloud.usecases.machines import Here
-    from gpucloud.usecases.money.estimate import Estimator
-    from gpucloud.usecases.money.simulate import Outlooks
     from gpucloud.usecases.services import Services
     from gpucloud.wiring.aws import AwsCloud
     from gpucloud.wiring.cloud import Cloud, CloudProfile
@@ -267,60 +261,9 @@ class Gpucloud:
         finally:
             shell.close()
 
-    def starter(self, job: Job) -> Starter:
-        """Return what starts jobs in the job's store."""
-        from functools import partial
-
-        from gpucloud.adapters.scripts import how_it_saves
-        from gpucloud.adapters.transfer.sync import whole_code
-        from gpucloud.usecases.job.start import Starter
-
-        cloud = self.cloud(job)
-        return Starter(
-            store=self.store(job),
-            market=cloud.market(),
-            account=cloud.account(),
-            clock=self.clock,
-            rules=cloud.cloud_profile.rules,
-            terms=cloud.cloud_profile.terms,
-            group=cloud.group(self.store(job)),
-            host=self.home.identity,
-            signer=self.signer(),
-            reader=self.reader(),
-            pack_code=partial(whole_code, cache=self._cache),
-            outlooks=self.outlooks,
-            saving=lambda job: how_it_saves(job).saving,
-        )
-
-    def estimator(self, job: Job, saving: Saving, *, offline: bool = False) -> Estimator:
-        """Return what says what the job is going to cost, and when it will be done, where its script saves so.
-
-        `offline`: by the catalog's prices, for a job on AWS of somebody whom AWS does not know.
-        """
-        from gpucloud.usecases.money.estimate import Estimator, Planner
-
-        cloud, outlooks = self.cloud(job), self.outlooks()
-        planner = Planner(
-            market=self.aws(job.aws, job.resources).listed_market() if offline else cloud.market(),
-            account=None if offline else cloud.account(),
-            clock=self.clock,
-            wall=cloud.cloud_profile.rules.wall,
-            terms=cloud.cloud_profile.terms,
-            changeover=cloud.cloud_profile.rules.limits.changeover,
-            outlooks=lambda: outlooks,
-            saving=lambda _: saving,
-        )
-        return Estimator(planner=planner, outlooks=outlooks, saving=saving)
-
-    def first_plan(self, job: Job) -> Plan | None:
-        """Return the plan of a job whose store does not exist yet; None when it does."""
-        if job.store is not None or self.cloud(job).store_is_there():
-            return None
-        return self.starter(job).plan(job)
-
     def asker(self, known: KnownJob) -> Asker:
         """Return what answers questions about a known job."""
-        from gpucloud.store.counting import CountingStore, Tally
+        from gpucloud.store.contract import CountingStore, Tally
         from gpucloud.usecases.job.jobs import Asker
         from gpucloud.usecases.jobstore.jobstore import JobStore
 
@@ -446,32 +389,6 @@ class Gpucloud:
         from gpucloud.usecases.jobstore.orders import Reader
 
         return Reader(trust=self.trust(), marks=self.home.order_marks)
-
-    def outlooks(self) -> Outlooks:
-        """Return what says what jobs are going to cost, from the spot markets of the past."""
-        from gpucloud.usecases.money.simulate import Outlooks
-
-        return Outlooks(markets=self.recorded_markets(), tables=self.policy_tables())
-
-    def recorded_markets(self) -> Markets:
-        """Return the spot markets of the past that come with the package."""
-        from gpucloud.adapters.markets import PackagedMarkets
-
-        return PackagedMarkets()
-
-    def policy_tables(self, without: Collection[str] = ()) -> PolicyTables:
-        """Return what makes the learned policy's tables, from recorded markets but from none of `without`."""
-        from gpucloud.adapters.tables import TableMaker
-
-        return TableMaker(without)
-
-    def plot(self, path: Path) -> Plot:
-        """Return the file to draw charts into. UsageError for none of PNG or SVG, ToolMissing without matplotlib."""
-        try:
-            from gpucloud.adapters.plots import Plot
-        except ImportError as error:
-            raise ToolMissing("plots need matplotlib", hint="pip install 'gpucloud[plots]'") from error
-        return Plot(path)
 
     def install_terraform(self, story: Callable[[str], None]) -> Path:
         """Fetch Terraform into this user's own folder and return it. ToolMissing when that fails."""

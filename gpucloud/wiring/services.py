@@ -23,7 +23,7 @@ from gpucloud.domain.supervision.seen import rules_for
 from gpucloud.domain.supervision.self_driving import ORDER_VERSION, DriveOrder, Unable, order_key, unable
 from gpucloud.ports import Clock, DataSets, Shell
 from gpucloud.store import ObjectStore
-from gpucloud.store.counting import CountingStore, Tally
+from gpucloud.store.contract import CountingStore, Tally
 from gpucloud.usecases.services import Package, SelfBoot, Services
 from gpucloud.wiring.cloud import Cloud, CloudProfile
 
@@ -92,7 +92,7 @@ def compose_services(
 
 def _make_tables(lesson: Lesson) -> Tables:
     """Return the learned policy's tables; NumPy is imported when some are made."""
-    from gpucloud.adapters.tables import TableMaker
+    from gpucloud.adapters.markets.tables import TableMaker
 
     return TableMaker().tables(lesson.task, lesson.zones, lesson.gpus, lesson.spot_usd_per_hour)
 

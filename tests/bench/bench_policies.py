@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucloud.adapters.markets import PackagedMarkets
-from gpucloud.adapters.tables import TableMaker
+from gpucloud.adapters.markets.tables import TableMaker
 from gpucloud.domain.job.spec import Policy
 from gpucloud.domain.market.fleet import Life
 from gpucloud.domain.market.learned import Counts, Tables, count, watch

@@ -12,7 +12,7 @@ from datetime import timedelta
 from decimal import Decimal
 
 from gpucloud.adapters.markets import PackagedMarkets
-from gpucloud.adapters.tables import TableMaker
+from gpucloud.adapters.markets.tables import TableMaker
 from gpucloud.domain.job.spec import Policy
 from gpucloud.domain.market.recordings import zone_set
 from gpucloud.domain.market.scenario import Recovery, Scenario

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpucloud.adapters.clock import SystemClock
-from gpucloud.adapters.hosts.asking import Asking, Order
+from gpucloud.adapters.hosts.group import Asking, Order
 from gpucloud.adapters.packaging import package_zip
 from gpucloud.adapters.ssh.shell import SshShell
 from gpucloud.domain.node.bootstrap.wanted import Wanted

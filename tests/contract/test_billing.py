@@ -9,7 +9,7 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 
-from gpucloud.adapters.aws.account.census import CostExplorer
+from gpucloud.adapters.aws.census import CostExplorer
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.money.costs import BilledLine

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.adapters.aws.nodes.place import LEAST_AHEAD
-from gpucloud.adapters.hosts.asking import Asking
+from gpucloud.adapters.aws.nodes.listing import LEAST_AHEAD
 from gpucloud.adapters.hosts.cloud import SshProvisioner
-from gpucloud.adapters.hosts.group import SshNodeGroup
+from gpucloud.adapters.hosts.group import Asking, SshNodeGroup
 from gpucloud.adapters.hosts.records import POOL as HOSTS
 from gpucloud.adapters.hosts.records import Recollection
 from gpucloud.adapters.ssh.shell import SshShell

@@ -15,7 +15,7 @@ from gpucloud.domain import untrusted
 from gpucloud.domain.errors import CredentialsError, StoreError
 from gpucloud.store import Conflict, Sums, TooLarge, get_small, open_store
 from gpucloud.store import s3 as s3_module
-from gpucloud.store.counting import CountingStore, Tally
+from gpucloud.store.contract import CountingStore, Tally
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.lab.aws import Lab

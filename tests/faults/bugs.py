@@ -1010,7 +1010,7 @@ def torn_bill_keeps_the_user_out(original: Any) -> Any:
     return of_ledger
 
 
-@seeded("adapters.aws.account.policy:node_policy", "pytest", "tests/unit/test_iam_judge.py")
+@seeded("adapters.aws.policy:node_policy", "pytest", "tests/unit/test_iam_judge.py")
 def machines_write_orders(original: Any) -> Any:
     """A machine's role may write all of its job."""
 
@@ -1023,7 +1023,7 @@ def machines_write_orders(original: Any) -> Any:
     return node_policy
 
 
-@seeded("adapters.aws.account.policy:boundary_policy", "pytest", "tests/unit/test_iam_judge.py")
+@seeded("adapters.aws.policy:boundary_policy", "pytest", "tests/unit/test_iam_judge.py")
 def boundary_without_its_refusal(original: Any) -> Any:
     """What is refused in a job's `control/` is only left out."""
 
@@ -1034,7 +1034,7 @@ def boundary_without_its_refusal(original: Any) -> Any:
     return boundary_policy
 
 
-@seeded("adapters.aws.account.policy:_machines", "pytest", "tests/unit/test_iam_judge.py")
+@seeded("adapters.aws.statements:machines", "pytest", "tests/unit/test_iam_judge.py")
 def groups_start_by_any_version(original: Any) -> Any:
     """The printed policies let a group start by the newest version of its template, whoever made that."""
 
@@ -1048,7 +1048,7 @@ def groups_start_by_any_version(original: Any) -> Any:
     return machines
 
 
-@seeded("adapters.aws.account.policy:_keys", "pytest", "tests/unit/test_iam_judge.py")
+@seeded("adapters.aws.statements:keys", "pytest", "tests/unit/test_iam_judge.py")
 def keys_used_by_themselves(original: Any) -> Any:
     """The printed policies let a key of the user's own be used by whoever holds them, not by S3 and EC2 alone."""
 
@@ -1058,7 +1058,7 @@ def keys_used_by_themselves(original: Any) -> Any:
     return keys
 
 
-@seeded("adapters.aws.account.policy:_drills", "pytest", "tests/unit/test_iam_judge.py")
+@seeded("adapters.aws.statements:drills", "pytest", "tests/unit/test_iam_judge.py")
 def tags_set_on_what_stands(original: Any) -> Any:
     """The printed policies let somebody's drill be made ours by a tag."""
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from gpucloud.adapters.home import Home
 from gpucloud.adapters.jobfile import read_job
-from gpucloud.adapters.local.devices import Devices
-from gpucloud.adapters.local.market import LocalMarket
+from gpucloud.adapters.local.market import Devices, LocalMarket
 from gpucloud.domain.errors import ProvisionError, StoreError
 from gpucloud.domain.job.spec import Job
 from gpucloud.domain.money.ledger import Terms

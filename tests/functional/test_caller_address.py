@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpucloud.adapters.aws.stacks.network import ssh_cidr
+from gpucloud.adapters.aws.standing import ssh_cidr
 from gpucloud.domain.errors import ProvisionError, UsageError
 
 

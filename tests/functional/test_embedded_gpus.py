@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.adapters.local.devices import type_with
 from gpucloud.adapters.local.group import LocalNodeGroup
+from gpucloud.adapters.local.market import type_with
 from gpucloud.adapters.local.records import Folder
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.node.node import Fault, Node

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpucloud.adapters.clock import SystemClock
-from gpucloud.adapters.local.devices import Devices
-from gpucloud.adapters.local.market import LocalMarket
+from gpucloud.adapters.local.market import Devices, LocalMarket
 from gpucloud.adapters.packaging import package_zip
 from gpucloud.adapters.transfer.outputs import OutputsFolder
 from gpucloud.domain.codec import from_json, to_json

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpucloud.__main__ import main
-from gpucloud.adapters.aws.account.policy import boundary_arn, boundary_policy, node_policy, user_policy
+from gpucloud.adapters.aws.policy import boundary_arn, boundary_policy, node_policy, user_policy
 from gpucloud.adapters.aws.session import Aws
 
 JOB = """

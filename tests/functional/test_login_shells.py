@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from gpucloud.adapters.hosts.asking import Asking, Order
+from gpucloud.adapters.hosts.group import Asking, Order
 from gpucloud.adapters.ssh.shell import replacing, watched
 from gpucloud.ports import Completed
 from tests.unit.worlds import node

@@ -139,7 +139,7 @@ def test_a_node_that_powers_itself_off_is_gone_with_everything(tmp_path):
     with spaces(tmp_path) as one:
         (node,) = one.size(1)
         one.says(node, "sh", "-c", COUNTING)
-        off = (sys.executable, "-m", "gpucloud.adapters.local.power_off")
+        off = (sys.executable, "-m", "gpucloud.adapters.local.node")
         one.says(node, "sh", "-c", f"setsid sh -c 'sleep 0.2; {' '.join(off)}' >/dev/null 2>&1 &")
         poll(lambda: one.cloud.describe(GROUP).nodes[0].end_cause is EndCause.CRASH)
         assert not processes.marked(MARK, node.id)

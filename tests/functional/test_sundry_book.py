@@ -19,7 +19,7 @@ from gpucloud.domain.money.ledger import GIB, Rates, Terms
 from gpucloud.domain.node.output import DatedPiece
 from gpucloud.domain.state.state import ExitReason
 from gpucloud.store import open_store
-from gpucloud.store.counting import CountingStore, Tally
+from gpucloud.store.contract import CountingStore, Tally
 from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.money.spend import SundryBook

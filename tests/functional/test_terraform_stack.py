@@ -17,8 +17,8 @@ import pytest
 
 from gpucloud import processes
 from gpucloud.adapters.terraform import keeper
-from gpucloud.adapters.terraform.events import failure
 from gpucloud.adapters.terraform.history import Run, write
+from gpucloud.adapters.terraform.runner import failure
 from gpucloud.adapters.terraform.stack import Stack
 from gpucloud.adapters.terraform.workfolder import in_bucket, in_directory
 from gpucloud.domain.errors import CredentialsError, GpucloudError, ProvisionError, ToolMissing

@@ -6,7 +6,8 @@ import contextlib
 import json
 from typing import Any
 
-from gpucloud.adapters.aws.account.policy import BOUNDARY, Uses, boundary_arn, boundary_policy, user_policy
+from gpucloud.adapters.aws.policy import BOUNDARY, boundary_arn, boundary_policy, user_policy
+from gpucloud.adapters.aws.statements import Uses
 from tests.lab.aws import Lab
 from tests.lab.aws.world import ACCOUNT, REGION
 

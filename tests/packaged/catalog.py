@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import gpucloud.adapters.aws.prices
+from gpucloud.adapters.aws.prices.asking import machine_of
 from gpucloud.adapters.aws.prices.catalog import written
-from gpucloud.adapters.aws.prices.refresh import machine_of
 from gpucloud.domain.market.catalog import Advice, Advisor, Band, Catalog, Machine, PriceList
 
 TARGET = Path(gpucloud.adapters.aws.prices.__file__).parent / "catalog.json"

@@ -18,9 +18,9 @@ import botocore.config
 import botocore.exceptions
 import pytest
 
-from gpucloud.adapters.aws.account.policy import BOUNDARY, boundary_policy, node_policy
 from gpucloud.adapters.aws.bucket import ensure_bucket
 from gpucloud.adapters.aws.nodes.group import AwsNodeGroup
+from gpucloud.adapters.aws.policy import BOUNDARY, boundary_policy, node_policy
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.adapters.clock import SystemClock
 from gpucloud.domain import codec

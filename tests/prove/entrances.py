@@ -21,8 +21,7 @@ from typing import Any
 from unittest import mock
 
 from gpucloud.adapters.home import Home, KnownJob
-from gpucloud.adapters.local.devices import Devices
-from gpucloud.adapters.local.market import LocalMarket
+from gpucloud.adapters.local.market import Devices, LocalMarket
 from gpucloud.adapters.transfer import sync
 from gpucloud.agent.drive import driver as driving
 from gpucloud.domain.job.spec import Cloud

@@ -18,7 +18,7 @@ from botocore.exceptions import ClientError
 from gpucloud.adapters.aws import faults
 from gpucloud.adapters.aws.faults import CODES, PROSE, UNKNOWN, explained, known
 from gpucloud.adapters.aws.nodes.listing import Listing
-from gpucloud.adapters.aws.nodes.recollection import refusals_told
+from gpucloud.adapters.aws.nodes.watch import refusals_told
 from gpucloud.domain.errors import CredentialsError, GpucloudError, ProvisionError
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.node.node import Fault, GroupView, Refusal

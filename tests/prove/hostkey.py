@@ -13,7 +13,7 @@ from pathlib import Path
 
 import paramiko
 
-from gpucloud.adapters.hosts.places import Configured, Sources, places
+from gpucloud.adapters.hosts.cloud import Configured, Sources, places
 from gpucloud.adapters.ssh.keys import generate_key
 from gpucloud.adapters.ssh.shell import SshShell
 from gpucloud.adapters.transfer.copying import Copier

@@ -22,7 +22,7 @@ import yaml
 from gpucloud.adapters.aws.prices.catalog import load
 from gpucloud.adapters.local.records import NodeRecord
 from gpucloud.adapters.markets import PackagedMarkets
-from gpucloud.adapters.tables import TableMaker
+from gpucloud.adapters.markets.tables import TableMaker
 from gpucloud.domain.checkpoint.protection import NEVER, Saving
 from gpucloud.domain.errors import PlanRefused
 from gpucloud.domain.job.quantities import parse_count

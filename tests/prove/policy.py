@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpucloud.adapters.aws.account.policy import Uses, boundary_arn, boundary_policy, node_policy, user_policy
+from gpucloud.adapters.aws.policy import boundary_arn, boundary_policy, node_policy, user_policy
+from gpucloud.adapters.aws.statements import Uses
 from tests.commandline import until
 from tests.iam import forbidden, recording
 from tests.iam.forbidden import ACCOUNT, REGION, Call, SomeAccount

@@ -18,7 +18,7 @@ from typing import Any
 
 from gpucloud.adapters.aws.machine import POWER_OFF
 from gpucloud.adapters.aws.nodes.group import AwsNodeGroup
-from gpucloud.adapters.aws.nodes.place import SHUT_OFF, SHUT_OFF_AGAIN
+from gpucloud.adapters.aws.nodes.listing import SHUT_OFF, SHUT_OFF_AGAIN
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.adapters.home import bundled
 from gpucloud.agent.attempt.decide import OwnEnd

@@ -12,7 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 import gpucloud.agent.daemon
-from gpucloud.adapters.tables import TableMaker
+from gpucloud.adapters.markets.tables import TableMaker
 from gpucloud.domain.checkpoint.manifest import Commit
 from gpucloud.domain.errors import GpucloudError, HostUnreachable
 from gpucloud.domain.job.spec import Job, Market, MarketPolicy, Resources

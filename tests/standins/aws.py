@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpucloud.adapters.aws.account.policy import Uses
+from gpucloud.adapters.aws.statements import Uses
 from tests.commandline import CommandLine
 from tests.iam.printed import let_as_printed
 from tests.lab.aws import Lab

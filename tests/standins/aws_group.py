@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gpucloud.adapters.aws.nodes.group import AwsNodeGroup
-from gpucloud.adapters.aws.nodes.place import drill_role
+from gpucloud.adapters.aws.nodes.listing import drill_role
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.job.spec import Access, Market
 from gpucloud.domain.node.node import GroupView, NodeState

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpucloud import processes
-from gpucloud.adapters.hosts.places import Configured, Sources
+from gpucloud.adapters.hosts.cloud import Configured, Sources
 from gpucloud.adapters.hosts.records import Place
 from tests.fakes.nodes import Server, embedded_server, openssh_server
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from botocore.stub import ANY, Stubber
 
-from gpucloud.adapters.aws.account.quotas import family_of
+from gpucloud.adapters.aws.account import family_of
+from gpucloud.adapters.aws.prices.asking import machine_of, refresh
 from gpucloud.adapters.aws.prices.catalog import load, read, written
-from gpucloud.adapters.aws.prices.refresh import machine_of, refresh
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.errors import ProvisionError, UsageError
 from gpucloud.domain.job.spec import Access, Resources

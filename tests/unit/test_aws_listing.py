@@ -8,11 +8,19 @@ from typing import Any
 
 import pytest
 
-from gpucloud.adapters.aws.nodes import recollection
+from gpucloud.adapters.aws.nodes import watch
 from gpucloud.adapters.aws.nodes.launching import settings
-from gpucloud.adapters.aws.nodes.listing import Listing, Reach, ShutOff, end_cause, held_back, node_of, refusal_of
-from gpucloud.adapters.aws.nodes.place import Place
-from gpucloud.adapters.aws.nodes.recollection import Recollection
+from gpucloud.adapters.aws.nodes.listing import (
+    Listing,
+    Place,
+    Reach,
+    ShutOff,
+    end_cause,
+    held_back,
+    node_of,
+    refusal_of,
+)
+from gpucloud.adapters.aws.nodes.watch import Recollection
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job.spec import Access, Market
 from gpucloud.domain.node.node import EndCause, Fault, NodeState
@@ -199,7 +207,7 @@ def test_failed_launches_of_the_group_are_refusals_of_the_pool_that_they_name() 
     ]
     found = [
         (r.pool.instance_type, r.pool.zone, r.fault, r.code, r.at)
-        for r in recollection.refusals_told(listing(activities=tuple(told)), POOL)
+        for r in watch.refusals_told(listing(activities=tuple(told)), POOL)
     ]
     assert found == [
         ("g4dn.xlarge", "us-east-1a", Fault.CAPACITY, "InsufficientInstanceCapacity", at(30)),
@@ -212,10 +220,8 @@ def test_a_shut_off_that_has_fired_is_found_in_the_groups_story() -> None:
         "At 2026-11-21T12:05:00Z a scheduled action update of AutoScalingGroup constraints to min: 0, max: 0, "
         "desired: 0 changing the desired capacity from 2 to 0.  At 2026-11-21T12:05:09Z an instance was taken out"
     )
-    assert recollection.fired_shut_off([{"Cause": "At 2026-11-21T12:00:00Z a user request"}, {"Cause": cause}]) == at(
-        300
-    )
-    assert recollection.fired_shut_off([{}]) is None
+    assert watch.fired_shut_off([{"Cause": "At 2026-11-21T12:00:00Z a user request"}, {"Cause": cause}]) == at(300)
+    assert watch.fired_shut_off([{}]) is None
 
 
 def test_a_group_that_is_as_wanted_is_left_alone() -> None:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from gpucloud.adapters.aws.nodes.place import drill_role
+from gpucloud.adapters.aws.nodes.listing import drill_role
 from gpucloud.adapters.home import bundled
 from gpucloud.adapters.jobfile.values import NAME
 

@@ -8,15 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpucloud.adapters.aws.account.policy import (
-    Document,
-    Uses,
-    actions,
-    boundary_arn,
-    boundary_policy,
-    node_policy,
-    user_policy,
-)
+from gpucloud.adapters.aws.policy import Document, actions, boundary_arn, boundary_policy, node_policy, user_policy
+from gpucloud.adapters.aws.statements import Uses
 from tests.iam.actions import action_of
 
 ACCOUNT = "123456789012"

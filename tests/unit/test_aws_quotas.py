@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from botocore.stub import Stubber
 
-from gpucloud.adapters.aws.account.account import AwsAccount
+from gpucloud.adapters.aws.account import AwsAccount
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.errors import CredentialsError, ProvisionError, UsageError
 from gpucloud.domain.job.spec import Market

@@ -9,7 +9,7 @@ import pytest
 from botocore.stub import Stubber
 
 from gpucloud.adapters.aws.session import Aws
-from gpucloud.adapters.aws.stacks.network import own_network, zone_for_nat
+from gpucloud.adapters.aws.standing import own_network, zone_for_nat
 from gpucloud.domain.errors import UsageError
 
 ZONES = ("us-east-1a", "us-east-1b", "us-east-1c")

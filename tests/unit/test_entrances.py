@@ -25,6 +25,7 @@ from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.orders import Orders, current_run
 from gpucloud.usecases.services import Services
 from gpucloud.wiring import Gpucloud
+from gpucloud.wiring.planning import starter
 from tests.fakes.agent import Training
 from tests.faults.process import Ended, run
 from tests.faults.rig import GROUP, JOB, Outside, Rigged
@@ -68,7 +69,7 @@ def test_whoever_comes_to_a_job_goes_by_its_order_and_its_store_whatever_the_fil
     file.write_text(said)
     (tmp_path / "train.py").touch()
     job = cloud.read_job(file)
-    known = cloud.known(job, cloud.starter(job).start(job, file.read_bytes()).name, file)
+    known = cloud.known(job, starter(cloud, job).start(job, file.read_bytes()).name, file)
     file.write_text(said.replace("nodes: 2", "nodes: 1").replace("train.py", "other.py").replace("/one", "/two"))
 
     given = cloud.orders(known).newest()

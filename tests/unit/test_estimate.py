@@ -13,7 +13,7 @@ import pytest
 from gpucloud.adapters.aws.prices.catalog import region_rates
 from gpucloud.adapters.aws.prices.market import ListedMarket
 from gpucloud.adapters.markets import PackagedMarkets
-from gpucloud.adapters.tables import TableMaker
+from gpucloud.adapters.markets.tables import TableMaker
 from gpucloud.cli.render.estimates import deadline_chart, estimate_json, estimate_text
 from gpucloud.domain.checkpoint.protection import Protection, Saving
 from gpucloud.domain.errors import PlanRefused, UsageError

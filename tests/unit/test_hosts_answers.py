@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpucloud.adapters.hosts.asking import Asking, Order
+from gpucloud.adapters.hosts.group import Asking, Order
 from gpucloud.domain.errors import NodeError
 from gpucloud.ports import Completed
 from tests.unit.worlds import node

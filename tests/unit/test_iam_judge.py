@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpucloud.adapters.aws.account.policy import Uses, boundary_arn, boundary_policy, node_policy, user_policy
+from gpucloud.adapters.aws.policy import boundary_arn, boundary_policy, node_policy, user_policy
+from gpucloud.adapters.aws.statements import Uses
 from tests.iam import forbidden, reference
 from tests.iam.forbidden import ACCOUNT, REGION, Call
 from tests.iam.judge import Need, Rights

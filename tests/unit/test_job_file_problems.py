@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from gpucloud.adapters.jobfile import read_job, spec_sha256
-from gpucloud.adapters.jobfile.messages import sections
+from gpucloud.adapters.jobfile.document import sections
 from gpucloud.domain.errors import JobFileError
 
 HEAD = "name: a\nrun: train.py\nbudget: 1 USD\n"

@@ -7,9 +7,7 @@ from decimal import Decimal
 
 import pytest
 
-from gpucloud.adapters.local import devices
-from gpucloud.adapters.local.devices import Devices
-from gpucloud.adapters.local.market import LocalMarket
+from gpucloud.adapters.local.market import Devices, LocalMarket, devices_here
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.spec import Market, Resources
 from gpucloud.domain.offer import Pool, PricePoint, rank
@@ -120,4 +118,4 @@ def test_a_job_larger_than_the_machines_gpus_runs_on_the_cpu_unless_it_asks_for_
 def test_a_part_of_a_gpu_is_no_device_that_the_embedded_fleet_gives_to_a_node(monkeypatch):
     monkeypatch.setattr("gpucloud.smi.gpus", lambda: pytest.fail("asked for whole devices"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-GPU-00000002-0000-0000-0000-000000000002/3/0")
-    assert devices.here() == Devices()
+    assert devices_here() == Devices()

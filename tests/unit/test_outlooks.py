@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from gpucloud.adapters.markets import PackagedMarkets
-from gpucloud.adapters.tables import TableMaker
+from gpucloud.adapters.markets.tables import TableMaker
 from gpucloud.domain.job.spec import Policy
 from gpucloud.domain.market.fleet import ON_DEMAND
 from gpucloud.domain.market.learned import Tables

@@ -24,7 +24,7 @@ def test_the_zip_holds_sources_and_price_lists_in_order_and_without_dates_of_thi
     assert [name for name in names if not name.endswith(".py")] == [
         "gpucloud/adapters/aws/prices/catalog.json",
         "gpucloud/adapters/local/prices.json",
-        "gpucloud/adapters/tables/prior.json",
+        "gpucloud/adapters/markets/prior.json",
         "gpucloud/agent/drive/requirements.lock",
     ]
     assert all(not name.startswith("gpucloud/bundled/") for name in names)

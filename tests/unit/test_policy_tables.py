@@ -12,8 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpucloud.adapters.markets import PackagedMarkets
-from gpucloud.adapters.tables import TableMaker
-from gpucloud.adapters.tables.program import Prices, hazards, recorded, solve
+from gpucloud.adapters.markets.tables import Prices, TableMaker, hazards, recorded, solve
 from gpucloud.domain.job.spec import Policy
 from gpucloud.domain.market.learned import (
     BUCKETS,

@@ -12,7 +12,7 @@ from gpucloud.domain.checkpoint.objects import PART_BYTES
 from gpucloud.domain.money.costs import Sundries, charges_of, drill_charges, saves_made
 from gpucloud.domain.money.ledger import GIB, Rates
 from gpucloud.store import open_store
-from gpucloud.store.counting import CountingStore, Tally, puts_of
+from gpucloud.store.contract import CountingStore, Tally, puts_of
 from tests.unit.worlds import NOW  # March: 744 hours
 
 S3 = Rates(

@@ -8,7 +8,7 @@ from typing import Any
 
 import botocore.exceptions
 
-from gpucloud.adapters.aws.account.account import account_of
+from gpucloud.adapters.aws.account import account_of
 from gpucloud.adapters.aws.faults import code_of
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.errors import ProvisionError, UsageError

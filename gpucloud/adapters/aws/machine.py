@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gpucloud.adapters.aws.account.account import account_of
+from gpucloud.adapters.aws.account import account_of
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.adapters.home import bundled
 from gpucloud.domain.errors import ProvisionError, UsageError

@@ -1,14 +1,20 @@
-"""Own hosts as a cloud: nothing to make, and the price that the user names."""
+"""Own hosts as a cloud: nothing to make, the price that the user names, and each host as SSH reaches it."""
 
 from __future__ import annotations
 
+import getpass
+import re
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
+from pathlib import Path
 
 from gpucloud.adapters.hosts.group import SshNodeGroup
-from gpucloud.adapters.hosts.records import POOL, Recollection
-from gpucloud.domain.job.spec import Resources
+from gpucloud.adapters.hosts.records import POOL, Place, Recollection
+from gpucloud.domain.errors import HostKeyMismatch
+from gpucloud.domain.job.spec import OwnHost, Resources, SshChoices
 from gpucloud.domain.offer import Offer, Pool, PricePoint
 from gpucloud.ports import Clock, ClusterSpec
 
@@ -74,3 +80,101 @@ class SshProvisioner:
             story(f"{node_id} does not answer: files of the job may be left there, below ~/.gpucloud/jobs")
         self._records.remove(group)
         story("own hosts: all are free, nothing of the job is left on those that answer")
+
+
+# The job file's hosts as SSH reaches them: name, login, pinned key, way.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configured:
+    """What SSH's own configuration says of a host; what is None is not said."""
+
+    address: str | None = None
+    user: str | None = None
+    port: int | None = None
+    jump: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """Where what the job file leaves out comes from. `key_of` gives the accepted key of an address and port."""
+
+    configured: Callable[[str], Configured]
+    key_of: Callable[[str, int], str | None]
+    known_hosts: Path
+
+
+def places(choices: SshChoices, sources: Sources) -> tuple[Place, ...]:
+    """Return the hosts in the file's order. HostKeyMismatch naming every host whose key nobody has accepted."""
+    found, unknown = [], []
+    for name, host in zip(_names(choices.hosts), choices.hosts, strict=True):
+        said = sources.configured(host.address)
+        address = said.address or host.address
+        port = said.port if said.port is not None and host.port == _USUAL_PORT else host.port
+        key = host.host_key or sources.key_of(host.address, port) or sources.key_of(address, port)
+        if key is None:
+            unknown.append((address, port))
+            continue
+        found.append(
+            Place(
+                name=name,
+                address=address,
+                port=port,
+                user=host.user or said.user or getpass.getuser(),
+                host_key=key,
+                proxy=_proxy(host.jump or said.jump, address, port, choices.key, sources.known_hosts),
+                private_address=host.private_address,
+                interface=host.interface,
+                devices=tuple(str(index) for index in host.gpus),
+            )
+        )
+    if unknown:
+        raise _not_accepted(unknown, sources.known_hosts)
+    return tuple(found)
+
+
+_USUAL_PORT = OwnHost(address="").port
+
+
+def _not_accepted(hosts: list[tuple[str, int]], file: Path) -> HostKeyMismatch:
+    names = ", ".join(address if port == _USUAL_PORT else f"{address}:{port}" for address, port in hosts)
+    address, port = hosts[0]
+    return HostKeyMismatch(
+        f"the host key of {names} is not known; nothing was sent",
+        hint=f"ssh-keyscan -p {port} {address} | tee -a {file} | ssh-keygen -lf - and compare with"
+        " ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub there; or `host_key: ssh-ed25519 AAAA…` in the job file",
+    )
+
+
+def _names(hosts: tuple[OwnHost, ...]) -> tuple[str, ...]:
+    """Return a name of its own for each entry: address, port unless it is the usual one, GPUs where that is shared."""
+    short = [_name(host) for host in hosts]
+    long = [f"{name}-g{'-'.join(map(str, host.gpus))}" for name, host in zip(short, hosts, strict=True)]
+    times = Counter(short)
+    return tuple(name if times[name] == 1 else full for name, full in zip(short, long, strict=True))
+
+
+def _name(host: OwnHost) -> str:
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", host.address).strip("-")
+    return name if host.port == _USUAL_PORT else f"{name}-p{host.port}"
+
+
+def _proxy(jump: str | None, address: str, port: int, key: Path | None, known_hosts: Path) -> tuple[str, ...]:
+    """Return the way through other hosts: OpenSSH's own, which knows the user's agent and settings for them.
+
+    Their keys must have been accepted as well: it never asks and never trusts at first sight.
+    """
+    if jump is None:
+        return ()
+    *before, last = [hop.strip() for hop in jump.split(",")]
+    m = re.search(r":(\d+)$", last)
+    login, jump_port = (last[: m.start()], m[1]) if m else (last, None)
+    target = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    strict = ("BatchMode=yes", "StrictHostKeyChecking=yes", f"UserKnownHostsFile={known_hosts}", "ConnectTimeout=10")
+    return (
+        *("ssh", "-W", target, *(word for option in strict for word in ("-o", option))),
+        *(("-i", str(key)) if key is not None else ()),
+        *(("-J", ",".join(before)) if before else ()),
+        *(("-p", jump_port) if jump_port else ()),
+        *("--", login),  # what follows is a host's name, whatever it begins with
+    )

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from gpucloud.adapters.jobfile import kinds
-from gpucloud.adapters.jobfile.fault import Wanted
+from gpucloud.adapters.jobfile.values import Wanted
 from gpucloud.domain.job.spec import (
     AwsChoices,
     CheckpointDirectory,

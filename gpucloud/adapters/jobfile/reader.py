@@ -10,12 +10,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gpucloud.adapters.jobfile import document, messages, rules
+from gpucloud.adapters.jobfile import document, rules
 from gpucloud.adapters.jobfile.document import Document
-from gpucloud.adapters.jobfile.fault import Fault, Unreadable
-from gpucloud.adapters.jobfile.fault import Path as Key
 from gpucloud.adapters.jobfile.model import CheckpointKeys, JobKeys, ModelKeys, NoCheckpoints, SshKeys
-from gpucloud.adapters.jobfile.values import NodeRange
+from gpucloud.adapters.jobfile.values import Fault, NodeRange, Unreadable
+from gpucloud.adapters.jobfile.values import Path as Key
 from gpucloud.domain.errors import JobFileError, Problem
 from gpucloud.domain.job.spec import (
     USUAL_MFU_RECOMPUTED_PERCENT,
@@ -93,7 +92,7 @@ def _check(found: Document, folder: Path) -> tuple[JobKeys | None, list[Fault]]:
     try:
         keys = JobKeys.model_validate(found.root)
     except ValidationError as error:
-        faults += _new(messages.faults(error, found), faults)
+        faults += _new(document.faults(error, found), faults)
     faults += _new(rules.broken(found.root, folder, lambda key, text: _at(found, key, text)), faults)
     return keys, faults
 
@@ -115,7 +114,7 @@ def _problem(path: Path, fault: Fault) -> Problem:
         file=str(path),
         line=fault.location.line,
         column=fault.location.column,
-        path=messages.shown(fault.path),
+        path=document.shown(fault.path),
         message=fault.message,
         hint=fault.hint,
     )

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from gpucloud.adapters.jobfile import values
-from gpucloud.adapters.jobfile.fault import Fault
-from gpucloud.adapters.jobfile.fault import Path as Key
-from gpucloud.adapters.jobfile.values import nearest
+from gpucloud.adapters.jobfile.values import Fault, nearest
+from gpucloud.adapters.jobfile.values import Path as Key
 from gpucloud.domain.node.member import needs_shell
 from gpucloud.domain.untrusted import quoted
 

@@ -18,10 +18,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from gpucloud import processes
-from gpucloud.adapters.local import devices, node
-from gpucloud.adapters.local.devices import gpus_of
+from gpucloud.adapters.local import node
 from gpucloud.adapters.local.ground import Grounds, Loopback
 from gpucloud.adapters.local.machine import Machine, settle
+from gpucloud.adapters.local.market import devices_here, gpus_of
 from gpucloud.adapters.local.records import NO_GPUS, Folder, GroupRecord, NodeRecord, Settings, ShortOf, ended
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job.spec import Market
@@ -49,7 +49,7 @@ class Daemon:
         self._pipe, self._held_end = os.pipe()
         self._selector = selectors.DefaultSelector()
         self._settings = Settings()
-        self._devices = devices.here()
+        self._devices = devices_here()
         self._groups: dict[str, GroupRecord] = {}
         self._machines: dict[str, Machine] = {}
         self._paused: dict[str, float] = {}

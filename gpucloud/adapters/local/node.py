@@ -21,7 +21,7 @@ from gpucloud.adapters.local.ground import Ground, Launch
 from gpucloud.adapters.local.place import user_name
 from gpucloud.domain.variables import GPUCLOUD_LAYERS, GPUCLOUD_NODE, GPUCLOUD_NOTICE_POLL_S, GPUCLOUD_PYTHON
 
-if TYPE_CHECKING:  # keys are made by the daemon alone
+if TYPE_CHECKING:
     from gpucloud.adapters.local.hostkeys import HostKey
 
 MARK = GPUCLOUD_NODE
@@ -184,3 +184,33 @@ def _write_private(path: Path, data: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
+
+
+# Ends the node that it runs on, as `shutdown` does on a machine: `python -m gpucloud.adapters.local.node`.
+#
+# The node's first process is the topmost one above this that bears the node's mark.
+
+
+def power_off() -> int:
+    """End the node and return 0; 1 where this is none."""
+    name = os.environ.get(MARK)
+    first = first_of(os.getpid(), frozenset(processes.marked(MARK, name))) if name else None
+    if first is None:
+        sys.stderr.write("this is no node of the embedded fleet\n")
+        return 1
+    os.kill(first, signal.SIGTERM)
+    os.kill(first, signal.SIGCONT)  # one that was stopped ends too
+    return 0
+
+
+def first_of(pid: int, members: frozenset[int]) -> int | None:
+    """Return the topmost process above `pid` that belongs to the node; None when there is none."""
+    parents = {process.pid: process.parent for process in processes.listing()}
+    found = None
+    while (pid := parents.get(pid, 0)) in members:
+        found = pid
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(power_off())

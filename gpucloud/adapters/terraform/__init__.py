@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from gpucloud.adapters.terraform.program import find_terraform
-from gpucloud.adapters.terraform.provisioner import TerraformProvisioner
+from gpucloud.adapters.terraform.stack import TerraformProvisioner
 
 __all__ = ["TerraformProvisioner", "find_terraform"]

@@ -1,4 +1,4 @@
-"""One Terraform stack: made by `apply`, removed by `destroy`, whatever happened to earlier runs, state or lock."""
+"""Terraform stacks, each made and removed whatever happened to earlier runs; and clusters of the embedded cloud."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from gpucloud import processes
-from gpucloud.adapters.terraform import events
-from gpucloud.adapters.terraform.events import AlreadyThere, Explain
 from gpucloud.adapters.terraform.history import History, Run, read
 from gpucloud.adapters.terraform.program import alone, environment, require_terraform
-from gpucloud.adapters.terraform.runner import FLAG, Finished, Runner, ends_within
+from gpucloud.adapters.terraform.runner import FLAG, AlreadyThere, Explain, Finished, Runner, ends_within
+from gpucloud.adapters.terraform.runner import addresses as addresses_in
+from gpucloud.adapters.terraform.runner import outputs as outputs_in
 from gpucloud.adapters.terraform.workfolder import StateHome, WorkFolder
 from gpucloud.domain.errors import ProvisionError, ToolMissing
 from gpucloud.domain.variables import GPUCLOUD_TF_PLUGIN_DIR
+from gpucloud.ports import ClusterSpec
 from gpucloud.store.contract import Stored
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
@@ -88,7 +89,7 @@ class Stack:
                 return last.outputs
             run = _Run(self, "apply", variables, lock_fd, story)
             applied = run.apply()
-            outputs = events.outputs(applied.events)
+            outputs = outputs_in(applied.events)
             run.keep(digest, outputs)
             return outputs
 
@@ -196,7 +197,7 @@ class _Run:
         elif self._history is not None and not self._history.known():
             return
         destroyed = self._change("destroy")
-        left = events.addresses(self._runner.cmd("show", json=FLAG).events)
+        left = addresses_in(self._runner.cmd("show", json=FLAG).events)
         if left:
             raise ProvisionError(f"{self._stack.name} still has {', '.join(left)}", hint=f"see {destroyed.log}")
 
@@ -314,3 +315,73 @@ def _about(lock: Stored) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+# Clusters made and removed by Terraform alone, state in the working folder: what the embedded cloud needs.
+
+
+class TerraformProvisioner:
+    """The `Provisioner` port over Terraform. A killed caller's Terraform ends by itself; the next call waits for it."""
+
+    def __init__(
+        self,
+        module_dir: Path,
+        work_root: Path,
+        env: Mapping[str, str],
+        *,
+        cidr: str = "127.0.0.0/8",
+        plugin_dir: Path | None = None,
+        limit_s: float = 1800.0,
+    ) -> None:
+        """`env` is the whole environment; `cidr` is where SSH may come from; `plugin_dir` holds provider plugins."""
+        self._module_dir = module_dir
+        self._work_root = work_root
+        self._env = dict(env)
+        self._cidr = cidr
+        self._plugin_dir = plugin_dir
+        self._limit_s = limit_s
+
+    def group(self, name: str, region: str) -> str:  # noqa: ARG002  one region
+        """Return the cluster's own name."""
+        return name
+
+    def image(self, region: str) -> None:
+        """Return None: machines of this cloud have no image."""
+
+    def ensure(self, spec: ClusterSpec, *, story: Callable[[str], None]) -> str:
+        """Make what costs nothing and return the node group's name; repeated, it changes only what differs."""
+        stack = self._stack(spec.name)
+        variables = common_variables(spec, cidr=self._cidr)
+        group = stack.apply(lambda _: variables, story=story).get("group_name")
+        if not isinstance(group, str):
+            raise ProvisionError("terraform apply: the module has no output group_name", hint=f"see {stack.logs}")
+        return group
+
+    def destroy(self, group: str, *, story: Callable[[str], None]) -> None:
+        """Remove everything that `ensure` made, check that nothing is left in the state, and forget the cluster."""
+        self._stack(group).destroy(story=story)
+
+    def _stack(self, name: str) -> Stack:
+        return Stack(
+            name=name,
+            module=self._module_dir,
+            root=self._work_root,
+            env=self._env,
+            plugin_dir=self._plugin_dir,
+            limit_s=self._limit_s,
+        )
+
+
+def common_variables(spec: ClusterSpec, *, cidr: str) -> dict[str, object]:
+    """Return the variables that every cloud's cluster module takes; none of them is a secret."""
+    return {
+        "name": spec.name,
+        "region": spec.region,
+        "zones": list(spec.zones),
+        "node_type": spec.node_type,
+        "market": spec.market.value,
+        "tags": dict(spec.tags),
+        "access": {"public_key": spec.public_key, "cidr": cidr},
+        "store": spec.store,
+        "unattended": spec.unattended,
+    }

@@ -38,7 +38,7 @@ from gpucloud.usecases.jobstore.lease import Lease, take
 from gpucloud.usecases.jobstore.orders import Orders
 from gpucloud.usecases.supervise.session import Session
 from gpucloud.wiring import Gpucloud, KnownJob
-from gpucloud.wiring.strays import leftovers
+from gpucloud.wiring.found import leftovers
 
 _LINGERS = timedelta(seconds=20)
 _LOOK_S = 0.2

@@ -23,7 +23,7 @@ from gpucloud.domain.supervision.strays import Thing
 from gpucloud.domain.untrusted import in_one_line, set_off
 from gpucloud.usecases.machines import Examined, Sweeper, Swept, examine
 from gpucloud.wiring import Gpucloud
-from gpucloud.wiring.strays import sweepers, swept_clouds
+from gpucloud.wiring.found import sweepers, swept_clouds
 
 if TYPE_CHECKING:
     from gpucloud.adapters.local.group import LocalNodeGroup

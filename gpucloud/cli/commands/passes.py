@@ -30,7 +30,7 @@ from gpucloud.usecases.jobstore.report import JobReport, status_of
 from gpucloud.usecases.supervise.session import Session
 from gpucloud.usecases.supervise.story import budget_line, missing_line
 from gpucloud.wiring import Gpucloud, KnownJob
-from gpucloud.wiring.stored import FoundJob, jobs_in
+from gpucloud.wiring.found import FoundJob, jobs_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,7 @@ from gpucloud.domain.money.ledger import PLAIN_TERMS, Rates, Terms, with_beside
 from gpucloud.ports import Chart, Series
 from gpucloud.usecases.money.simulate import Result, Study, simulate
 from gpucloud.wiring import Gpucloud, how_it_saves
+from gpucloud.wiring.planning import plot_into, policy_tables, recorded_markets
 
 _SHORTEST = timedelta(minutes=1)  # what is charged at the least
 _Value = TypeVar("_Value")
@@ -91,14 +92,14 @@ def rehearse(target: str | None, asked: Asked, *, as_json: bool) -> int:
     priced = _priced(cloud, file.job, asked)
     saving = how_it_saves(file.job).saving
     scenario = _scenario(file.job, file.file, asked, priced, saving)
-    plot = None if asked.plot is None else cloud.plot(asked.plot)
-    known = cloud.recorded_markets()
+    plot = None if asked.plot is None else plot_into(asked.plot)
+    known = recorded_markets()
     every = [known.market(name) for name in known.names()]
     done = []
     for name in asked.markets or recordings(priced.gpus):
         market = known.market(name)
         study = _study(file.job, scenario, priced.market(market), asked, unseen=recorded_beside(market, every))
-        one = _simulated(cloud, scenario, priced.market(market), study)
+        one = _simulated(scenario, priced.market(market), study)
         done.append(replace(one, stored=_stored(file.job, saving, priced, scenario, one)))
     if as_json:
         say_json(simulation_json(file.job.name, scenario, done))
@@ -112,7 +113,7 @@ def rehearse(target: str | None, asked: Asked, *, as_json: bool) -> int:
 
 def list_markets(*, as_json: bool) -> int:
     """Say which recorded markets there are, and how they were; return the exit code."""
-    known = Gpucloud().recorded_markets()
+    known = recorded_markets()
     markets = [known.market(name) for name in known.names()]
     if as_json:
         say_json({"markets": [market_json(market) for market in markets]})
@@ -180,8 +181,8 @@ def _priced(cloud: Gpucloud, job: Job, asked: Asked) -> _Priced:
     )
 
 
-def _simulated(cloud: Gpucloud, scenario: Scenario, market: RecordedMarket, study: Study) -> Simulation:
-    return Simulation(market=market, study=study, results=tuple(simulate(scenario, market, study, cloud.policy_tables)))
+def _simulated(scenario: Scenario, market: RecordedMarket, study: Study) -> Simulation:
+    return Simulation(market=market, study=study, results=tuple(simulate(scenario, market, study, policy_tables)))
 
 
 def _study(job: Job, scenario: Scenario, market: RecordedMarket, asked: Asked, *, unseen: tuple[str, ...]) -> Study:

@@ -30,6 +30,7 @@ from gpucloud.usecases.job.start import Prospect
 from gpucloud.usecases.jobstore.report import Condition
 from gpucloud.usecases.supervise.session import CannotLeave
 from gpucloud.wiring import Gpucloud, KnownJob, how_it_saves
+from gpucloud.wiring.planning import estimator, first_plan, plot_into, starter
 
 
 def plan(target: str | None, *, on: Cloud | None, plot: Path | None, as_json: bool) -> int:
@@ -38,11 +39,11 @@ def plan(target: str | None, *, on: Cloud | None, plot: Path | None, as_json: bo
     read = read_target(cloud, target, on)
     job = read.job
     protection = how_it_saves(job)
-    drawn = cloud.plot(plot) if plot is not None else None
+    drawn = plot_into(plot) if plot is not None else None
     named = _named(cloud, job)
     offline = named is not None or not _is_known(cloud, job)
     job = named or job
-    estimate = cloud.estimator(job, protection.saving, offline=offline).estimate(job)
+    estimate = estimator(cloud, job, protection.saving, offline=offline).estimate(job)
     if drawn is not None:
         drawn.save([deadline_chart(job, estimate)], title=f"{job.name}: cost against deadline")
     if as_json:
@@ -255,7 +256,7 @@ def begin(cloud: Gpucloud, read: Target, wishes: Wishes) -> Begun:
     """
     introduce(cloud, read.job)
     protection = how_it_saves(read.job)
-    if cloud.first_plan(read.job) is not None:  # refused before anything is made, its own store included
+    if first_plan(cloud, read.job) is not None:  # refused before anything is made, its own store included
         _require_able_to_begin(cloud, read, read.job.name, None)
         cloud.cloud(read.job).make_store()
 
@@ -276,7 +277,7 @@ def begin(cloud: Gpucloud, read: Target, wishes: Wishes) -> Begun:
             remark(cloud, read.job, prospect.plan)
 
     wishes = replace(wishes, hold=_hold(read.job))
-    start = cloud.starter(read.job).start(read.job, read.spec, wishes, check)
+    start = starter(cloud, read.job).start(read.job, read.spec, wishes, check)
     cloud.home.remember(cloud.known(read.job, start.name, read.file))
     if (last := start.last) is not None:
         wanted = replace(read.job, outputs=last.resolved.outputs, profile_steps=last.resolved.profile_steps)

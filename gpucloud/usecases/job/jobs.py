@@ -24,7 +24,7 @@ from gpucloud.domain.supervision.self_driving import arming, most_machines
 from gpucloud.domain.supervision.transitions import as_listed
 from gpucloud.ports import Clock, MarketData, NodeGroup
 from gpucloud.store import Stored
-from gpucloud.store.counting import Tally
+from gpucloud.store.contract import Tally
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import Lease, is_over, supervised_by
 from gpucloud.usecases.jobstore.orders import Given, Orders, Reader

@@ -19,7 +19,7 @@ from gpucloud.domain.supervision.budget import Standing
 from gpucloud.domain.supervision.self_driving import Arming, earlier_usd, unproven_usd
 from gpucloud.domain.supervision.transitions import as_listed
 from gpucloud.ports import BillingData, MarketData
-from gpucloud.store.counting import puts_of
+from gpucloud.store.contract import puts_of
 from gpucloud.usecases.checkpoint.checkpoints import StoredCheckpoints
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.services import Services

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.adapters.aws.account.account import AwsAccount
+from gpucloud.adapters.aws.account import AwsAccount
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.errors import CredentialsError, ProvisionError
 from gpucloud.domain.market.catalog import Caller

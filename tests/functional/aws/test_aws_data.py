@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.adapters.aws.account.policy import Uses, actions, boundary_arn, node_policy, user_policy
+from gpucloud.adapters.aws.policy import actions, boundary_arn, node_policy, user_policy
+from gpucloud.adapters.aws.statements import Uses
 from tests.commandline import Answer
 from tests.iam.actions import action_of
 from tests.lab.aws import Call

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.adapters.aws.account.census import AwsCensus
-from gpucloud.adapters.aws.account.policy import actions, boundary_arn, user_policy
 from gpucloud.adapters.aws.bucket import ensure_bucket
+from gpucloud.adapters.aws.census import AwsCensus
+from gpucloud.adapters.aws.policy import actions, boundary_arn, user_policy
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.supervision.strays import Owner
 from gpucloud.store import ObjectStore, open_store

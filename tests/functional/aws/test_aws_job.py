@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.adapters.aws.account.policy import actions, boundary_arn, node_policy, user_policy
+from gpucloud.adapters.aws.policy import actions, boundary_arn, node_policy, user_policy
 from tests.commandline import Answer, command_line, until, weights
 from tests.iam.actions import action_of
 from tests.lab.aws import Call

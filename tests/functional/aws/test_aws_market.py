@@ -7,7 +7,7 @@ from decimal import Decimal
 
 import pytest
 
-from gpucloud.adapters.aws.account.account import AwsAccount
+from gpucloud.adapters.aws.account import AwsAccount
 from gpucloud.adapters.aws.prices.market import AwsMarket
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.errors import CredentialsError

@@ -11,10 +11,10 @@ from pathlib import Path
 import botocore.exceptions
 import pytest
 
-from gpucloud.adapters.aws.account.account import role_id_of
-from gpucloud.adapters.aws.account.policy import actions, node_policy
+from gpucloud.adapters.aws.account import role_id_of
 from gpucloud.adapters.aws.machine import HostKeys
 from gpucloud.adapters.aws.nodes.group import AwsNodeGroup
+from gpucloud.adapters.aws.policy import actions, node_policy
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.adapters.home import Home
 from gpucloud.domain.errors import GpucloudError, ProvisionError

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.adapters.aws.account.account import AwsAccount
-from gpucloud.adapters.aws.account.policy import actions, boundary_arn, user_policy
+from gpucloud.adapters.aws.account import AwsAccount
 from gpucloud.adapters.aws.bucket import ensure_bucket, remove_bucket
 from gpucloud.adapters.aws.machine import resolve
+from gpucloud.adapters.aws.policy import actions, boundary_arn, user_policy
 from gpucloud.adapters.aws.prices.market import AwsMarket
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.job.spec import AwsChoices, Resources

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from gpucloud.adapters.aws.account.policy import Uses, node_policy
-from gpucloud.adapters.aws.nodes.place import drill_role
+from gpucloud.adapters.aws.nodes.listing import drill_role
+from gpucloud.adapters.aws.policy import node_policy
+from gpucloud.adapters.aws.provision import AwsProvisioner
 from gpucloud.adapters.aws.session import Aws
-from gpucloud.adapters.aws.stacks.imports import find_cluster
-from gpucloud.adapters.aws.stacks.network import require_session_tools, zone_of_nat
-from gpucloud.adapters.aws.stacks.provision import AwsProvisioner
+from gpucloud.adapters.aws.standing import find_cluster, require_session_tools, zone_of_nat
+from gpucloud.adapters.aws.statements import Uses
 from gpucloud.adapters.terraform import find_terraform
 from gpucloud.domain.errors import CredentialsError, ProvisionError, ToolMissing
 from gpucloud.domain.job.spec import AwsChoices

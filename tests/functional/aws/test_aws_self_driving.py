@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpucloud.adapters.aws.account.policy import actions, node_policy
+from gpucloud.adapters.aws.policy import actions, node_policy
 from tests.commandline import command_line, until, weights
 from tests.iam.actions import action_of
 from tests.lab.aws import Call

@@ -20,7 +20,7 @@ import botocore.config
 import botocore.exceptions
 import pytest
 
-from gpucloud.adapters.aws.account.policy import node_policy
+from gpucloud.adapters.aws.policy import node_policy
 from tests.iam.printed import let_as_printed
 from tests.lab.aws import Call, Lab
 from tests.lab.aws.faults import Bucket

@@ -10,15 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from decimal import Decimal
 
-from gpucloud.adapters.aws.nodes import ending
-from gpucloud.adapters.aws.nodes.arming import lift, put_shut_off, set_to_nothing, shut_off_now
-from gpucloud.adapters.aws.nodes.ending import Left, Purge, end_all
+from gpucloud.adapters.aws.nodes import arming
+from gpucloud.adapters.aws.nodes.arming import Left, Purge, end_all, lift, put_shut_off, set_to_nothing, shut_off_now
 from gpucloud.adapters.aws.nodes.launching import insist, unless_gone
-from gpucloud.adapters.aws.nodes.listing import Reach
-from gpucloud.adapters.aws.nodes.place import RELIEVED_TAG, Place
-from gpucloud.adapters.aws.nodes.recollection import Recollection
+from gpucloud.adapters.aws.nodes.listing import RELIEVED_TAG, Place, Reach
 from gpucloud.adapters.aws.nodes.sizing import OwnSizing, Sizing
-from gpucloud.adapters.aws.nodes.watch import Listed, Watch
+from gpucloud.adapters.aws.nodes.watch import Listed, Recollection, Watch
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job.spec import Access, Market
@@ -116,7 +113,7 @@ class AwsNodeGroup:
             if node.state is NodeState.TERMINATED or self._end_in_group(watch, node):
                 return
             if not self._own:  # a machine may not end what is not in its group
-                ending.end(self._aws, watch.place, (node_id,))
+                arming.end(self._aws, watch.place, (node_id,))
 
     def purge(self, group: str) -> None:
         """Set the level to 0, end every machine of the cluster, and return when none is listed any more."""
@@ -143,13 +140,13 @@ class AwsNodeGroup:
             if node.state is NodeState.TERMINATED:
                 return
             if not notice:
-                ending.end(self._aws, watch.place, (node_id,))
+                arming.end(self._aws, watch.place, (node_id,))
                 return
             if node.pool.market is not Market.SPOT:
                 raise ProvisionError(f"{node_id} is not a spot machine: AWS does not take it", hint="market: spot")
             listing = watch.renewed()[0]
             if listing.group is not None:
-                ending.send_notice(self._aws, watch.place, listing.group, node_id, self._sleep)
+                arming.send_notice(self._aws, watch.place, listing.group, node_id, self._sleep)
 
     @contextlib.contextmanager
     def _changing(self, group: str) -> Iterator[Watch]:
@@ -190,7 +187,7 @@ class AwsNodeGroup:
     def _end_quietly(self, watch: Watch, ids: tuple[str, ...]) -> None:
         """What AWS could not take now is asked for again in the next round."""
         try:
-            ending.end(self._aws, watch.place, ids)
+            arming.end(self._aws, watch.place, ids)
         except ProvisionError as error:
             if not error.may_pass:
                 raise

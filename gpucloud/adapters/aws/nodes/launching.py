@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 import botocore.exceptions
 
 from gpucloud.adapters.aws.faults import code_in, code_of, known, known_of_new
-from gpucloud.adapters.aws.nodes.listing import Described, Listing, settings_that_hold_back
-from gpucloud.adapters.aws.nodes.place import Place
+from gpucloud.adapters.aws.nodes.listing import Described, Listing, Place, settings_that_hold_back
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job.spec import Market

@@ -21,8 +21,7 @@ from gpucloud.adapters.aws.nodes.launching import (
     subnet_of,
     unless_gone,
 )
-from gpucloud.adapters.aws.nodes.listing import Listing, ShutOff, held_back, read_shut_off
-from gpucloud.adapters.aws.nodes.place import LEAST_AHEAD, Place
+from gpucloud.adapters.aws.nodes.listing import LEAST_AHEAD, Listing, Place, ShutOff, held_back, read_shut_off
 from gpucloud.adapters.aws.nodes.watch import Listed, Watch
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.errors import ProvisionError

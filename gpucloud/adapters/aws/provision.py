@@ -13,16 +13,20 @@ from typing import Any
 
 import botocore.exceptions
 
-from gpucloud.adapters.aws.account.account import account_of, boundary_of, boundary_of_role, caller_of
-from gpucloud.adapters.aws.account.policy import boundary_arn
+from gpucloud.adapters.aws.account import account_of, boundary_of, boundary_of_role, caller_of
 from gpucloud.adapters.aws.faults import known
 from gpucloud.adapters.aws.nodes.launching import drop_templates
-from gpucloud.adapters.aws.nodes.place import Place, drill_role
+from gpucloud.adapters.aws.nodes.listing import Place, drill_role
+from gpucloud.adapters.aws.policy import boundary_arn
 from gpucloud.adapters.aws.session import Aws
-from gpucloud.adapters.aws.stacks.imports import any_cluster, base_as_found, find_alert, find_base, find_cluster
-from gpucloud.adapters.aws.stacks.network import (
+from gpucloud.adapters.aws.standing import (
     Network,
+    any_cluster,
+    base_as_found,
     base_network,
+    find_alert,
+    find_base,
+    find_cluster,
     network_of_cluster,
     own_network,
     usable_zones,
@@ -30,8 +34,7 @@ from gpucloud.adapters.aws.stacks.network import (
     zone_of_nat,
 )
 from gpucloud.adapters.home import bundled
-from gpucloud.adapters.terraform.provisioner import common_variables
-from gpucloud.adapters.terraform.stack import Stack, Story, Variables
+from gpucloud.adapters.terraform.stack import Stack, Story, Variables, common_variables
 from gpucloud.adapters.terraform.workfolder import StateHome, in_bucket, in_directory
 from gpucloud.domain.errors import CleanupIncomplete, CredentialsError, GpucloudError, ProvisionError
 from gpucloud.domain.job.spec import Access, AwsChoices

@@ -278,7 +278,7 @@ def hazards(zones: int, gpus: int, without: Collection[str] = (), past: Counts |
 @cache
 def recorded() -> tuple[Recorded, ...]:
     """Return all counts that come with the package."""
-    text = resources.files("gpucloud.adapters.tables").joinpath("prior.json").read_text(encoding="utf-8")
+    text = resources.files("gpucloud.adapters.markets").joinpath("prior.json").read_text(encoding="utf-8")
     return tuple(_row(raw) for raw in json.loads(text))
 
 

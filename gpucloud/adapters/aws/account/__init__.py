@@ -1,1 +1,0 @@
-"""Who we are on AWS: identity, quotas, and the rights that are needed."""
