@@ -1,1 +1,0 @@
-"""What Terraform makes: the base of a region, a cluster for a job."""
