@@ -16,6 +16,7 @@ from gpucloud.adapters.aws.faults import code_of, explained
 from gpucloud.adapters.aws.nodes.listing import drill_role
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.errors import ProvisionError, ToolMissing, UsageError
+from gpucloud.domain.variables import GPUCLOUD_SSH_CIDR
 
 _TAG_LENGTH = 256  # the longest value of a tag (Auto Scaling user guide, tag restrictions)
 
@@ -131,7 +132,7 @@ def ssh_cidr(env: Mapping[str, str] | None = None, *, url: str = _ASKED) -> str:
 
     UsageError when the variable is no range, ProvisionError when nobody can be asked.
     """
-    named = (os.environ if env is None else env).get("GPUCLOUD_SSH_CIDR")
+    named = (os.environ if env is None else env).get(GPUCLOUD_SSH_CIDR)
     if named:
         return _checked(named)
     try:
