@@ -171,11 +171,11 @@ def command_line(folder: Path, **environment: str) -> Iterator[CommandLine]:
         line.close()
 
 
-def until(holds: Callable[[], object], what: str, limit_s: float = 90.0):
-    """Return what `holds` returns once it is true."""
+def until(holds: Callable[[], object], what: str | Callable[[], str], limit_s: float = 90.0):
+    """Return what `holds` returns once it is true; `what` was waited for, and may say how it stands at last."""
     deadline = time.monotonic() + limit_s
     while not (found := holds()):
-        assert time.monotonic() < deadline, f"not within {limit_s} s: {what}"
+        assert time.monotonic() < deadline, f"not within {limit_s} s: {what if isinstance(what, str) else what()}"
         time.sleep(0.05)
     return found
 

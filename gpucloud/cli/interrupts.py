@@ -25,6 +25,8 @@ _CONTINUE = "or [c]ontinue? "
 _CONTINUE_BY_LINE = "or [c]ontinue, then Enter? "
 _BLANK = " \t\r\n\x04"  # with Ctrl-D, as a terminal gives it that gives single keys
 _ANSWER_WITHIN_S = 60.0
+_WITHDRAWN_FOR_S = 1.0
+"""How long somebody may take to see that there is nothing to answer any more."""
 
 
 class Leave(BaseException):
@@ -60,6 +62,7 @@ class Interrupts:
         self._left: Leave | None = None
         self._end: ExitReason | None = None
         self._keys = _Keys()
+        self._is_over = False
 
     def wanted_end(self) -> ExitReason | None:
         """Return why the user wants the job to end, None if not. Raises Leave or Detach."""
@@ -74,6 +77,8 @@ class Interrupts:
     def press(self, number: int, frame: FrameType | None) -> None:
         """Take a signal: the first Ctrl-C on a terminal is a question, any other leaves now."""
         del frame
+        if self._is_over:  # there is nothing left to leave
+            return
         if number != signal.SIGINT or self._pressed or self._end is not None or not self._can_ask():
             self._left = Leave(128 + number)
             raise self._left
@@ -81,13 +86,16 @@ class Interrupts:
 
     def close(self, *, failed: bool = False) -> None:
         """Take back a question that nobody answered: the job has come to its end, or to an error, meanwhile."""
-        self._keys.end()
         if self._asked_at is None:
+            self._keys.end()
             return
         self._asked_at = None
         tell("")
         if self._left is None:
             tell("it stopped before an answer, for this:" if failed else "done before an answer: nothing is to choose")
+            self._is_over = True
+            self._keys.outlast()
+        self._keys.end()
         self._onlooker.go_on()
 
     def _can_ask(self) -> bool:
@@ -156,6 +164,14 @@ class _Keys:
             changed[6][termios.VMIN], changed[6][termios.VTIME] = 1, 0
             termios.tcsetattr(terminal, termios.TCSAFLUSH, changed)
             self._before = before
+
+    def outlast(self) -> None:
+        """Take for a moment what is typed in answer to a question that was withdrawn just now: the shell gets none."""
+        until = time.monotonic() + _WITHDRAWN_FOR_S
+        with contextlib.suppress(OSError, ValueError):
+            while self.one_by_one and (left := until - time.monotonic()) > 0:
+                if select.select([sys.stdin], [], [], left)[0] and not os.read(sys.stdin.fileno(), 1024):
+                    return
 
     def end(self) -> None:
         """Put the terminal back as it was; what was typed and not read goes to no other program."""

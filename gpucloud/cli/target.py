@@ -117,10 +117,18 @@ def require_one_run(cloud: Gpucloud, target: str | None, command: str) -> None:
     first = [f"{target}@1"] if cloud.home.find(target) is not None else []
     names = [*first, *(one.name for one in _later_runs(cloud, target))]
     if len(names) > 1:
-        raise UsageError(
-            f"{target} has {len(names)} runs: {', '.join(names)}",
-            hint=" or ".join(command.replace("JOB", name) for name in (names[0], names[1])),
-        )
+        *some, last = (command.replace("JOB", name) for name in names)
+        raise UsageError(f"{target} has {len(names)} runs: {', '.join(names)}", hint=f"{', '.join(some)} or {last}")
+
+
+def other_runs(cloud: Gpucloud, known: KnownJob) -> tuple[str, ...]:
+    """Return what means the known other runs of the same job, the newest first."""
+    with suppress(GpucloudError):
+        base = cloud.asker(known).order().base
+        later = [one for one in _later_runs(cloud, base, store=known.store) if one.name != known.name]
+        first = cloud.home.find(base) if known.name != base else None
+        return (*(one.name for one in later), *([called(cloud, first)] if first is not None else []))
+    return ()
 
 
 def report_or_line(cloud: Gpucloud, known: KnownJob, *, visits: bool = False) -> JobReport | None:
@@ -168,10 +176,10 @@ def _to_write(path: Path) -> str:
 
 
 def _run_named(cloud: Gpucloud, name: str) -> KnownJob:
-    """Return the run of exactly that name; `digits@1` is the first run of `digits`."""
+    """Return the run of exactly that name; `digits@1`, or `digits-1`, is the first run of `digits`."""
     base, _, number = name.partition("@")
     exact = name if not number.isdigit() else base if int(number) == 1 else f"{base}-{int(number)}"
-    known = cloud.home.find(exact)
+    known = cloud.home.find(exact) or cloud.home.find(name.removesuffix("-1"))
     if known is not None:
         return known
     for newest in _later_runs(cloud, name):  # its first one was deleted, or is not known here

@@ -89,7 +89,7 @@ def test_a_budget_is_shown_and_raised_when_nobody_supervises_the_job(line):
     raised = line.run("budget", "small", "2", "USD", "--json").json
     assert money(raised)["budget_usd"] == 2
     assert line.run("budget", "small", "much").code == 2
-    assert "2 → 3 USD" in line.run("budget", job, "3USD").stderr
+    assert "2.00 USD → 3.00 USD" in line.run("budget", job, "3USD").stderr
     assert line.run("train", job).code == 0
     over = line.run("budget", job, "4", "USD")
     assert (over.code, over.stderr) == (

@@ -170,7 +170,7 @@ def test_a_bad_node_is_quarantined_ended_and_replaced_and_the_job_runs_on_good_o
 def test_three_bad_nodes_in_a_row_end_the_job_when_no_other_pool_has_good_ones(made):
     world = made(lambda n, argv, stdin: answer(XID) if argv[2] == "gate" else None)
     state, story = run(world)
-    assert (state.exit_reason, state.exit_code) == (ExitReason.NO_CAPACITY, 14), story
+    assert (state.exit_reason, state.exit_code) == (ExitReason.UNPREPARED, 14), story
     assert "nodes in a row were bad" in state.message
     assert "Xid 79" in state.message
     assert state.attempts == ()

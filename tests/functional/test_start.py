@@ -13,12 +13,13 @@ import pytest
 from gpucloud.adapters.clock import SystemClock
 from gpucloud.adapters.local.market import LocalMarket
 from gpucloud.adapters.transfer.sync import make_tree, whole_code
+from gpucloud.domain.checkpoint.protection import Saving
 from gpucloud.domain.errors import BudgetRefused, NoCapacity, OrderChanged, PlanRefused, StoreError, UsageError
 from gpucloud.domain.job.spec import Access, AwsChoices, Cloud, Job, Market, MarketPolicy, Model, Resources
 from gpucloud.domain.money.ledger import Terms
 from gpucloud.domain.offer import EfaLayout
 from gpucloud.domain.state.order import sealed, with_budget
-from gpucloud.domain.state.state import ExitReason, JobStatus, NodeLife
+from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobStatus, NodeLife
 from gpucloud.domain.supervision.seen import Rules
 from gpucloud.store import open_store
 from gpucloud.usecases.job import start as starting
@@ -172,7 +173,7 @@ def test_the_files_budget_counts_only_where_it_changed_since_the_last_start(star
     again = starter.start(replace(JOB, budget_usd=Decimal(file)), SPEC, asked)
 
     assert again.order.budget_usd == counts
-    assert (f"budget: {ordered or 1} → {counts} USD" in again.changed) == (counts != (ordered or 1))
+    assert (f"budget: {ordered or 1}.00 USD → {counts}.00 USD" in again.changed) == (counts != (ordered or 1))
 
 
 def test_an_attempt_that_runs_near_the_end_of_its_budget_can_be_supervised_again(starter):
@@ -201,11 +202,17 @@ def test_what_changed_since_the_last_start_is_said(starter):
     again = starter.start(replace(JOB, budget_usd=Decimal(3)), b"name: digits\nbudget: 3 USD\n")
 
     assert again.continues
-    assert again.changed[1] == "budget: 1 → 3 USD"
+    assert again.changed[1] == "budget: 1.00 USD → 3.00 USD"
     assert again.changed[0] == "the job file differs from the one of the last start"
 
     other = starter.start(replace(JOB, run="train.py --epochs 1", env=(("LR", "1"),)), b"name: digits\n\n")
     assert other.changed[0] == (
+        "the job file differs from the one of the last start in what reaches the script (run, env)"
+    )  # and nothing of resuming: nothing has run yet
+
+    put(starter, "digits", checkpoint=CheckpointRef(step=5, sha256="0" * 64))
+    saved = starter.start(replace(JOB, run="train.py --epochs 1", env=(("LR", "1"),)), b"name: digits\n\n\n")
+    assert saved.changed[0] == (
         "the job file differs from the one of the last start in what reaches the script (run, env):"
         " resuming is best effort, not exact"
     )
@@ -398,8 +405,31 @@ def test_edited_code_is_taken_by_the_next_start_which_says_so_and_keeps_the_tree
     for start, said in ((first, "print('old')\n"), (second, "print('new code')\n")):
         assert (tree_of(starter, start.order.code_sha256, tmp_path / "here") / "train.py").read_text() == said
     assert sorted(kept(starter)) == sorted([first.order.code_sha256, second.order.code_sha256])
-    said = "the code differs from that of the last start: the next attempt runs it, and resumes best effort, not exact"
-    assert second.changed == (said,)
+    assert second.changed == ("the code differs from that of the last start: the next attempt runs it",)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "running", "saves", "none", "is_lowered"),
+    [
+        (5, False, Saving.RESUME, False, True),
+        (None, True, Saving.RESUME, False, True),  # it may have saved meanwhile
+        (None, True, Saving.NOTHING, False, False),
+        (5, False, Saving.NONE, True, False),
+        (None, False, Saving.RESUME, False, False),
+    ],
+)
+def test_a_resume_is_said_to_be_inexact_only_where_there_may_be_one(
+    pinning, checkpoint, running, saves, none, is_lowered
+):
+    starter, job = pinning
+    job = replace(job, checkpoint=replace(job.checkpoint, none=none))
+    starter = replace(starter, saving=lambda _: saves)
+    starter.start(job, SPEC)
+    saved = CheckpointRef(step=checkpoint, sha256="0" * 64) if checkpoint is not None else None
+    put(starter, "digits", checkpoint=saved, attempts=(opened("a"),) if running else ())
+    edit(job)
+    [said] = starter.start(job, SPEC).changed
+    assert ("best effort, not exact" in said) == is_lowered, said
 
 
 def test_a_start_that_is_refused_takes_no_code_from_the_order_in_force(pinning, monkeypatch):

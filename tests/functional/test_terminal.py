@@ -38,7 +38,15 @@ class Terminal:
         self.shown = ""
 
     def wait_for(self, text, limit_s=90.0):
-        until(lambda: self._look() and text in self.shown, f"{text!r} in {self.shown[-2000:]!r}", limit_s)
+        """Wait until it is shown; a command that is over shows nothing more."""
+
+        def is_shown():
+            over = self.process.poll() is not None
+            self._look()
+            assert text in self.shown or not over, f"no {text!r} in {self.shown[-2000:]!r}"
+            return text in self.shown
+
+        until(is_shown, lambda: f"{text!r} in {self.shown[-2000:]!r}", limit_s)
 
     def press_ctrl_c(self):
         os.killpg(self.process.pid, signal.SIGINT)

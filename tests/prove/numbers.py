@@ -363,7 +363,7 @@ def _replayed(
         task,
         on_demand_usd_per_hour=float(times),
         handover_s=recovery.handover_s,
-        begins_anew=saving in NEVER,
+        checkpoint_none=saving in NEVER,
     )
     return replay(policy, told, _line(zones, times), start, recovery, budget_usd)
 

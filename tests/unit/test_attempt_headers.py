@@ -192,8 +192,7 @@ def output(monkeypatch: pytest.MonkeyPatch, wanted: logs.Wanted, *, each: int = 
 
 def test_lines_of_several_ranks_say_which_node_and_rank_wrote_them(monkeypatch: pytest.MonkeyPatch) -> None:
     assert output(monkeypatch, logs.Wanted()) == (
-        "a rank 0 | epoch 1\na rank 0 | epoch 2\na rank 0 | \na rank 0 | bad \udcff\n"
-        "b rank 1 | \r 1%\r99%\r100%\nb rank 1 | left\n"
+        "a rank 0 | epoch 1\na rank 0 | epoch 2\na rank 0 | \na rank 0 | bad \udcff\nb rank 1 | 100%\nb rank 1 | left\n"
     )
 
 
@@ -215,10 +214,7 @@ def test_timestamps_are_of_each_lines_end_and_of_no_line_that_nobody_dated(monke
         "a rank 0 | 2026-11-24T18:40:01.000Z epoch 2",
         "a rank 0 | 2026-11-24T18:40:01.000Z ",
         "a rank 0 |                          bad \udcff",
-        "b rank 1 | 2026-11-24T18:40:03.000Z ",
-        " 1%",
-        "99%",
-        "100%",
+        "b rank 1 | 2026-11-24T18:40:03.000Z 100%",
         "b rank 1 | 2026-11-24T18:40:04.000Z left",
     ]
 

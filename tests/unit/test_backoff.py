@@ -11,7 +11,7 @@ import pytest
 from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobStatus, NodeLife
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import Finish, OpenAttempt, Resize, Wait
-from gpucloud.domain.supervision.capacity import barren_in_a_row, pause_until, saved_steps, standing
+from gpucloud.domain.supervision.capacity import barren_in_a_row, pause_line, pause_until, saved_steps, standing
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import Goal, Limits, Rules
 from tests.unit.worlds import NOW, POOL, gone, opened, part, seen, state, up
@@ -129,3 +129,10 @@ def test_an_attempt_that_is_over_has_saved_what_the_store_has_of_it():
     died = state(attempts=(opened("a", saved_step=20),))
     known = seen(gone("a"), state=died, checkpoint=CheckpointRef(step=33, sha256="0" * 64))
     assert transitions.record(known).attempts[-1].saved_step == 33
+
+
+def test_a_wait_into_another_day_names_it():
+    late = NOW.replace(hour=23, minute=59)
+    assert pause_line(state(), late + timedelta(minutes=2), late, LIMITS).startswith(
+        "pausing until 2026-03-02 00:01:00 UTC:"
+    )

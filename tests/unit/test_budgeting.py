@@ -9,9 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpucloud.cli.commands.machines import shortage_line
 from gpucloud.cli.commands.passes import await_order, budget, meant
+from gpucloud.cli.render.bills import left_amount
 from gpucloud.domain.errors import BudgetRefused, UsageError
-from gpucloud.domain.money.ledger import Terms
+from gpucloud.domain.money.ledger import Spend, Terms
 from gpucloud.domain.money.prepaid import Wall
 from gpucloud.domain.offer import PricePoint
 from gpucloud.domain.state.state import ExitReason, JobStatus, Owner, Successor
@@ -239,3 +241,22 @@ def test_a_job_that_is_over_takes_no_budget(tmp_path, monkeypatch):
         budget("digits", Decimal(40), as_json=False)
     assert refused.value.hint == ("the next run takes `budget:` of gpucloud.yaml, or gpucloud train --budget '40 USD'")
     assert cloud.orders(cloud.home.find("digits")).newest().order.number == 1
+
+
+@pytest.mark.parametrize(
+    ("spent", "left"), [("0", "2.00"), ("0.005", "1.995"), ("0.01", "1.99"), ("1.2345", "0.77"), ("2", "0.00")]
+)
+def test_what_is_left_and_what_is_spent_make_up_the_budget(spent, left):
+    assert left_amount(Spend(budget_usd=Decimal(2), spent_usd=Decimal(spent), promised_usd=Decimal(0))) == left
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0, "spot machines start again"),
+        (300, "no spot machines start until 12:05:00 UTC; those that run stay"),
+        (86400, "no spot machines start until 2026-03-02 12:00:00 UTC; those that run stay"),
+    ],
+)
+def test_a_shortage_that_is_ended_is_no_shortage_until_now(seconds, said):
+    assert shortage_line(timedelta(seconds=seconds), NOW) == said

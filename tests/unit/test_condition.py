@@ -81,6 +81,7 @@ def test_machines_that_are_held_or_kept_say_until_when_what_they_cost_and_how_th
         "2 machines are ready for a mended script until 12:05:00 UTC, 0.15 USD more at the most;"
         " gpucloud down live ends them now"
     )
+    assert "2 machines are ready for a mended setup until" in report_text(replace(held, setup_failed=True))
     kept = over(JobStatus.SUCCEEDED, ExitReason.SUCCEEDED, up("a"), kept_until=until)
     assert report_text(kept).splitlines()[0] == "live: succeeded, machines kept"
     assert report_text(kept).splitlines()[-1] == (
@@ -233,6 +234,18 @@ def test_machines_that_are_ready_and_have_no_attempt_are_prepared():
     assert condition_word(ready) == "prepared, nothing trains on it"
     assert condition_word(replace(ready, prepared=False)) == "waiting, nobody supervises"
     assert condition_word(replace(ready, supervisor="process 1 on vm")) == "waiting for machines"
+
+
+def test_machines_that_are_there_are_prepared_and_not_waited_for():
+    there = replace(told(up("a"), supervisor="process 1 on vm"), attempts=())
+    assert condition_word(there) == "preparing its machines"
+    assert condition_word(replace(there, nodes=())) == "waiting for machines"
+
+
+def test_the_list_says_why_a_job_ended_where_its_status_does_not():
+    used_up = over(JobStatus.FAILED, ExitReason.BUDGET, torn_down=True)
+    assert "live  failed (budget)  " in jobs_text([used_up])
+    assert "live  succeeded  " in jobs_text([over(JobStatus.SUCCEEDED, ExitReason.SUCCEEDED, torn_down=True)])
 
 
 def test_a_process_that_goes_on_says_what_trains_and_who_saw_to_it_last():

@@ -145,6 +145,38 @@ def test_a_terminal_gives_an_answer_as_one_key_and_is_as_before_then(
             assert termios.tcgetattr(stdin) == before
 
 
+def test_an_answer_to_a_question_that_was_just_withdrawn_goes_to_no_shell(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs) as stdin, os.fdopen(ours, "wb", buffering=0) as keys:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        monkeypatch.setattr(os, "tcgetpgrp", lambda _: os.getpgrp())
+        monkeypatch.setattr(Interrupts, "_can_ask", lambda _: True)
+        monkeypatch.setattr("gpucloud.cli.interrupts._WITHDRAWN_FOR_S", 60.0)
+        before, really, typed = termios.tcgetattr(stdin), select.select, [b"c", b"\n", b"\x03"]
+        with obeyed(PlainOnlooker()) as interrupts:
+            interrupts.press(signal.SIGINT, None)
+            assert interrupts.wanted_end() is None
+
+            def late(reads: list[object], *rest: object) -> tuple[list[object], list[object], list[object]]:
+                """Somebody types while the withdrawal is told; then time is over."""
+                if not typed:
+                    monkeypatch.setattr("gpucloud.cli.interrupts.time.monotonic", lambda: float("inf"))
+                    return [], [], []
+                if typed[0] == b"\x03":
+                    typed.pop()
+                    interrupts.press(signal.SIGINT, None)
+                    return [], [], []
+                keys.write(typed.pop(0))
+                return really(reads, [], [])
+
+            monkeypatch.setattr(select, "select", late)
+        monkeypatch.undo()
+        assert capsys.readouterr().err.endswith("done before an answer: nothing is to choose\n")
+        assert (typed, really([stdin], [], [], 0)[0], termios.tcgetattr(stdin)) == ([], [], before)
+
+
 @pytest.mark.parametrize(
     ("saves", "asked"),
     [

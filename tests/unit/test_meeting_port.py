@@ -33,13 +33,18 @@ def test_the_port_is_free_on_all_nodes_and_none_that_connections_get_where_there
 
 
 def test_every_attempt_asks_for_other_ports_and_all_supervisors_of_it_for_the_same():
-    assert candidates("digits 1") == candidates("digits 1")
-    assert set(candidates("digits 1")).isdisjoint(candidates("digits 2"))
-    assert all(10_000 <= port < 32_000 for port in candidates("digits 1"))
+    asked = candidates("digits 1", ("a", "b"))
+    assert asked == candidates("digits 1", ("a", "b"))
+    assert set(asked).isdisjoint(candidates("digits 2", ("a", "b")))
+    assert all(10_000 <= port < 32_000 for port in asked)
+
+
+def test_jobs_of_one_name_in_two_fleets_of_one_machine_ask_for_other_ports():
+    assert set(candidates("digits 1", ("a", "b"))).isdisjoint(candidates("digits 1", ("c", "d")))
 
 
 def test_a_node_says_which_of_the_ports_are_free_and_which_it_gives_to_connections():
-    asked = candidates("of this test")
+    asked = candidates("of this test", ())
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", asked[0]))
         taken.listen()

@@ -21,6 +21,7 @@ from gpucloud.ports import Brought, Completed
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.report import report
 from gpucloud.usecases.services import Services
+from gpucloud.usecases.supervise.closing import brought_line
 from gpucloud.usecases.supervise.story import missing_line
 from tests.fakes.nodes import node_at
 from tests.faults.process import Ended, run
@@ -62,6 +63,7 @@ def trained(folder: Path, bring: Any) -> tuple[Ended, tuple[MissingOutput, ...]]
 def test_a_job_succeeds_all_the_same_and_story_state_and_answer_name_what_is_missing(tmp_path: Path) -> None:
     home = tmp_path / "results"
     home.mkdir()
+    (home / "model.pt").touch()
     ended, missing = trained(tmp_path, lambda *_: Brought(paths=(str(home),), missing=(METRICS,)))
     assert (ended.code, missing) == (0, (METRICS,))
     assert json.loads(ended.stdout)["missing_outputs"] == [
@@ -120,3 +122,13 @@ def test_a_name_that_was_left_out_is_escaped(tmp_path: Path) -> None:
     assert missing_line(missing) == (
         "outputs: results/ came without 'results/a\\x1b[2J', which leads elsewhere or is no file"
     )
+
+
+def test_a_folder_that_came_home_empty_is_said_to_be_empty(tmp_path: Path) -> None:
+    full, bare = tmp_path / "full", tmp_path / "bare"
+    full.mkdir()
+    bare.mkdir()
+    (full / "model.pt").touch()
+    assert brought_line(str(full)) == f"brought home: {full}"
+    assert brought_line(str(full / "model.pt")) == f"brought home: {full}/model.pt"
+    assert brought_line(str(bare)) == f"brought home: {bare}, an empty folder: the script wrote nothing into it"

@@ -9,7 +9,7 @@ from decimal import Decimal
 import pytest
 from rich.console import Console
 
-from gpucloud.cli.render.live import _panel
+from gpucloud.cli.render.live import _panel, use_grid
 from gpucloud.cli.render.progress import NodeLine, Snapshot
 from gpucloud.domain.money.ledger import Spend
 from tests.unit.worlds import NOW
@@ -49,3 +49,35 @@ def test_what_matters_less_goes_first() -> None:
     assert "loss 0.1806" in lines(120)[1]
     assert "step 407 of 768  1 min 15 s to go" in lines(60)[1]
     assert "loss" not in lines(40)[1]
+
+
+LOCAL = [
+    ("node", "what", "use", "memory", "temperature", "power", "remarks"),
+    ("i-0e2467d3f703d7dee", "machine", "100 %", "2.4 of 7 GiB", "", "", "17 GiB of disk free"),
+    ("i-0bee3d163b7872abc", "machine", "63 %", "2.4 of 7 GiB", "", "", "17 GiB of disk free"),
+]
+GPUS = [
+    *LOCAL,
+    (
+        "i-0e2467d3f703d7dee",
+        "GPU 0",
+        "97 %",
+        "70.1 of 80 GiB",
+        "61 °C",
+        "688 of 700 W",
+        "sw thermal slowdown, 3 errors",
+    ),
+]
+
+
+@pytest.mark.parametrize("rows", [LOCAL, GPUS])
+def test_watch_cuts_no_heading_and_no_figure_at_80_columns(rows: list[tuple[str, ...]]) -> None:
+    console = Console(file=io.StringIO(), width=76, highlight=False, color_system=None)
+    with console.capture() as shown:
+        console.print(use_grid(rows, 76))
+    text = shown.get()
+    assert "…" not in text
+    heads = ["node", "what", "use", "memory", *(["temp", "power"] if rows is GPUS else []), "remarks"]
+    assert text.splitlines()[0].split() == heads
+    for cell in ("i-0e2467d3", "100 %", "2.4 of 7 GiB", *(("70.1 of 80 GiB", "688 of 700 W") if rows is GPUS else ())):
+        assert cell in text

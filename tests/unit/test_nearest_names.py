@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from gpucloud.adapters.aws.faults import CODES
 from gpucloud.adapters.aws.prices.catalog import load
 from gpucloud.adapters.jobfile import read_job
+from gpucloud.cli.commands import reaching
 from gpucloud.cli.commands.passes import sum_of
 from gpucloud.domain.errors import JobFileError, UsageError
 from gpucloud.domain.job.spec import Resources
@@ -40,3 +43,19 @@ def test_a_bare_number_is_asked_for_with_its_unit() -> None:
 
 def test_who_is_not_logged_in_hears_the_ways_to_do_it() -> None:
     assert CODES["NoCredentialsError"].step == "log in: `aws sso login`, `aws configure`, or AWS_PROFILE=…"
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        (".gpucloud/code/train.py", "paths start in the code folder: gpucloud cp rs:train.py ."),
+        (f"~/.gpucloud/code/{'0a' * 32}/src/net.py", "paths start in the code folder: gpucloud cp rs:src/net.py ."),
+        (".gpucloud/code/", "paths start in the code folder: gpucloud cp rs:. ."),
+        ("trian.py", "did you mean rs:train.py?"),
+    ],
+)
+def test_a_path_from_a_nodes_home_is_answered_with_the_one_from_the_code(path: str, hint: str) -> None:
+    found: Any = SimpleNamespace(missing=[(path, "train.py")], asked_folders=[], base="code")
+    with pytest.raises(UsageError, match=f"there is no {path} on the node") as refused:
+        reaching._refuse(found, reaching._There(job="rs", path=path), recursive=False)
+    assert refused.value.hint == hint

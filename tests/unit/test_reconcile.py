@@ -902,7 +902,7 @@ def test_a_quota_does_not_grow_by_waiting():
 def test_what_no_other_pool_can_help_stops_the_job(fault):
     action = decide(GOAL, seen(group_size=0, refusals=(refusal(fault),)), RULES)
     assert isinstance(action, Finish)
-    assert (action.reason, action.exit_code) == (ExitReason.NO_CAPACITY, 13)
+    assert (action.reason, action.reason.exit_code) == (ExitReason.REFUSED, 13)
 
 
 def test_the_line_that_stops_the_job_says_what_to_do():
@@ -1009,7 +1009,7 @@ def test_from_a_bad_pool_the_job_turns_to_another_and_without_one_it_stops_with_
     known = state(cooldowns=(cooling,), quarantined=(bad("x"), bad("y"), bad("z")))
     assert decide(GOAL, seen(group_size=0, state=known, candidates=(offer(),)), RULES) == Move(offer=offer())
     assert decide(GOAL, seen(group_size=0, state=known), RULES) == Finish(
-        reason=ExitReason.NO_CAPACITY, message="3 nodes in a row were bad: z: GPU 3: Xid 48", exit_code=14
+        reason=ExitReason.UNPREPARED, message="3 nodes in a row were bad: z: GPU 3: Xid 48"
     )
 
 
@@ -1023,9 +1023,8 @@ def bad_pools(*left_s):
 def test_after_two_bad_pools_no_third_one_is_paid():
     known = state(cooldowns=bad_pools(1500.0, 1700.0))
     assert decide(GOAL, seen(group_size=0, state=known, candidates=(offer(),)), RULES) == Finish(
-        reason=ExitReason.NO_CAPACITY,
+        reason=ExitReason.UNPREPARED,
         message=f"2 pools in a row had bad machines; {OTHER_POOL}: 3 nodes in a row were bad: z: no CUDA",
-        exit_code=14,
     )
 
 

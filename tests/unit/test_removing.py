@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,10 +13,14 @@ from typer.testing import CliRunner
 
 from gpucloud.cli.app import app
 from gpucloud.cli.commands import ending, setting_up
+from gpucloud.domain.money.ledger import Spend
+from gpucloud.domain.state.state import JobStatus
 from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.jobstore.report import report
 from tests.faults.process import Ended, run
 from tests.faults.rig import JOB, Outside
 from tests.faults.strikes import Strikes
+from tests.unit.worlds import NOW, seen, state, up
 
 
 @pytest.fixture
@@ -32,8 +38,42 @@ def test_a_job_whose_machines_are_up_is_refused(outside: Outside) -> None:
     give(outside, "train", "small.yaml", "--keep")
     refused = give(outside, "rm", JOB, "--yes", "--with-checkpoints")
     assert (refused.code, f"hint: gpucloud down {JOB}" in refused.stderr) == (2, True)
-    assert "small is not over: it has ended, and is not torn down" in refused.stderr
+    assert "error: small has succeeded, and its machines are kept for a look" in refused.stderr
     assert JobStore(outside.store, JOB).load() is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "why", "hint"),
+    [
+        (
+            {"held_until": NOW, "status": JobStatus.FAILED},
+            "small has failed, and its machines wait for a mended script",
+            "gpucloud down small ends them; gpucloud train small goes on with them",
+        ),
+        (
+            {"status": JobStatus.FAILED},
+            "small has failed, and is not wound up: machines or results may be left",
+            "gpucloud down small brings home what is there, and removes the rest",
+        ),
+        (
+            {"status": JobStatus.FAILED, "supervisor": "process 1 on vm"},
+            "small has failed, and process 1 on vm still ends its machines",
+            "gpucloud down small waits for that",
+        ),
+        (
+            {},
+            "small is not over: waiting, nobody supervises",
+            "gpucloud down small ends it and brings home what is there; gpucloud train small goes on with it",
+        ),
+    ],
+)
+def test_what_is_not_deleted_yet_is_said_with_what_is_to_be_done_first(
+    changes: dict[str, object], why: str, hint: str
+) -> None:
+    spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal(0))
+    told = replace(report(state(job=JOB), spend, (), seen(up("a")).group, None), **changes)  # type: ignore[arg-type]
+    refused = ending._not_over(told, JOB)
+    assert (refused.message, refused.hint) == (why, hint)
 
 
 def test_checkpoints_go_only_where_that_is_said_and_nothing_without_a_yes(outside: Outside) -> None:
@@ -112,6 +152,14 @@ def test_the_name_of_a_deleted_job_begins_anew(outside: Outside) -> None:
     loaded = JobStore(outside.store, JOB).load()
     assert loaded is not None
     assert (loaded[0].attempts, loaded[0].order_number) == ((), 1)
+
+
+def test_the_newest_run_named_by_its_file_goes_alone_and_the_others_are_named(outside: Outside) -> None:
+    give(outside, "train", "small.yaml")
+    give(outside, "train", "small.yaml")
+    gone = give(outside, "rm", "small.yaml", "--with-checkpoints", "--yes")
+    assert f"{JOB}-2 is one of 2 runs, and goes alone; the others: {JOB}@1\n" in gone.stderr
+    assert JobStore(outside.store, JOB).load() is not None
 
 
 def test_what_is_said_of_an_older_run_names_that_run_and_not_the_newest(outside: Outside) -> None:

@@ -14,7 +14,7 @@ import pytest
 from gpucloud.adapters.home import Home, KnownJob
 from gpucloud.cli.commands.training import plan
 from gpucloud.cli.render.reports import jobs_text, newest_first
-from gpucloud.cli.target import all_called, known_job, of_another_file, read_target, require_one_run
+from gpucloud.cli.target import all_called, known_job, of_another_file, other_runs, read_target, require_one_run
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.money.ledger import Spend
 from gpucloud.domain.node.node import NO_GROUP
@@ -48,6 +48,7 @@ def cloud(tmp_path: Path) -> Any:
         ("boom", "boom-10"),
         ("boom-2", "boom-2"),
         ("boom@1", "boom"),
+        ("boom-1", "boom"),
         ("boom@2", "boom-2"),
         ("other", "other"),
         ("other-2", "other-2"),
@@ -167,7 +168,20 @@ def test_what_means_one_run_is_deleted(cloud: Any, name: str | None) -> None:
 def test_by_a_name_of_several_runs_nothing_is_deleted(cloud: Any) -> None:
     with pytest.raises(UsageError, match="boom has 3 runs: boom@1, boom-10, boom-2") as refused:
         require_one_run(cloud, "boom", "gpucloud rm JOB")
-    assert refused.value.hint == "gpucloud rm boom@1 or gpucloud rm boom-10"
+    assert refused.value.hint == "gpucloud rm boom@1, gpucloud rm boom-10 or gpucloud rm boom-2"
+
+
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [
+        ("boom-10", ("boom-2", "boom@1")),
+        ("boom-2", ("boom-10", "boom@1")),
+        ("boom", ("boom-10", "boom-2")),
+        ("other", ()),
+    ],
+)
+def test_a_run_knows_the_other_runs_of_its_job(cloud: Any, name: str, others: tuple[str, ...]) -> None:
+    assert other_runs(cloud, cloud.home.find(name)) == others
 
 
 @pytest.mark.parametrize(

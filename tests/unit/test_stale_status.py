@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from gpucloud.domain.node.status import status_to_json
+from gpucloud.domain.state.state import CheckpointRef, ExitReason
 from gpucloud.ports import Completed
+from gpucloud.usecases.job.jobs import Asker
+from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.supervise.look import visited
 from tests.fakes.shell import FakeShell
+from tests.faults.process import run
+from tests.faults.rig import JOB, Outside
+from tests.faults.strikes import Strikes
 from tests.unit.test_condition import told
 from tests.unit.worlds import part, up
 
@@ -38,3 +46,22 @@ def test_words_that_stand_still_are_no_answer(
     found = visited(report, FakeShell(tmp_path, answer), pauses.append)
     assert [one.status is not None for one in found.standing] == [answers]
     assert len(pauses) + 1 == asked
+
+
+@pytest.mark.parametrize(
+    ("supervisor", "is_open", "step"),
+    [(None, True, 12), ("process 1 on vm", True, 2), (None, False, 2)],
+)
+def test_a_checkpoint_that_came_after_the_supervisor_died_is_found_in_the_store(
+    tmp_path: Path, supervisor: str | None, is_open: bool, step: int
+) -> None:
+    outside, strikes = Outside(tmp_path), Strikes()
+    run(("train", str(outside.file)), outside.over(strikes), strikes)
+    asker: Any = SimpleNamespace(jobs=JobStore(outside.store, JOB))
+    known = told(up("a", part(1, step=12)), supervisor=supervisor)
+    if not is_open:
+        known = replace(known, attempts=(replace(known.attempts[-1], reason=ExitReason.STOPPED),))
+    known = replace(known, checkpoint=CheckpointRef(step=2, sha256="0" * 64))
+    found = Asker.with_stored_checkpoint(asker, known)
+    assert found.checkpoint is not None
+    assert found.checkpoint.step == step

@@ -39,7 +39,8 @@ def status(target: str | None, *, history: bool, every: bool, as_json: bool) -> 
     if target is None:
         return _status_of_all(cloud, every=every, as_json=as_json)
     known = known_job(cloud, target)
-    report = cloud.visited(known, cloud.asker(known).report())
+    asker = cloud.asker(known)
+    report = asker.with_stored_checkpoint(cloud.visited(known, asker.report()))
     if as_json:
         say_json(report_json(report))
     else:

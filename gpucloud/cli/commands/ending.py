@@ -13,7 +13,7 @@ from gpucloud.cli.render.onlookers import Onlooker, onlooker
 from gpucloud.cli.render.reports import report_json, report_text
 from gpucloud.cli.render.use import condition_word
 from gpucloud.cli.render.words import is_meant, say, say_json, say_words, tell
-from gpucloud.cli.target import called, known_job, require_one_run
+from gpucloud.cli.target import called, known_job, other_runs, require_one_run
 from gpucloud.domain.errors import (
     CleanupIncomplete,
     CredentialsError,
@@ -26,7 +26,7 @@ from gpucloud.domain.errors import (
     ToolMissing,
     UsageError,
 )
-from gpucloud.domain.job.quantities import counted, format_size
+from gpucloud.domain.job.quantities import counted, format_moment, format_size
 from gpucloud.domain.job.spec import Job
 from gpucloud.domain.state.state import ExitReason, JobState
 from gpucloud.domain.supervision.self_driving import Arming
@@ -36,6 +36,7 @@ from gpucloud.usecases.job.start import kept_of
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import Lease, take
 from gpucloud.usecases.jobstore.orders import Orders
+from gpucloud.usecases.jobstore.report import Condition, JobReport
 from gpucloud.usecases.supervise.session import Session
 from gpucloud.wiring import Gpucloud, KnownJob
 from gpucloud.wiring.found import leftovers
@@ -170,7 +171,7 @@ def _await_end(asker: Asker, orders: Orders, by: str, since: datetime) -> None:
             return
         if order.end is None:
             raise OrderChanged(
-                f"{order.job} was started again by {order.by} at {order.at:%H:%M:%S} UTC",
+                f"{order.job} was started again by {order.by} at {format_moment(order.at, asker.clock.now())}",
                 hint=f"gpucloud down {order.job}",
             )
         if state.drives_itself and asker.clock.now() - since > _MACHINE_ENDS_WITHIN:
@@ -253,6 +254,8 @@ def rm(target: str | None, *, with_checkpoints: bool, yes: bool, as_json: bool) 
     require_one_run(cloud, target, "gpucloud rm JOB")
     jobs, name = JobStore(cloud.store_of(known), known.name), called(cloud, known)
     _require_over(cloud, known, name)
+    if others := other_runs(cloud, known):
+        tell(f"{known.name} is one of {len(others) + 1} runs, and goes alone; the others: {', '.join(others)}")
     kept = _kept(jobs)
     if kept.checkpoints and not with_checkpoints:
         raise UsageError(
@@ -282,16 +285,35 @@ def _forget(cloud: Gpucloud, known: KnownJob, jobs: JobStore) -> None:
 def _require_over(cloud: Gpucloud, known: KnownJob, name: str) -> None:
     state = cloud.asker(known).state()
     if not state.status.ended or not state.torn_down:
-        ended = "it has ended, and is not torn down"
-        word = ended if state.status.ended else condition_word(cloud.visited(known, cloud.asker(known).report()))
-        raise UsageError(
-            f"{known.name} is not over: {word}",
-            hint=f"gpucloud down {name} ends it and brings home what is there; gpucloud train {name} goes on with it",
-        )
+        raise _not_over(cloud.visited(known, cloud.asker(known).report()), name)
     if left := leftovers(cloud, known):
         raise UsageError(f"of {known.name} is still listed: {', '.join(left)}", hint=f"gpucloud down {name}")
     if cloud.has_stored_outputs(known):
         raise UsageError(f"results of {known.name} are in the store", hint=f"gpucloud down {name} brings them home")
+
+
+def _not_over(report: JobReport, name: str) -> UsageError:
+    """Return why nothing of the job is deleted yet, and what is to be done first."""
+    down = f"gpucloud down {name}"
+    match report.condition:
+        case Condition.HELD:
+            why = f"{report.job} has failed, and its machines wait for a mended {report.awaits}"
+            hint = f"{down} ends them; gpucloud train {name} goes on with them"
+        case Condition.KEPT:
+            why, hint = f"{report.job} has succeeded, and its machines are kept for a look", f"{down} ends them"
+        case Condition.ENDING if report.supervisor is not None:
+            why = f"{report.job} has {report.status.value}, and {report.supervisor} still ends its machines"
+            hint = f"{down} waits for that"
+        case Condition.ENDING | Condition.ENDED:
+            why = f"{report.job} has {report.status.value}, and is not wound up: machines or results may be left"
+            hint = f"{down} brings home what is there, and removes the rest"
+        case Condition.TRAINED:
+            why = f"{report.job} is not over: {condition_word(report)}"
+            hint = f"{down} brings them home, and ends its machines"
+        case _:
+            why = f"{report.job} is not over: {condition_word(report)}"
+            hint = f"{down} ends it and brings home what is there; gpucloud train {name} goes on with it"
+    return UsageError(why, hint=hint)
 
 
 def _kept(jobs: JobStore) -> _Kept:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from gpucloud.cli.render.words import say, say_json, table, tell, usd
 from gpucloud.cli.target import group_of, known_job, one_node, read_target
 from gpucloud.domain import codec
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.job.quantities import format_span, format_usd, parse_span
+from gpucloud.domain.job.quantities import format_moment, format_span, format_usd, parse_span
 from gpucloud.domain.job.spec import Cloud
 from gpucloud.domain.money.ledger import ZERO
 from gpucloud.domain.node.gate.report import REFUSED, Checked, Severity, failures, figures
@@ -288,13 +288,22 @@ def shortage(lasting: str, *, as_json: bool) -> int:
         span = parse_span(lasting)
     except ValueError as error:
         raise UsageError(str(error), hint="gpucloud local shortage 5min") from error
-    until = datetime.now(timezone.utc) + span
-    Gpucloud().local().nodes().run_short(until)
+    now = datetime.now(timezone.utc)
+    Gpucloud().local().nodes().run_short(now + span)
     if as_json:
-        say_json({"no_spot_until": codec.plain(until)})
-    else:
-        say(f"no spot machines start until {until:%H:%M:%S} UTC; those that run stay")
+        say_json({"no_spot_until": codec.plain(now + span)})
+        return 0
+    say(shortage_line(span, now))
+    if not span:
+        tell("a job that was refused leaves the pool alone for some minutes: gpucloud status JOB says until when")
     return 0
+
+
+def shortage_line(span: timedelta, now: datetime) -> str:
+    """Return what a shortage of that length means."""
+    if not span:
+        return "spot machines start again"
+    return f"no spot machines start until {format_moment(now + span, now)}; those that run stay"
 
 
 def _does(nodes: LocalNodeGroup, what: Drill) -> Callable[[str, str], None]:

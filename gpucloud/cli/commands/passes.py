@@ -12,7 +12,7 @@ from typing import Any
 
 from gpucloud.cli.commands.supervising import answer, bring_stored_home, means_for
 from gpucloud.cli.faults import known_error
-from gpucloud.cli.render.bills import left_rows, money_json, money_line, plain_amount, unproven_rows
+from gpucloud.cli.render.bills import left_amount, left_rows, money_json, money_line, plain_amount, unproven_rows
 from gpucloud.cli.render.onlookers import onlooker
 from gpucloud.cli.render.use import condition_word
 from gpucloud.cli.render.words import say, say_json, say_words, table, tell, usd
@@ -287,7 +287,7 @@ def _budget_text(report: JobReport, order: Order) -> str:
         ("budget", format_usd(spend.budget_usd)),
         ("spent", money_line(spend)),
         *unproven_rows(spend),
-        *(left_rows(spend) or [("left", f"{plain_amount(spend.left_usd)} USD")]),
+        *(left_rows(spend) or [("left", f"{left_amount(spend)} USD")]),
     ]
     parts = [f"{report.job}: {condition_word(report)}", table(rows)]
     if order.budget_changes:

@@ -48,6 +48,8 @@ exec "$py" -I "$1/lib/gpucloud-$sha.zip" metrics --root "$1"
 _STORE = "@store/"
 _TOLD = 20
 _PIECE_BYTES = 16 << 20
+_CODE = re.compile(r"(~/)?\.gpucloud/code/([0-9a-f]{64}/)?")
+"""Where a node's home, which `gpucloud ssh` starts in, has the code, which paths of `cp` start in."""
 _FORMS = "gpucloud cp JOB:path here, or gpucloud cp here JOB:path"
 
 
@@ -75,7 +77,7 @@ def watch(target: str | None, *, as_json: bool) -> int:
 def _look(asker: Asker, shell: Shell, sleep: Callable[[float], None], shown: Display, *, every_s: float) -> JobReport:
     report, age_s = asker.report(), 0.0
     while True:
-        report = visited(report, shell)
+        report = visited(report, shell, sleep)
         shown.show(report)
         if report.status.ended and (not report.nodes or report.condition in (Condition.HELD, Condition.KEPT)):
             return report
@@ -203,6 +205,8 @@ def _bring(there: _There, target: Path, node: str | None, *, recursive: bool) ->
 def _refuse(found: Listing, there: _There, *, recursive: bool) -> None:
     for path, near in found.missing:
         hint = f"did you mean {there.job}:{near}?" if near else f"gpucloud ssh {there.job} -- ls {found.base}"
+        if inside := _CODE.match(path):
+            hint = f"paths start in the code folder: gpucloud cp {there.job}:{path[inside.end() :] or '.'} ."
         raise UsageError(f"there is no {path} on the node", hint=hint)
     if found.asked_folders and not recursive:
         raise UsageError(f"{found.asked_folders[0]} is a folder", hint=f"gpucloud cp -r {there.job}:{there.path} .")

@@ -140,7 +140,7 @@ def _scenario(job: Job, file: Path, asked: Asked, priced: _Priced, saving: Savin
         least_nodes=job.resources.least_nodes,
         recovery=recovery_of(restart, saving, job.checkpoint, notice=asked.notice),
         terms=priced.terms,
-        begins_anew=job.checkpoint.none,
+        checkpoint_none=job.checkpoint.none,
     )
 
 

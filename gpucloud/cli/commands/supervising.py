@@ -30,6 +30,7 @@ from gpucloud.usecases.jobstore.orders import Given
 from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.usecases.money.spend import bytes_in
 from gpucloud.usecases.services import Services
+from gpucloud.usecases.supervise.closing import brought_line
 from gpucloud.usecases.supervise.session import Entering, Session
 from gpucloud.wiring import Gpucloud, KnownJob, how_it_saves
 
@@ -106,7 +107,7 @@ def bring_stored_home(cloud: Gpucloud, job: Job, known: KnownJob) -> None:
         )
         return
     for path in brought:
-        tell(f"brought home: {path}")
+        tell(brought_line(path))
     if brought:
         cloud.asker(known).bill_pull(bytes_in(brought))
 

@@ -157,7 +157,10 @@ def train(target: str | None, asked: Asked, *, on: Cloud | None, as_json: bool) 
 
 
 def _once(begin: Callable[[], Begun], go: Callable[[Begun], int]) -> int:
-    """Begin a run and go on with it; where the machines of the one before waited in vain, they are torn down first."""
+    """Begin the run that `train` or `up` means, and go on with it.
+
+    Held machines that the file no longer fits are torn down first; then the run begins again, as a new one.
+    """
     begun = begin()
     if begun.start.clears:
         tell(f"the machines of {begun.name} wait no longer for a mended script: they are torn down first")

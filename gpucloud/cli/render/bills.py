@@ -77,7 +77,7 @@ def left_rows(spend: Spend) -> list[tuple[str, str]]:
         f"{plain_amount(spend.kept_usd)} kept aside for the last save and the machines' end",
         f"{plain_amount(spend.free_usd)} for more time after that",
     ]
-    return [("left", f"{plain_amount(spend.left_usd)} USD: {', '.join(parts)}")]
+    return [("left", f"{left_amount(spend)} USD: {', '.join(parts)}")]
 
 
 def money_line(spend: Spend, *, is_short: bool = False) -> str:
@@ -100,6 +100,12 @@ def plain_amount(usd: Decimal) -> str:
         return "<0.001"
     places = "0.01" if abs(usd) >= 1 or not (usd * 100) % 1 else "0.001"
     return f"{usd.quantize(Decimal(places), ROUND_HALF_UP):f}"
+
+
+def left_amount(spend: Spend) -> str:
+    """Return what is left of the budget, with as many places as what is spent, so that both make it up."""
+    _, _, places = plain_amount(spend.spent_usd).partition(".")
+    return f"{spend.left_usd.quantize(Decimal(1).scaleb(-len(places)), ROUND_HALF_UP):f}"
 
 
 def spend_text(spend: Spend) -> str:

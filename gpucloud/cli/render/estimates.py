@@ -212,12 +212,12 @@ def _cost_text(outlook: Summary, on_demand: Summary | None, budget_usd: Decimal)
     beside = f"on demand {format_usd(on_demand.mean_usd)}"
     ended = f"off at {format_usd(budget_usd)}, unfinished"
     off = f"over budget in {outlook.over_budget} of {outlook.windows} replays: {ended}"
-    if outlook.is_over(budget_usd, once_in=2):
+    if outlook.uses_up(budget_usd, one_in=2):
         return f"{off}; {beside}"
     if outlook.is_mostly_unfinished:
         return f"not known, for most replays come to no end; {beside}"
     mean = f"{format_usd(outlook.mean_usd)}{_who(outlook)}"
-    if outlook.is_over(budget_usd, once_in=10):
+    if outlook.uses_up(budget_usd, one_in=10):
         return f"{mean}; {off}; {beside}"
     apart = ";" if outlook.unfinished else ","
     return f"{mean}{apart} nine times in ten at most {format_usd(outlook.p90_usd)}; {beside}"
@@ -277,7 +277,7 @@ def _cells(outlook: Summary | None, plan: Plan) -> tuple[str, ...]:
     """Return what is to be expected: no sum that only the budget's end holds down, and no time that few have."""
     if outlook is None:
         return ("?", "?", "?", "?", "?")
-    dear = tuple(outlook.is_over(plan.budget_usd, once_in=times) for times in (2, 10))
+    dear = tuple(outlook.uses_up(plan.budget_usd, one_in=times) for times in (2, 10))
     sums = (outlook.mean_usd, outlook.p90_usd)
     mean, p90 = ("over budget" if over else f"{sum_usd:.2f}" for over, sum_usd in zip(dear, sums, strict=True))
     if not dear[0] and outlook.windows and outlook.is_mostly_unfinished:

@@ -15,8 +15,8 @@ from rich.text import Text
 from gpucloud.cli.render.bills import money_line
 from gpucloud.cli.render.output import FirstRank
 from gpucloud.cli.render.progress import Snapshot, snapshot
-from gpucloud.cli.render.use import headline, use_rows
-from gpucloud.cli.render.words import folded
+from gpucloud.cli.render.use import Rows, headline, use_rows
+from gpucloud.cli.render.words import folded, with_short_ids
 from gpucloud.domain.job.quantities import format_span
 from gpucloud.domain.money.ledger import Spend
 from gpucloud.domain.node.output import without_code_folder
@@ -125,20 +125,32 @@ class LiveUse:
 
     def show(self, report: JobReport) -> None:
         """Draw the table anew."""
-        head, *rows = use_rows(report)
-        grid = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-        for word in head:
-            grid.add_column(word, no_wrap=True, overflow="ellipsis")
-        for row in rows:
-            grid.add_row(*(Text(in_one_line(cell), style=_style(row)) for cell in row))
-        body = grid if rows else Text(_nobody(report), style="dim")
+        rows = use_rows(report)
+        body = use_grid(rows, self._live.console.width - _FRAME) if rows[1:] else Text(_nobody(report), style="dim")
         said = Text("\n".join(lines_of(headline(report))))
         shown = Panel(Group(said, Text(""), body), title=report.job, title_align="left")
         self._live.update(shown, refresh=True)
 
 
+def use_grid(rows: Rows, width: int) -> Table:
+    """Return machines and GPUs as a table for so much room: a column that says nothing goes, and remarks take lines."""
+    cells = [[in_one_line(cell) for cell in row] for row in rows]
+    told = [at for at, column in enumerate(zip(*cells[1:], strict=True)) if set(column) - {"", "-"}]
+    cells = [[row[at] for at in told] for row in cells]
+    if sum(max(map(len, column)) + _GAP for column in zip(*cells, strict=True)) > width:
+        head, *others = with_short_ids(cells)
+        cells = [["temp" if word == "temperature" else word for word in head], *others]
+    grid = Table(box=None, header_style="dim", padding=(0, _GAP, 0, 0))
+    for word in cells[0]:
+        is_last = word == rows[0][-1]
+        grid.add_column(word, no_wrap=not is_last, overflow="fold" if is_last else "ellipsis")
+    for row, whole in zip(cells[1:], rows[1:], strict=True):
+        grid.add_row(*(Text(cell, style=_style(whole)) for cell in row))
+    return grid
+
+
 def _style(row: tuple[str, ...]) -> str:
-    if row[1].startswith(("ILL", "does not")):
+    if row[1].startswith(("UNHEALTHY", "does not")):
         return "red"
     # At full power the cap holds the clocks down: that is healthy.
     return "yellow" if row[1].startswith("GPU") and row[-1] not in ("", "sw power cap") else ""

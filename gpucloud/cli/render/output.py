@@ -106,7 +106,8 @@ class _Begun:
 class AsWritten:
     """Every byte, but for a CI runner, which would obey some of them.
 
-    With words before lines, these are written when they are whole: those of ranks do not run into each other.
+    With words before lines, these are written when they are whole: those of ranks do not run into each other. Of a
+    bar's states the last one is written then: a terminal behind the pipe would write the others over these words.
     """
 
     def __init__(self, before: _Before | None = None) -> None:
@@ -130,7 +131,7 @@ class AsWritten:
 
     @staticmethod
     def _write_lines(before: bytes, lines: list[bytes]) -> None:
-        data = b"".join(b"%s%s\n" % (before, line) for line in lines)
+        data = b"".join(b"%s%s\n" % (before, _last_state(line)) for line in lines)
         if data:
             _put(data if not _obeys() else _harmless(data.decode(errors="replace")).encode())
 
@@ -228,6 +229,10 @@ class AsShown:
         width = shutil.get_terminal_size(_WIDTH).columns - 1
         self._drawn = row
         _put(f"{_CLEAR}{plain(_letters(row))[:width]}".encode())
+
+
+def _last_state(line: bytes) -> bytes:
+    return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
 def _stamp(at: datetime | None) -> str:

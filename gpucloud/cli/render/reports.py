@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from gpucloud.cli.render.bills import charges_text, plain_amount, spend_json, spend_text
-from gpucloud.cli.render.use import condition_word, progress_of_report, step_words, use_json, use_rows
+from gpucloud.cli.render.use import condition_and_reason, progress_of_report, step_words, use_json, use_rows
 from gpucloud.cli.render.words import folded, pool_json, quarantine_json, table, usd
 from gpucloud.domain import codec
 from gpucloud.domain.checkpoint.protection import NOTHING_COMES_HOME, Protection
@@ -150,9 +150,7 @@ def going_on_line(report: JobReport) -> str | None:
 
 
 def _headline(report: JobReport) -> str:
-    head = f"{report.job}: {condition_word(report)}"
-    if report.exit_reason and report.exit_reason.value != report.status.value:
-        head += f" ({report.exit_reason.value})"
+    head = f"{report.job}: {condition_and_reason(report)}"
     steps = ", ".join(step_words(report))
     head += f", {steps}" if steps else ""
     return head + (f", supervised by {report.supervisor}" if report.supervisor else "")
@@ -247,8 +245,7 @@ def stay_text(report: JobReport) -> str | None:
         return None
     one = len(report.nodes) == 1
     some = f"{len(report.nodes)} machine{' is' if one else 's are'}"
-    what = "setup" if (report.message or "").startswith("setup: ") else "script"
-    why = f"ready for a mended {what}" if report.held_until is not None else "kept, for a look,"
+    why = f"ready for a mended {report.awaits}" if report.held_until is not None else "kept, for a look,"
     return (
         f"{some} {why} until {format_moment(until, report.looked_at)},"
         f" {format_usd(report.spend.promised_usd)} more at the most; gpucloud down {report.job} ends"
@@ -311,7 +308,7 @@ def jobs_text(reports: Sequence[JobReport], names: Mapping[str, str] | None = No
     rows += [
         (
             (names or {}).get(r.job, r.job),
-            condition_word(r),
+            condition_and_reason(r),
             f"{r.started_at:%m-%d %H:%M}" if r.started_at else "-",
             f"{r.ended_at:%m-%d %H:%M}" if r.ended_at else "-",
             _step_cell(r),

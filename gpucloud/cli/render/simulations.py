@@ -134,7 +134,7 @@ def _each(scenario: Scenario, done: Simulation) -> list[tuple[str, ...]]:
 def _row(scenario: Scenario, market: RecordedMarket, result: Result) -> tuple[str, ...]:
     found = result.summary
     told = found.took is not None and not found.is_mostly_unfinished
-    over, once_in_ten = (found.is_over(scenario.budget_usd, once_in=times) for times in (2, 10))
+    over, once_in_ten = (found.uses_up(scenario.budget_usd, one_in=times) for times in (2, 10))
     return (
         zones_named(market, result.zones),
         policy_named(result.policy),

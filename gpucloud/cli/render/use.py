@@ -100,7 +100,16 @@ def condition_word(report: JobReport) -> str:
         return f"{report.status.value}, {'ending its machines' if report.supervisor else 'not torn down'}"
     if report.condition is Condition.LEFT and report.prepared:
         return "prepared, nothing trains on it"
+    if report.condition is Condition.WAITING and report.nodes and not report.prepared:
+        return "preparing its machines"
     return WORDS.get(report.condition, report.status.value)
+
+
+def condition_and_reason(report: JobReport) -> str:
+    """Return how a job stands, and why it ended where its status does not say so: `failed (budget)`."""
+    reason = report.exit_reason
+    why = f" ({reason.value})" if reason is not None and reason.value != report.status.value else ""
+    return f"{condition_word(report)}{why}"
 
 
 def step_words(report: JobReport) -> list[str]:

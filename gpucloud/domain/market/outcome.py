@@ -75,15 +75,15 @@ class Summary:
         """Whether `took` is of so few that it says nothing."""
         return 2 * self.unfinished > self.windows
 
-    def is_over(self, budget_usd: Decimal, *, once_in: int) -> bool:
-        """Whether more than once in so many that ended, the budget was used up before the work was done."""
+    def uses_up(self, budget_usd: Decimal, *, one_in: int) -> bool:
+        """Whether more than one in so many that ended used up the budget before its work was done."""
         if not self.windows:
             return self.mean_usd > budget_usd
-        return self.over_budget * once_in > self.windows - self.unended
+        return self.over_budget * one_in > self.windows - self.unended
 
     def mostly_fails(self, budget_usd: Decimal) -> bool:
         """Whether most of them kept neither deadline nor budget, or came to no end."""
-        return 2 * self.missed > self.windows if self.windows else self.is_over(budget_usd, once_in=1)
+        return 2 * self.missed > self.windows if self.windows else self.uses_up(budget_usd, one_in=1)
 
 
 def summary(outcomes: Sequence[Outcome]) -> Summary:

@@ -295,7 +295,7 @@ def task_of(job: Job, needs: Needs) -> Task:
         on_demand_usd_per_hour=float(on_demand),
         nodes=job.resources.nodes,
         least_nodes=job.resources.least_nodes,
-        begins_anew=job.checkpoint.none,
+        checkpoint_none=job.checkpoint.none,
     )
 
 

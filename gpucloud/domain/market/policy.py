@@ -53,7 +53,7 @@ def _never_idle(task: Task, seen: Observation) -> Choice:
 
 
 def _wanted(policy: Policy, task: Task, seen: Observation, tables: Tables | None) -> Choice:
-    if task.begins_anew and policy is not Policy.ON_DEMAND:
+    if task.checkpoint_none and policy is not Policy.ON_DEMAND:
         return anew(task, seen)
     match policy:
         case Policy.UNIFORM:

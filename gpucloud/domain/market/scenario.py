@@ -28,7 +28,7 @@ class Scenario:
 
     Without a `deadline` nothing ends it but its work and its budget. `work` is that of `nodes` nodes; on
     `least_nodes` of them, where that is not 0, it also goes on, and takes longer. `terms` say how machines are billed,
-    with what stands beside them. `begins_anew` is what policies are told: the job file says that nothing is saved.
+    with what stands beside them. `checkpoint_none` is what policies are told: the job file says that nothing is saved.
     """
 
     work: timedelta
@@ -37,7 +37,7 @@ class Scenario:
     nodes: int
     recovery: Recovery
     least_nodes: int = 0
-    begins_anew: bool = False
+    checkpoint_none: bool = False
     terms: Terms = PLAIN_TERMS
 
     def spendable_usd(self, market: RecordedMarket) -> Decimal:
@@ -60,7 +60,7 @@ def task_of(scenario: Scenario, market: RecordedMarket) -> Task:
         tick_s=float(LOOK_S),
         nodes=scenario.nodes,
         least_nodes=scenario.least_nodes or scenario.nodes,
-        begins_anew=scenario.begins_anew,
+        checkpoint_none=scenario.checkpoint_none,
     )
 
 

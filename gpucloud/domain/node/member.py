@@ -193,9 +193,13 @@ class FreePorts:
     ephemeral: range
 
 
-def candidates(purpose: str) -> tuple[int, ...]:
-    """Return ports to ask for; the same for the same purpose, which names the job and the attempt."""
-    drawn = random.Random(hashlib.sha256(purpose.encode()).digest())  # noqa: S311  nothing is secret in a port
+def candidates(purpose: str, node_ids: Sequence[str]) -> tuple[int, ...]:
+    """Return ports to ask for; the same for the same purpose on the same nodes.
+
+    A job of the same name on other nodes asks for others: nodes of two embedded fleets share the ports of one machine,
+    and two that look at the same moment both find the first one free.
+    """
+    drawn = random.Random(hashlib.sha256(" ".join([purpose, *node_ids]).encode()).digest())  # noqa: S311  nothing is secret in a port
     return tuple(drawn.sample(_DRAWN_FROM, _DRAWN))
 
 

@@ -37,6 +37,7 @@ class ExitReason(str, Enum):
     USER_ERROR = "user_error"
     INTERRUPTED = "interrupted"
     NO_CAPACITY = "no_capacity"
+    REFUSED = "refused"  # by the cloud, for a reason that no other pool and no time changes
     LOST = "lost"
     HUNG = "hung"
     BUDGET = "budget"
@@ -45,7 +46,7 @@ class ExitReason(str, Enum):
     STOPPED = "stopped"
     RESCHEDULED = "rescheduled"
     RESIZED = "resized"
-    UNPREPARED = "unprepared"
+    UNPREPARED = "unprepared"  # no machine that came could be made ready, or was fit
 
     @property
     def retried(self) -> bool:
@@ -72,6 +73,7 @@ _EXIT_CODES = {
     ExitReason.USER_ERROR: 20,
     ExitReason.INTERRUPTED: 21,
     ExitReason.NO_CAPACITY: 11,
+    ExitReason.REFUSED: 13,
     ExitReason.LOST: 21,
     ExitReason.HUNG: 21,
     ExitReason.RESCHEDULED: 21,

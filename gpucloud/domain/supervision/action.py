@@ -172,11 +172,10 @@ class Drill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """The job is over; `exit_code` where the reason's own does not say enough."""
+    """The job is over."""
 
     reason: ExitReason
     message: str | None = None
-    exit_code: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

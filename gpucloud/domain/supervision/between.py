@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+from gpucloud.domain.job.quantities import format_moment
 from gpucloud.domain.money.prepaid import may_launch
 from gpucloud.domain.state.order import Until
 from gpucloud.domain.state.state import Attempt, ExitReason
@@ -97,7 +98,7 @@ def _pause(seen: Seen, limits: Limits) -> Wait | None:
     until = pause_until(seen.state, limits)
     if until is None or seen.now >= until:
         return None
-    return Wait(why=pause_line(seen.state, until, limits))
+    return Wait(why=pause_line(seen.state, until, seen.now, limits))
 
 
 def fruitless(attempts: tuple[Attempt, ...]) -> int:
@@ -199,7 +200,7 @@ def _start(goal: Goal, seen: Seen, limits: Limits) -> Action | None:
         return None
     until = waits_until(goal, seen, limits) if len(ready) < goal.nodes else None
     if until is not None:
-        return Wait(why=f"{AWAITING} {until:%H:%M:%S} UTC: {len(ready)} of {goal.nodes} are ready")
+        return Wait(why=f"{AWAITING} {format_moment(until, seen.now)}: {len(ready)} of {goal.nodes} are ready")
     if goal.until is Until.READY:
         return Done()
     paused = _pause(seen, limits)
@@ -226,7 +227,8 @@ def _inspect(opening: OpenAttempt, seen: Seen, limits: Limits) -> Action | None:
     if last.over_at is not None and seen.now - last.over_at >= limits.ask_again:
         return Inspect(number=opening.number, node_ids=opening.node_ids)
     one = last.in_use[0]
-    return Wait(why=f"{IN_USE} {(one.since + limits.in_use):%H:%M:%S} UTC: {one.node_id}: {in_one_line(one.why)}")
+    until = format_moment(one.since + limits.in_use, seen.now)
+    return Wait(why=f"{IN_USE} {until}: {one.node_id}: {in_one_line(one.why)}")
 
 
 def _ranked(ready: list[str], seen: Seen) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import statistics
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from gpucloud.domain.job.quantities import format_span
+from gpucloud.domain.job.quantities import format_moment, format_span
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.market.policies import Mode
 from gpucloud.domain.node.node import Fault, Refusal
@@ -144,7 +144,7 @@ def _judge(goal: Goal, seen: Seen, limits: Limits) -> Action | None:
     if refusal is not None and refusal.fault not in (*_ELSEWHERE, *_LATER):
         step = f"; {refusal.hint}" if refusal.hint else ""
         message = f"{refusal.pool}: {refusal.message} ({refusal.code}){step}"
-        return Finish(reason=ExitReason.NO_CAPACITY, message=message, exit_code=13)
+        return Finish(reason=ExitReason.REFUSED, message=message)
     waited = seen.short_for is not None and seen.short_for >= limits.gang
     if refusal is not None and refusal.fault in _ELSEWHERE and (waited or not seen.group.counted):
         return cool_down(goal, refusal, limits)
@@ -167,7 +167,7 @@ def _nothing_left(seen: Seen, limits: Limits) -> Action:
         message = f"no pool had machines for {hours:.1f} h; the last said: {last.message} ({last.code})"
         return Finish(reason=ExitReason.NO_CAPACITY, message=message)
     until = min(c.until for c in cooling)
-    return Wait(why=f"no capacity: asking again at {until:%H:%M:%S} UTC")
+    return Wait(why=f"no capacity: asking again at {format_moment(until, seen.now)}")
 
 
 def _never(seen: Seen) -> Finish | None:
@@ -175,7 +175,7 @@ def _never(seen: Seen) -> Finish | None:
     cooling = [c for c in seen.state.cooldowns if c.until > seen.now]
     bad = next((c for c in cooling if c.code == QUARANTINED), None)
     if bad is not None:
-        return Finish(reason=ExitReason.NO_CAPACITY, message=bad.message, exit_code=14)
+        return Finish(reason=ExitReason.UNPREPARED, message=bad.message)
     if cooling and all(c.fault is Fault.QUOTA for c in cooling):
         last = max(cooling, key=lambda c: c.until)
         return Finish(reason=ExitReason.NO_CAPACITY, message=f"{last.message} ({last.code}): gpucloud quota request")
@@ -223,15 +223,15 @@ def pause_until(state: JobState, limits: Limits) -> datetime | None:
 def standing(state: JobState, now: datetime, limits: Limits) -> tuple[str, ...]:
     """Return how a job that goes on stands with its interruptions: the pause that it makes, what saved steps cost."""
     until = None if state.status.ended or state.attempt is not None else pause_until(state, limits)
-    paused = (pause_line(state, until, limits),) if until is not None and now < until else ()
+    paused = (pause_line(state, until, now, limits),) if until is not None and now < until else ()
     cost = None if state.status.ended else saved_steps(state, now, limits)
     return (*paused, *((str(cost),) if cost is not None else ()))
 
 
-def pause_line(state: JobState, until: datetime, limits: Limits) -> str:
+def pause_line(state: JobState, until: datetime, now: datetime, limits: Limits) -> str:
     """Return the words of a pause."""
     count = barren_in_a_row(state, limits)
-    return f"{PAUSING} {until:%H:%M:%S} UTC: {count} attempts in a row ended soon and saved nothing"
+    return f"{PAUSING} {format_moment(until, now)}: {count} attempts in a row ended soon and saved nothing"
 
 
 def barren_in_a_row(state: JobState, limits: Limits) -> int:

@@ -234,7 +234,7 @@ def task_of(case: Situation) -> Task:
         handover_s=case.pace.handover.total_seconds(),
         nodes=case.goal.nodes,
         least_nodes=case.goal.fewest(Market.SPOT),
-        begins_anew=case.goal.begins_anew,
+        checkpoint_none=case.goal.checkpoint_none,
     )
 
 

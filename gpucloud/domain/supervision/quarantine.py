@@ -67,7 +67,7 @@ def stop_buying(seen: Seen, limits: Limits) -> Finish | None:
         return None
     last = max(bad, key=lambda cooldown: cooldown.until)
     message = f"{len(bad)} pools in a row had bad machines; {last.pool}: {last.message}"
-    return Finish(reason=ExitReason.NO_CAPACITY, message=message, exit_code=14)
+    return Finish(reason=ExitReason.UNPREPARED, message=message)
 
 
 def in_a_row(state: JobState) -> tuple[Quarantine, ...]:

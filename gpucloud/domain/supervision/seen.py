@@ -64,8 +64,8 @@ class Goal:
     began. `self_driving`: it runs on a machine of the job, which may buy no time. `within_rights`: its cloud lets that
     machine neither move the shut-off nor give a machine up before it is interrupted. `give_up` is how many times its
     undisturbed cost a newly saved step may cost, None for whatever it costs. `saves_alone`: its script keeps a
-    directory of checkpoints, and its ranks agree with nobody on a step to save. `begins_anew`: it saves nothing, as the
-    job file says. `policy` is how the deadline is kept,
+    directory of checkpoints, and its ranks agree with nobody on a step to save. `checkpoint_none`: it saves nothing, as
+    the job file says. `policy` is how the deadline is kept,
     None where there is none to keep or nothing to choose from; `tables` are the learned policy's, `work` what the job
     file says of the work. The job asks for `nodes` machines; with `least_nodes` it also trains on fewer, on so many at
     least (0: on all or none).
@@ -89,7 +89,7 @@ class Goal:
     within_rights: bool = False
     give_up: float | None = CheckpointPolicy().give_up
     saves_alone: bool = False
-    begins_anew: bool = False
+    checkpoint_none: bool = False
     uses_library: bool = False
     """Whether its script imports gpucloud.resume, as far as its code tells."""
     saves_nothing: bool = False
@@ -351,7 +351,7 @@ def goal_of(order: Order, who: Supervising) -> Goal:
         saves_alone=job.checkpoint.directory is not None,
         uses_library=who.saving is Saving.RESUME,
         saves_nothing=who.saving in (Saving.NONE, Saving.NOTHING),
-        begins_anew=job.checkpoint.none,
+        checkpoint_none=job.checkpoint.none,
         policy=None if on_machine else job.deadline_policy,
         work=None if on_machine else job.work,
     )

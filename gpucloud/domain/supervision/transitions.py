@@ -177,7 +177,7 @@ def finish(state: JobState, action: Finish, now: datetime) -> JobState:
         state,
         status=action.reason.status,
         exit_reason=action.reason,
-        exit_code=action.exit_code if action.exit_code is not None else action.reason.exit_code,
+        exit_code=action.reason.exit_code,
         message=action.message or at_the_limit,
         ended_at=now,
     )

@@ -16,14 +16,14 @@ from gpucloud.domain.node.member import workers_per_node
 from gpucloud.domain.node.node import NO_GROUP, GroupView
 from gpucloud.domain.node.output import DatedPiece
 from gpucloud.domain.state.order import Order, held_until, keeps, undrilled
-from gpucloud.domain.state.state import ExitReason, JobState
+from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState
 from gpucloud.domain.supervision.budget import Standing, least_to_lower_to, shut_off
 from gpucloud.domain.supervision.capacity import standing
 from gpucloud.domain.supervision.seen import Limits, Rules
 from gpucloud.domain.supervision.self_driving import arming, most_machines
 from gpucloud.domain.supervision.transitions import as_listed
 from gpucloud.ports import Clock, MarketData, NodeGroup
-from gpucloud.store import Stored
+from gpucloud.store import Stored, TooMany, newest_commit
 from gpucloud.store.contract import Tally
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import Lease, is_over, supervised_by
@@ -88,6 +88,19 @@ class Asker:
             written_at=stored.modified,
             looked_at=stored.store_time,
         )
+
+    def with_stored_checkpoint(self, report: JobReport) -> JobReport:
+        """Return the report with the newest checkpoint that the store has, where nobody looks for it any more.
+
+        A script goes on saving when its supervisor is dead.
+        """
+        if report.supervisor is not None or not report.attempts or report.attempts[-1].reason is not None:
+            return report
+        with suppress(StoreError, TooMany):
+            newest = newest_commit(self.jobs.store, self.jobs.checkpoints)
+            if newest is not None:
+                return replace(report, checkpoint=CheckpointRef(step=newest[0], sha256=newest[1]))
+        return report
 
     def listed(self, state: JobState) -> GroupView:
         """Return the job's group as the cloud lists it now."""

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Protocol
 
-from gpucloud.domain.checkpoint.protection import Saving
+from gpucloud.domain.checkpoint.protection import NEVER, Saving
 from gpucloud.domain.errors import BudgetRefused, BudgetTooSmall, NoCapacity, OrderChanged, UsageError
 from gpucloud.domain.job.quantities import counted, format_moment, in_cents
 from gpucloud.domain.job.spec import Job
@@ -282,7 +282,7 @@ class Starter:
             self._require_payable(jobs, state, before, order, now)
         check(Prospect(name=found.name, plan=plan, state=state, reopens=reopens))
         self._pin(jobs, order.code_sha256, packed)
-        changed = () if ends else changes_between(before, order)
+        changed = () if ends else changes_between(before, order, resumes=self._resumes(state, job))
         if not trusted:
             changed = (*changed, _UNTRUSTED if newer is None else _PUT_BACK.format(number=found.given.order.number))
         return Start(
@@ -334,6 +334,13 @@ class Starter:
             end=None,
             **_wishes(asked),
         )
+
+    def _resumes(self, state: JobState, job: Job) -> bool:
+        """Whether the next attempt may find a checkpoint, so that what it promises of it is less for a change."""
+        if job.checkpoint.none:
+            return False
+        saves = self.saving is None or self.saving(job) not in NEVER
+        return state.checkpoint is not None or (state.attempt is not None and saves)
 
     def _packed(self, job: Job) -> tuple[str, bytes | None]:
         """Return the hash of the job's code and what makes it anew; empty and None where it is too large for that."""

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from gpucloud.domain.codec import Malformed, OtherVersion
 from gpucloud.domain.errors import CredentialsError, OrderChanged, OrderUnreadable, StoreError, UsageError
+from gpucloud.domain.job.quantities import format_usd
 from gpucloud.domain.job.spec import Job
 from gpucloud.domain.node.launch import REACHES_SCRIPT
 from gpucloud.domain.state.order import (
@@ -345,20 +346,24 @@ def may_be_run(base: str, name: str) -> bool:
     return run_of(base, name) is not None
 
 
-def changes_between(before: Order, order: Order) -> tuple[str, ...]:
-    """Return what an order has otherwise than the one before, a sentence each, as its user is told."""
+def changes_between(before: Order, order: Order, *, resumes: bool) -> tuple[str, ...]:
+    """Return what an order has otherwise than the one before, a sentence each, as its user is told.
+
+    Where nothing can be resumed, nothing is said of how exact that is.
+    """
     changes = []
     if order.spec_sha256 != before.spec_sha256:
-        changes.append(f"the job file differs from the one of the last start{_how(before.resolved, order.resolved)}")
+        reaching = _reaching(before.resolved, order.resolved)
+        how = ": resuming is best effort, not exact" if reaching and resumes else ""
+        changes.append(f"the job file differs from the one of the last start{reaching}{how}")
     if before.code_sha256 and order.code_sha256 != before.code_sha256:
-        changes.append(
-            "the code differs from that of the last start: the next attempt runs it, and resumes best effort, not exact"
-        )
+        how = ", and resumes best effort, not exact" if resumes else ""
+        changes.append(f"the code differs from that of the last start: the next attempt runs it{how}")
     if order.budget_usd != before.budget_usd:
-        changes.append(f"budget: {before.budget_usd} → {order.budget_usd} USD")
+        changes.append(f"budget: {format_usd(before.budget_usd)} → {format_usd(order.budget_usd)}")
     return tuple(changes)
 
 
-def _how(before: Job, now: Job) -> str:
+def _reaching(before: Job, now: Job) -> str:
     told = [name for name in REACHES_SCRIPT if getattr(before, name) != getattr(now, name)]
-    return f" in what reaches the script ({', '.join(told)}): resuming is best effort, not exact" if told else ""
+    return f" in what reaches the script ({', '.join(told)})" if told else ""

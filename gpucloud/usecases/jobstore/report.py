@@ -72,6 +72,8 @@ class JobReport:
     """Until when its machines wait for a mended script; None where they do not."""
     kept_until: datetime | None = None
     """Until when the machines of one that succeeded stay up for a look at them; None where they do not."""
+    setup_failed: bool = False
+    """Whether it ended by its setup's own error, so that a mended setup is what its machines wait for."""
     torn_down: bool = False
     rehearses: bool = False
     """Whether it is one of the short runs of `--verify-resume`."""
@@ -84,6 +86,11 @@ class JobReport:
     drives_itself: bool = False
     prepared: bool = False
     """Whether all of its machines are ready for an attempt, as far as its state says."""
+
+    @property
+    def awaits(self) -> str:
+        """What machines that are held wait for to be mended."""
+        return "setup" if self.setup_failed else "script"
 
     @property
     def condition(self) -> Condition:
@@ -138,6 +145,7 @@ def report(
         drives_itself=state.drives_itself,
         prepared=bool(state.alive) and all(life.prepared for life in state.alive),
         ended_at=state.ended_at,
+        setup_failed=state.setup_failed,
         torn_down=state.torn_down,
     )
 

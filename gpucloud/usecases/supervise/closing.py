@@ -171,7 +171,7 @@ class OutputsHome:
                 *map(missing_line, kept.missing),
             )
             return Brought(missing=kept.missing)
-        self._tell(*(f"brought home: {path}" for path in brought.paths), *map(missing_line, brought.missing))
+        self._tell(*map(brought_line, brought.paths), *map(missing_line, brought.missing))
         return brought
 
     def _code(self, node: Node, tree: str) -> str:
@@ -192,6 +192,13 @@ class OutputsHome:
     def _tell(self, *lines: str) -> None:
         for line in lines:
             self.watcher.story(line)
+
+
+def brought_line(path: str) -> str:
+    """Return where an output came home to, and whether there is anything in it."""
+    folder = Path(path)
+    is_bare = folder.is_dir() and not any(folder.iterdir())
+    return f"brought home: {path}{', an empty folder: the script wrote nothing into it' if is_bare else ''}"
 
 
 def _first(attempt: Attempt, group: GroupView) -> Node | None:

@@ -131,7 +131,7 @@ class Inspector:
         return checked.findings if checked is not None else ()
 
     def _together(self, node_ids: tuple[str, ...], made: Made, hands: ThreadPoolExecutor, *, efa: bool) -> Bad:
-        drawn = candidates(f"{self.world.name} {' '.join(node_ids)}")
+        drawn = candidates(self.world.name, node_ids)
         try:
             free = hands.map(
                 lambda one: free_ports(self.world.shell, self.bootstrapper.node(one), made[one].python, drawn), node_ids

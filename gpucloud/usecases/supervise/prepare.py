@@ -211,7 +211,7 @@ class Bootstrapper:
         One that answers something else is no longer prepared, as if that had been while it was made ready; so is one
         that gives no answer to this for long, though it may give others.
         """
-        asked = candidates(f"{self.world.name} {number}")
+        asked = candidates(f"{self.world.name} {number}", node_ids)
         look = self.agent_writer.pool.submit
         answers = [
             look(free_ports, self.world.shell, self._nodes[node_id], self.made_of(node_id).python, asked)

@@ -40,7 +40,6 @@ from gpucloud.domain.supervision.action import (
     Tell,
     Wait,
 )
-from gpucloud.domain.supervision.budget import plain_usd
 from gpucloud.domain.supervision.membership import progress_of
 from gpucloud.domain.supervision.seen import Seen
 
@@ -112,7 +111,7 @@ def _is_noticeable(until: datetime, seen: Seen) -> bool:
 
 def budget_line(change: BudgetChange) -> str:
     """Return from what to what the budget was changed, and by whom."""
-    return f"budget: {plain_usd(change.old_usd)} → {plain_usd(change.new_usd)} USD, by {change.by}"
+    return f"budget: {format_usd(change.old_usd)} → {format_usd(change.new_usd)}, by {change.by}"
 
 
 def decision_line(made: CapacityDecision, now: datetime | None) -> str:

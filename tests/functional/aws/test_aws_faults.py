@@ -122,7 +122,7 @@ def test_machines_that_die_for_their_disks_key_end_the_job_with_that_line(aws: A
     answer = aws.line.run("up", aws.job("locked", wishes="types: [g4dn.xlarge]"))
     assert answer.code == 13
     line = "g4dn.xlarge spot in us-east-1a: AWS may not use the key that encrypts the disk (Client.InternalError)"
-    assert f"the job ends: no_capacity: {line}" in answer.stderr
+    assert f"the job ends: refused: {line}" in answer.stderr
     assert "kms:CreateGrant" in answer.stderr
     assert aws.left == BASE
 

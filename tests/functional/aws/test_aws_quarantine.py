@@ -66,7 +66,7 @@ def test_where_all_machines_are_bad_two_pools_are_asked_and_the_job_stops_with_t
     answer = aws.line.run("train", job(aws, "all"), "--json", limit_s=300)
     assert answer.code == 14, answer.stderr
     report = answer.json
-    assert (report["status"], report["exit_reason"], report["attempts"]) == ("failed", "no_capacity", [])
+    assert (report["status"], report["exit_reason"], report["attempts"]) == ("failed", "unprepared", [])
     assert "2 pools in a row had bad machines; g4dn.12xlarge spot in us-east-1" in report["message"]
     assert report["message"].endswith(LESS)
     zones = {aws.zone_of(machine) for machine in aws.ever("all")}
