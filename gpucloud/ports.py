@@ -211,6 +211,18 @@ class Completed:
     stderr: bytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortForward:
+    """A port of this machine, and what a node connects who connects to it with."""
+
+    bind: str = "127.0.0.1"
+    """The address of this machine that is listened on."""
+    port: int
+    host: str = "localhost"
+    """As the node calls it."""
+    host_port: int
+
+
 class Host(Protocol):
     """One node over SSH. Raises HostUnreachable, HostKeyMismatch."""
 
@@ -224,8 +236,8 @@ class Host(Protocol):
         """Make `<target>/<sha256 of manifest>` equal to the tree at `root`; return that path (ignore files count)."""
         ...
 
-    def interact(self, argv: tuple[str, ...]) -> int:
-        """Connect this terminal to a remote shell (or argv) and return its exit code."""
+    def interact(self, argv: tuple[str, ...], forwards: tuple[PortForward, ...] = ()) -> int:
+        """Connect this terminal to a remote shell (or argv) and return its exit code; ports lead there meanwhile."""
         ...
 
     def renew(self) -> None:

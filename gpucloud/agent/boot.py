@@ -29,7 +29,7 @@ from gpucloud.domain.node.bootstrap.wanted import NodeRecord, parse_record
 from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.offer import Pool
 from gpucloud.domain.variables import GPUCLOUD_PER_BOOT
-from gpucloud.ports import Clock, Completed, Host
+from gpucloud.ports import Clock, Completed, Host, PortForward
 from gpucloud.usecases.services import Package
 from gpucloud.usecases.supervise.bootstrap import REBOOT, Bootstrapped, Conduct, bootstrap
 from gpucloud.wholefile import open_whole, read_text, write_whole
@@ -239,7 +239,7 @@ class ThisHost:
         """Nothing is sent to oneself."""
         raise NodeError(f"{root} cannot be sent to {target} on this node by itself", hint=None)
 
-    def interact(self, argv: tuple[str, ...]) -> int:
+    def interact(self, argv: tuple[str, ...], forwards: tuple[PortForward, ...] = ()) -> int:  # noqa: ARG002
         """Nobody sits at a node's terminal."""
         raise NodeError(f"no terminal for {argv[:1]}", hint=None)
 

@@ -139,11 +139,15 @@ def ssh(
         typer.Argument(metavar="COMMAND...", help="Run this: `hostname`, -- nvidia-smi -L, or 'cd /data; ls'."),
     ] = None,
     node: Annotated[Optional[str], typer.Option(help="Which node; the first if left out.")] = None,  # noqa: UP045
+    forward: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("-L", metavar="PORT:HOST:PORT", help="As ssh: a port here leads there; 6006: the node's 6006."),
+    ] = None,
 ) -> None:
     """Open a shell on a machine, or run a command."""
     from gpucloud.cli.commands import reaching
 
-    raise typer.Exit(reaching.ssh(target, node, tuple(command or ())))
+    raise typer.Exit(reaching.ssh(target, node, tuple(command or ()), tuple(forward or ())))
 
 
 @seeing.command()

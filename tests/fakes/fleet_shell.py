@@ -10,7 +10,7 @@ from gpucloud.domain.errors import HostUnreachable
 from gpucloud.domain.node.bootstrap.facts import Facts
 from gpucloud.domain.node.node import Node
 from gpucloud.domain.node.status import status_to_json
-from gpucloud.ports import Completed
+from gpucloud.ports import Completed, PortForward
 from tests.fakes.agent import FakeFleet, Machine
 from tests.fakes.node_group import FakeNodeGroup
 
@@ -55,7 +55,7 @@ class FleetHost:
     def renew(self) -> None:
         pass
 
-    def interact(self, argv: tuple[str, ...]) -> int:
+    def interact(self, argv: tuple[str, ...], forwards: tuple[PortForward, ...] = ()) -> int:
         return self.run(argv).exit_code
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from gpucloud.adapters.transfer.sync import sync_tree
 from gpucloud.domain.errors import HostUnreachable
 from gpucloud.domain.node.node import Node
-from gpucloud.ports import Completed
+from gpucloud.ports import Completed, PortForward
 
 Answers = Callable[[Node, tuple[str, ...], bytes], Completed | None]
 
@@ -83,7 +83,7 @@ class FakeHost:
     def renew(self) -> None:
         pass
 
-    def interact(self, argv: tuple[str, ...]) -> int:
+    def interact(self, argv: tuple[str, ...], forwards: tuple[PortForward, ...] = ()) -> int:
         return self.run(argv).exit_code
 
     def close(self) -> None:

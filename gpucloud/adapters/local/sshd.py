@@ -17,6 +17,7 @@ import pwd
 import selectors
 import signal
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -26,11 +27,18 @@ from typing import Any
 
 import paramiko
 from paramiko import SFTPAttributes, SFTPHandle, SFTPServer, SFTPServerInterface
-from paramiko.common import AUTH_FAILED, AUTH_SUCCESSFUL, OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED, OPEN_SUCCEEDED
+from paramiko.common import (
+    AUTH_FAILED,
+    AUTH_SUCCESSFUL,
+    OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED,
+    OPEN_FAILED_CONNECT_FAILED,
+    OPEN_SUCCEEDED,
+)
 from paramiko.sftp import SFTP_FAILURE, SFTP_OK
 
 from gpucloud import processes
 from gpucloud.adapters.local.session import Children, NodeTransport, Session, Terminal, node_transport
+from gpucloud.adapters.transfer.streams import join
 from gpucloud.domain.variables import GPUCLOUD_NODE
 
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -42,16 +50,19 @@ _STRANGERS = 20
 _HURRIED_LOGIN_S = 10.0
 """How long a login may take while others wait for it."""
 _LOOK_S = 0.02
+_CONNECT_S = 1.0
+"""How long what a client forwards to may take to answer: nothing else is heard on its line meanwhile."""
 
 
 class NodeServer(paramiko.ServerInterface):
-    """Answers what a client asks for on one connection: sessions for the one user, by public key; no forwarding."""
+    """Answers what a client asks for on one connection: sessions and forwarding for the one user, by public key."""
 
     def __init__(self, authorized_keys: Path, home: Path, children: Children) -> None:
         self._keys = _keys(authorized_keys)
         self._home = home
         self._children = children
         self._sessions: dict[int, Session] = {}
+        self._connected: dict[int, socket.socket] = {}
 
     def get_allowed_auths(self, username: str) -> str:  # noqa: ARG002
         """Public keys only."""
@@ -63,11 +74,33 @@ class NodeServer(paramiko.ServerInterface):
         return AUTH_SUCCESSFUL if known else AUTH_FAILED
 
     def check_channel_request(self, kind: str, chanid: int) -> int:
-        """Open sessions, nothing else."""
+        """Open sessions; of the others, forwarding alone."""
         if kind != "session":
             return OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
         self._sessions[chanid] = Session(self._home, self._children)
         return OPEN_SUCCEEDED
+
+    def check_channel_direct_tcpip_request(
+        self,
+        chanid: int,
+        origin: tuple[str, int],  # noqa: ARG002
+        destination: tuple[str, int],
+    ) -> int:
+        """Connect with what the client names, as this process reaches it, before the channel is there."""
+        try:
+            self._connected[chanid] = socket.create_connection(destination, timeout=_CONNECT_S)
+        except (OSError, OverflowError, UnicodeError):
+            return OPEN_FAILED_CONNECT_FAILED
+        self._connected[chanid].settimeout(None)
+        return OPEN_SUCCEEDED
+
+    def opened(self, channel: paramiko.Channel) -> None:
+        """Join a forwarding channel to its connection; a session waits for its command."""
+        number = channel.get_id()
+        if number in self._connected:
+            threading.Thread(target=join, args=(channel, self._connected.pop(number)), daemon=True).start()
+        else:
+            self._sessions[number].channel = channel
 
     def check_channel_env_request(self, channel: paramiko.Channel, name: bytes, value: bytes) -> bool:
         """Take a variable for the command to come."""
@@ -97,7 +130,8 @@ class NodeServer(paramiko.ServerInterface):
         pixelheight: int,  # noqa: ARG002
     ) -> bool:
         """Resize the terminal."""
-        terminal = self._sessions[channel.get_id()].terminal
+        session = self._sessions.get(channel.get_id())
+        terminal = session.terminal if session else None
         if terminal is not None:
             terminal.resize(width, height)
         return terminal is not None
@@ -110,11 +144,23 @@ class NodeServer(paramiko.ServerInterface):
         """Start a command."""
         return self._start(channel, command)
 
+    def check_channel_subsystem_request(self, channel: paramiko.Channel, name: str) -> bool:
+        """Start SFTP, which keeps its channel by itself."""
+        started = super().check_channel_subsystem_request(channel, name)
+        if started:
+            del self._sessions[channel.get_id()]
+        return started
+
     def _start(self, channel: paramiko.Channel, command: bytes | None) -> bool:
-        session = self._sessions[channel.get_id()]
-        thread = threading.Thread(target=session.run, args=(channel, command), daemon=True)
+        thread = threading.Thread(target=self._run, args=(channel, command), daemon=True)
         node_transport(channel).start_after_reply(thread.start)
         return True
+
+    def _run(self, channel: paramiko.Channel, command: bytes | None) -> None:
+        try:
+            self._sessions[channel.get_id()].run(channel, command)
+        finally:
+            del self._sessions[channel.get_id()]
 
 
 class _Node:
@@ -163,11 +209,12 @@ class _Node:
 
     def _log_in(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        transport = NodeTransport(connection)
+        server = NodeServer(self._authorized_keys, self._home, self._children)
+        transport = NodeTransport(connection, server.opened)
         transport.add_server_key(self._host_key)
-        transport.set_subsystem_handler("sftp", paramiko.SFTPServer, NodeFiles, home=self._home)
+        transport.set_subsystem_handler("sftp", _Sftp, NodeFiles, home=self._home)
         try:
-            transport.start_server(server=NodeServer(self._authorized_keys, self._home, self._children))
+            transport.start_server(server=server)
             _await_login(transport)
         except (paramiko.SSHException, EOFError, OSError):
             transport.close()
@@ -231,6 +278,14 @@ def main(argv: list[str] | None = None) -> None:
 # The embedded node's SFTP: its file system, relative paths below the home folder.
 
 
+class _Sftp(SFTPServer):
+    """Says at its end that it ended well: OpenSSH's scp fails where no exit status comes."""
+
+    def start_subsystem(self, name: str, transport: paramiko.Transport, channel: paramiko.Channel) -> None:
+        super().start_subsystem(name, transport, channel)
+        channel.send_exit_status(0)
+
+
 class NodeFiles(SFTPServerInterface):
     """Answers SFTP requests with the rights of this process; nothing is hidden from the node's user."""
 
@@ -265,7 +320,7 @@ class NodeFiles(SFTPServerInterface):
             fd = os.open(self._home / path, flags, 0o666 if attr.st_mode is None else attr.st_mode)
         except OSError as error:
             return _code(error)
-        return _OpenFile(fd, flags, str(self._home / path))
+        return _OpenFile(fd, flags)
 
     def remove(self, path: str) -> int:
         """Delete a file."""
@@ -291,7 +346,7 @@ class NodeFiles(SFTPServerInterface):
 
     def chattr(self, path: str, attr: SFTPAttributes) -> int:
         """Set mode, owner, times or size."""
-        return _done(lambda: SFTPServer.set_file_attr(str(self._home / path), attr))
+        return _done(lambda: _change(self._home / path, attr))
 
     def readlink(self, path: str) -> str | int:
         """Return a link's target."""
@@ -306,9 +361,8 @@ class NodeFiles(SFTPServerInterface):
 
 
 class _OpenFile(SFTPHandle):
-    def __init__(self, fd: int, flags: int, name: str) -> None:
+    def __init__(self, fd: int, flags: int) -> None:
         super().__init__(flags)
-        self._name = name
         access = flags & (os.O_WRONLY | os.O_RDWR)
         mode = {os.O_RDONLY: "rb", os.O_WRONLY: "wb", os.O_RDWR: "r+b"}[access]
         # Unbuffered: reads and writes of one handle share a position that the base class tracks.
@@ -318,7 +372,19 @@ class _OpenFile(SFTPHandle):
         return _attributes(lambda: os.fstat(self.readfile.fileno()))
 
     def chattr(self, attr: SFTPAttributes) -> int:
-        return _done(lambda: SFTPServer.set_file_attr(self._name, attr))
+        return _done(lambda: _change(self.readfile.fileno(), attr))
+
+
+def _change(file: Path | int, attr: SFTPAttributes) -> None:
+    """Set what the client names of size, owner, mode and times; the library would empty a file before it cuts it."""
+    if attr.st_size is not None:
+        os.truncate(file, attr.st_size)
+    if attr.st_uid is not None and attr.st_gid is not None:
+        os.chown(file, attr.st_uid, attr.st_gid)
+    if attr.st_mode is not None:
+        os.chmod(file, stat.S_IMODE(attr.st_mode))  # noqa: PTH101  an open file's number, too
+    if attr.st_atime is not None and attr.st_mtime is not None:
+        os.utime(file, (attr.st_atime, attr.st_mtime))
 
 
 def _attributes(status: Callable[[], os.stat_result]) -> SFTPAttributes | int:

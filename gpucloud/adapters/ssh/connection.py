@@ -30,6 +30,7 @@ CHANNELS = 10  # stock sshd: MaxSessions 10
 PROBE_EVERY_S = 2.0
 SILENCE_STEPS, STEP_S = 12, 0.25  # 3 s
 ANSWER_STEPS = 1200  # 5 min: ten windows of 2 MiB, one for each channel, lie before the answer, on a line of 100 KB/s
+FORWARD_S = 30.0  # the node's own patience with what it connects to is unknown
 _FULL_PAUSE_S = 0.2
 _HANGS_UP_WITHIN_S = 2.0
 _RSA_PROOFS = ("rsa-sha2-512", "rsa-sha2-256")
@@ -67,6 +68,13 @@ class Connection:
                 self.give_up(channel)
         finally:
             self._slots.release()
+
+    def open_forward(self, there: tuple[str, int]) -> paramiko.Channel:
+        """Return a channel that the node has connected with that address of its own. Raises the library's errors.
+
+        Servers limit sessions (`MaxSessions`), and such channels are none.
+        """
+        return self._transport.open_channel("direct-tcpip", there, ("127.0.0.1", 0), timeout=FORWARD_S)
 
     def hang_up(self, channel: paramiko.Channel) -> None:
         """Close a channel; end its command if that still runs, since OpenSSH would let it run on."""

@@ -14,6 +14,7 @@ import paramiko
 
 from gpucloud.adapters.ssh.connection import Connection, connect
 from gpucloud.adapters.ssh.failures import GONE, LIBRARY_ERRORS, may_pass, node_error, translated
+from gpucloud.adapters.ssh.forwarding import listening
 from gpucloud.adapters.ssh.identity import Identity, OneKey
 from gpucloud.adapters.ssh.terminal import attach
 from gpucloud.adapters.transfer.sync import sync_tree
@@ -21,7 +22,7 @@ from gpucloud.domain.errors import HostUnreachable, ShellClosed, UsageError
 from gpucloud.domain.job.quantities import format_size
 from gpucloud.domain.node.node import Node
 from gpucloud.domain.untrusted import ANSWER_BYTES
-from gpucloud.ports import Completed
+from gpucloud.ports import Completed, PortForward
 
 HANDSHAKES = 8  # stock sshd drops some of 10 and more (MaxStartups 10:30:100)
 _ATTEMPT_S = 10.0
@@ -141,12 +142,19 @@ class SshHost:
         """Make `<target>/<sha256 of the manifest>` equal to the tree at `root`; see `sync_tree`."""
         return sync_tree(self, root, target, python=self._shell.python, cache=self._shell.cache)
 
-    def interact(self, argv: tuple[str, ...]) -> int:
-        """Connect this terminal to a remote shell (or argv) and return its exit code."""
+    def interact(self, argv: tuple[str, ...], forwards: tuple[PortForward, ...] = ()) -> int:
+        """Connect this terminal to a remote shell (or argv) and return its exit code; ports lead there meanwhile.
+
+        Raises UsageError for a port of this machine that cannot be had.
+        """
         command = replacing(argv) if argv else None  # a shell of ours in between would die of Ctrl-C too
         connection = self.connect()
         limit_s = self._shell.connect_timeout_s
-        with translated(self.node), connection.channel(limit_s) as channel:
+        with contextlib.ExitStack() as stack:
+            for forward in forwards:
+                stack.enter_context(listening(forward, connection.open_forward))
+            stack.enter_context(translated(self.node))
+            channel = stack.enter_context(connection.channel(limit_s))
             exit_code = attach(channel, command, begins_within_s=limit_s, give_up=lambda: connection.give_up(channel))
         return self._judged(Completed(exit_code=exit_code, stdout=b"", stderr=b""), connection).exit_code
 

@@ -19,7 +19,7 @@ from gpucloud.cli.target import known_job, node_of, one_node
 from gpucloud.domain.errors import LandingRefused, NodeError, StoreError, UsageError
 from gpucloud.domain.job.quantities import format_size
 from gpucloud.domain.untrusted import Arriving, Tree, fitting
-from gpucloud.ports import Shell
+from gpucloud.ports import PortForward, Shell
 from gpucloud.store import ObjectStore
 from gpucloud.store.contract import TooLarge
 from gpucloud.store.landing import Landing, Part
@@ -36,6 +36,8 @@ _LIVE_S = 1.0
 _PLAIN_S = 10.0
 _REPORT_S = 3.0  # the state in the store and the cloud's list change more slowly than GPUs
 
+_HOST = r"\[[\w.:%]+\]|[\w.-]+"
+_FORWARD = re.compile(rf"(?:(?:(?P<bind>{_HOST}):)?(?P<port>\d+):(?P<host>{_HOST}):)?(?P<host_port>\d+)", re.ASCII)
 _PROGRAM = re.compile(r"[\w@%+=:,./-]+")
 
 # The package that the agent runs from answers; which one that is the agent has written down.
@@ -127,14 +129,15 @@ def metrics(target: str | None, node_id: str | None) -> int:
     return 0
 
 
-def ssh(target: str | None, node_id: str | None, command: tuple[str, ...]) -> int:
+def ssh(target: str | None, node_id: str | None, command: tuple[str, ...], forwards: tuple[str, ...] = ()) -> int:
     """Open a shell on a node, or run a command there; return its exit code. One word may be a whole shell line."""
+    ports = tuple(map(port_forward, forwards))
     cloud = Gpucloud()
     known = known_job(cloud, target)
     node = one_node(cloud, known, node_id)
     shell = cloud.shell(known.name, cloud.cloud_of(known).cloud_profile)
     try:
-        return shell.host(node).interact(shell_line(command))
+        return shell.host(node).interact(shell_line(command), ports)
     finally:
         shell.close()
 
@@ -143,6 +146,16 @@ def shell_line(command: tuple[str, ...]) -> tuple[str, ...]:
     """Return the words to run on a node: a single one that is more than a program's name is a line for its shell."""
     is_line = len(command) == 1 and not _PROGRAM.fullmatch(command[0])
     return ("sh", "-c", *command) if is_line else command
+
+
+def port_forward(written: str) -> PortForward:
+    """Return what `-L` says: `[BIND:]PORT:HOST:PORT` as OpenSSH has it, or PORT for the node's own of that number."""
+    found = _FORWARD.fullmatch(written)
+    ports = [int(found["port"] or found["host_port"]), int(found["host_port"])] if found else []
+    if found is None or not all(0 < port < 1 << 16 for port in ports):
+        raise UsageError(f"-L {written}: no port to forward", hint="-L 6006:localhost:6006, or -L 6006 for the same")
+    bind, host = (found["bind"] or "127.0.0.1").strip("[]"), (found["host"] or "localhost").strip("[]")
+    return PortForward(bind=bind, port=ports[0], host=host, host_port=ports[1])
 
 
 # `cp`: files between this machine and a job's machines, and out of a job's store.
