@@ -236,7 +236,8 @@ def test_key_is_made_once_and_private(tmp_path: Path):
 
 
 INTERACT = (
-    "import sys; from pathlib import Path; from gpucloud.adapters.ssh import SshShell; import tests.fakes.nodes as n\n"
+    "import sys; from pathlib import Path; import tests.fakes.nodes as n\n"
+    "from gpucloud.adapters.ssh.shell import SshShell\n"
     "shell = SshShell(Path(sys.argv[3]))\n"
     "sys.exit(shell.host(n.node_at(int(sys.argv[1]), sys.argv[2])).interact(tuple(sys.argv[4:])))\n"
 )

@@ -201,7 +201,7 @@ def test_silent_connections_and_killed_clients_do_not_hurt(server: Server, host:
             sock.sendall(greeting)
         program = (
             "import sys; from pathlib import Path\n"
-            "from gpucloud.adapters.ssh import SshShell; import tests.fakes.nodes as n\n"
+            "from gpucloud.adapters.ssh.shell import SshShell; import tests.fakes.nodes as n\n"
             "node = n.node_at(int(sys.argv[1]), sys.argv[2])\n"
             "host = SshShell(Path(sys.argv[3])).host(node); print('up', flush=True)\n"
             "host.run(('sh', '-c', 'echo $$ > ' + sys.argv[4] + '; cat'), stdin=bytes(200 << 20))\n"

@@ -76,7 +76,7 @@ def test_interact_arrives_through_the_program(server: Server) -> None:
         "import sys, json, dataclasses\n"
         "from pathlib import Path\n"
         "import tests.fakes.nodes as n\n"
-        "from gpucloud.adapters.ssh import SshShell\n"
+        "from gpucloud.adapters.ssh.shell import SshShell\n"
         "port, key, file, proxy = json.loads(sys.argv[1])\n"
         "node = dataclasses.replace(n.node_at(port, key), address='192.0.2.1', proxy=tuple(proxy))\n"
         "shell = SshShell(Path(file))\n"

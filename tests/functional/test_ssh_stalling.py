@@ -230,7 +230,8 @@ def test_a_list_of_extensions_without_an_end_is_not_counted_to_its_end(tmp_path:
 
 
 INTERACT = (
-    "import sys; from pathlib import Path; from gpucloud.adapters.ssh import SshShell, terminal\n"
+    "import sys; from pathlib import Path; from gpucloud.adapters.ssh import terminal\n"
+    "from gpucloud.adapters.ssh.shell import SshShell\n"
     "from gpucloud.domain.errors import HostUnreachable; import tests.fakes.nodes as n\n"
     "terminal._STATUS_WITHIN_S = 0.5\n"
     "shell = SshShell(Path(sys.argv[3]), connect_timeout_s=2.0)\n"
