@@ -13,7 +13,6 @@ import os
 import resource
 import sys
 import time
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,6 +42,7 @@ def directory(state: memoryview, folder: Path) -> tuple[Work, Work]:
 def _stored(url: str, state: memoryview) -> tuple[Work, Work]:
     """Write the state; read it back and compare every part with its CRC32."""
     from gpucloud.store import open_store
+    from gpucloud.store.integrity import crc32_of
     from gpucloud.store.threads import all_done
 
     store = open_store(url)
@@ -53,7 +53,7 @@ def _stored(url: str, state: memoryview) -> tuple[Work, Work]:
 
     def read(number: int) -> bool:
         part = into[number * _PIECE : (number + 1) * _PIECE]
-        return store.read_into("state", number * _PIECE, part) and zlib.crc32(part) == sums[0].crc32[number]
+        return store.read_into("state", number * _PIECE, part) and crc32_of((part,)) == sums[0].crc32[number]
 
     def load() -> None:
         assert all(all_done(read, range(len(sums[0].crc32))))
@@ -129,6 +129,89 @@ def boto3_file(state: memoryview, folder: Path) -> tuple[Work, Work]:
     )
 
 
+def crt(state: memoryview, folder: Path) -> tuple[Work, Work]:
+    """s3transfer's CRT client, from and into memory."""
+    from gpucloud.store.integrity import crc32_of
+    from gpucloud.store.s3parts import PartFile
+
+    manager, into, sums = _crt_manager(), bytearray(len(state)), []
+
+    def save() -> None:
+        sums[:] = [crc32_of((state[at : at + _PIECE],)) for at in range(0, len(state), _PIECE)]
+        manager.upload(PartFile((state,)), "bucket", "crt").result()
+
+    def load() -> None:
+        manager.download("bucket", "crt", _Writer(into)).result()
+        with memoryview(into) as view:
+            assert [crc32_of((view[at : at + _PIECE],)) for at in range(0, len(view), _PIECE)] == sums
+
+    return save, load
+
+
+def crt_file(state: memoryview, folder: Path) -> tuple[Work, Work]:
+    """s3transfer's CRT client, from a file and into one, both in memory."""
+    import mmap
+
+    from gpucloud.store.integrity import crc32_of
+
+    manager, sums = _crt_manager(), []
+    source, target = folder / "crt-source", folder / "crt-target"
+    source.write_bytes(state)
+
+    def save() -> None:
+        sums[:] = [crc32_of((state[at : at + _PIECE],)) for at in range(0, len(state), _PIECE)]
+        manager.upload(str(source), "bucket", "crt-file").result()
+
+    def load() -> None:
+        manager.download("bucket", "crt-file", str(target)).result()
+        with (
+            target.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped,
+            memoryview(mapped) as view,
+        ):
+            found = []
+            for at in range(0, len(view), _PIECE):
+                with view[at : at + _PIECE] as part:
+                    found.append(crc32_of((part,)))
+            assert found == sums
+
+    return save, load
+
+
+class _Writer:
+    """A file that only grows, over ready memory."""
+
+    def __init__(self, into: bytearray) -> None:
+        self._into, self._at = into, 0
+
+    def write(self, chunk: bytes) -> int:
+        self._into[self._at : self._at + len(chunk)] = chunk
+        self._at += len(chunk)
+        return len(chunk)
+
+
+def _crt_manager():
+    import botocore.session
+    from botocore.config import Config
+    from s3transfer.crt import (
+        BotocoreCRTCredentialsWrapper,
+        BotocoreCRTRequestSerializer,
+        CRTTransferManager,
+        create_s3_crt_client,
+    )
+
+    session = botocore.session.Session()
+    provider = BotocoreCRTCredentialsWrapper(session.get_credentials()).to_crt_credentials_provider()
+    client = create_s3_crt_client("us-east-1", crt_credentials_provider=provider, part_size=_PIECE, use_ssl=False)
+    config = Config(
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        s3={"addressing_style": "path"},
+    )
+    told = {"region_name": "us-east-1", "endpoint_url": os.environ["AWS_ENDPOINT_URL"], "config": config}
+    return CRTTransferManager(client, BotocoreCRTRequestSerializer(session, told))
+
+
 def s3torchconnector(state: memoryview, folder: Path) -> tuple[Work, Work]:
     """`torch.save` into and `torch.load` from its S3Checkpoint."""
     import torch
@@ -182,10 +265,12 @@ CANDIDATES = {
     "torch_save": torch_save,
     "dcp": dcp,
     "boto3": boto3_file,
+    "crt": crt,
+    "crt_file": crt_file,
     "s3torchconnector": s3torchconnector,
     "obstore": obstore,
 }
-IN_FILES = {"boto3"}
+IN_FILES = {"boto3", "crt_file"}
 
 
 def _state(size: int) -> memoryview:

@@ -2,7 +2,8 @@
 
 Pieces of many files are one stream through a program on the node, and not SFTP, which waits for an answer a file: with
 50 ms a round trip, eight channels of SFTP took 10 s for 200 small files (back: 23 s), and this 3.7 s for 2,000, either
-way. One large file takes as long by either. SFTP has no hashes, and a server's configuration may leave it out.
+way. One large file goes to a node as fast by either, and came back a fifth faster by SFTP, which has no hashes and
+which a server's configuration may leave out.
 """
 
 from __future__ import annotations
