@@ -13,7 +13,8 @@ from typing import BinaryIO
 def write_whole(path: Path, content: str | bytes, *, mode: int = 0o600, lasting: bool = False) -> None:
     """Replace the file at once; a reader finds the old content or the new. Raises OSError, and leaves no rest.
 
-    Threads and processes may write it at once. `lasting`: it is on the disk before it counts, as after a power cut.
+    Threads and processes may write it at once. `mode` whatever the process's umask is. `lasting`: it is on the disk
+    before it counts, as after a power cut.
     """
     with open_whole(path, mode=mode, lasting=lasting) as file:
         file.write(content.encode() if isinstance(content, str) else content)
@@ -26,6 +27,7 @@ def open_whole(path: Path, *, mode: int = 0o600, lasting: bool = False) -> Itera
     try:
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, mode)
             yield file
             if lasting:
                 file.flush()

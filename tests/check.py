@@ -75,7 +75,7 @@ def quick_files() -> Iterator[None]:
     if not in_memory(MEMORY):
         yield
         return
-    with tempfile.TemporaryDirectory(prefix="check-", dir=MEMORY, ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix="g-", dir=MEMORY, ignore_cleanup_errors=True) as folder:
         os.environ["TMPDIR"] = folder
         yield
 
@@ -180,9 +180,15 @@ def all_tests(groups: Mapping[str, list[str]], arguments: list[str]) -> int:
 
 def tests(name: str, arguments: list[str]) -> int:
     used = Used()
-    code = subprocess.run([sys.executable, "-m", "pytest", *arguments], cwd=ROOT).returncode
+    code = subprocess.run([sys.executable, "-m", "pytest", *below(os.environ), *arguments], cwd=ROOT).returncode
     tell(name, code, used)
     return 0 if code == NONE_CHOSEN else code
+
+
+def below(environ: Mapping[str, str]) -> list[str]:
+    """Return where pytest makes its folders: few characters, since a socket's path has 107 at most (unix(7))."""
+    folder = Path(environ.get("TMPDIR", "/tmp"))
+    return [f"--basetemp={folder / 't'}"] if folder.parent == MEMORY else []
 
 
 def engines(arguments: list[str]) -> int:
@@ -202,7 +208,7 @@ def engine_tests(name: str, arguments: list[str]) -> tuple[int, str]:
         return MISSING, f"missing: {missing}"
     print(f"{name}: {ENGINES[name].shows}", flush=True)
     chosen = ["-q", "-m", f"engine(name={name!r})", *files_with(name)]
-    argv = [sys.executable, "-m", "pytest", *chosen, *arguments]
+    argv = [sys.executable, "-m", "pytest", *below(os.environ), *chosen, *arguments]
     last = ""
     with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as running:
         for line in running.stdout or ():

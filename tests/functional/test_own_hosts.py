@@ -53,7 +53,7 @@ def test_plan_names_the_hosts_and_the_price_that_the_user_states(line, hosts):
     assert answer.code == 0, answer.stderr
     assert f"hosts, taken in this order: {', '.join(hosts.name(at) for at in range(3))}" in answer.stderr
     assert "2 × own host, 2 workers" in answer.stdout
-    assert "3.00 USD an hour now, 3.00 USD at the most" in answer.stdout
+    assert "3.00 USD an hour for 2 machines now, 3.00 USD at the most" in answer.stdout
 
 
 @SLOW
