@@ -133,7 +133,7 @@ def boots_itself(root: Path) -> bool:
 
 def wait_for_own(root: Path) -> None:
     """Return when no bootstrap of the node's own is under way."""
-    with contextlib.suppress(FileNotFoundError), locked(root / "boot" / "lock", shared=True, make=False):
+    with contextlib.suppress(OSError), locked(root / "boot" / "lock", shared=True, make=False):
         pass
 
 

@@ -19,6 +19,7 @@ from gpucloud.domain.checkpoint.protection import Saving
 from gpucloud.domain.errors import PlanRefused
 from gpucloud.domain.job.spec import Job, Market, MarketPolicy, Resources
 from gpucloud.domain.market.outcome import Outcome, summary
+from gpucloud.domain.market.plan import make_plan
 from gpucloud.domain.money.ledger import Spend
 from gpucloud.domain.supervision.action import Arm
 from gpucloud.usecases.supervise.story import tell_story
@@ -71,6 +72,15 @@ def test_a_job_that_may_go_on_demand_does_where_spot_machines_do_not_pay() -> No
     text = estimate_text(dear, estimated(dear, alone, saving=Saving.NOTHING), width=None)
     assert "expected   1590.60 USD\n" in text
     assert "expected: 36 replays" in text
+
+
+def test_a_run_that_goes_on_without_machines_chooses_as_it_did_at_first() -> None:
+    dear, alone = replace(UNSAVED, budget_usd=Decimal(5000)), replace(A100, zones="a")
+    planner = planner_of(dear, alone, saving=Saving.NOTHING)
+    spent = {"spent_usd": Decimal(100)}
+    plan = make_plan(dear, planner.offers(dear), NOW, planner.wall, **spent)
+    assert plan.offer.pool.market is Market.SPOT
+    assert planner.safer(dear, plan, planner.wall, **spent).offer.pool.market is Market.ON_DEMAND
 
 
 def test_the_sum_that_is_named_where_spot_machines_do_not_pay_is_that_of_on_demand_and_takes_it() -> None:

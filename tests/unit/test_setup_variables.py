@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.agent.layer.environment import Places, only_from, variables
+from gpucloud.agent.layer import build
+from gpucloud.agent.layer.environment import Environment, Places, only_from, variables
 from gpucloud.domain.node.layer import LayerOrder, LayerWanted
 
 PLACES = Places(layers=Path("/l"), tools=Path("/l/.bin"), cache=Path("/l/.cache"))
@@ -38,4 +39,43 @@ def test_uv_trusts_whom_the_machine_trusts():
 
 def test_torchs_own_mirror_is_the_only_index_for_it():
     env = {"UV_TORCH_BACKEND": "auto", "UV_INDEX": "https://a", "UV_DEFAULT_INDEX": "https://b", "HOME": "/h"}
-    assert only_from("https://torch", env) == {"UV_DEFAULT_INDEX": "https://torch", "HOME": "/h"}
+    asked = only_from("https://torch", {**env, "UV_FIND_LINKS": "https://c"})
+    assert asked == {"UV_DEFAULT_INDEX": "https://torch", "HOME": "/h", "UV_NO_CONFIG": "1"}
+
+
+@pytest.mark.parametrize(
+    ("setup", "fetched", "pip"),
+    [
+        ("bash install.sh", True, True),
+        ("make deps", True, True),
+        ("pip install x", True, True),
+        ("uv pip install x", True, False),
+        ("echo ready", False, False),
+    ],
+)
+def test_a_setup_that_may_call_uv_or_pip_finds_both(setup, fetched, pip, monkeypatch, tmp_path):
+    work, ran = _work(setup, tmp_path, monkeypatch)
+    work._provide_tools(Environment(folder=tmp_path, conda=False), needed=False)
+    assert (work.uv == "/tools/uv", any(command.startswith("echo 'pip==") for command in ran)) == (fetched, pip)
+
+
+def test_uv_is_fetched_where_a_setup_took_away_what_had_sufficed(monkeypatch, tmp_path):
+    work, _ = _work("echo ready", tmp_path, monkeypatch)
+    made = Environment(folder=tmp_path, conda=False)
+    work._provide_tools(made, needed=False)
+    assert work.uv is None
+    assert work._own_uv(made) == "/tools/uv"
+
+
+def _work(setup, folder, monkeypatch):
+    """A layer under way on a machine without uv and pip, and the commands of our own that it runs."""
+    ran: list[str] = []
+    (folder / "bin").mkdir()
+    (folder / "lib/python3.11/site-packages").mkdir(parents=True)
+    monkeypatch.setattr(build.tools, "find_uv", lambda *_: None)
+    monkeypatch.setattr(build.tools, "fetch_uv", lambda *_: "/tools/uv")
+    monkeypatch.setattr(build, "installed_version", lambda *_: None)
+    monkeypatch.setattr(build, "show_base", lambda _: None)
+    monkeypatch.setattr(build._Work, "_run", lambda _self, _made, command, **_: ran.append(command))
+    order = LayerOrder(wanted=WANTED, setup=setup, code="/c")
+    return build._Work(order=order, places=PLACES, folder=folder, torch_backend="auto"), ran

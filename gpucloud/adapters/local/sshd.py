@@ -14,6 +14,7 @@ import getpass
 import logging
 import os
 import pwd
+import queue
 import selectors
 import signal
 import socket
@@ -54,6 +55,27 @@ _CONNECT_S = 1.0
 """How long what a client forwards to may take to answer: nothing else is heard on its line meanwhile."""
 
 
+def _connected(destination: tuple[str, int]) -> socket.socket | None:
+    """Return a connection; None when there is none within a second in all, its name's answer included.
+
+    Who waits answers for the whole SSH connection: a client hangs up on one that is silent. What comes late is closed
+    with the queue that holds it.
+    """
+    found: queue.SimpleQueue[socket.socket | None] = queue.SimpleQueue()
+
+    def connect() -> None:
+        try:
+            found.put(socket.create_connection(destination, timeout=_CONNECT_S))
+        except (OSError, OverflowError, UnicodeError):
+            found.put(None)
+
+    threading.Thread(target=connect, daemon=True).start()
+    try:
+        return found.get(timeout=_CONNECT_S)
+    except queue.Empty:
+        return None
+
+
 class NodeServer(paramiko.ServerInterface):
     """Answers what a client asks for on one connection: sessions and forwarding for the one user, by public key."""
 
@@ -87,11 +109,11 @@ class NodeServer(paramiko.ServerInterface):
         destination: tuple[str, int],
     ) -> int:
         """Connect with what the client names, as this process reaches it, before the channel is there."""
-        try:
-            self._connected[chanid] = socket.create_connection(destination, timeout=_CONNECT_S)
-        except (OSError, OverflowError, UnicodeError):
+        connection = _connected(destination)
+        if connection is None:
             return OPEN_FAILED_CONNECT_FAILED
-        self._connected[chanid].settimeout(None)
+        connection.settimeout(None)
+        self._connected[chanid] = connection
         return OPEN_SUCCEEDED
 
     def opened(self, channel: paramiko.Channel) -> None:

@@ -29,7 +29,7 @@ def listening(forward: PortForward, open_channel: Callable[[tuple[str, int]], pa
     except (OSError, OverflowError) as error:
         raise UsageError(
             f"cannot listen on {forward.bind}:{forward.port}: {getattr(error, 'strerror', None) or error}",
-            hint=f"another port of this machine: -L {forward.port + 1}:{forward.host}:{forward.host_port}",
+            hint=_on_another_port(forward),
         ) from error
     there = (forward.host, forward.host_port)
     with listener:
@@ -39,6 +39,13 @@ def listening(forward: PortForward, open_channel: Callable[[tuple[str, int]], pa
         finally:
             with contextlib.suppress(OSError):  # a thread that waits in `accept` is not woken by a close
                 listener.shutdown(socket.SHUT_RDWR)
+
+
+def _on_another_port(forward: PortForward) -> str:
+    port = forward.port + 1 if 1024 <= forward.port < 65535 else 10_000 + forward.port % 1024
+    bind, host = (f"[{name}]" if ":" in name else name for name in (forward.bind, forward.host))
+    before = "" if bind == "127.0.0.1" else f"{bind}:"
+    return f"another port of this machine: -L {before}{port}:{host}:{forward.host_port}"
 
 
 def _accept(listener: socket.socket, open_channel: Callable[[], paramiko.Channel]) -> None:

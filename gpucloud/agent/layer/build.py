@@ -31,7 +31,7 @@ from gpucloud.agent.layer.environment import (
 from gpucloud.agent.layer.fact import freeze, gpu_kind, installed_version, key_of, read_ready, torch_cuda
 from gpucloud.agent.layer.tools import Unreachable
 from gpucloud.domain.node.bootstrap.facts import SETUP_LOG_BYTES, FailedSetup
-from gpucloud.domain.node.layer import BOTO3, ISAL, TORCH, LayerOrder, suffices
+from gpucloud.domain.node.layer import BOTO3, ISAL, TORCH, LayerOrder, setup_uses_tree, suffices
 from gpucloud.domain.node.pinned import PIP_VERSION, PIP_WHEEL
 from gpucloud.locks import locked, try_lock
 from gpucloud.wholefile import read_last_lines, read_tail, write_whole
@@ -109,12 +109,12 @@ class _Work:
         lacks_boto3 = self.order.wanted.boto3 and not suffices(installed_version("boto3", made.path))
         self._provide_tools(made, needed=lacks_torch or lacks_boto3)
         if lacks_torch:  # before the setup: what depends on torch is then content with this build
-            self._run(made, f"uv pip install -q '{TORCH}'", index=self.order.torch_mirror)
+            self._run(made, f"{self._own_uv(made)} pip install -q '{TORCH}'", index=self.order.torch_mirror)
         if self.order.setup:
             self._run_setup(made)
         if self.order.wanted.boto3 and not suffices(installed_version("boto3", made.path)):
-            speedup = f"{{ uv pip install -q --only-binary :all: '{ISAL}' || true; }}"
-            self._run(made, f"uv pip install -q '{BOTO3}' && {speedup}")
+            install = f"{self._own_uv(made)} pip install -q"
+            self._run(made, f"{install} '{BOTO3}' && {{ {install} --only-binary :all: '{ISAL}' || true; }}")
         self._finish(made)
 
     def _environment(self) -> Environment:
@@ -135,19 +135,31 @@ class _Work:
         return made
 
     def _provide_tools(self, made: Environment, *, needed: bool) -> None:
-        """Give the environment uv and pip. Where nothing asks for one, nothing is fetched for it."""
-        env = self._variables(made)
+        """Give the environment uv and pip. Where nothing may ask for one, nothing is fetched for it.
+
+        A setup that runs scripts of the job's own (`bash install.sh`, `make`) may ask for both.
+        """
+        env, setup = self._variables(made), self.order.setup
+        may_ask = setup_uses_tree(setup)
         has_pip = installed_version("pip", made.path) is not None
-        lacks_pip = not has_pip and _CALLS_PIP.search(self.order.setup) is not None
+        lacks_pip = not has_pip and _CALLS_PIP.search(setup) is not None
         self.uv = tools.find_uv(self.places, env["PATH"])
-        if self.uv is None and (needed or lacks_pip or _CALLS_UV.search(self.order.setup)):
+        if self.uv is None and (needed or lacks_pip or may_ask or _CALLS_UV.search(setup)):
             self.uv = self._fetched_uv(env, must=needed or lacks_pip)
         add_commands(made, self.uv)
-        if lacks_pip:
+        if self.uv is not None and not has_pip and (lacks_pip or may_ask):
             pip = f"pip=={PIP_VERSION} --hash=sha256:{PIP_WHEEL.sha256}"
-            self._run(made, f"echo '{pip}' | uv pip install -q --require-hashes -r -")
+            otherwise = "" if lacks_pip else " || true"
+            self._run(made, f"echo '{pip}' | {self._own_uv(made)} pip install -q --require-hashes -r -{otherwise}")
         if self.uv is not None and not made.conda:
             show_base(made)
+
+    def _own_uv(self, made: Environment) -> str:
+        """Return uv as a word of a shell: the one that was found, whatever the environment has. Raises Failed."""
+        if self.uv is None:  # the setup took away what had sufficed
+            self.uv = self._fetched_uv(self._variables(made), must=True)
+            add_commands(made, self.uv)
+        return shlex.quote(str(self.uv))
 
     def _fetched_uv(self, env: dict[str, str], *, must: bool) -> str | None:
         try:

@@ -133,8 +133,9 @@ def variables(order: LayerOrder, places: Places, made: Environment | None, torch
 
 def only_from(index: str, env: dict[str, str]) -> dict[str, str]:
     """Return the variables under which uv takes packages of that index, and of no other."""
-    others = ("UV_TORCH_BACKEND", "UV_EXTRA_INDEX_URL", "UV_INDEX", "UV_INDEX_URL")
-    return {**{name: value for name, value in env.items() if name not in others}, "UV_DEFAULT_INDEX": index}
+    others = ("UV_TORCH_BACKEND", "UV_EXTRA_INDEX_URL", "UV_INDEX", "UV_INDEX_URL", "UV_FIND_LINKS")
+    kept = {name: value for name, value in env.items() if name not in others}
+    return {**kept, "UV_DEFAULT_INDEX": index, "UV_NO_CONFIG": "1"}  # an index of uv.toml would come before it
 
 
 # Where layers, the tools that make them and their caches lie.

@@ -301,7 +301,3 @@ def names_torch(text: str) -> bool:
 
 def _without_comments(text: str) -> str:
     return re.sub(r"(?m)(^|\s)#.*$", "", text)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version))

@@ -367,9 +367,12 @@ class Starter:
 
     def _plan_again(self, job: Job, state: JobState, now: datetime, spent: Decimal) -> Plan:
         offers = self.planner.offers(job)
-        if state.group is None:  # its own machines are in what is used of a quota
-            offers = self.planner.allowed(job, offers)
-        return make_plan(job, offers, now, _wall_for(state, self.rules.wall), spent_usd=spent)
+        wall = _wall_for(state, self.rules.wall)
+        if state.group is not None:
+            return make_plan(job, offers, now, wall, spent_usd=spent)
+        # Asked of a run without a group alone: machines of its own would count as used of its quota.
+        plan = make_plan(job, self.planner.allowed(job, offers), now, wall, spent_usd=spent)
+        return self.planner.safer(job, plan, wall, spent_usd=spent)
 
     def _require_payable(self, jobs: JobStore, state: JobState, before: Order, order: Order, now: datetime) -> None:
         """An attempt that runs needs no plan; lowered below what it must still cost, it could not even save."""

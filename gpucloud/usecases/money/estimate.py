@@ -8,7 +8,7 @@ from datetime import timedelta
 from decimal import Decimal
 
 from gpucloud.domain.checkpoint.protection import Saving
-from gpucloud.domain.errors import CredentialsError, PlanRefused
+from gpucloud.domain.errors import BudgetTooSmall, CredentialsError, PlanRefused
 from gpucloud.domain.job.spec import Cloud, Job, Market, MarketPolicy, Policy
 from gpucloud.domain.market.outcome import Saves, Stored, Summary, saves_of, stored_of, undisturbed
 from gpucloud.domain.market.plan import (
@@ -279,10 +279,13 @@ class Planner:
                 self._refuse_what_cannot_be_kept(job, found)
             raise
         self._refuse_what_cannot_be_kept(job, plan.offers)
-        return self._safer(job, plan)
+        return self.safer(job, plan, self.wall)
 
-    def _safer(self, job: Job, plan: Plan) -> Plan:
-        """Say where spot machines do not pay; a job that may go on demand then does, where its budget holds that."""
+    def safer(self, job: Job, plan: Plan, wall: Wall, *, spent_usd: Decimal = ZERO) -> Plan:
+        """Say where spot machines do not pay; a job that may go on demand then does, where its budget holds that.
+
+        It is asked of the whole work: what a run has spent was for a part of it.
+        """
         needs = needs_of(job, plan.offers, self.changeover)
         if (
             needs is None
@@ -296,9 +299,13 @@ class Planner:
         usd = on_demand_usd(job, needs)
         told = replace(plan, on_demand_usd=usd, spot_usd=spot.mean_usd if spot is not None else None)
         fixed = tuple(offer for offer in plan.offers if offer.pool.market is Market.ON_DEMAND)
-        if job.deadline is not None or not fixed or usd + plan.kept_usd > job.budget_usd:
+        if job.deadline is not None or not fixed:
             return told
-        return with_on_demand_first(told, make_plan(job, fixed, plan.made_at, self.wall, spent_usd=ZERO))
+        try:
+            safe = make_plan(job, fixed, plan.made_at, wall, spent_usd=spent_usd)
+        except (PlanRefused, BudgetTooSmall):
+            return told
+        return with_on_demand_first(told, safe) if usd + safe.kept_usd <= job.budget_usd else told
 
     def _foresee(self, job: Job, offers: tuple[Offer, ...], needs: Needs, budget_usd: Decimal) -> Summary | None:
         stage = _stage_of(job, offers, needs, self.terms, self.saving(job))
