@@ -7,7 +7,7 @@ import gc
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -147,13 +147,18 @@ def _reports(cloud: Gpucloud, targets: Sequence[str], asked: Asked) -> list[JobR
 
 def _with_forecast(cloud: Gpucloud, known: KnownJob, report: JobReport) -> JobReport:
     """Return the report with what the whole job will have cost, where its nodes say how far they are."""
+    spend = report.spend
     if not report.nodes or report.status.ended:
         return report
-    left = time_to_go(progress_of_report(cloud.visited(known, report)))
+    until = spend.off_at if report.supervisor is None else None  # nobody ends them with their script
+    if until is not None and spend.as_of is not None:
+        left: timedelta | None = until - spend.as_of
+    else:
+        left = time_to_go(progress_of_report(cloud.visited(known, report)))
     if left is None:
         return report
-    forecast = report.spend.spent_usd + usd_for(report.spend.usd_per_hour, left)
-    return replace(report, spend=replace(report.spend, forecast_usd=forecast))
+    forecast = spend.spent_usd + usd_for(spend.usd_per_hour, left)
+    return replace(report, spend=replace(spend, forecast_usd=forecast, unattended_until=until))
 
 
 def _day(text: str | None) -> datetime | None:

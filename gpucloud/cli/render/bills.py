@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
@@ -86,7 +87,7 @@ def money_line(spend: Spend, *, is_short: bool = False) -> str:
     if spend.usd_per_hour:
         parts.append(f"{plain_amount(spend.usd_per_hour)} USD/h")
     if spend.off_at is not None:
-        off_at = format_moment(spend.off_at, spend.as_of, seconds=False)
+        off_at = format_moment(_whole_minute(spend.off_at), spend.as_of, seconds=False)
         sum_at_most = f"{plain_amount(spend.off_usd)} USD"
         parts.append(
             f"off by {off_at} ({sum_at_most})" if is_short else f"off by {off_at} at the latest, at {sum_at_most}"
@@ -108,11 +109,25 @@ def left_amount(spend: Spend) -> str:
     return f"{spend.left_usd.quantize(Decimal(1).scaleb(-len(places)), ROUND_HALF_UP):f}"
 
 
+def _forecast_of(spend: Spend) -> str:
+    if spend.unattended_until is None:
+        return "at the end, at today's price and pace"
+    until = format_moment(_whole_minute(spend.unattended_until), spend.as_of, seconds=False)
+    return f"at {until}, when its machines switch themselves off: nobody supervises it, and ends them sooner"
+
+
+def _whole_minute(at: datetime) -> datetime:
+    """Return the minute by which that moment is over: a latest time is never said too early."""
+    return (
+        at if at == at.replace(second=0, microsecond=0) else at.replace(second=0, microsecond=0) + timedelta(minutes=1)
+    )
+
+
 def spend_text(spend: Spend) -> str:
     """Return the sums, one a line."""
     rows = [("spent", money_line(spend)), *unproven_rows(spend), *left_rows(spend)]
     if spend.forecast_usd is not None:
-        rows.append(("forecast", f"{format_usd(spend.forecast_usd)} at the end, at today's price and pace"))
+        rows.append(("forecast", f"{format_usd(spend.forecast_usd)} {_forecast_of(spend)}"))
     if spend.outside_budget_usd:
         what = "storage, requests, transfer, data from other regions and drills"
         rows.append(("outside", f"{format_usd(spend.outside_budget_usd)}, not in the budget: {what}"))

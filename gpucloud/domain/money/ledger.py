@@ -186,7 +186,8 @@ class Spend:
 
     `promised` is what of that the machines that live now may still cost until `off_at`, when they end by themselves
     unless somebody moves that on, at the highest price that they can have; `usd_per_hour` is what they cost now.
-    `forecast_usd` is what the whole job will have cost at today's price, None when unknown.
+    `forecast_usd` is what the whole job will have cost at today's price, None when unknown; where nobody supervises it,
+    `unattended_until` is when its machines end, which go on until then whatever its script does.
     `outside_budget_usd` is what the budget does not count: what was stored, asked of the store, brought home, read
     from other regions, and drills.
     """
@@ -195,6 +196,7 @@ class Spend:
     spent_usd: Decimal
     promised_usd: Decimal
     forecast_usd: Decimal | None = None
+    unattended_until: datetime | None = None
     outside_budget_usd: Decimal = ZERO
     unproven_usd: Decimal = ZERO
     usd_per_hour: Decimal = ZERO
@@ -208,6 +210,11 @@ class Spend:
     def left_usd(self) -> Decimal:
         """What is not spent; below zero only if a price passed its cap."""
         return self.budget_usd - self.spent_usd - self.unproven_usd
+
+    def lasts(self, usd_per_hour: Decimal) -> timedelta | None:
+        """Return how long the budget pays for training at that rate, what is kept aside left out; None for no rate."""
+        usable = self.left_usd - self.kept_usd
+        return timedelta(hours=float(max(ZERO, usable) / usd_per_hour)) if usd_per_hour else None
 
     @property
     def free_usd(self) -> Decimal:

@@ -22,6 +22,7 @@ from typing import Any
 
 from gpucloud.adapters.aws.prices import catalog
 from gpucloud.adapters.local import node
+from gpucloud.adapters.local.ground import Launch
 from gpucloud.adapters.local.hostkeys import new_host_key
 from gpucloud.adapters.local.imds import Instance, Metadata, _Handler, _look_up, document, tree
 from tests.standins.gpus import write_nvidia_smi
@@ -231,7 +232,7 @@ class Machines:
             public_key=public_key,
             host_key=machine.host_key,
             user_data=user_data,
-            metadata=machine.metadata.url,
+            variables={"AWS_EC2_METADATA_SERVICE_ENDPOINT": machine.metadata.url},
             layers=self._folder / "layers",
             image_user=machine.image_user,
             extra=env,
@@ -255,6 +256,12 @@ class _Boot(node.Boot):
             "GPUCLOUD_HOST_KEY_FILE": str(self.folder / "host_key.pub"),
             **self.extra,
         }
+
+
+class _Ground:
+    """This machine itself: what `node.start` asks of the ground."""
+
+    start = staticmethod(Launch.start)
 
 
 class _Machine:
@@ -282,6 +289,7 @@ class _Machine:
         self._listener = listener
         self._process: subprocess.Popen[bytes] | None = None
         self._greeting: socket.socket | None = None
+        self._serves = False
         self._asking = threading.Lock()
         self._ended = threading.Lock()
 
@@ -292,6 +300,7 @@ class _Machine:
         return self._process
 
     def start(self, boot: _Boot, parent_pipe: int) -> None:
+        self._serves = True
         threading.Thread(target=self.metadata.serve_forever, args=(0.02,), daemon=True).start()
         binaries = self.folder / "bin"
         binaries.mkdir(parents=True)
@@ -305,7 +314,7 @@ class _Machine:
             program.chmod(0o755)
         _put_gpus(binaries, self.instance.instance_type, lacks=self.lacks)
         (self.folder / "host_key.pub").write_text(f"{self.host_key.public} root@{self.instance.id}\n")
-        self._process = node.start(boot, self._listener, parent_pipe)
+        self._process = node.start(boot, _Ground(), self._listener, parent_pipe)
 
     def post_notice(self, at: datetime) -> None:
         self.instance = replace(self.instance, noticed_at=datetime.now(timezone.utc), interrupted_at=at)
@@ -341,7 +350,8 @@ class _Machine:
             self._listener.close()
             with self._asking:
                 self._hang_up()
-            self.metadata.shutdown()
+            if self._serves:  # else nobody would ever answer that it is shut down
+                self.metadata.shutdown()
             self.metadata.server_close()
             shutil.rmtree(self.folder / "home", ignore_errors=True)
 
