@@ -6,14 +6,17 @@ import re
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
+from typing import Any
 
 import pytest
 
 from gpucloud.adapters.jobfile import values
-from gpucloud.cli.render.bills import left_rows
+from gpucloud.cli.commands.asking import _with_forecast
+from gpucloud.cli.render.bills import left_rows, money_line, spend_text
 from gpucloud.cli.render.estimates import estimate_text
 from gpucloud.cli.render.reports import plan_rows
 from gpucloud.cli.render.simulations import _HEAD, _SPARE
+from gpucloud.cli.render.use import step_words
 from gpucloud.cli.render.words import fitted
 from gpucloud.domain.checkpoint.protection import Saving
 from gpucloud.domain.errors import PlanRefused
@@ -24,8 +27,9 @@ from gpucloud.domain.money.ledger import Spend
 from gpucloud.domain.supervision.action import Arm
 from gpucloud.usecases.supervise.story import tell_story
 from tests.fakes.market import A100, NOW, V100
+from tests.unit.test_condition import told
 from tests.unit.test_estimate import HOUR, JOB, estimated, planner_of
-from tests.unit.worlds import LATER, seen
+from tests.unit.worlds import LATER, part, seen, up
 from tests.unit.worlds import NOW as TICK
 
 UNSAVED = replace(
@@ -194,6 +198,39 @@ def test_what_is_left_is_told_in_parts_that_sum_up() -> None:
         )
     ]
     assert left_rows(replace(spend, off_at=None)) == []
+
+
+def test_the_latest_time_at_which_all_is_off_is_not_said_a_minute_too_early() -> None:
+    spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal("0.5"), as_of=NOW)
+    for seconds, said in ((0, "13:00"), (1, "13:01"), (59, "13:01")):
+        off = replace(spend, off_at=NOW.replace(hour=13, minute=0, second=seconds))
+        assert f"off by {said} UTC at the latest" in money_line(off)
+
+
+def test_what_a_job_will_cost_that_nobody_supervises_is_what_its_machines_cost_until_they_end_by_themselves() -> None:
+    known: Any = None
+    spend = Spend(
+        budget_usd=Decimal(1),
+        spent_usd=Decimal("0.02"),
+        promised_usd=Decimal("0.45"),
+        usd_per_hour=Decimal("0.27"),
+        off_at=NOW + HOUR,
+        as_of=NOW,
+    )
+    report = replace(told(up("a", part(1, step=10, total_steps=400)), supervisor=None), spend=spend)
+    alone = _with_forecast(known, known, report).spend
+    assert (alone.forecast_usd, alone.unattended_until) == (Decimal("0.29"), NOW + HOUR)
+    assert "forecast  0.29 USD at 13:00 UTC, when its machines switch themselves off: nobody" in spend_text(alone)
+
+
+@pytest.mark.parametrize(("rate", "said"), [("0.27", False), ("60", True)])
+def test_a_budget_that_ends_before_the_script_is_said_beside_the_time_to_go(rate: str, said: bool) -> None:
+    spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal(1), usd_per_hour=Decimal(rate))
+    node = up("a", part(1, step=10, total_steps=400, step_seconds=1.0))
+    report = replace(told(node, supervisor="you"), spend=spend, standing=(node,))
+    words = step_words(report)
+    assert "6 min 30 s to go" in words
+    assert ("its budget ends first, in 1 min" in words) is said
 
 
 def test_a_type_of_the_embedded_fleet_is_written_as_it_is_shown() -> None:
