@@ -134,10 +134,14 @@ def other_runs(cloud: Gpucloud, known: KnownJob) -> tuple[str, ...]:
 def report_or_line(cloud: Gpucloud, known: KnownJob, *, visits: bool = False) -> JobReport | None:
     """Return the job's report; None, with a line that says why, when its store does not give it.
 
-    With `visits`, the nodes of one that nobody supervises are asked too: its books are of an earlier time.
+    With `visits`, the nodes of one that nobody supervises are asked too: its books are of an earlier time. Of machines
+    that are off, the store knows what they saved last.
     """
     try:
-        report = cloud.asker(known).report()
+        asker = cloud.asker(known)
+        report = asker.report()
+        if visits and report.died_unheard:
+            return asker.with_stored_checkpoint(report)
         return cloud.visited(known, report) if visits and report.condition is Condition.UNSUPERVISED else report
     except Exception as fault:  # noqa: BLE001  what one job's machines wrote must keep nobody from the others' reports
         tell(f"{known.name}: {known_error(fault)}")

@@ -34,6 +34,7 @@ SPEND = Spend(budget_usd=Decimal(1), spent_usd=Decimal("0.011"), promised_usd=De
         (False, True, False, False, 0, Condition.LEFT),  # all of them are off by now
         (False, True, True, False, 2, Condition.TRAINED),
         (False, True, True, True, 2, Condition.TRAINED),
+        (False, True, True, False, 0, Condition.LEFT),  # its results went with its machines
         (False, False, False, True, 2, Condition.WAITING),
         (False, False, False, True, 0, Condition.WAITING),
         (False, False, False, False, 2, Condition.LEFT),

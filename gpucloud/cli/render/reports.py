@@ -7,7 +7,14 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from gpucloud.cli.render.bills import charges_text, plain_amount, spend_json, spend_text
-from gpucloud.cli.render.use import condition_and_reason, progress_of_report, step_words, use_json, use_rows
+from gpucloud.cli.render.use import (
+    condition_and_reason,
+    is_committed,
+    progress_of_report,
+    step_words,
+    use_json,
+    use_rows,
+)
 from gpucloud.cli.render.words import folded, pool_json, quarantine_json, table, usd
 from gpucloud.domain import codec
 from gpucloud.domain.checkpoint.protection import NOTHING_COMES_HOME, Protection
@@ -172,6 +179,7 @@ def _lacking(report: JobReport) -> list[str]:
             told.append(f"nobody replaces a machine that is interrupted now; all switch themselves off{until}")
         case Condition.TRAINED if report.supervisor is None:
             told.append(f"gpucloud train {report.job} brings them home, and ends its machines")
+            told += _until_lost(report)
         case Condition.LEFT if report.nodes:
             told.append(f"nothing trains on its {counted(len(report.nodes), 'machine')}; all is off by itself{until}")
         case Condition.LEFT | Condition.WAITING | Condition.TRAINING | Condition.TRAINED:
@@ -181,6 +189,16 @@ def _lacking(report: JobReport) -> list[str]:
     if report.condition in (Condition.UNSUPERVISED, Condition.LEFT):
         told.append(f"go on: gpucloud train {report.job} · end it: gpucloud down {report.job}")
     return ["\n".join(map(in_one_line, told))] if told else []
+
+
+def _until_lost(report: JobReport) -> list[str]:
+    """Return until when results can be brought home from machines that nobody sees to, in minutes rounded down."""
+    if report.paid_until is None or report.drives_itself:
+        return []
+    until = format_moment(report.paid_until, report.looked_at, seconds=False)
+    verb = "is" if len(report.outputs) == 1 else "are"
+    lost = f", and {', '.join(report.outputs)} {verb} lost" if report.outputs else ""
+    return [f"until {until}: then its machines switch themselves off{lost}"]
 
 
 def _lacking_at_the_end(report: JobReport) -> list[str]:
@@ -204,7 +222,7 @@ def _tables(report: JobReport) -> list[str]:
         farthest = progress_of_report(report)
         rows = [
             ("attempt", "nodes", "steps", "ended", "took"),
-            *(_attempt_row(attempt, farthest) for attempt in report.attempts),
+            *(_attempt_row(attempt, farthest, report) for attempt in report.attempts),
         ]
         parts.append(table(rows))
     if report.interruptions:
@@ -327,7 +345,8 @@ def _step_cell(report: JobReport) -> str:
         return str(progress.step)
     if report.last_step is None:
         return "-"
-    is_of_then = report.written_at is not None and report.attempts[-1:] and report.attempts[-1].reason is None
+    is_open = bool(report.attempts) and report.attempts[-1].reason is None
+    is_of_then = report.written_at is not None and is_open and not is_committed(report, report.last_step)
     return f"{report.last_step} ({report.written_at:%H:%M:%S})" if is_of_then else str(report.last_step)
 
 
@@ -378,7 +397,7 @@ def _cooldown_json(cooldown: Cooldown) -> dict[str, Any]:
     }
 
 
-def _attempt_row(attempt: Attempt, farthest: Progress | None) -> tuple[str, ...]:
+def _attempt_row(attempt: Attempt, farthest: Progress | None, report: JobReport) -> tuple[str, ...]:
     """Return an attempt's cells; the step of an open one is what its nodes say now, where they were asked."""
     first, last = attempt.first_step, attempt.last_step
     if attempt.reason is None and farthest is not None and farthest.step >= farthest.first_step:
@@ -386,6 +405,10 @@ def _attempt_row(attempt: Attempt, farthest: Progress | None) -> tuple[str, ...]
     steps = f"{first}–{last}" if last is not None else "none"
     until = attempt.ended_at or datetime.now(timezone.utc)
     reason = attempt.reason.value if attempt.reason else "running"
+    if attempt.reason is None and report.died_unheard and report.written_at is not None:
+        until = max(report.written_at, attempt.started_at)
+        unheard = format_moment(report.written_at, report.looked_at, seconds=False)
+        reason = f"unheard since {unheard}, its machines are off"
     return str(attempt.number), str(len(attempt.members)), steps, reason, format_span(until - attempt.started_at)
 
 

@@ -128,8 +128,15 @@ def step_words(report: JobReport) -> list[str]:
     if attempt.last_step is None:
         return []
     total = f" of {attempt.total_steps}" if attempt.total_steps else ""
+    if is_committed(report, attempt.last_step):
+        return [f"step {attempt.last_step}{total} (checkpoint)"]
     as_of = f" as of {format_moment(report.written_at, report.looked_at)}" if report.written_at is not None else ""
     return [f"step {attempt.last_step}{total}{as_of}"]
+
+
+def is_committed(report: JobReport, step: int) -> bool:
+    """Whether the step of a job that nobody supervises is known from its store: it is of no time then."""
+    return report.supervisor is None and report.checkpoint is not None and report.checkpoint.step >= step
 
 
 def _state(report: JobReport) -> list[str]:

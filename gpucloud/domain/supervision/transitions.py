@@ -92,10 +92,10 @@ def close_attempt(
 ) -> JobState:
     """Return the state with the attempt closed, and the job ended too where its reason is not retried.
 
-    `failure` is the exception of its script, in one line.
+    `failure` is the exception of its script, in one line. What it committed unheard it has done.
     """
     attempt = replace(
-        state.attempts[-1],
+        with_commit(state.attempts, state.attempts[-1].saved_step)[-1],
         members=tuple(replace(member, use=(), used_until=None) for member in state.attempts[-1].members),
         ended_at=now,
         reason=action.reason,
@@ -109,6 +109,21 @@ def close_attempt(
     if action.reason is ExitReason.USER_ERROR:
         message = message or failure
     return finish(waiting, Finish(reason=action.reason, message=message), now)
+
+
+def with_commit(attempts: tuple[Attempt, ...], step: int | None) -> tuple[Attempt, ...]:
+    """Return the attempts, the last of which came at least as far as `step`, the newest that the store has.
+
+    A script goes on saving when nobody hears it. What an attempt before had committed is none of the last one's work.
+    """
+    if not attempts or step is None:
+        return attempts
+    *before, last = attempts
+    saved = max((attempt.saved_step or 0 for attempt in before), default=0)
+    if step <= max(saved, last.last_step or 0):
+        return attempts
+    first = last.first_step if last.first_step is not None else saved + 1
+    return (*before, replace(last, first_step=first, last_step=step))
 
 
 def note_interruptions(state: JobState, action: NoteInterruptions) -> JobState:
@@ -186,12 +201,13 @@ def finish(state: JobState, action: Finish, now: datetime) -> JobState:
 def left_behind(state: JobState, outputs: tuple[str, ...]) -> JobState:
     """Return the state of a job that ended between two attempts, in which all its outputs are missing.
 
-    They are brought home from an attempt that no other follows; the last one was to be followed.
+    They are brought home from an attempt that no other follows; the last one was to be followed, or its machines went.
     """
     last = state.attempts[-1] if state.attempts else None
     if last is None or last.reason is None or not last.reason.retried:
         return state
-    why = f"lost with the machines of attempt {last.number}: it was to be followed by another one"
+    was_to_go_on = "" if last.reason is ExitReason.LOST else ": it was to be followed by another one"
+    why = f"{lost_with_machines(last)}{was_to_go_on}"
     missing = tuple(MissingOutput(path=path, why=why) for path in outputs)
     return _with_attempt(state, replace(last, missing_outputs=missing))
 
@@ -200,9 +216,14 @@ def abandon(state: JobState, now: datetime, outputs: tuple[str, ...] = ()) -> Jo
     """Return the state of a job that is given up as it stands, without a last save; its outputs are missing."""
     if state.attempt is None:
         return left_behind(finish(state, Finish(reason=ExitReason.STOPPED), now), outputs)
-    why = f"lost with the machines of attempt {state.attempt.number}: it was ended without a last save"
+    why = f"{lost_with_machines(state.attempt)}: it was ended without a last save"
     missing = tuple(MissingOutput(path=path, why=why) for path in outputs)
     return close_attempt(state, CloseAttempt(reason=ExitReason.STOPPED), now, missing)
+
+
+def lost_with_machines(attempt: Attempt) -> str:
+    """Return why outputs of the attempt are missing that nobody brought home in time."""
+    return f"lost with the machines of attempt {attempt.number}"
 
 
 def reopen(state: JobState) -> JobState:

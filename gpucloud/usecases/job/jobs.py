@@ -21,7 +21,7 @@ from gpucloud.domain.supervision.budget import Standing, least_to_lower_to, shut
 from gpucloud.domain.supervision.capacity import standing
 from gpucloud.domain.supervision.seen import Limits, Rules
 from gpucloud.domain.supervision.self_driving import arming, most_machines
-from gpucloud.domain.supervision.transitions import as_listed
+from gpucloud.domain.supervision.transitions import as_listed, with_commit
 from gpucloud.ports import Clock, MarketData, NodeGroup
 from gpucloud.store import Stored, TooMany, newest_commit
 from gpucloud.store.contract import Tally
@@ -29,7 +29,7 @@ from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import Lease, is_over, supervised_by
 from gpucloud.usecases.jobstore.orders import Given, Orders, Reader
 from gpucloud.usecases.jobstore.records import LogPart
-from gpucloud.usecases.jobstore.report import JobReport, report
+from gpucloud.usecases.jobstore.report import JobReport, report, without_lost_outputs
 from gpucloud.usecases.money.spend import SpendTracker
 
 
@@ -76,7 +76,7 @@ class Asker:
         told = report(state, spend, charges, listed, supervisor)
         if (why := undrilled(given.order, state)) is not None:
             told = replace(told, message=why, exit_code=ExitReason.USER_ERROR.exit_code)
-        return replace(
+        told = replace(
             told,
             backoff=standing(state, now, Limits()),
             signed_by=self._signed_by(given),
@@ -87,7 +87,9 @@ class Asker:
             last_supervisor=supervised_by(state.owner) if state.owner is not None else None,
             written_at=stored.modified,
             looked_at=stored.store_time,
+            outputs=given.order.resolved.outputs,
         )
+        return without_lost_outputs(told)
 
     def with_stored_checkpoint(self, report: JobReport) -> JobReport:
         """Return the report with the newest checkpoint that the store has, where nobody looks for it any more.
@@ -99,7 +101,10 @@ class Asker:
         with suppress(StoreError, TooMany):
             newest = newest_commit(self.jobs.store, self.jobs.checkpoints)
             if newest is not None:
-                return replace(report, checkpoint=CheckpointRef(step=newest[0], sha256=newest[1]))
+                attempts = with_commit(report.attempts, newest[0])
+                last = max((one.last_step for one in attempts if one.last_step is not None), default=None)
+                found = CheckpointRef(step=newest[0], sha256=newest[1])
+                return replace(report, checkpoint=found, attempts=attempts, last_step=last)
         return report
 
     def listed(self, state: JobState) -> GroupView:

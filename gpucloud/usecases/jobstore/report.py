@@ -24,6 +24,7 @@ from gpucloud.domain.state.state import (
 )
 from gpucloud.domain.supervision.membership import progress_of
 from gpucloud.domain.supervision.seen import Seen
+from gpucloud.domain.supervision.transitions import lost_with_machines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +85,8 @@ class JobReport:
     looked_at: datetime | None = None
     """When the report was made, by the same clock."""
     drives_itself: bool = False
+    outputs: tuple[str, ...] = ()
+    """What its order wants brought home from its machines when it has trained."""
     prepared: bool = False
     """Whether all of its machines are ready for an attempt, as far as its state says."""
 
@@ -91,6 +94,12 @@ class JobReport:
     def awaits(self) -> str:
         """What machines that are held wait for to be mended."""
         return "setup" if self.setup_failed else "script"
+
+    @property
+    def died_unheard(self) -> bool:
+        """Whether all machines of its open attempt are off, and nobody has seen to that."""
+        is_open = bool(self.attempts) and self.attempts[-1].reason is None and not self.status.ended
+        return is_open and not self.nodes and self.supervisor is None
 
     @property
     def condition(self) -> Condition:
@@ -150,6 +159,17 @@ def report(
     )
 
 
+def without_lost_outputs(report: JobReport) -> JobReport:
+    """Return the report that says which outputs were on machines that are off by now, and that nobody brought home.
+
+    Machines that drive their job may have put them into its store.
+    """
+    if not report.died_unheard or report.drives_itself:
+        return report
+    why = lost_with_machines(report.attempts[-1])
+    return replace(report, missing_outputs=tuple(MissingOutput(path=path, why=why) for path in report.outputs))
+
+
 def status_of(state: JobState) -> JobStatus:
     """Return the status that users see: a job with an open attempt is running."""
     return JobStatus.RUNNING if state.attempt is not None and not state.status.ended else state.status
@@ -206,7 +226,7 @@ def condition_of(
     """
     if ended:
         return _of_ended(machines, left)
-    if open_attempt and trained:
+    if open_attempt and trained and (machines or supervised):
         return Condition.TRAINED
     if open_attempt and (machines or supervised):
         return Condition.TRAINING if supervised else Condition.UNSUPERVISED

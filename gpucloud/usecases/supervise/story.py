@@ -42,6 +42,7 @@ from gpucloud.domain.supervision.action import (
 )
 from gpucloud.domain.supervision.membership import progress_of
 from gpucloud.domain.supervision.seen import Seen
+from gpucloud.domain.supervision.transitions import with_commit
 
 
 def tell_story(action: Action, seen: Seen) -> str | None:  # noqa: C901, PLR0911, PLR0912  (one flat match)
@@ -194,8 +195,8 @@ def _interrupted(interruption: Interruption, seen: Seen) -> str:
 
 
 def _closed(reason: ExitReason, seen: Seen) -> str:
-    attempt = seen.state.attempts[-1]
-    step = f" at step {attempt.last_step}" if attempt.last_step else ""
     saved = seen.checkpoint or seen.state.checkpoint
+    attempt = with_commit(seen.state.attempts, saved.step if saved else None)[-1]
+    step = f" at step {attempt.last_step}" if attempt.last_step else ""
     kept = f", checkpoint at step {saved.step}" if saved else ""
     return f"attempt {attempt.number} ended{step}: {reason.value}{kept}"

@@ -1,0 +1,123 @@
+"""What is said of an attempt that went on without a supervisor until its machines switched themselves off."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpucloud.cli.render.reports import jobs_text, report_text
+from gpucloud.domain.node.status import Outcome
+from gpucloud.domain.state.state import Attempt, CheckpointRef, ExitReason, JobState
+from gpucloud.domain.supervision import transitions
+from gpucloud.domain.supervision.action import CloseAttempt
+from gpucloud.usecases.job import jobs
+from gpucloud.usecases.job.jobs import Asker
+from gpucloud.usecases.jobstore.report import JobReport, without_lost_outputs
+from gpucloud.usecases.supervise.story import tell_story
+from tests.unit.test_condition import told
+from tests.unit.worlds import NOW, gone, opened, part, seen, state, up
+
+LAST = CheckpointRef(step=400, sha256="a" * 64)
+HEARD = replace(opened("a"), first_step=1, last_step=146, saved_step=100, total_steps=400)
+
+
+def closed(*before: Attempt, unheard: Attempt = HEARD, checkpoint: CheckpointRef = LAST) -> JobState:
+    """Return the state after the pass that finds its machines gone, and what is in the store."""
+    world = seen(gone("a"), state=state(attempts=(*before, unheard)), checkpoint=checkpoint)
+    return transitions.close_attempt(transitions.record(world), CloseAttempt(reason=ExitReason.LOST), NOW)
+
+
+def test_an_attempt_that_died_unheard_ends_at_the_step_that_it_committed_last() -> None:
+    assert (closed().attempts[-1].first_step, closed().attempts[-1].last_step) == (1, 400)
+
+
+def test_an_attempt_that_was_heard_beyond_what_it_committed_keeps_its_last_step() -> None:
+    assert closed(checkpoint=replace(LAST, step=100)).attempts[-1].last_step == 146
+
+
+def test_an_attempt_that_was_never_heard_made_what_none_before_it_had_committed() -> None:
+    first = replace(HEARD, reason=ExitReason.LOST, saved_step=140)
+    second = opened("a", number=2)
+    found = closed(first, unheard=second).attempts[-1]
+    assert (found.first_step, found.last_step) == (141, 400)
+    none_of_its_own = closed(replace(first, saved_step=400), unheard=second).attempts[-1]
+    assert (none_of_its_own.first_step, none_of_its_own.last_step) == (None, None)
+
+
+def test_the_story_of_its_end_names_the_step_that_was_committed() -> None:
+    world = seen(gone("a"), state=state(attempts=(HEARD,)), checkpoint=LAST)
+    line = tell_story(CloseAttempt(reason=ExitReason.LOST), world)
+    assert line == "attempt 1 ended at step 400: lost, checkpoint at step 400"
+
+
+def left(monkeypatch: pytest.MonkeyPatch, checkpoint: CheckpointRef = LAST, **changes: Any) -> JobReport:
+    """Return the report of a job whose machines are off, with what its store has."""
+    monkeypatch.setattr(jobs, "newest_commit", lambda *_: (checkpoint.step, checkpoint.sha256))
+    asker: Any = SimpleNamespace(jobs=SimpleNamespace(store=None, checkpoints=""))
+    return Asker.with_stored_checkpoint(asker, replace(told(**changes), attempts=(HEARD,), last_step=146))
+
+
+def test_an_attempt_whose_machines_are_off_does_not_run_and_has_the_step_that_is_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = report_text(left(monkeypatch))
+    assert text.startswith("live: waiting, nobody supervises, step 400 of 400 (checkpoint)\n")
+    assert "1        1      1–400  unheard since 11:59 UTC, its machines are off  44 s" in text
+    assert "running" not in text
+
+
+def test_what_was_heard_beyond_the_checkpoint_is_shown_with_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = report_text(left(monkeypatch, replace(LAST, step=100)))
+    assert text.startswith("live: waiting, nobody supervises, step 146 of 400 as of 11:59:44 UTC\n")
+
+
+def test_the_list_of_jobs_has_the_step_that_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert " 400 " in jobs_text([left(monkeypatch)]).splitlines()[1]
+    assert " 146 (11:59:44) " in jobs_text([left(monkeypatch, replace(LAST, step=100))]).splitlines()[1]
+
+
+TRAINED = (up("a", part(1, Outcome.DONE)), up("b", part(1, Outcome.DONE)))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "line"),
+    [
+        (("out/",), "until 16:58 UTC: then its machines switch themselves off, and out/ is lost"),
+        (("out/", "*.csv"), "until 16:58 UTC: then its machines switch themselves off, and out/, *.csv are lost"),
+        ((), "until 16:58 UTC: then its machines switch themselves off"),
+    ],
+)
+def test_results_that_nobody_brings_home_say_until_when_they_can_be_brought(
+    outputs: tuple[str, ...], line: str
+) -> None:
+    until = NOW.replace(hour=16, minute=58, second=59)
+    text = report_text(replace(told(*TRAINED), outputs=outputs, paid_until=until))
+    assert f"gpucloud train live brings them home, and ends its machines\n{line}\n" in text
+
+
+def test_machines_that_drive_their_job_lose_nothing_when_nobody_looks() -> None:
+    text = report_text(replace(told(*TRAINED), outputs=("out/",), drives_itself=True))
+    assert "is lost" not in text
+
+
+def test_results_on_machines_that_are_off_are_lost() -> None:
+    off = replace(told(), outputs=("out/",))
+    assert "\n\noutputs: out/ lost with the machines of attempt 1\n\n" in report_text(without_lost_outputs(off))
+    for kept in (
+        replace(off, supervisor="process 1 on vm"),  # it sees to them
+        replace(off, drives_itself=True),  # they may be in the store
+        replace(told(up("a"), up("b")), outputs=("out/",)),
+        replace(off, attempts=()),
+    ):
+        assert without_lost_outputs(kept) == kept
+
+
+def test_ranks_that_were_seen_to_be_done_on_machines_that_are_off_have_no_results_to_bring_home() -> None:
+    done = tuple(replace(member, outcome=Outcome.DONE) for member in HEARD.members)
+    off = replace(told(), attempts=(replace(HEARD, members=done),), paid_until=NOW - timedelta(minutes=1))
+    assert report_text(off).startswith("live: waiting, nobody supervises")
+    assert "brings them home" not in report_text(off)
