@@ -282,8 +282,8 @@ class AwsCloud:
             return f"{told} it is reached by SSH: {access.value}; its way out is that of your subnets"
         return (
             f"{told} it is reached by SSH: {access.value}, and gets out by a NAT gateway, which costs 36.50 USD a month"
-            " until `gpucloud down --base`, and 0.045 USD per GB (none of it for S3 in its region); the budget counts"
-            " neither"
+            " until `gpucloud down --base`, and 0.045 USD per GB (none of it for S3 in its region); both are outside"
+            " the budget and the worst cost"
         )
 
     def _host_keys(self, store: ObjectStore) -> Callable[[str, str, str], str | None]:

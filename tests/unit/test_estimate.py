@@ -380,7 +380,7 @@ def test_the_text_says_what_to_expect_and_where_it_comes_from(estimate: Estimate
     assert "work       12 h: `work:` in the job file" in text
     assert "; on demand 36.60 USD" in text
     assert "the deadline is after 16 h" in text
-    assert "worst cost 200.00 USD, then everything is off" in text
+    assert "worst cost 200.00 USD, then all machines are off" in text
     assert "quota: 8 vCPUs of 'All spot' in us-east-1, 0 of 999 in use" in text
     assert "expected cost by deadline, with `market: auto`: █" in text
     assert "p3.2xlarge (1 × V100) in 9 zones, 44 d 20 h from 2023-02-16 on (p3.2xlarge-2023-02)" in text

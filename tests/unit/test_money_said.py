@@ -20,13 +20,15 @@ from gpucloud.cli.render.use import step_words
 from gpucloud.cli.render.words import fitted
 from gpucloud.domain.checkpoint.protection import Saving
 from gpucloud.domain.errors import PlanRefused
-from gpucloud.domain.job.spec import Job, Market, MarketPolicy, Resources
+from gpucloud.domain.job.spec import CheckpointPolicy, Job, Market, MarketPolicy, Policy, Resources
 from gpucloud.domain.market.outcome import Outcome, summary
 from gpucloud.domain.market.plan import make_plan
 from gpucloud.domain.money.ledger import Spend
 from gpucloud.domain.supervision.action import Arm
+from gpucloud.domain.supervision.deadline import heading
 from gpucloud.usecases.supervise.story import tell_story
 from tests.fakes.market import A100, NOW, V100
+from tests.unit.test_capacity_decision import RULES, goal, world
 from tests.unit.test_condition import told
 from tests.unit.test_estimate import HOUR, JOB, estimated, planner_of
 from tests.unit.worlds import LATER, part, seen, up
@@ -71,7 +73,9 @@ def test_a_job_that_may_go_on_demand_does_where_spot_machines_do_not_pay() -> No
     assert [offer.pool.market for offer in plan.offers] == [Market.ON_DEMAND, Market.SPOT]
     said = plan_rows(plan)["on demand"]
     assert re.fullmatch(
-        r"chosen for 1590.60 USD, where nothing interrupts it: spot machines are expected to cost \d+.\d\d USD", said
+        r"chosen for 1590.60 USD, where nothing interrupts it: spot machines are expected to cost \d+.\d\d USD,"
+        r" whatever the budget",
+        said,
     )
     text = estimate_text(dear, estimated(dear, alone, saving=Saving.NOTHING), width=None)
     assert "expected   1590.60 USD\n" in text
@@ -103,7 +107,87 @@ def test_a_job_of_spot_machines_is_told_that_on_demand_is_cheaper() -> None:
 
     assert plan.offer.pool.market is Market.SPOT
     assert plan_rows(plan)["on demand"].startswith("is cheaper: 144.60 USD, and nothing interrupts it; spot machines ")
-    assert plan_rows(plan)["on demand"].endswith("`resources: {market: on_demand}`")
+    assert plan_rows(plan)["on demand"].endswith(" USD, whatever the budget. `resources: {market: on_demand}`")
+
+
+ANEW = replace(JOB, checkpoint=CheckpointPolicy(none=True), work=5 * HOUR, budget_usd=Decimal(60))
+"""Five hours of a script that saves nothing, as its file says."""
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        (
+            replace(ANEW, deadline=6 * HOUR),
+            "it leaves no time for a run on spot machines that is lost, and a whole one after it",
+        ),
+        (
+            replace(ANEW, deadline=48 * HOUR),
+            "so long a run that saves nothing is expected to cost less than on spot machines",
+        ),
+        (
+            replace(ANEW, work=2 * HOUR, deadline=48 * HOUR, budget_usd=Decimal(8)),
+            "the budget does not pay for a run on spot machines that is lost, and a whole one after it",
+        ),
+        (replace(JOB, policy=Policy.ON_DEMAND), "`policy: on_demand` asks for it"),
+    ],
+)
+def test_a_job_whose_policy_begins_on_demand_is_planned_at_the_price_on_demand_and_says_why(
+    asked: Job, why: str
+) -> None:
+    plan = planner_of(asked, V100, saving=Saving.NONE).plan(asked)
+
+    rows = plan_rows(plan)
+    assert rows["machines"] == "1 × p3.2xlarge on_demand in us-east-1a, 1 worker"
+    assert rows["price"] == "3.00 USD an hour now, 3.00 USD at the most"
+    assert rows["on demand"] == f"from the start, under the deadline: {why}"
+    assert {offer.pool.market for offer in plan.offers} == {Market.ON_DEMAND, Market.SPOT}
+
+
+@pytest.mark.parametrize("asked", [JOB, replace(ANEW, work=2 * HOUR, deadline=48 * HOUR), replace(ANEW, deadline=None)])
+def test_a_job_whose_policy_begins_on_spot_machines_is_planned_on_them(asked: Job) -> None:
+    plan = planner_of(asked, V100, saving=Saving.NONE).plan(replace(asked, work=2 * HOUR))
+    assert (plan.offer.pool.market, plan.on_demand_for) == (Market.SPOT, None)
+
+
+def test_what_is_replayed_on_demand_alone_says_so_in_every_place() -> None:
+    asked = replace(ANEW, deadline=48 * HOUR)
+    text = estimate_text(asked, estimated(asked, V100, saving=Saving.NONE), width=200)
+
+    assert (
+        "  expected   15.50 USD, nine times in ten at most 15.50 USD; run on demand alone in 72 of 72 replays\n" in text
+    )
+    assert re.search(r"^p3.2xlarge spot in us-east-1a, run on demand in 36 of 36  ", text, re.MULTILINE)
+    assert re.search(r"^learned, run on demand in 72 of 72  ", text, re.MULTILINE)
+
+
+def test_a_replay_that_had_spot_machines_is_not_on_demand_alone() -> None:
+    alone = replace(outcome("10", 5), interruptions=0)
+    assert summary([alone, replace(alone, on_spot=HOUR)]).on_demand_alone == 1
+    assert not summary([alone, replace(alone, on_spot=HOUR)]).is_mostly_on_demand
+    assert summary([alone, alone, replace(alone, on_spot=HOUR)]).is_mostly_on_demand
+
+
+@pytest.mark.parametrize(
+    ("hours", "within", "market"),
+    [(5, 6, Market.ON_DEMAND), (5, 48, Market.ON_DEMAND), (2, 48, Market.SPOT)],
+)
+def test_a_run_first_asks_for_the_machines_that_its_plan_names(hours: int, within: int, market: Market) -> None:
+    asked = replace(ANEW, work=hours * HOUR, deadline=within * HOUR)
+    plan = planner_of(asked, V100, saving=Saving.NONE).plan(asked)
+    order = goal((within - hours) * HOUR, Policy.LEARNED, hours * HOUR, budget_usd=Decimal(60), checkpoint_none=True)
+    first = heading(order, world(candidates=plan.offers), RULES)
+
+    assert first is not None
+    assert first.offer == plan.offer
+    assert plan.offer.pool.market is market
+
+
+def test_hours_of_the_curve_are_said_to_be_deadlines() -> None:
+    text = estimate_text(JOB, estimated(JOB, V100), width=300)
+    assert re.search(
+        r"[█▁]  \d+\.\d\d USD for a deadline of 12 h 38 min … \d+\.\d\d USD for one of 36 h 24 min\n", text
+    )
 
 
 def test_where_spot_machines_pay_nothing_is_said_of_on_demand() -> None:

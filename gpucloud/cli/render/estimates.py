@@ -210,6 +210,8 @@ def _cost_text(outlook: Summary, on_demand: Summary | None, budget_usd: Decimal)
     if not outlook.windows or on_demand is None:  # nothing takes these machines
         return format_usd(outlook.mean_usd)
     beside = f"on demand {format_usd(on_demand.mean_usd)}"
+    if outlook.is_mostly_on_demand:
+        beside = f"run on demand{_on_demand_alone(outlook)}"
     ended = f"off at {format_usd(budget_usd)}, unfinished"
     off = f"over budget in {outlook.over_budget} of {outlook.windows} replays: {ended}"
     if outlook.uses_up(budget_usd, one_in=2):
@@ -221,6 +223,16 @@ def _cost_text(outlook: Summary, on_demand: Summary | None, budget_usd: Decimal)
         return f"{mean}; {off}; {beside}"
     apart = ";" if outlook.unfinished else ","
     return f"{mean}{apart} nine times in ten at most {format_usd(outlook.p90_usd)}; {beside}"
+
+
+def _on_demand_alone(outlook: Summary) -> str:
+    return f" alone in {outlook.on_demand_alone} of {outlook.windows} replays"
+
+
+def _runs_on(outlook: Summary | None) -> str:
+    """Return that what may take spot machines hardly does, as it follows on its name."""
+    is_so = outlook is not None and outlook.is_mostly_on_demand
+    return f", run on demand in {outlook.on_demand_alone} of {outlook.windows}" if is_so and outlook is not None else ""
 
 
 def _saves_text(saves: Saves) -> str:
@@ -264,13 +276,20 @@ def _candidate_rows(job: Job, estimate: Estimate) -> Iterator[tuple[str, ...]]:
         work = format_span(candidate.work.span) if candidate.work else "?"
         hourly = f"{offer.usd_per_hour:.2f}"
         ends = f", ends as {candidate.ends_on}" if candidate.ends_on is not None else ""
-        yield (f"{offer.pool}{ends}", gpus, str(candidate.zones), hourly, work, *_cells(outlook, estimate.plan))
+        yield (
+            f"{offer.pool}{ends}{_runs_on(outlook)}",
+            gpus,
+            str(candidate.zones),
+            hourly,
+            work,
+            *_cells(outlook, estimate.plan),
+        )
 
 
 def _policy_rows(job: Job, estimate: Estimate) -> Iterator[tuple[str, ...]]:
     yield ("policy", "expected", "9 in 10 below", "done after", "interrupted", _fails(job))
     for policy, outlook in estimate.policies:
-        yield (policy.value, *_cells(outlook, estimate.plan))
+        yield (f"{policy.value}{_runs_on(outlook)}", *_cells(outlook, estimate.plan))
 
 
 def _cells(outlook: Summary | None, plan: Plan) -> tuple[str, ...]:
@@ -295,8 +314,9 @@ def _sparkline(curve: Sequence[AtDeadline]) -> str:
     low, high = min(costs), max(costs)
     step = (high - low) / (len(_BARS) - 1) or 1.0
     bars = "".join(_BARS[round((cost - low) / step)] for cost in costs)
-    ends = (f"{format_usd(point.outlook.mean_usd)} in {format_span(point.deadline)}" for point in (curve[0], curve[-1]))
-    return f"expected cost by deadline, with `market: auto`: {bars}  {' … '.join(ends)}"
+    first, last = ((format_usd(at.outlook.mean_usd), format_span(at.deadline)) for at in (curve[0], curve[-1]))
+    ends = f"{first[0]} for a deadline of {first[1]} … {last[0]} for one of {last[1]}"
+    return f"expected cost by deadline, with `market: auto`: {bars}  {ends}"
 
 
 def _sources(job: Job, estimate: Estimate) -> Iterator[str]:
@@ -393,6 +413,7 @@ def _outlook_json(outlook: Summary | None) -> dict[str, Any] | None:
         "missed": outlook.missed,
         "over_budget": outlook.over_budget,
         "unended": outlook.unended,
+        "on_demand_alone": outlook.on_demand_alone,
     }
 
 

@@ -22,6 +22,7 @@ from gpucloud.domain.job.quantities import counted, format_moment, format_span, 
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.market.catalog import aged
 from gpucloud.domain.market.plan import Plan
+from gpucloud.domain.market.policies import Reason
 from gpucloud.domain.node.node import Node
 from gpucloud.domain.node.output import advice_for
 from gpucloud.domain.node.status import UNTOLD, Progress
@@ -29,6 +30,13 @@ from gpucloud.domain.state.state import Attempt, CapacityDecision, Cooldown, Exi
 from gpucloud.domain.untrusted import in_one_line, set_off
 from gpucloud.usecases.jobstore.report import Condition, JobReport
 from gpucloud.usecases.supervise.story import decision_line, missing_line
+
+_WHY_ON_DEMAND = {
+    Reason.DEADLINE: "it leaves no time for a run on spot machines that is lost, and a whole one after it",
+    Reason.BUDGET: "the budget does not pay for a run on spot machines that is lost, and a whole one after it",
+    Reason.EXPECTED: "so long a run that saves nothing is expected to cost less than on spot machines",
+    Reason.ASKED: "`policy: on_demand` asks for it",
+}
 
 
 def plan_text(plan: Plan, protection: Protection, width: int | None = None) -> str:
@@ -65,7 +73,7 @@ def plan_rows(plan: Plan) -> dict[str, str]:
         "price": price,
         "budget": f"{format_usd(plan.budget_usd)}: {trains}, after a start of {format_span(plan.start)}",
         "kept aside": f"{kept}; no training may use it",
-        "worst cost": f"{format_usd(plan.worst_usd)}, then everything is off",
+        "worst cost": f"{format_usd(plan.worst_usd)}, then all machines are off",
         **_safer_rows(plan),
     }
 
@@ -77,10 +85,17 @@ def _when(plan: Plan) -> str:
 
 
 def _safer_rows(plan: Plan) -> dict[str, str]:
-    """Return the row of a job for which spot machines do not pay; none for any other."""
+    """Return the row of a job that begins on demand, or for which spot machines do not pay; none for any other."""
+    if plan.on_demand_for is not None:
+        why = _WHY_ON_DEMAND.get(plan.on_demand_for, plan.on_demand_for.value)
+        return {"on demand": f"from the start, under the deadline: {why}"}
     if plan.on_demand_usd is None:
         return {}
-    spot = f"are expected to cost {format_usd(plan.spot_usd)}" if plan.spot_usd is not None else "come to no end"
+    spot = (
+        f"are expected to cost {format_usd(plan.spot_usd)}, whatever the budget"
+        if plan.spot_usd is not None
+        else "come to no end"
+    )
     on_demand = format_usd(plan.on_demand_usd)
     if plan.offer.pool.market is Market.ON_DEMAND:
         return {"on demand": f"chosen for {on_demand}, where nothing interrupts it: spot machines {spot}"}

@@ -45,12 +45,18 @@ class Outcome:
         """Whether the job came to its end, or to that of its budget: only then is known what it costs."""
         return self.took is not None or self.over_budget
 
+    @property
+    def on_demand_alone(self) -> bool:
+        """Whether it never had a spot machine."""
+        return self.launches > 0 and not self.on_spot and not self.interruptions
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """Many replays of one job under one policy: costs in USD to the cent, means of the rest; all of those that finish.
 
     The `unended` of them came to no end before the recording did: their costs are not known, and not in the sums.
+    `on_demand_alone` of them never had a spot machine.
     """
 
     windows: int
@@ -64,6 +70,12 @@ class Summary:
     took: timedelta | None
     on_spot: timedelta = timedelta(0)
     unended: int = 0
+    on_demand_alone: int = 0
+
+    @property
+    def is_mostly_on_demand(self) -> bool:
+        """Whether most of them never had a spot machine, though there was a market of them."""
+        return 2 * self.on_demand_alone > self.windows
 
     @property
     def unfinished(self) -> int:
@@ -108,6 +120,7 @@ def summary(outcomes: Sequence[Outcome]) -> Summary:
         took=sum((one.took for one in done if one.took is not None), timedelta(0)) / len(done) if done else None,
         on_spot=sum((one.on_spot for one in told), timedelta(0)) / len(told),
         unended=sum(not one.ended for one in outcomes),
+        on_demand_alone=sum(one.on_demand_alone for one in outcomes),
     )
 
 

@@ -14,8 +14,8 @@ from gpucloud.domain.job.quantities import format_span, format_usd, in_cents, wr
 from gpucloud.domain.job.spec import Cloud, Job, Market, MarketPolicy
 from gpucloud.domain.market.catalog import Headroom
 from gpucloud.domain.market.outcome import Summary, undisturbed
-from gpucloud.domain.market.policies import Task
-from gpucloud.domain.market.policy import advised_span_s, least_span_s, least_task_budget_usd
+from gpucloud.domain.market.policies import NOTHING, Mode, Observation, Reason, Task, ZoneState
+from gpucloud.domain.market.policy import advised_span_s, decide, least_span_s, least_task_budget_usd
 from gpucloud.domain.market.sizing import Memory, memory, way_to_fit, work_of
 from gpucloud.domain.money.prepaid import Wall, least_budget_usd, reserve_usd, trains_for
 from gpucloud.domain.node.gate.models import MODELS
@@ -52,6 +52,8 @@ class Plan:
     """What replays on spot machines come to, where that is no less than on demand; None where it is, or none ends."""
     on_demand_usd: Decimal | None = None
     """What the same costs on demand, where spot machines do not pay; None where they do, or nobody knows."""
+    on_demand_for: Reason | None = None
+    """Why the job's policy begins on demand, though there are spot machines; None where it does not."""
 
     @property
     def offer(self) -> Offer:
@@ -376,6 +378,35 @@ def is_safer_on_demand(job: Job, needs: Needs, spot: Summary | None) -> bool:
     if needs.offer.pool.market is not Market.SPOT:
         return False
     return spot is None or spot.is_mostly_unfinished or spot.mean_usd >= on_demand_usd(job, needs)
+
+
+def begins_on_demand_for(job: Job, offers: Sequence[Offer], needs: Needs, left_usd: Decimal) -> Reason | None:
+    """Return why the job's policy first asks for machines on demand, were every spot machine to be had; None if not.
+
+    `left_usd` is what there is for training. It is what a supervisor asks of the policy at its first look.
+    """
+    spot = [offer for offer in offers if offer.pool.market is Market.SPOT]
+    policy = job.deadline_policy
+    if policy is None or needs.fallback is None or not spot:
+        return None
+    task = task_of(job, needs)
+    zones = (
+        ZoneState(zone=str(offer.pool), up=True, age_s=0.0, usd_per_hour=float(offer.usd_per_hour)) for offer in spot
+    )
+    seen = Observation(
+        work_left_s=task.work_s,
+        time_left_s=task.span_s,
+        holding=NOTHING,
+        zones=tuple(zones),
+        money_left_usd=float(left_usd),
+    )
+    choice = decide(policy, task, seen)
+    return choice.reason if choice.mode is Mode.ON_DEMAND else None
+
+
+def spot_first(offers: Sequence[Offer]) -> tuple[Offer, ...]:
+    """Return the offers with the spot machines before the others."""
+    return tuple(sorted(offers, key=lambda offer: offer.pool.market is not Market.SPOT))
 
 
 def with_on_demand_first(plan: Plan, safe: Plan) -> Plan:

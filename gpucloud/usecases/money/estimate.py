@@ -14,6 +14,7 @@ from gpucloud.domain.market.outcome import Saves, Stored, Summary, saves_of, sto
 from gpucloud.domain.market.plan import (
     Needs,
     Plan,
+    begins_on_demand_for,
     fitting,
     is_safer_on_demand,
     make_plan,
@@ -21,6 +22,7 @@ from gpucloud.domain.market.plan import (
     on_demand_usd,
     quota_too_small,
     refuse_what_cannot_be_kept,
+    spot_first,
     task_of,
     with_on_demand_first,
 )
@@ -109,7 +111,9 @@ class Estimator:
             candidates=_that_finish_first(job, tuple(self._candidates(job, plan))),
             quotas=self._quotas(job, plan.offer),
         )
-        needs = needs_of(job, plan.offers, self.planner.changeover)
+        # What the policy comes to is asked of all that it may choose from, whatever it chooses first.
+        offers = plan.offers if plan.on_demand_for is None else spot_first(plan.offers)
+        needs = needs_of(job, offers, self.planner.changeover)
         return bare if needs is None else self._foreseen(job, bare, needs)
 
     def _foreseen(self, job: Job, bare: Estimate, needs: Needs) -> Estimate:
@@ -284,14 +288,16 @@ class Planner:
     def safer(self, job: Job, plan: Plan, wall: Wall, *, spent_usd: Decimal = ZERO) -> Plan:
         """Say where spot machines do not pay; a job that may go on demand then does, where its budget holds that.
 
-        It is asked of the whole work: what a run has spent was for a part of it.
+        It is asked of the whole work: what a run has spent was for a part of it. A job whose policy begins on demand
+        is planned so.
         """
         needs = needs_of(job, plan.offers, self.changeover)
-        if (
-            needs is None
-            or self.outlooks is None
-            or _stage_of(job, plan.offers, needs, self.terms, Saving.NONE) is None
-        ):
+        if needs is None:
+            return plan
+        begun = self._begun_on_demand(job, plan, needs, wall, spent_usd)
+        if begun is not None:
+            return begun
+        if self.outlooks is None or _stage_of(job, plan.offers, needs, self.terms, Saving.NONE) is None:
             return plan
         spot = self._foresee(job, plan.offers, needs, _ANY_SUM)
         if not is_safer_on_demand(job, needs, spot):
@@ -306,6 +312,21 @@ class Planner:
         except (PlanRefused, BudgetTooSmall):
             return told
         return with_on_demand_first(told, safe) if usd + safe.kept_usd <= job.budget_usd else told
+
+    def _begun_on_demand(self, job: Job, plan: Plan, needs: Needs, wall: Wall, spent_usd: Decimal) -> Plan | None:
+        """Return the plan of a job whose policy first asks for machines on demand; None for any other."""
+        fixed = tuple(offer for offer in plan.offers if offer.pool.market is Market.ON_DEMAND)
+        if plan.offer.pool.market is not Market.SPOT or not fixed:
+            return None
+        try:
+            safe = make_plan(job, fixed, plan.made_at, wall, spent_usd=spent_usd)
+        except (PlanRefused, BudgetTooSmall):
+            return None
+        left_usd = job.budget_usd - spent_usd - safe.kept_usd
+        why = begins_on_demand_for(job, plan.offers, needs, left_usd)
+        if why is None or on_demand_usd(job, needs) > left_usd:  # without the money it goes on with spot machines
+            return None
+        return replace(with_on_demand_first(plan, safe), on_demand_for=why)
 
     def _foresee(self, job: Job, offers: tuple[Offer, ...], needs: Needs, budget_usd: Decimal) -> Summary | None:
         stage = _stage_of(job, offers, needs, self.terms, self.saving(job))
