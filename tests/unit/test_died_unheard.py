@@ -80,6 +80,14 @@ def test_the_list_of_jobs_has_the_step_that_is_stored(monkeypatch: pytest.Monkey
     assert " 146 (11:59:44) " in jobs_text([left(monkeypatch, replace(LAST, step=100))]).splitlines()[1]
 
 
+def test_a_machine_that_came_in_place_of_the_attempts_own_runs_nothing_of_it() -> None:
+    text = report_text(replace(told(up("c")), outputs=("out/",)))
+    assert text.startswith("live: waiting, nobody supervises, step 385 of 768")
+    assert "nothing trains on its 1 machine; all is off by itself at 12:30:00 UTC" in text
+    assert "1–385  unheard since 11:59 UTC, its machines are off" in text
+    assert report_text(told(up("b"), up("c"))).startswith("live: TRAINING, NOBODY SUPERVISES")
+
+
 TRAINED = (up("a", part(1, Outcome.DONE)), up("b", part(1, Outcome.DONE)))
 
 

@@ -98,21 +98,31 @@ class JobReport:
     @property
     def died_unheard(self) -> bool:
         """Whether all machines of its open attempt are off, and nobody has seen to that."""
-        is_open = bool(self.attempts) and self.attempts[-1].reason is None and not self.status.ended
-        return is_open and not self.nodes and self.supervisor is None
+        attempt = self._open
+        gone = attempt is not None and not self.status.ended and not self._machines_of(attempt)
+        return gone and self.supervisor is None
 
     @property
     def condition(self) -> Condition:
         """How it stands, as its state and those of its nodes tell that were asked."""
-        attempt = self.attempts[-1] if self.attempts and self.attempts[-1].reason is None else None
+        attempt = self._open
         return condition_of(
             ended=self.status.ended,
             open_attempt=attempt is not None,
             trained=attempt is not None and self._is_trained(attempt),
             supervised=self.supervisor is not None,
-            machines=len(self.nodes),
+            machines=len(self.nodes) if self.status.ended or attempt is None else self._machines_of(attempt),
             left=Left(torn_down=self.torn_down, held=self.held_until is not None, kept=self.kept_until is not None),
         )
+
+    @property
+    def _open(self) -> Attempt | None:
+        return self.attempts[-1] if self.attempts and self.attempts[-1].reason is None else None
+
+    def _machines_of(self, attempt: Attempt) -> int:
+        """Return how many of the attempt's machines live: one that came in place of another runs nothing of it."""
+        members = {member.node_id for member in attempt.members}
+        return sum(node.id in members for node in self.nodes)
 
     def _is_trained(self, attempt: Attempt) -> bool:
         told = {
