@@ -121,7 +121,9 @@ def _wrong_action(refusal: Refusal) -> Iterator[str]:
         yield f"{refusal.code}: {refusal.fault.value} is followed by {action}"
     elif isinstance(action, Finish):
         told = action.message or ""
-        if action.reason.exit_code != 13 or any(part not in told for part in (refusal.code, refusal.message, refusal.hint)):
+        if action.reason.exit_code != 13 or any(
+            part not in told for part in (refusal.code, refusal.message, refusal.hint)
+        ):
             yield f"{refusal.code}: the end does not say what, why and what to do: {action}"
     elif isinstance(action, CoolDown) and (action.pool, action.code) != (POOL, refusal.code):
         yield f"{refusal.code}: {action}"
