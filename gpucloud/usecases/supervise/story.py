@@ -105,9 +105,12 @@ def tell_story(action: Action, seen: Seen) -> str | None:  # noqa: C901, PLR0911
 
 
 def _is_noticeable(until: datetime, seen: Seen) -> bool:
-    """Whether the shut-off moves by so much that somebody would want to know: what was charged moves it by seconds."""
+    """Whether somebody would want to know of the shut-off: it comes sooner, or so much later that it matters.
+
+    What is charged moves it by seconds. A time that was said must never be too late.
+    """
     armed = seen.group.armed_until
-    return armed is None or abs(until - armed) >= min(timedelta(minutes=1), abs(armed - seen.now) / 10)
+    return armed is None or until < armed or until - armed >= min(timedelta(minutes=1), abs(armed - seen.now) / 10)
 
 
 def budget_line(change: BudgetChange) -> str:
