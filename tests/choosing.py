@@ -17,7 +17,6 @@ from pathlib import PurePosixPath
 REACH_ALL = ("pyproject.toml", "tests/choosing.py", "tests/check.py")
 """What every test depends on, or the choice itself."""
 
-_OURS = ("gpucloud", "tests")
 _NAMED = re.compile(r"\b(?:gpucloud|tests)(?:\.\w+)+")
 _IMPORTED = re.compile(r"\bfrom ((?:gpucloud|tests)[\w.]*) import (\w+)")
 _STARTED = re.compile(r"^gpucloud$|-m gpucloud\b")

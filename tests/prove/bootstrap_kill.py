@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
@@ -106,14 +104,6 @@ def _node() -> Iterator[tuple[Server, Job]]:
         finally:
             with contextlib.suppress(FileNotFoundError):
                 AgentNode(home, Path()).destroy()
-
-
-def _await(server: Server) -> None:
-    """Return when the server listens, or has ended."""
-    while server.process.poll() is None:
-        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", server.node.port)):
-            return
-        time.sleep(0.02)
 
 
 def _undisturbed(server: Server, job: Job, package: Package) -> tuple[int, object]:

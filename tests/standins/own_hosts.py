@@ -15,13 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpucloud import processes
-from gpucloud.adapters.hosts.cloud import Configured, Sources
 from gpucloud.adapters.hosts.records import Place
 from tests.fakes.nodes import Server, embedded_server, openssh_server
-
-NOTHING_CONFIGURED = Sources(
-    configured=lambda _: Configured(), key_of=lambda *_: None, known_hosts=Path("/nowhere/known_hosts")
-)
 
 
 @dataclass

@@ -147,13 +147,6 @@ PROSE = {
 CLASSES = [kind for _, kind in inspect.getmembers(botocore.exceptions, inspect.isclass)]
 
 
-class AnyFields(dict[str, str]):
-    """Fills every field of botocore's message formats."""
-
-    def __missing__(self, key: str) -> str:
-        return "x"
-
-
 def client_error(code: str, message: str = "as AWS says it") -> ClientError:
     return ClientError({"Error": {"Code": code, "Message": message}}, "RunInstances")
 

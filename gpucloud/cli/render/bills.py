@@ -118,9 +118,8 @@ def _forecast_of(spend: Spend) -> str:
 
 def _whole_minute(at: datetime) -> datetime:
     """Return the minute by which that moment is over: a latest time is never said too early."""
-    return (
-        at if at == at.replace(second=0, microsecond=0) else at.replace(second=0, microsecond=0) + timedelta(minutes=1)
-    )
+    begun = at.replace(second=0, microsecond=0)
+    return begun if begun == at else begun + timedelta(minutes=1)
 
 
 def spend_text(spend: Spend) -> str:

@@ -211,7 +211,7 @@ def _cost_text(outlook: Summary, on_demand: Summary | None, budget_usd: Decimal)
         return format_usd(outlook.mean_usd)
     beside = f"on demand {format_usd(on_demand.mean_usd)}"
     if outlook.is_mostly_on_demand:
-        beside = f"run on demand{_on_demand_alone(outlook)}"
+        beside = f"run on demand alone in {outlook.on_demand_alone} of {outlook.windows} replays"
     ended = f"off at {format_usd(budget_usd)}, unfinished"
     off = f"over budget in {outlook.over_budget} of {outlook.windows} replays: {ended}"
     if outlook.uses_up(budget_usd, one_in=2):
@@ -225,14 +225,11 @@ def _cost_text(outlook: Summary, on_demand: Summary | None, budget_usd: Decimal)
     return f"{mean}{apart} nine times in ten at most {format_usd(outlook.p90_usd)}; {beside}"
 
 
-def _on_demand_alone(outlook: Summary) -> str:
-    return f" alone in {outlook.on_demand_alone} of {outlook.windows} replays"
-
-
 def _runs_on(outlook: Summary | None) -> str:
     """Return that what may take spot machines hardly does, as it follows on its name."""
-    is_so = outlook is not None and outlook.is_mostly_on_demand
-    return f", run on demand in {outlook.on_demand_alone} of {outlook.windows}" if is_so and outlook is not None else ""
+    if outlook is None or not outlook.is_mostly_on_demand:
+        return ""
+    return f", run on demand in {outlook.on_demand_alone} of {outlook.windows}"
 
 
 def _saves_text(saves: Saves) -> str:

@@ -121,10 +121,10 @@ def step_words(report: JobReport) -> list[str]:
         total = f" of {progress.total_steps}" if progress.total_steps else ""
         pace = [f"{1 / progress.step_seconds:.3g} steps/s"] if progress.step_seconds else []
         to_go = time_to_go(progress)
-        lasts = report.spend.lasts(report.spend.usd_per_hour)
-        short = to_go is not None and lasts is not None and lasts < to_go
-        ends = [f"its budget ends first, in {format_span(lasts)}"] if lasts is not None and short else []
-        return [f"step {progress.step}{total}", *pace, *([f"{format_span(to_go)} to go"] if to_go else []), *ends]
+        words = [f"step {progress.step}{total}", *pace, *([f"{format_span(to_go)} to go"] if to_go else [])]
+        if to_go and (lasts := report.spend.lasts) is not None and lasts < to_go:
+            words.append(f"its budget ends first, in {format_span(lasts)}")
+        return words
     if attempt.last_step is None:
         return []
     total = f" of {attempt.total_steps}" if attempt.total_steps else ""

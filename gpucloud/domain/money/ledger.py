@@ -211,10 +211,11 @@ class Spend:
         """What is not spent; below zero only if a price passed its cap."""
         return self.budget_usd - self.spent_usd - self.unproven_usd
 
-    def lasts(self, usd_per_hour: Decimal) -> timedelta | None:
-        """Return how long the budget pays for training at that rate, what is kept aside left out; None for no rate."""
-        usable = self.left_usd - self.kept_usd
-        return timedelta(hours=float(max(ZERO, usable) / usd_per_hour)) if usd_per_hour else None
+    @property
+    def lasts(self) -> timedelta | None:
+        """How long the budget pays for training at the rate of now, what is kept aside left out; None for no rate."""
+        usable = max(ZERO, self.left_usd - self.kept_usd)
+        return timedelta(hours=float(usable / self.usd_per_hour)) if self.usd_per_hour else None
 
     @property
     def free_usd(self) -> Decimal:
@@ -273,13 +274,14 @@ def joined(users: Iterable[Charge], machines: Iterable[Charge]) -> tuple[Charge,
     Of a machine with bills in both the dearer one counts; no charge of theirs is below zero.
     """
     own, theirs = list(users), [charge for charge in machines if charge.usd >= 0]
-    ours, others = _by_node(own), _by_node(theirs)
+    ours, others = by_node(own), by_node(theirs)
     dearer = {node for node, usd in others.items() if usd > ours.get(node, ZERO)}
     kept = [charge for charge in own if charge.node_id not in dearer]
     return (*kept, *(charge for charge in theirs if charge.node_id in dearer or charge.node_id not in ours))
 
 
-def _by_node(charges: Iterable[Charge]) -> dict[str, Decimal]:
+def by_node(charges: Iterable[Charge]) -> dict[str, Decimal]:
+    """Return what each machine's charges add up to, by its id."""
     sums: dict[str, Decimal] = {}
     for charge in charges:
         if charge.node_id:

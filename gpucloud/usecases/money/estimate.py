@@ -304,29 +304,30 @@ class Planner:
             return plan
         usd = on_demand_usd(job, needs)
         told = replace(plan, on_demand_usd=usd, spot_usd=spot.mean_usd if spot is not None else None)
-        fixed = tuple(offer for offer in plan.offers if offer.pool.market is Market.ON_DEMAND)
-        if job.deadline is not None or not fixed:
+        safe = self._on_demand(job, plan, wall, spent_usd) if job.deadline is None else None
+        if safe is None or usd + safe.kept_usd > job.budget_usd:
             return told
-        try:
-            safe = make_plan(job, fixed, plan.made_at, wall, spent_usd=spent_usd)
-        except (PlanRefused, BudgetTooSmall):
-            return told
-        return with_on_demand_first(told, safe) if usd + safe.kept_usd <= job.budget_usd else told
+        return with_on_demand_first(told, safe)
 
     def _begun_on_demand(self, job: Job, plan: Plan, needs: Needs, wall: Wall, spent_usd: Decimal) -> Plan | None:
         """Return the plan of a job whose policy first asks for machines on demand; None for any other."""
-        fixed = tuple(offer for offer in plan.offers if offer.pool.market is Market.ON_DEMAND)
-        if plan.offer.pool.market is not Market.SPOT or not fixed:
-            return None
-        try:
-            safe = make_plan(job, fixed, plan.made_at, wall, spent_usd=spent_usd)
-        except (PlanRefused, BudgetTooSmall):
+        is_spot = plan.offer.pool.market is Market.SPOT
+        safe = self._on_demand(job, plan, wall, spent_usd) if is_spot else None
+        if safe is None:
             return None
         left_usd = job.budget_usd - spent_usd - safe.kept_usd
         why = begins_on_demand_for(job, plan.offers, needs, left_usd)
         if why is None or on_demand_usd(job, needs) > left_usd:  # without the money it goes on with spot machines
             return None
         return replace(with_on_demand_first(plan, safe), on_demand_for=why)
+
+    def _on_demand(self, job: Job, plan: Plan, wall: Wall, spent_usd: Decimal) -> Plan | None:
+        """Return the plan on those of its machines that are had on demand; None where there is no such plan."""
+        fixed = tuple(offer for offer in plan.offers if offer.pool.market is Market.ON_DEMAND)
+        try:
+            return make_plan(job, fixed, plan.made_at, wall, spent_usd=spent_usd) if fixed else None
+        except (PlanRefused, BudgetTooSmall):
+            return None
 
     def _foresee(self, job: Job, offers: tuple[Offer, ...], needs: Needs, budget_usd: Decimal) -> Summary | None:
         stage = _stage_of(job, offers, needs, self.terms, self.saving(job))

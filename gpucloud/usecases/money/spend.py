@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.money.costs import Billed, Sundries, charges_of, saves_made, transfer_usd
-from gpucloud.domain.money.ledger import ZERO, Charge, Spend, Terms, meter, total, usd_for
+from gpucloud.domain.money.ledger import ZERO, Charge, Spend, Terms, by_node, meter, total, usd_for
 from gpucloud.domain.money.prepaid import Wall, paid_until
 from gpucloud.domain.node.node import GroupView
 from gpucloud.domain.state.state import Attempt, JobState, NodeLife
@@ -57,7 +57,7 @@ class SpendTracker:
     def charges(self, state: JobState, now: datetime) -> tuple[Charge, ...]:
         """Return every charge: those in the ledger, and those of nodes not yet in it up to `now`."""
         billed = self._jobs.charges()
-        self._billed = _by_node(billed)
+        self._billed = by_node(billed)
         running = (self._meter(life, state, now) for life in state.nodes if life.node_id not in self._billed)
         return (*billed, *(charge for charges in running for charge in charges))
 
@@ -175,7 +175,7 @@ class SpendTracker:
         if not life.charged:
             return total(self._meter(life, state, now))
         if life.node_id not in self._billed:
-            self._billed = _by_node(self._jobs.charges())
+            self._billed = by_node(self._jobs.charges())
             self._billed.setdefault(life.node_id, ZERO)  # it ended as it began, or by a clock that was behind
         return self._billed[life.node_id]
 
@@ -200,14 +200,6 @@ class SpendTracker:
 
     def _compute_rate(self, alive: tuple[NodeLife, ...], now: datetime) -> Decimal:
         return sum((self._market.prices(life.pool, now, now)[-1].usd_per_hour for life in alive), ZERO)
-
-
-def _by_node(charges: Iterable[Charge]) -> dict[str, Decimal]:
-    sums: dict[str, Decimal] = {}
-    for charge in charges:
-        if charge.node_id:
-            sums[charge.node_id] = sums.get(charge.node_id, ZERO) + charge.usd
-    return sums
 
 
 # Bills what the budget does not count, once for each attempt, when it has ended.

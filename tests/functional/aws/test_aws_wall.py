@@ -16,8 +16,6 @@ from gpucloud.domain.errors import ProvisionError
 from tests.lab.aws import Lab
 from tests.standins.aws_group import CLUSTER, GROUP, ON_DEMAND, SPOT, Rig, refusals, rented, runs, until
 
-SPOT_IN_B = type(SPOT)(instance_type="g5.xlarge", zone="us-east-1b", market=SPOT.market)
-
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Lab]:

@@ -118,7 +118,7 @@ class Sizing:
         """Those of another pool go, then the newest, by their ids, each taking its place in the level along."""
         kept_first = sorted(view.counted, key=lambda node: node.pool != pool)
         for node in reversed(kept_first[size:]):
-            self._end(client, node.id)
+            _end(client, node.id, self._sleep)
 
     def _let_go(self, client: Any, watch: Watch, listing: Listing) -> int:
         """What was relieved and is gone leaves with its place, which the group would fill; return how many."""
@@ -131,14 +131,10 @@ class Sizing:
     def _end_dead(self, client: Any, watch: Watch, node_id: str) -> None:
         """The group may have let it go by itself meanwhile: then no right to end members is one to end it."""
         try:
-            self._end(client, node_id)
+            _end(client, node_id, self._sleep)
         except botocore.exceptions.ClientError as error:
             if code_of(error) not in NOT_ALLOWED or node_id in watch.renewed()[0].counted:
                 raise
-
-    def _end(self, client: Any, node_id: str) -> None:
-        asked = {"InstanceId": node_id, "ShouldDecrementDesiredCapacity": True}
-        unless_gone(lambda: insist(lambda: client.terminate_instance_in_auto_scaling_group(**asked), self._sleep))
 
     def _settle(self, client: Any, watch: Watch, level: int, changes: dict[str, Any], *, listing: Listing) -> None:
         """Give the group its bounds and what it starts; a level that falls is set along with them."""
@@ -212,6 +208,12 @@ def _given_up(listing: Listing, view: GroupView, pool: Pool) -> int:
     return min(view.size, len(counting)) if refused else view.size
 
 
+def _end(client: Any, node_id: str, sleep: Callable[[float], None]) -> None:
+    """End a member with its place in the level; one that is gone is ended."""
+    asked = {"InstanceId": node_id, "ShouldDecrementDesiredCapacity": True}
+    unless_gone(lambda: insist(lambda: client.terminate_instance_in_auto_scaling_group(**asked), sleep))
+
+
 # The level of a group as one of its own machines sets it: within the bounds that it finds, and down to nothing.
 
 
@@ -250,17 +252,13 @@ class OwnSizing:
             require_time(watch.place, listing, watch.now())
         with self._aws.calling("autoscaling", f"set the size of {watch.place} to {size}", watch.place.region) as client:
             for node in reversed(view.counted[size:] if 0 < size < view.size else ()):
-                self._end(client, node.id)
+                _end(client, node.id, self._sleep)
             self._set(client, watch, size)
 
     def with_time(self, watch: Watch, listed: Listed) -> Listed:
         """Return what is listed; ProvisionError where no machine would be started now, so near is the shut-off."""
         require_time(watch.place, listed[0], watch.now())
         return listed
-
-    def _end(self, client: Any, node_id: str) -> None:
-        asked = {"InstanceId": node_id, "ShouldDecrementDesiredCapacity": True}
-        unless_gone(lambda: insist(lambda: client.terminate_instance_in_auto_scaling_group(**asked), self._sleep))
 
     def _set(self, client: Any, watch: Watch, size: int) -> None:
         insist(
