@@ -17,9 +17,8 @@ from gpucloud.domain.checkpoint.manifest import Why
 from gpucloud.domain.checkpoint.protection import Trial
 from gpucloud.domain.errors import StoreError
 from gpucloud.resume.folder import AttemptFolder, Progress, say
-from gpucloud.resume.memory import HINT
 from gpucloud.resume.profiling import Profiling
-from gpucloud.resume.ranks import Ranks
+from gpucloud.resume.ranks import HINT, Ranks
 from gpucloud.resume.save.keeping import Keeper, Moment
 from gpucloud.resume.settings import end_quickly
 

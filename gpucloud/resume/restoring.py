@@ -16,8 +16,7 @@ from gpucloud.domain.checkpoint.manifest import Commit, Manifest, manifest_bytes
 from gpucloud.domain.checkpoint.objects import ITEM_BYTES, LENGTH_BYTES, PART_BYTES, Header, covering, start_of
 from gpucloud.domain.errors import CheckpointUnreadable
 from gpucloud.resume.folder import say
-from gpucloud.resume.memory import HINT, asked, shortage
-from gpucloud.resume.ranks import Ranks
+from gpucloud.resume.ranks import HINT, Ranks, asked, shortage
 from gpucloud.resume.reading import (
     Contents,
     Held,

@@ -2,7 +2,7 @@
 
 import sys
 
-from gpucloud.resume import memory
+from gpucloud.resume import ranks
 from tests.standins.saved_runs import PREFIX, SavedRun, forking
 
 
@@ -16,7 +16,7 @@ def test_where_one_rank_has_no_memory_none_saves_until_it_has(tmp_path, monkeypa
     def short_twice(rank):
         monkeypatch.setattr(sys, "stderr", sys.__stderr__)
         found = [{"on the machine:x": 1000 if rank else 2**40}] * 2
-        monkeypatch.setattr(memory, "free_memory", lambda: found.pop() if found else {"on the machine:x": 2**40})
+        monkeypatch.setattr(ranks, "free_memory", lambda: found.pop() if found else {"on the machine:x": 2**40})
 
     with forking():
         assert run.attempt(short_twice) == [0, 0]

@@ -21,7 +21,7 @@ from gpucloud import resume
 from gpucloud.domain.checkpoint.manifest import Commit, commit_key, manifest_bytes, seal, unseal
 from gpucloud.domain.checkpoint.objects import blank, read_header, sums_of
 from gpucloud.domain.errors import CheckpointUnreadable, StoreError, UsageError
-from gpucloud.resume import memory, reading
+from gpucloud.resume import ranks, reading
 from gpucloud.resume.save import capture, writer
 from gpucloud.resume.save.cadence import Cadence, Moment, is_better_anew, is_due, read_cadence
 from gpucloud.resume.save.writer import Plan, SaveBuffer
@@ -557,7 +557,7 @@ def test_where_there_is_no_memory_for_it_nothing_counts_as_damaged(job, monkeypa
 
 def left_free(monkeypatch, size):
     """Have the machine say that so many bytes are free."""
-    for module in (memory, capture):
+    for module in (ranks, capture):
         monkeypatch.setattr(module, "free_memory", lambda: {"on the machine:x": size})
 
 

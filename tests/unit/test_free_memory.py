@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpucloud.resume.memory import Ask, free_memory, sharing, shortage
+from gpucloud.resume.ranks import Ask, free_memory, sharing, shortage
 
 GIB = 2**30
 HERE, THERE = {"on the machine:a": 20 * GIB}, {"on the machine:b": 20 * GIB}

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from gpucloud.domain.errors import UsageError
-from gpucloud.resume.memory import Ask, NoMemory, asked, free_memory, sharing, shortage
-from gpucloud.resume.ranks import Ranks
+from gpucloud.resume.ranks import Ask, NoMemory, Ranks, asked, free_memory, sharing, shortage
 from gpucloud.resume.save.writer import SMALL_BYTES, Pair, Plan, Run, SaveBuffer, Sums
 from gpucloud.resume.state.state import Collected, Groups, Homes, TrainingState
 from gpucloud.resume.state.tree import Shares, Tensors, Unplanned, size_of

@@ -18,8 +18,7 @@ import torch
 from gpucloud.domain.checkpoint.manifest import Commit, Manifest, Piece, Promise, Why
 from gpucloud.domain.errors import CredentialsError, StoreError, UsageError
 from gpucloud.resume.folder import say
-from gpucloud.resume.memory import HINT, NoMemory
-from gpucloud.resume.ranks import Ranks
+from gpucloud.resume.ranks import HINT, NoMemory, Ranks
 from gpucloud.resume.save.cadence import Cadence, Moment, is_better_anew, is_due
 from gpucloud.resume.save.capture import Capture
 from gpucloud.resume.save.writer import Answer, Lost, Writer

@@ -24,7 +24,7 @@ import gpucloud
 from gpucloud.domain.checkpoint.objects import SUM_BYTES, blank, entries_of, header_bytes, placed, sums_at
 from gpucloud.domain.job.quantities import format_size
 from gpucloud.resume.folder import say
-from gpucloud.resume.memory import NoMemory
+from gpucloud.resume.ranks import NoMemory
 from gpucloud.resume.state.tree import NAMES, Tensors, size_of, tensor_at
 
 _STRETCH = 16 * 2**20
