@@ -13,6 +13,8 @@ from gpucloud.cli.help import App
 running = App(rich_markup_mode=None)
 """Part of the root: their commands stand beside its own."""
 
+Again = Annotated[bool, typer.Option("--again", help="Train once more what has succeeded, without asking.")]
+
 
 @running.command()
 def plan(
@@ -31,11 +33,11 @@ def plan(
 
 
 @running.command()
-def up(target: Target = None, cloud: OnCloud = None, as_json: Json = False) -> None:
+def up(target: Target = None, cloud: OnCloud = None, again: Again = False, as_json: Json = False) -> None:
     """Start the job's machines, prepaid and prepared, without training."""
     from gpucloud.cli.commands import training
 
-    raise typer.Exit(training.up(target, on=cloud, as_json=as_json))
+    raise typer.Exit(training.up(target, on=cloud, again=again, as_json=as_json))
 
 
 @running.command()
@@ -72,6 +74,7 @@ def train(  # noqa: PLR0913, PLR0917  each is an option
         typer.Option("--budget", metavar="SUM", help="Another budget than the job file's, such as '40 USD'."),
     ] = None,
     adopt: Annotated[bool, typer.Option("--adopt", help="Go on with a run that another job file began.")] = False,
+    again: Again = False,
     as_json: Json = False,
 ) -> None:
     """Run a job to its end, or continue it: machines, code, training, interruptions, teardown, cost."""
@@ -101,6 +104,7 @@ def train(  # noqa: PLR0913, PLR0917  each is an option
         unattended=unattended,
         budget_usd=passes.sum_of(budget),
         adopts=adopt,
+        again=again,
     )
     raise typer.Exit(training.train(target, asked, on=cloud, as_json=as_json))
 

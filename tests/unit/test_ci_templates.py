@@ -510,7 +510,7 @@ def test_exit_codes_are_told_apart_and_passed_on(tmp_path, where, code, told):
 
     assert done.returncode == code
     assert told in done.stdout
-    assert (tmp_path / "asked").read_text() == "train gpucloud.yaml --json\n"
+    assert (tmp_path / "asked").read_text() == "train gpucloud.yaml --again --json\n"
 
 
 @both

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import re
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,11 +21,13 @@ import pytest
 from gpucloud.adapters.home import Home, KnownJob
 from gpucloud.adapters.jobfile import read_job
 from gpucloud.adapters.ssh.keys import generate_key
+from gpucloud.cli.commands import training as commands
 from gpucloud.domain.checkpoint.protection import Saving
 from gpucloud.domain.errors import CredentialsError, ProvisionError, StoreError, UsageError
 from gpucloud.domain.job.spec import Cloud, Job
-from gpucloud.domain.state.order import run_of, undrillable
-from gpucloud.domain.state.state import ExitReason, JobState
+from gpucloud.domain.state.order import repeats_at_a_cost, run_of, undrillable
+from gpucloud.domain.state.state import ExitReason, JobState, JobStatus
+from gpucloud.usecases.job.start import Prospect
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.orders import Orders, current_run
 from gpucloud.usecases.services import Services
@@ -34,6 +41,13 @@ from tests.unit import worlds
 from tests.unit.worlds import put_job
 
 SECRET = "SECRET_OF_THE_TEST"
+
+
+class Terminal(io.StringIO):
+    """Where somebody sits."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 @pytest.fixture
@@ -104,6 +118,46 @@ def test_a_script_that_saves_nothing_is_refused_in_ci_and_has_ordered_nothing(ou
 
     write(outside, "checkpoint: none\n")
     assert give(outside, "train", "small.yaml").code == 0
+
+
+@pytest.mark.parametrize("command", ["train", "up"])
+def test_what_has_succeeded_is_paid_for_once_more_only_where_somebody_says_so(outside: Outside, monkeypatch, command):
+    """As on AWS, whose machines cost money; on the embedded fleet it is said, and done."""
+    monkeypatch.setattr(
+        "gpucloud.cli.commands.training.repeats_at_a_cost",
+        lambda job, before: repeats_at_a_cost(replace(job, cloud=Cloud.AWS), before),
+    )
+    assert give(outside, "train", "small.yaml").code == 0
+    known, stored = outside.home.known(), outside.store.list("")
+    refused = give(outside, command, "small.yaml")
+
+    assert refused.code == UsageError.exit_code, refused.stderr
+    assert re.search(r"^small succeeded at \d\d:\d\d:\d\d UTC: this starts small-2, a new run", refused.stderr, re.M)
+    assert "small-2 would be a new run with a budget of 1.00 USD: nothing was started" in refused.stderr
+    assert "hint: the same command with --again trains it once more" in refused.stderr
+    assert (outside.home.known(), outside.store.list("")) == (known, stored)
+
+    give(outside, command, "small.yaml", "--again")
+    assert JobStore(outside.store, "small-2").load() is not None
+
+
+def test_a_repeated_train_that_costs_nothing_says_that_it_is_a_new_run_and_starts_it(outside: Outside) -> None:
+    assert give(outside, "train", "small.yaml").code == 0
+    again = give(outside, "train", "small.yaml")
+    assert "UTC: this starts small-2, a new run from step 0\n" in again.stderr
+    assert JobStore(outside.store, "small-2").load() is not None
+
+
+@pytest.mark.parametrize(("answer", "started"), [("y\n", True), ("\n", False), ("n\n", False)])
+def test_at_a_terminal_a_new_run_of_what_has_succeeded_is_asked_about(answer, started, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal(answer))
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    ended = replace(worlds.state(), status=JobStatus.SUCCEEDED, ended_at=worlds.NOW)
+    on_aws = replace(worlds.job(), cloud=Cloud.AWS)
+    prospect = Prospect(name="digits-2", plan=SimpleNamespace(budget_usd=Decimal(20)), state=None, after=ended)
+    with contextlib.nullcontext() if started else pytest.raises(UsageError, match="nothing was started"):
+        commands._require_meant_again(SimpleNamespace(job=on_aws), prospect, worlds.NOW)
+    assert sys.stderr.getvalue() == "start digits-2, a new run with a budget of 20.00 USD? [y/N] "
 
 
 @pytest.mark.parametrize(

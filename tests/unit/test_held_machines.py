@@ -184,7 +184,7 @@ def test_a_train_that_cannot_use_them_tears_them_down_and_is_a_new_run(
     assert before is not None
     assert before.torn_down, new.stderr
     assert "the machines of small wait no longer for a mended script" in new.stderr
-    assert "small has failed: this is a new run, small-2" in new.stderr
+    assert re.search(r"small failed at .* UTC: this starts small-2, a new run from step 0\n", new.stderr)
     assert stored(outside, f"{JOB}-2") is not None, new.stderr
 
 
@@ -214,7 +214,7 @@ def test_up_after_the_wait_is_a_new_run_too(outside: Outside) -> None:
     give(outside, "train", "small.yaml")
     later(outside)
     again = give(outside, "up", "small.yaml")
-    assert "small has failed: this is a new run, small-2" in again.stderr
+    assert re.search(r"small failed at .* UTC: this starts small-2, a new run from step 0\n", again.stderr)
     assert stored(outside, f"{JOB}-2") is not None
 
 

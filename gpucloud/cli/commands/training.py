@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 
@@ -13,15 +13,15 @@ from gpucloud.cli.commands.supervising import Begun, answer, bring_stored_home, 
 from gpucloud.cli.interrupts import Detach, Leave
 from gpucloud.cli.render.estimates import deadline_chart, estimate_json, estimate_text
 from gpucloud.cli.render.reports import going_on_line, plan_text
-from gpucloud.cli.render.words import say_json, say_words, tell, width_of
+from gpucloud.cli.render.words import is_yes, say_json, say_words, tell, width_of
 from gpucloud.cli.target import Target, of_another_file, read_target
 from gpucloud.domain.checkpoint.protection import REMEDY, Protection, must_be_meant
 from gpucloud.domain.errors import CredentialsError, RunIsOver, UsageError
-from gpucloud.domain.job.quantities import counted, format_span, parse_span
+from gpucloud.domain.job.quantities import counted, format_moment, format_span, parse_span
 from gpucloud.domain.job.spec import Cloud, Job
 from gpucloud.domain.market.plan import Plan
 from gpucloud.domain.node.bootstrap.steps import MINIMUM_FREE_BYTES
-from gpucloud.domain.state.order import Until, is_finished, undrillable, without_drill_done
+from gpucloud.domain.state.order import Until, is_finished, repeats_at_a_cost, undrillable, without_drill_done
 from gpucloud.domain.state.state import JobState
 from gpucloud.domain.supervision.self_driving import USUAL_TIME, unkept
 from gpucloud.usecases.job.jobs import Asker
@@ -107,13 +107,15 @@ def _is_known(cloud: Gpucloud, job: Job) -> bool:
 _USUAL_HOLD = timedelta(minutes=5)
 
 
-def up(target: str | None, *, on: Cloud | None, as_json: bool) -> int:
+def up(target: str | None, *, on: Cloud | None, again: bool, as_json: bool) -> int:
     """Have the machines up, prepaid and prepared; return the exit code."""
     cloud = Gpucloud()
     asked = Wishes(until=Until.READY)
-    return _unless_over(
-        lambda: _once(lambda: _begin(cloud, target, on, asked), lambda begun: _supervise(begun, as_json=as_json))
-    )
+
+    def start() -> Begun:
+        return begin(cloud, read_target(cloud, target, on), asked, again=again)
+
+    return _unless_over(lambda: _once(start, lambda begun: _supervise(begun, as_json=as_json)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +132,7 @@ class Asked:
     unattended: str | None = None
     budget_usd: Decimal | None = None
     adopts: bool = False
+    again: bool = False
 
 
 def train(target: str | None, asked: Asked, *, on: Cloud | None, as_json: bool) -> int:
@@ -146,6 +149,11 @@ def train(target: str | None, asked: Asked, *, on: Cloud | None, as_json: bool) 
         adopts=asked.adopts,
     )
 
+    def start() -> Begun:
+        read = read_target(cloud, target, on)
+        profiled = replace(read, job=replace(read.job, profile_steps=asked.profile_steps))
+        return begin(cloud, profiled, wishes, again=asked.again)
+
     def go(begun: Begun) -> int:
         if lasting is not None:
             _say_unkept(begun)
@@ -153,7 +161,7 @@ def train(target: str | None, asked: Asked, *, on: Cloud | None, as_json: bool) 
             return _leave_going(begun, as_json=as_json)
         return _supervise(begun, as_json=as_json)
 
-    return _unless_over(lambda: _once(lambda: _begin(cloud, target, on, wishes, asked.profile_steps), go))
+    return _unless_over(lambda: _once(start, go))
 
 
 def _once(begin: Callable[[], Begun], go: Callable[[Begun], int]) -> int:
@@ -252,8 +260,8 @@ def _require_able(cloud: Gpucloud, read: Target, asked: Asked, lasting: timedelt
         )
 
 
-def begin(cloud: Gpucloud, read: Target, wishes: Wishes) -> Begun:
-    """Start or continue a run of the job, its plan told; nothing is rented yet.
+def begin(cloud: Gpucloud, read: Target, wishes: Wishes, *, again: bool = False) -> Begun:
+    """Start or continue a run of the job, its plan told; nothing is rented yet. `again`: what has succeeded, once more.
 
     Whatever can refuse it here does so before anything is written: of a refused job no order counts anywhere.
     """
@@ -269,7 +277,7 @@ def begin(cloud: Gpucloud, read: Target, wishes: Wishes) -> Begun:
             cloud.require_key(cloud.known(read.job, prospect.name, read.file), prospect.state)
         if wishes.until is Until.FINISHED and (prospect.state is None or not prospect.state.attempts):
             _require_meant(read.job, protection)  # `up` has made the state, perhaps, and no script has run yet
-        _say_what_it_follows(prospect)
+        _say_what_it_follows(prospect, cloud.clock.now())
         _say_what_trains(prospect, cloud.asker(cloud.known(read.job, prospect.name, read.file)))
         if prospect.plan is not None:
             cloud.home.require_room(MINIMUM_FREE_BYTES if read.job.cloud is Cloud.LOCAL else 0)
@@ -278,6 +286,8 @@ def begin(cloud: Gpucloud, read: Target, wishes: Wishes) -> Begun:
             if not read.job.trial:
                 warn(protection)
             remark(cloud, read.job, prospect.plan)
+        if not again:
+            _require_meant_again(read, prospect, cloud.clock.now())
 
     wishes = replace(wishes, hold=_hold(read.job))
     start = starter(cloud, read.job).start(read.job, read.spec, wishes, check)
@@ -299,13 +309,31 @@ def _hold(job: Job) -> timedelta | None:
     return None if job.trial else held or None
 
 
-def _say_what_it_follows(prospect: Prospect) -> None:
+def _say_what_it_follows(prospect: Prospect, now: datetime) -> None:
     if prospect.reopens and prospect.state is not None:
         tell(_goes_on_line(prospect.state))
     if prospect.after is not None:
-        tell(f"{prospect.after.job} has {prospect.after.status.value}: this is a new run, {prospect.name}")
+        tell(f"{_how_it_ended(prospect.after, now)}: this starts {prospect.name}, a new run from step 0")
     if prospect.kept is not None:
         tell(f"{prospect.kept}; this run has machines of its own")
+
+
+def _how_it_ended(state: JobState, now: datetime) -> str:
+    at = f" at {format_moment(state.ended_at, now)}" if state.ended_at is not None else ""
+    return f"{state.job} {state.status.value}{at}"
+
+
+def _require_meant_again(read: Target, prospect: Prospect, now: datetime) -> None:
+    """Ask before a new run pays again for what has succeeded; UsageError where nobody says that it is meant so."""
+    if prospect.after is None or prospect.plan is None or not repeats_at_a_cost(read.job, prospect.after):
+        return
+    new = f"a new run with a budget of {prospect.plan.budget_usd:.2f} USD"
+    somebody = sys.stdin.isatty() and sys.stderr.isatty()
+    if not somebody or not is_yes(f"start {prospect.name}, {new}?"):
+        raise UsageError(
+            f"{_how_it_ended(prospect.after, now)}, and {prospect.name} would be {new}: nothing was started",
+            hint="the same command with --again trains it once more",
+        )
 
 
 def _say_what_trains(prospect: Prospect, asker: Asker) -> None:
@@ -333,14 +361,6 @@ def _require_able_to_begin(cloud: Gpucloud, read: Target, name: str, state: JobS
     elif not is_finished(state):
         cloud.require_secrets(read.job)
         cloud.require_key(known, state)
-
-
-def _begin(
-    cloud: Gpucloud, target: str | None, on: Cloud | None, wishes: Wishes, profile_steps: int | None = None
-) -> Begun:
-    read = read_target(cloud, target, on)
-    read = replace(read, job=replace(read.job, profile_steps=profile_steps))
-    return begin(cloud, read, wishes)
 
 
 def introduce(cloud: Gpucloud, job: Job) -> None:

@@ -197,6 +197,11 @@ def is_meant(command: str) -> bool:
     if not sys.stdin.isatty():
         tell(f"nothing is deleted: {command}")
         return False
-    sys.stderr.write("delete it? [y/N] ")
+    return is_yes("delete it?")
+
+
+def is_yes(question: str) -> bool:
+    """Ask whoever sits there; whatever is no yes is a no."""
+    sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -16,7 +16,7 @@ from enum import Enum
 
 from gpucloud.domain.codec import from_json, to_json
 from gpucloud.domain.job.spec import Cloud, Job
-from gpucloud.domain.state.state import ExitReason, JobState
+from gpucloud.domain.state.state import ExitReason, JobState, JobStatus
 
 VERSION = 1
 
@@ -204,6 +204,11 @@ def is_finished(state: JobState) -> bool:
 def is_closed(order: Order, state: JobState) -> bool:
     """Whether the next `train` starts a new run instead of going on with this one: its end, or only its teardown."""
     return is_finished(state) and (state.torn_down or keeps(order, state))
+
+
+def repeats_at_a_cost(job: Job, before: JobState | None) -> bool:
+    """Whether a new run would pay again for what has succeeded: somebody is to say that it is meant so."""
+    return before is not None and before.status is JobStatus.SUCCEEDED and job.cloud is Cloud.AWS and not job.trial
 
 
 # What may be done here with a job that is known from a store, by who signed what is wanted of it.
