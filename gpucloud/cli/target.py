@@ -85,7 +85,7 @@ def of_another_file(cloud: Gpucloud, read: Target) -> KnownJob | None:
 
 
 def _nothing_named(cloud: Gpucloud) -> UsageError:
-    names = [known.name for known in cloud.home.known()]
+    names = list(all_called(cloud).values())
     if not names:
         return UsageError(f"there is no file {DEFAULT_FILE}", hint="gpucloud init writes one")
     some = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
@@ -131,18 +131,23 @@ def other_runs(cloud: Gpucloud, known: KnownJob) -> tuple[str, ...]:
     return ()
 
 
-def report_or_line(cloud: Gpucloud, known: KnownJob, *, visits: bool = False) -> JobReport | None:
-    """Return the job's report; None, with a line that says why, when its store does not give it.
+def report_of(cloud: Gpucloud, known: KnownJob) -> JobReport:
+    """Return how the job stands, the same for every command that asks at the same moment.
 
-    With `visits`, the nodes of one that nobody supervises are asked too: its books are of an earlier time. Of machines
-    that are off, the store knows what they saved last.
+    The nodes of one that nobody supervises are asked too: its books are of an earlier time. Of machines that are off,
+    the store knows what they saved last.
     """
+    asker = cloud.asker(known)
+    report = asker.report()
+    if report.died_unheard:
+        return asker.with_stored_checkpoint(report)
+    return cloud.visited(known, report) if report.condition is Condition.UNSUPERVISED else report
+
+
+def report_or_line(cloud: Gpucloud, known: KnownJob) -> JobReport | None:
+    """Return how the job stands; None, with a line that says why, when its store does not give it."""
     try:
-        asker = cloud.asker(known)
-        report = asker.report()
-        if visits and report.died_unheard:
-            return asker.with_stored_checkpoint(report)
-        return cloud.visited(known, report) if visits and report.condition is Condition.UNSUPERVISED else report
+        return report_of(cloud, known)
     except Exception as fault:  # noqa: BLE001  what one job's machines wrote must keep nobody from the others' reports
         tell(f"{known.name}: {known_error(fault)}")
         return None

@@ -15,7 +15,15 @@ from gpucloud.cli.render.reports import going_on_line, jobs_text, report_json, r
 from gpucloud.cli.render.use import condition_word, headline
 from gpucloud.domain.money.ledger import Spend
 from gpucloud.domain.node.status import Outcome, Stop
-from gpucloud.domain.state.state import ExitReason, Interruption, InterruptionKind, JobStatus, Owner, Quarantine
+from gpucloud.domain.state.state import (
+    CheckpointRef,
+    ExitReason,
+    Interruption,
+    InterruptionKind,
+    JobStatus,
+    Owner,
+    Quarantine,
+)
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import Arm, Done, Prepare, TearDown, Wait
 from gpucloud.usecases.jobstore.report import Condition, Left, NodeStanding, condition_of, report
@@ -127,9 +135,18 @@ def test_watch_leaves_a_job_whose_machines_stay(held):
     changes = {"held_until": until} if held else {"kept_until": until}
     stays = over(JobStatus.FAILED, ExitReason.USER_ERROR, up("a"), **changes)
     shown = []
-    asker, looks = SimpleNamespace(report=lambda: stays), SimpleNamespace(show=shown.append)
+    asker = SimpleNamespace(report=lambda: stays, with_stored_checkpoint=lambda report: report)
+    looks = SimpleNamespace(show=shown.append)
     last = _look(asker, SimpleNamespace(), lambda _: pytest.fail("it waits"), looks, every_s=1.0)
     assert (last.condition, len(shown)) == (Condition.HELD if held else Condition.KEPT, 1)
+
+
+def test_who_watches_a_job_that_nobody_supervises_is_told_the_newest_checkpoint_of_its_store():
+    left = over(JobStatus.FAILED, ExitReason.USER_ERROR)
+    found = replace(left, checkpoint=CheckpointRef(step=12, sha256="0" * 64))
+    asker = SimpleNamespace(report=lambda: left, with_stored_checkpoint=lambda report: found)
+    looks = SimpleNamespace(show=lambda _: None)
+    assert _look(asker, SimpleNamespace(), lambda _: pytest.fail("it waits"), looks, every_s=1.0) == found
 
 
 def test_when_a_machine_was_found_bad_and_until_when_a_pool_is_passed_over_have_their_day_where_it_is_not_today():

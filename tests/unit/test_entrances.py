@@ -30,6 +30,7 @@ from gpucloud.domain.state.state import ExitReason, JobState, JobStatus
 from gpucloud.usecases.job.start import Prospect
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.orders import Orders, current_run
+from gpucloud.usecases.jobstore.report import JobReport, NodeStanding
 from gpucloud.usecases.services import Services
 from gpucloud.wiring import Gpucloud
 from gpucloud.wiring.planning import starter
@@ -148,6 +149,17 @@ def test_a_repeated_train_that_costs_nothing_says_that_it_is_a_new_run_and_start
     assert JobStore(outside.store, "small-2").load() is not None
 
 
+def test_the_lists_call_a_run_by_what_means_it_on_a_command_line(outside: Outside) -> None:
+    give(outside, "train", "small.yaml")
+    give(outside, "train", "small.yaml")
+    first = ["small@1", "small-2"]
+    listed = [line.split()[0] for line in give(outside, "status").stdout.splitlines()[1:]]
+    costs = [line.split()[0] for line in give(outside, "cost", "--all").stdout.splitlines()[1:-1]]
+    assert (sorted(listed), sorted(costs)) == (sorted(first), sorted(first))
+    rows = json.loads(give(outside, "cost", "--all", "--json").stdout)["rows"]
+    assert sorted(row["group"]["job"] for row in rows) == ["small", "small-2"]
+
+
 @pytest.mark.parametrize(("answer", "started"), [("y\n", True), ("\n", False), ("n\n", False)])
 def test_at_a_terminal_a_new_run_of_what_has_succeeded_is_asked_about(answer, started, monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys, "stdin", Terminal(answer))
@@ -255,6 +267,33 @@ def come(outside: Outside, *words: str, at: int | None = None) -> tuple[Ended, l
     strikes = Strikes(at=at)
     cloud = Keyed(outside, strikes)
     return run(words, cloud, strikes), cloud.came
+
+
+@pytest.fixture
+def unheard(tmp_path: Path) -> Outside:
+    """A job whose ranks are done, whose results are not home, and whose supervisor is gone."""
+    outside = Outside(tmp_path, Training(nodes=2, steps=40, every=10, step_s=0.5))
+    for at in range(150, 550, 10):
+        come(outside, "train", str(outside.file), at=at)
+        attempt = state(outside).attempt
+        if attempt is not None and all(outside.fleet.machine(m.node_id).part for m in attempt.members):
+            break
+    outside.pass_by(60)
+    return outside
+
+
+def test_every_command_says_of_a_job_at_the_same_moment_that_it_stands_alike(unheard: Outside, monkeypatch) -> None:
+    def visited(_: Rigged, __: KnownJob, report: JobReport) -> JobReport:
+        fleet, nodes = unheard.fleet, [node.id for node in report.nodes]
+        told = tuple(NodeStanding(node_id=node, status=fleet.status(GROUP, node)) for node in nodes)
+        return replace(report, standing=told)
+
+    monkeypatch.setattr(Rigged, "visited", visited)
+    asked = (("status", JOB), ("budget", JOB), ("cost", JOB), ("status",), ("cost", JOB, "--by", "node"))
+    answers = [json.loads(give(unheard, *words, "--json").stdout) for words in asked]
+    conditions = [one["jobs"][0]["condition"] if "jobs" in one else one["condition"] for one in answers]
+    assert conditions == ["trained"] * 5
+    assert give(unheard, "budget", JOB).stdout.startswith("small: trained, its results are not home yet\n")
 
 
 @pytest.fixture

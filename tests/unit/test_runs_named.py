@@ -99,7 +99,7 @@ def test_without_a_name_and_a_file_the_known_jobs_are_named(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="no job is named") as refused:
         known_job(cloud, None)
-    assert refused.value.hint == "name one: boom-10, boom-2, boom, …; gpucloud status lists them"
+    assert refused.value.hint == "name one: boom-10, boom-2, boom@1, …; gpucloud status lists them"
     for path in (tmp_path / "index").glob("*.json"):
         path.unlink()
     with pytest.raises(UsageError) as refused:

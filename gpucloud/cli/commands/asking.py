@@ -16,7 +16,7 @@ from gpucloud.cli.render.bills import charge_json, cost_json, cost_text, rows_js
 from gpucloud.cli.render.reports import jobs_text, newest_first, report_json, report_text
 from gpucloud.cli.render.use import history_json, history_rows, progress_of_report
 from gpucloud.cli.render.words import say, say_json, say_words, table, tell, usd
-from gpucloud.cli.target import all_called, called, known_job, report_or_line
+from gpucloud.cli.target import all_called, called, known_job, report_of, report_or_line
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.quantities import counted
 from gpucloud.domain.money.costs import LAG, Beside, Billed, Grouping, Item, Row, after, beside, grouped, grouping
@@ -51,7 +51,7 @@ def status(target: str | None, *, history: bool, every: bool, as_json: bool) -> 
 
 
 def _status_of_all(cloud: Gpucloud, *, every: bool, as_json: bool) -> int:
-    told = (report_or_line(cloud, known, visits=True) for known in cloud.home.known())
+    told = (report_or_line(cloud, known) for known in cloud.home.known())
     found = [report for report in told if report is not None]
     reports = newest_first([report for report in found if every or not report.rehearses])
     if as_json:
@@ -119,7 +119,9 @@ def _cost(targets: Sequence[str], asked: Asked, *, as_json: bool) -> int:
     reports = _reports(cloud, targets, asked)
     many = asked.every or len(reports) > 1
     by = grouping(asked.by or ("job" if many else "attempt"), many_jobs=many)
-    items = [Item(job=r.job, tags=r.tags, charge=charge) for r in reports for charge in r.charges]
+    # Programs are told a run's own name; people what means that run on a command line, as `status` lists it.
+    names = {} if as_json or asked.to is not None or not many else all_called(cloud)
+    items = [Item(job=names.get(r.job, r.job), tags=r.tags, charge=charge) for r in reports for charge in r.charges]
     counted = items if since is None else list(after(items, since))
     if asked.to is not None:
         _write_csv(asked.to, _charge_lines(counted) if asked.by is None else _row_lines(by, grouped(counted, by)))
@@ -141,7 +143,7 @@ def _reports(cloud: Gpucloud, targets: Sequence[str], asked: Asked) -> list[JobR
         return [report for known in cloud.home.known() if (report := report_or_line(cloud, known))]
     known = [known_job(cloud, target) for target in targets] if targets else [known_job(cloud, None)]
     jobs = tuple({one.name: one for one in known}.values())
-    reports = [cloud.asker(one).report() for one in jobs]
+    reports = [report_of(cloud, one) for one in jobs]
     return [_with_forecast(cloud, jobs[0], reports[0])] if len(jobs) == 1 else reports
 
 
@@ -154,7 +156,8 @@ def _with_forecast(cloud: Gpucloud, known: KnownJob, report: JobReport) -> JobRe
     if until is not None and spend.as_of is not None:
         left: timedelta | None = until - spend.as_of
     else:
-        left = time_to_go(progress_of_report(cloud.visited(known, report)))
+        seen = report if report.standing else cloud.visited(known, report)
+        left = time_to_go(progress_of_report(seen))
     if left is None:
         return report
     forecast = spend.spent_usd + usd_for(spend.usd_per_hour, left)

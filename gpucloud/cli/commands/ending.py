@@ -13,7 +13,7 @@ from gpucloud.cli.render.onlookers import Onlooker, onlooker
 from gpucloud.cli.render.reports import report_json, report_text
 from gpucloud.cli.render.use import condition_word
 from gpucloud.cli.render.words import is_meant, say, say_json, say_words, tell
-from gpucloud.cli.target import called, known_job, other_runs, require_one_run
+from gpucloud.cli.target import called, known_job, other_runs, report_of, require_one_run
 from gpucloud.domain.errors import (
     CleanupIncomplete,
     CredentialsError,
@@ -285,7 +285,7 @@ def _forget(cloud: Gpucloud, known: KnownJob, jobs: JobStore) -> None:
 def _require_over(cloud: Gpucloud, known: KnownJob, name: str) -> None:
     state = cloud.asker(known).state()
     if not state.status.ended or not state.torn_down:
-        raise _not_over(cloud.visited(known, cloud.asker(known).report()), name)
+        raise _not_over(report_of(cloud, known), name)
     if left := leftovers(cloud, known):
         raise UsageError(f"of {known.name} is still listed: {', '.join(left)}", hint=f"gpucloud down {name}")
     if cloud.has_stored_outputs(known):

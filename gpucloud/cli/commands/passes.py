@@ -16,7 +16,7 @@ from gpucloud.cli.render.bills import left_amount, left_rows, money_json, money_
 from gpucloud.cli.render.onlookers import onlooker
 from gpucloud.cli.render.use import condition_word
 from gpucloud.cli.render.words import say, say_json, say_words, table, tell, usd
-from gpucloud.cli.target import known_job
+from gpucloud.cli.target import known_job, report_of
 from gpucloud.domain import codec
 from gpucloud.domain.errors import BudgetRefused, GpucloudError, LeaseHeld, UsageError
 from gpucloud.domain.job.quantities import format_usd, parse_usd
@@ -53,7 +53,7 @@ def reconcile(target: str | None, *, as_json: bool) -> int:
     cloud = Gpucloud()
     known = known_job(cloud, target)
     reconcile_known(cloud, known)
-    return answer(cloud.asker(known).report(), as_json=as_json)
+    return answer(report_of(cloud, known), as_json=as_json)
 
 
 def reconcile_known(cloud: Gpucloud, known: KnownJob) -> None:
@@ -192,7 +192,7 @@ def budget(target: str | None, wanted: Decimal | None, *, as_json: bool) -> int:
     asker = cloud.asker(known)
     if wanted is not None:
         _change(cloud, known, asker, wanted)
-    report, order = asker.report(), asker.order()
+    report, order = report_of(cloud, known), asker.order()
     if as_json:
         say_json(_budget_json(report, order))
     else:

@@ -77,7 +77,7 @@ def watch(target: str | None, *, as_json: bool) -> int:
 
 
 def _look(asker: Asker, shell: Shell, sleep: Callable[[float], None], shown: Display, *, every_s: float) -> JobReport:
-    report, age_s = asker.report(), 0.0
+    report, age_s = asker.with_stored_checkpoint(asker.report()), 0.0
     while True:
         report = visited(report, shell, sleep)
         shown.show(report)
@@ -86,7 +86,7 @@ def _look(asker: Asker, shell: Shell, sleep: Callable[[float], None], shown: Dis
         sleep(every_s)
         age_s += every_s
         if age_s >= _REPORT_S:
-            report, age_s = asker.report(), 0.0
+            report, age_s = asker.with_stored_checkpoint(asker.report()), 0.0
 
 
 class _Lines:
