@@ -143,10 +143,10 @@ def _code(_root: Path, options: argparse.Namespace) -> int:
 
 
 def _image(root: Path, _: argparse.Namespace) -> int:
-    from gpucloud.agent.attempt import image
+    from gpucloud.agent.attempt.composing import pull_image
     from gpucloud.domain.node.container import ImageWanted
 
-    failure = image.pull(root, from_json(ImageWanted, sys.stdin.read()))
+    failure = pull_image(root, from_json(ImageWanted, sys.stdin.read()))
     return _say(failure or "ready", code=0 if failure is None else 1)
 
 

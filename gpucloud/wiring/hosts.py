@@ -52,7 +52,7 @@ class SshCloud:
     def places(self) -> tuple[Place, ...]:
         """The hosts as SSH reaches them. HostKeyMismatch when the key of one is not known."""
         from gpucloud.adapters.hosts.cloud import Sources, places
-        from gpucloud.adapters.ssh.hosts import known_key, usual_files
+        from gpucloud.adapters.ssh.identity import known_key, usual_files
 
         files = usual_files()
         key_of = partial(known_key, files=files)
@@ -109,7 +109,7 @@ class SshCloud:
 
 def _configured(alias: str) -> Configured:
     from gpucloud.adapters.hosts.cloud import Configured
-    from gpucloud.adapters.ssh.hosts import said_of
+    from gpucloud.adapters.ssh.identity import said_of
 
     said = said_of(alias)
     return Configured(address=said.address, user=said.user, port=said.port, jump=said.jump)

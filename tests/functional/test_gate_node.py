@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from gpucloud.agent.facts import gate_fact
 from gpucloud.agent.gate.check import free_port, reach, take_part, try_out, work, write_mbps
 from gpucloud.agent.gate.look import look
-from gpucloud.agent.notes import gate_fact
 from gpucloud.domain.codec import from_json, to_json
 from gpucloud.domain.node.gate.gang import GangOrder, GangSeen, blame
 from gpucloud.domain.node.gate.report import MACHINE, Checked, GateOrder, GateWanted, ProbeOrder
@@ -73,7 +73,7 @@ def test_a_stand_in_of_four_good_gpus_passes_and_is_remembered_for_this_boot(tmp
 
 def test_what_the_kernel_tells_of_a_device_after_a_check_makes_a_new_one(tmp_path, stand_in, monkeypatch):
     gate(tmp_path, order(full=True))
-    newest = "gpucloud.agent.notes.newest_event"
+    newest = "gpucloud.agent.facts.newest_event"
     monkeypatch.setattr(newest, lambda: None)
     assert gate_fact(tmp_path).newest is None
     monkeypatch.setattr(newest, lambda: 12.5)

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpucloud.adapters.hosts.cloud import Configured, Sources, places
-from gpucloud.adapters.ssh.hosts import Said, known_key, said_of
-from gpucloud.adapters.ssh.identity import UserKeys
+from gpucloud.adapters.ssh.identity import Said, UserKeys, known_key, said_of
 from gpucloud.adapters.ssh.shell import SshShell
 from gpucloud.domain.errors import HostKeyMismatch, KeyRefused, NodeError
 from gpucloud.domain.job.spec import OwnHost, SshChoices

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.agent.attempt.composing import compose
-from gpucloud.agent.attempt.image import registry_of
+from gpucloud.agent.attempt.composing import compose, registry_of
 from gpucloud.domain.job.spec import ContainerRuntime
 from gpucloud.domain.node.container import ContainerRun, Inside, Mount, Passed, container_argv, end_argv
 from gpucloud.domain.node.status import Launch

@@ -36,7 +36,7 @@ PUT_IN_PLACE = {
     "adapters/transfer/carrier.py": "a received part, with its time",
     "agent/data/fetching.py": "a proven part, with its time",
     "agent/data/staging.py": "a link",
-    "agent/attempt/image.py": "what Apptainer wrote",
+    "agent/attempt/composing.py": "what Apptainer wrote",
     "agent/scripts/script.py": "a script's checkpoint, moved",
     "store/directory.py": "an object, under the store's conditions",
     "store/filling.py": "a file that was filled in pieces",

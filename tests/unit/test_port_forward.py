@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from gpucloud.adapters.ssh.forwarding import listening
+from gpucloud.adapters.ssh.terminal import listening
 from gpucloud.cli.commands.reaching import port_forward
 from gpucloud.domain.errors import UsageError
 from gpucloud.ports import PortForward

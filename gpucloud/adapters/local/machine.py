@@ -11,10 +11,13 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
 from gpucloud.adapters.local import node, place
 from gpucloud.adapters.local.ground import Grounds
-from gpucloud.adapters.local.hostkeys import new_host_key
 from gpucloud.adapters.local.imds import Instance, Metadata
+from gpucloud.adapters.local.node import HostKey
 from gpucloud.adapters.local.place import user_name
 from gpucloud.adapters.local.records import Folder, GroupRecord, NodeRecord
 from gpucloud.domain.errors import ProvisionError
@@ -193,3 +196,12 @@ def _levelled(group: GroupRecord, nodes: tuple[NodeRecord, ...]) -> Step:
     surplus = {node.id for node in counted[group.size :]}
     nodes = tuple(_ending(node, EndCause.CHOICE) if node.id in surplus else node for node in nodes)
     return Step(group=group, nodes=nodes, starts=max(0, group.size - len(counted)))
+
+
+def new_host_key() -> HostKey:
+    """Return a fresh pair."""
+    key = Ed25519PrivateKey.generate()
+    return HostKey(
+        key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()),
+        key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode(),
+    )

@@ -13,16 +13,12 @@ import sysconfig
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import gpucloud
 from gpucloud import processes
 from gpucloud.adapters.local.ground import Ground, Launch
 from gpucloud.adapters.local.place import user_name
 from gpucloud.domain.variables import GPUCLOUD_LAYERS, GPUCLOUD_NODE, GPUCLOUD_NOTICE_POLL_S, GPUCLOUD_PYTHON
-
-if TYPE_CHECKING:
-    from gpucloud.adapters.local.hostkeys import HostKey
 
 MARK = GPUCLOUD_NODE
 """The variable that every process of a node bears, with the node's id."""
@@ -47,6 +43,14 @@ def import_path() -> dict[str, str]:
 def server_command() -> tuple[str, ...]:
     """Return the command of the SSH server, without its options."""
     return (sys.executable, "-m", "gpucloud.adapters.local.sshd")
+
+
+@dataclass(frozen=True, slots=True)
+class HostKey:
+    """A node's Ed25519 pair for SSH: the private half as an OpenSSH file, the public one as `ssh-ed25519 AAAA…`."""
+
+    private: bytes
+    public: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

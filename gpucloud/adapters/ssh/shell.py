@@ -14,9 +14,8 @@ import paramiko
 
 from gpucloud.adapters.ssh.connection import Connection, connect
 from gpucloud.adapters.ssh.failures import GONE, LIBRARY_ERRORS, may_pass, node_error, translated
-from gpucloud.adapters.ssh.forwarding import listening
 from gpucloud.adapters.ssh.identity import Identity, OneKey
-from gpucloud.adapters.ssh.terminal import attach
+from gpucloud.adapters.ssh.terminal import attach, listening
 from gpucloud.adapters.transfer.sync import sync_tree
 from gpucloud.domain.errors import HostUnreachable, ShellClosed, UsageError
 from gpucloud.domain.job.quantities import format_size

@@ -18,10 +18,10 @@ from urllib.parse import urlsplit
 
 import gpucloud
 from gpucloud import smi
+from gpucloud.agent.facts import write_down
 from gpucloud.agent.gate.look import look, with_log
 from gpucloud.agent.metrics.kernel_log import kernel_log
 from gpucloud.agent.network import carrying
-from gpucloud.agent.notes import write_down
 from gpucloud.commands import answered, leave
 from gpucloud.domain.codec import Malformed, from_json, to_json
 from gpucloud.domain.node.collectives import on_interface

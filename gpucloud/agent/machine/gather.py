@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 from gpucloud import smi
-from gpucloud.agent.notes import Notes, sources_digest
+from gpucloud.agent.facts import Notes, sources_digest
 from gpucloud.commands import answered
 from gpucloud.domain.node.machine.decide import EXPORTER
 from gpucloud.domain.node.machine.facts import (

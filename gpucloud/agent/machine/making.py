@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Protocol
 
 from gpucloud import smi
+from gpucloud.agent.facts import Notes
 from gpucloud.agent.machine.gather import ask, environment, gather
-from gpucloud.agent.notes import Notes
 from gpucloud.domain.codec import from_json, to_json
 from gpucloud.domain.node.bootstrap.facts import REFUSED, Answer
 from gpucloud.domain.node.bootstrap.steps import REBOOT_WANTED
