@@ -1,4 +1,4 @@
-"""Process trees on this machine: listed, killed whole, told apart from later ones with the same pid.
+"""Processes of this machine: listed, killed whole, told apart from later ones with the same pid; and short commands.
 
 Linux reads `/proc`; elsewhere `ps` answers. Standard library only: nodes use it before anything is installed.
 """
@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -230,3 +230,59 @@ def _environment(pid: str) -> list[bytes]:
 def _ps(*options: str) -> list[str]:
     env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}  # the form of dates must not change between two calls
     return subprocess.run(["ps", *options], capture_output=True, text=True, check=False, env=env).stdout.splitlines()
+
+
+# Short commands of the system, of which none can hold up whoever asks.
+
+
+_DIES_WITHIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """How a command ended, and what it said; `stderr` is empty where both streams were asked for as one."""
+
+    exit_code: int
+    stdout: str
+    stderr: str = ""
+
+
+def answered(
+    argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, merged: bool = False
+) -> Answered:
+    """Run the command without any input and return its answer; `merged`: both streams as one.
+
+    Raises OSError where there is no such program, subprocess.TimeoutExpired a second after the limit at the latest:
+    `subprocess.run` waits without a limit for what it has killed, and a process that the kernel holds (state D, as
+    nvidia-smi before a driver that is stuck) does not die.
+    """
+    child = subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if merged else subprocess.PIPE,
+        env=env,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        out, err = child.communicate(timeout=timeout_s)
+    except BaseException:
+        leave(child)
+        raise
+    return Answered(exit_code=child.returncode, stdout=out, stderr=err or "")
+
+
+def leave(child: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
+    """Kill the process group that it leads, wait a second for it, and leave it where it does not die."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    try:
+        child.wait(_DIES_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        child.returncode = -signal.SIGKILL  # nobody waits for it any more, and nobody warns of it
+    for stream in (child.stdin, child.stdout, child.stderr):
+        if stream is not None:
+            with contextlib.suppress(OSError):  # what it did not read yet
+                stream.close()

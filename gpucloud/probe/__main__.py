@@ -7,7 +7,7 @@ import sys
 
 from gpucloud.domain.codec import from_json
 from gpucloud.domain.node.gate.report import GANG, ProbeOrder, Said, TorchSeen
-from gpucloud.probe.telling import tell
+from gpucloud.probe import tell
 
 try:
     from gpucloud.probe import device

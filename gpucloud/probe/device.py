@@ -15,8 +15,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from gpucloud.domain.node.gate.gang import PairSeen, rounds
 from gpucloud.domain.node.gate.report import CollectiveProbe, DeviceProbe, ProbeOrder, Said, TorchSeen
 from gpucloud.locks import try_lock
-from gpucloud.probe import telling
-from gpucloud.probe.telling import reason, tell
+from gpucloud.probe import reason, tell, torchrun
 
 Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -157,7 +156,7 @@ def join(order: ProbeOrder, device: torch.device, store: Store | None = None) ->
     """Join the others; through `store` if there is one already. Raises RuntimeError (torch's own kinds of it)."""
     patience = timedelta(seconds=order.patience_s)
     if store is None:
-        store = telling.store(order.address, order.port, order.world, order.rank == 0, patience)
+        store = torchrun.store(order.address, order.port, order.world, order.rank == 0, patience)
     dist.init_process_group(
         backend="nccl" if device.type == "cuda" else "gloo",
         store=store,
@@ -284,7 +283,7 @@ def _meet(order: ProbeOrder) -> Store | None:
     """Return the store at which all met; None when somebody did not come, so that nobody waits for a collective."""
     patience = timedelta(seconds=order.patience_s)
     is_host = order.rank == 0
-    store = telling.store(order.address, order.port, order.world, is_host, patience, wait_for_workers=False)
+    store = torchrun.store(order.address, order.port, order.world, is_host, patience, wait_for_workers=False)
     store.set(f"here-{order.rank}", "yes")
     if is_host:
         arrived = _arrived(store, order)

@@ -1,14 +1,16 @@
-"""Objects under keys, in a directory or in S3, behind one contract.
-
-`open_store(url)` returns an `ObjectStore`; a plain path or `file:///…` is a directory, `s3://bucket/prefix` is S3.
-"""
+"""Objects under keys, in a directory or in S3, behind one contract; here is the one place that picks one by its URL."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
 from gpucloud.domain.checkpoint.objects import PART_BYTES, Sums
+from gpucloud.domain.errors import StoreError
 from gpucloud.store.checkpoints import newest_commit
 from gpucloud.store.contract import Conflict, ObjectStore, Stored, TooLarge, TooMany, get_small, put_once
-from gpucloud.store.opening import open_store
+from gpucloud.store.directory import DirectoryStore, user_path
+from gpucloud.store.s3 import S3Store
 
 __all__ = [
     "PART_BYTES",
@@ -23,3 +25,21 @@ __all__ = [
     "open_store",
     "put_once",
 ]
+
+
+def open_store(url: str, *, profile: str | None = None, bytes_per_s: float | None = None) -> ObjectStore:
+    """Return the store at `url` (`s3://bucket/prefix`, `file:///path` or a path); StoreError for any other scheme.
+
+    `profile` is the AWS profile that opens it, else what the environment says. `bytes_per_s` bounds how fast large
+    objects go up to S3.
+    """
+    scheme, _, rest = url.partition("://")
+    if not rest:
+        if not url or scheme != url:
+            raise StoreError(f"{url!r} names no store", hint="write s3://bucket/prefix, file:///path or a path")
+        return DirectoryStore(user_path(url, "the store"))
+    if scheme == "s3":
+        return S3Store(url, profile=profile, bytes_per_s=bytes_per_s)
+    if scheme == "file" and rest.startswith("/"):
+        return DirectoryStore(Path(unquote(urlsplit(url).path)))
+    raise StoreError(f"{url!r} names no store", hint="write s3://bucket/prefix, file:///path or a path")

@@ -46,9 +46,8 @@ from gpucloud.domain.checkpoint.manifest import (
 )
 from gpucloud.domain.checkpoint.objects import SUM_BYTES, place, read_header, sums_at, written
 from gpucloud.domain.errors import CredentialsError, StoreError
-from gpucloud.store import integrity
+from gpucloud.store import integrity, open_store
 from gpucloud.store.checkpoints import Checkpoints, Fenced
-from gpucloud.store.opening import open_store
 
 _NICENESS = 5
 """The training comes first, but a save must come to its end beside training that uses every core."""

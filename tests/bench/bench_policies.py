@@ -29,8 +29,8 @@ import numpy.typing as npt
 from gpucloud.adapters.markets import PackagedMarkets
 from gpucloud.adapters.markets.tables import TableMaker
 from gpucloud.domain.job.spec import Policy
-from gpucloud.domain.market.fleet import Life
 from gpucloud.domain.market.learned import Counts, Tables, count, watch
+from gpucloud.domain.market.outcome import Life
 from gpucloud.domain.market.policies import Task
 from gpucloud.domain.market.policy import decide
 from gpucloud.domain.market.recordings import (

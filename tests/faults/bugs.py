@@ -810,7 +810,7 @@ def name_taken_from_the_node(original: Any) -> Any:
     return lambda written, named: named
 
 
-@seeded("probe.telling:_is_loopback", "pytest", "tests/functional/test_rendezvous.py")
+@seeded("probe.torchrun:_is_loopback", "pytest", "tests/functional/test_rendezvous.py")
 def ranks_meet_on_every_interface(original: Any) -> Any:
     """Where ranks meet, the whole network may come."""
     return lambda host: False

@@ -71,6 +71,14 @@ def test_a_stand_in_of_four_good_gpus_passes_and_is_remembered_for_this_boot(tmp
     assert json.loads(subprocess.run(argv, input="", cwd=ROOT, capture_output=True, text=True).stdout)["gate"] is None
 
 
+def test_a_torch_that_cannot_be_imported_is_an_answer_of_the_probe(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: no such file')")
+    argv, env = [sys.executable, "-m", "gpucloud.probe"], {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = subprocess.run(argv, input="{}", env=env, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["torch"]["error"] == "ImportError: libcudart.so.12: no such file"
+
+
 def test_what_the_kernel_tells_of_a_device_after_a_check_makes_a_new_one(tmp_path, stand_in, monkeypatch):
     gate(tmp_path, order(full=True))
     newest = "gpucloud.agent.facts.newest_event"

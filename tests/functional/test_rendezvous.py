@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.probe.telling import store
+from gpucloud.probe.torchrun import store
 from tests.commandline import command_line
 
 SCRIPT = """

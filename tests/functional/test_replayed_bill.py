@@ -8,7 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 
 from gpucloud.adapters.local.market import LocalMarket
-from gpucloud.domain.market.fleet import Life
+from gpucloud.domain.market.outcome import Life
 from gpucloud.domain.market.recordings import RecordedMarket, RecordedZone, Timeline, timeline
 from gpucloud.domain.market.simulation import Run, bill_usd
 from gpucloud.domain.money.ledger import total

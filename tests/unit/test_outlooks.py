@@ -13,9 +13,8 @@ import pytest
 from gpucloud.adapters.markets import PackagedMarkets
 from gpucloud.adapters.markets.tables import TableMaker
 from gpucloud.domain.job.spec import Policy
-from gpucloud.domain.market.fleet import ON_DEMAND
 from gpucloud.domain.market.learned import Tables
-from gpucloud.domain.market.outcome import Outcome, Summary, between, summary
+from gpucloud.domain.market.outcome import ON_DEMAND, Outcome, Summary, between, summary
 from gpucloud.domain.market.policies import Task
 from gpucloud.domain.market.policy import decide, without_deadline
 from gpucloud.domain.market.recordings import timeline, zone_set

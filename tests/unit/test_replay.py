@@ -19,7 +19,7 @@ from gpucloud.cli.choosing import simulate
 from gpucloud.domain.checkpoint.protection import Saving
 from gpucloud.domain.job.quantities import parse_span
 from gpucloud.domain.job.spec import CheckpointDirectory, CheckpointPolicy, OnNotice, Policy
-from gpucloud.domain.market.fleet import ON_DEMAND, Life
+from gpucloud.domain.market.outcome import ON_DEMAND, Life
 from gpucloud.domain.market.policies import Choice, Mode, Task
 from gpucloud.domain.market.policy import decide
 from gpucloud.domain.market.recordings import timeline, zone_set

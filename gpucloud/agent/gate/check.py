@@ -22,7 +22,6 @@ from gpucloud.agent.facts import write_down
 from gpucloud.agent.gate.look import look, with_log
 from gpucloud.agent.metrics.kernel_log import kernel_log
 from gpucloud.agent.network import carrying
-from gpucloud.commands import answered, leave
 from gpucloud.domain.codec import Malformed, from_json, to_json
 from gpucloud.domain.node.collectives import on_interface
 from gpucloud.domain.node.gate.gang import GangOrder, GangSeen
@@ -45,6 +44,7 @@ from gpucloud.domain.node.gate.report import (
 )
 from gpucloud.domain.node.hardware import Gpu
 from gpucloud.locks import locked
+from gpucloud.processes import answered, leave
 
 
 def check(root: Path, order: GateOrder, *, busy: bool = False) -> Checked:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from gpucloud import smi
 from gpucloud.agent.facts import Notes, sources_digest
-from gpucloud.commands import answered
 from gpucloud.domain.node.machine.decide import EXPORTER
 from gpucloud.domain.node.machine.facts import (
     AptAnswer,
@@ -25,6 +24,7 @@ from gpucloud.domain.node.machine.facts import (
     PciDevice,
     Source,
 )
+from gpucloud.processes import answered
 
 _NVIDIA_OR_KERNEL = re.compile(
     r"^(lib)?(nvidia|cuda-drivers|nvlsm|docker|apptainer)|^linux-(image|headers|modules|objects|signatures|aws|azure|"

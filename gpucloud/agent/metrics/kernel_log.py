@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from gpucloud.commands import answered
 from gpucloud.domain.node.gate.report import SwitchError, XidSeen
 from gpucloud.domain.node.hardware import (
     Xid,
@@ -27,6 +26,7 @@ from gpucloud.domain.node.hardware import (
     same_device,
     xid_class,
 )
+from gpucloud.processes import answered
 
 _LONGEST = 300
 _READ = 2048  # of a line; the kernel's have half of that

@@ -11,8 +11,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 
 from gpucloud.domain.job.spec import Market
-from gpucloud.domain.market.fleet import ON_DEMAND, Fleet, Life
-from gpucloud.domain.market.outcome import Outcome
+from gpucloud.domain.market.outcome import ON_DEMAND, Fleet, Life, Outcome
 from gpucloud.domain.market.policies import NOTHING, Choice, Holding, Mode, Observation, Task, ZoneState
 from gpucloud.domain.market.recordings import LOOK_S, RecordedMarket, RecordedZone, Timeline, ZoneView
 from gpucloud.domain.market.scenario import Recovery

@@ -120,7 +120,7 @@ cd "$GPUCLOUD_CODE" || exit
 test $code = 75 && test -e "$GPUCLOUD_ATTEMPT_DIR/left-$RANK.json" && exit 0; exit $code"""
 _MPI_SCRIPT = 'exec "$GPUCLOUD_JOB_PYTHON" -u "$@"'
 
-# The embedded fleet's is torchrun with a store that the network does not reach (gpucloud.probe.telling).
+# The embedded fleet's is torchrun with a store that the network does not reach (gpucloud.probe.torchrun).
 _TORCHRUN, _LOCAL_TORCHRUN = "torch.distributed.run", "gpucloud.probe.torchrun"
 
 # A member that never comes would else be waited for 10 minutes; slow disks need most of this for their first import.
