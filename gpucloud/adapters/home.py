@@ -22,7 +22,7 @@ import gpucloud
 from gpucloud.domain.codec import from_json, to_json
 from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
 from gpucloud.domain.job.quantities import format_size
-from gpucloud.domain.job.spec import Cloud
+from gpucloud.domain.job.spec import Cloud, KnownJob
 from gpucloud.domain.state.order import OrderMark
 from gpucloud.domain.supervision.strays import Owner
 from gpucloud.domain.variables import GPUCLOUD_HOME, GPUCLOUD_SSH_KEY
@@ -33,17 +33,6 @@ from gpucloud.wholefile import write_whole
 _RESERVE = 4 * 2**20
 """What ending a job writes, several times over."""
 _ELSEWHERE = "have GPUCLOUD_HOME name another folder"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownJob:
-    """Where a job's state and file are, so that its name works from any folder, and on which cloud it runs."""
-
-    name: str
-    store: str
-    file: Path
-    cloud: Cloud = Cloud.LOCAL
-    profile: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,11 @@ from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.job.spec import Cloud, Job
 from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.state.order import run_of
-from gpucloud.usecases.job.start import sha256_of
+from gpucloud.usecases.job.ordered import sha256_of
 from gpucloud.usecases.jobstore.orders import current_run, require_own
 from gpucloud.usecases.jobstore.report import Condition, JobReport
 from gpucloud.wiring import Gpucloud, KnownJob
+from gpucloud.wiring.jobs import asker_of, visited_report
 
 if TYPE_CHECKING:
     pass
@@ -124,7 +125,7 @@ def require_one_run(cloud: Gpucloud, target: str | None, command: str) -> None:
 def other_runs(cloud: Gpucloud, known: KnownJob) -> tuple[str, ...]:
     """Return what means the known other runs of the same job, the newest first."""
     with suppress(GpucloudError):
-        base = cloud.asker(known).order().base
+        base = asker_of(cloud, known).order().base
         later = [one for one in _later_runs(cloud, base, store=known.store) if one.name != known.name]
         first = cloud.home.find(base) if known.name != base else None
         return (*(one.name for one in later), *([called(cloud, first)] if first is not None else []))
@@ -137,11 +138,11 @@ def report_of(cloud: Gpucloud, known: KnownJob) -> JobReport:
     The nodes of one that nobody supervises are asked too: its books are of an earlier time. Of machines that are off,
     the store knows what they saved last.
     """
-    asker = cloud.asker(known)
+    asker = asker_of(cloud, known)
     report = asker.report()
     if report.died_unheard:
         return asker.with_stored_checkpoint(report)
-    return cloud.visited(known, report) if report.condition is Condition.UNSUPERVISED else report
+    return visited_report(cloud, known, report) if report.condition is Condition.UNSUPERVISED else report
 
 
 def report_or_line(cloud: Gpucloud, known: KnownJob) -> JobReport | None:
@@ -212,7 +213,7 @@ def _newest(cloud: Gpucloud, first: KnownJob, name: str) -> KnownJob:
         return first
     for one in _later_runs(cloud, name, store=first.store):
         with suppress(GpucloudError):
-            if not cloud.asker(first).stored_state().torn_down:
+            if not asker_of(cloud, first).stored_state().torn_down:
                 tell(f"{name}: its first run, which is not torn down yet; its newest is {one.name}")
                 return first
             tell(f"{name}: its newest run, {one.name}; its first is {name}@1")
@@ -227,14 +228,14 @@ def _later_runs(cloud: Gpucloud, base: str, store: str | None = None) -> Iterato
         if number <= 1:
             return
         with suppress(GpucloudError):
-            if cloud.asker(one).order().base != base:
+            if asker_of(cloud, one).order().base != base:
                 continue
             yield one
 
 
 def one_node(cloud: Gpucloud, known: KnownJob, node_id: str | None) -> Node:
     """Return the node that is meant, by its name or the beginning that tables have of it; without one the first."""
-    asker = cloud.asker(known)
+    asker = asker_of(cloud, known)
     listed = asker.group.describe(group_of(cloud, known)).alive
     running = [node for node in listed if node.state is NodeState.RUNNING]
     if not running:
@@ -251,7 +252,7 @@ def one_node(cloud: Gpucloud, known: KnownJob, node_id: str | None) -> Node:
 
 def node_of(cloud: Gpucloud, known: KnownJob, node_id: str | None) -> Node:
     """Return the node that is meant; without a name the one of rank 0 in the newest attempt, where results are."""
-    attempts = cloud.asker(known).state().attempts
+    attempts = asker_of(cloud, known).state().attempts
     first = attempts[-1].members[0].node_id if attempts else None
     try:
         return one_node(cloud, known, node_id or first)
@@ -263,7 +264,7 @@ def node_of(cloud: Gpucloud, known: KnownJob, node_id: str | None) -> Node:
 
 def group_of(cloud: Gpucloud, known: KnownJob) -> str:
     """Return the name of the job's node group; UsageError when it has none."""
-    state = cloud.asker(known).state()
+    state = asker_of(cloud, known).state()
     if state.group is None:
         closed = state.status.ended
         raise UsageError(

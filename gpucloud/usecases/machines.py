@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from gpucloud.domain.codec import Malformed
-from gpucloud.domain.errors import GpucloudError, LeaseHeld, NodeError, StoreError
+from gpucloud.domain.errors import GpucloudError, LeaseHeld, NodeError, StoreError, UsageError
+from gpucloud.domain.job.spec import Cloud, KnownJob
 from gpucloud.domain.node.bootstrap.facts import (
     PROBE_LIMIT_S,
     Bare,
@@ -232,3 +233,15 @@ class Sweeper:
 
     def _jobs(self, cluster: str) -> JobStore:
         return JobStore(self.store, cluster.removeprefix("gpucloud-"))
+
+
+# What only the embedded cloud does: it interrupts its own machines when asked.
+
+
+def require_embedded(known: KnownJob) -> None:
+    """UsageError for a job that runs elsewhere."""
+    if known.cloud is not Cloud.LOCAL:
+        raise UsageError(
+            f"{known.name} runs on {known.cloud.value}, not on the embedded fleet",
+            hint=f"gpucloud train {known.name} --drill has one machine interrupted",
+        )

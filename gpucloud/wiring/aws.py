@@ -19,7 +19,7 @@ from gpucloud.domain.money.prepaid import Wall
 from gpucloud.domain.offer import EfaLayout
 from gpucloud.domain.supervision.seen import Limits, Rules
 from gpucloud.domain.variables import GPUCLOUD_AWS_POLL_S, GPUCLOUD_SSH_PORT
-from gpucloud.wiring.cloud import CloudProfile
+from gpucloud.wiring.clouds import CloudProfile
 
 if TYPE_CHECKING:
     from gpucloud.adapters.aws.account import AwsAccount

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpucloud.adapters.home import KnownJob, SightingsFile
+from gpucloud.adapters.home import SightingsFile
 from gpucloud.domain.errors import CredentialsError, GpucloudError, UsageError
-from gpucloud.domain.job.spec import AwsChoices, Cloud, Resources
+from gpucloud.domain.job.spec import AwsChoices, Cloud, KnownJob, Resources
 from gpucloud.domain.job.spec import Cloud as CloudName
 from gpucloud.domain.state.order import Refusal, ending_cloud
 from gpucloud.domain.state.state import JobState
@@ -20,6 +20,7 @@ from gpucloud.usecases.jobstore.jobstore import JobStore, job_names
 from gpucloud.usecases.jobstore.orders import may_be_run
 from gpucloud.usecases.machines import Sweeper
 from gpucloud.usecases.services import cluster_of
+from gpucloud.wiring.jobs import asker_of
 from gpucloud.wiring.root import Gpucloud
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def swept_clouds(gpucloud: Gpucloud, clouds: tuple[CloudName, ...]) -> tuple[Clo
 
 def leftovers(gpucloud: Gpucloud, known: KnownJob) -> tuple[str, ...]:
     """Return what the cloud still lists for a job, of any kind: its group, machines, disks, keys, roles."""
-    asker, cloud, cluster = gpucloud.asker(known), gpucloud.cloud_of(known), cluster_of(known.name)
+    asker, cloud, cluster = asker_of(gpucloud, known), gpucloud.cloud_of(known), cluster_of(known.name)
     provisioner, store = cloud.provisioner(gpucloud.store_of(known)), gpucloud.store_of(known)
     found: list[str] = []
     for region in dict.fromkeys((asker.state().pool.region, *(one.rented.pool.region for one in asker.jobs.armings()))):

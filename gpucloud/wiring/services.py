@@ -25,7 +25,7 @@ from gpucloud.ports import Clock, DataSets, Shell
 from gpucloud.store import ObjectStore
 from gpucloud.store.contract import CountingStore, Tally
 from gpucloud.usecases.services import Package, SelfBoot, Services
-from gpucloud.wiring.cloud import Cloud, CloudProfile
+from gpucloud.wiring.clouds import Cloud, CloudProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

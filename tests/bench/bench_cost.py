@@ -12,8 +12,8 @@ from decimal import Decimal
 from pathlib import Path
 from unittest import mock
 
-from gpucloud.adapters.home import Home, KnownJob
-from gpucloud.domain.job.spec import Market
+from gpucloud.adapters.home import Home
+from gpucloud.domain.job.spec import KnownJob, Market
 from gpucloud.domain.money.ledger import Rates, Terms
 from gpucloud.domain.node.node import EndCause
 from gpucloud.domain.offer import Offer, Pool, PricePoint

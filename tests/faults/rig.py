@@ -23,7 +23,7 @@ from gpucloud.ports import Brought, ClusterSpec
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.services import Package, Services
 from gpucloud.wiring import Gpucloud
-from gpucloud.wiring.cloud import CloudProfile
+from gpucloud.wiring.clouds import CloudProfile
 from tests.fakes.agent import FakeFleet, Training
 from tests.fakes.clock import JumpingClock
 from tests.fakes.fleet_shell import FleetShell
@@ -233,14 +233,16 @@ class Rigged(Gpucloud):
     def signer(self) -> Any:
         return None
 
-    def require_key(self, known: object, state: object) -> None:
+    def machine_key(self, known: object) -> Path | None:
         """Nobody logs in with one."""
+        del known
+        return None
 
     def reader(self) -> Any:
         """Nobody verifies, for nobody signs."""
         return None
 
-    def world(self, job: Job, name: str, *, goes_on: bool = True, unattended: Any = None) -> Services:
+    def services(self, job: Job, name: str, *, goes_on: bool = True, unattended: Any = None) -> Services:
         del goes_on, unattended
         cloud, store = self.local(), self.store(job)
         shell: Any = Counted(self._strikes, "shell", self._outside.shell, ("host",), {"host": HOST})

@@ -134,8 +134,8 @@ class _Composition(Rigged):
 
     together: Together
 
-    def world(self, job: Job, name: str, **named: Any) -> Services:
-        return replace(super().world(job, name, **named), outputs=_Outputs(self.together, name))
+    def services(self, job: Job, name: str, **named: Any) -> Services:
+        return replace(super().services(job, name, **named), outputs=_Outputs(self.together, name))
 
     def bring_stored_home(self, job: Job, name: str) -> tuple[str, ...]:
         """Nothing is in the store: it is brought from the machines."""

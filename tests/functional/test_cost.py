@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.adapters.home import Home, KnownJob
+from gpucloud.adapters.home import Home
 from gpucloud.cli.commands import asking as billed_command
 from gpucloud.cli.commands.asking import Asked, cost, require_one
 from gpucloud.domain.errors import UsageError
+from gpucloud.domain.job.spec import KnownJob
 from gpucloud.domain.money.costs import Billed, BilledLine
 from gpucloud.domain.money.ledger import Charge, ChargeKind, Rates, Terms
 from gpucloud.domain.node.node import EndCause
@@ -24,7 +25,7 @@ from gpucloud.domain.state.state import ExitReason, JobStatus, NodeLife
 from gpucloud.store import open_store
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.money.spend import SpendTracker
-from gpucloud.wiring.local import LocalCloud
+from gpucloud.wiring.clouds import LocalCloud
 from tests.unit.worlds import POOL, opened, put_job, state
 
 BORN = datetime(2026, 11, 10, 23, tzinfo=timezone.utc)

@@ -155,7 +155,7 @@ class Hasty(CommandLine):
     def argv(self, *arguments: str) -> list[str]:
         program = (
             "from datetime import timedelta as td; from dataclasses import replace; from functools import partial\n"
-            "import gpucloud.wiring.hosts as hosts\n"
+            "import gpucloud.wiring.clouds as hosts\n"
             "quick = {'silent': td(seconds=3), 'cooldown': td(seconds=2), 'patience': td(seconds=4)}\n"
             "hosts._LIMITS = replace(hosts._LIMITS, **quick)\n"
             "import gpucloud.adapters.hosts.group as group; group._GRACE = td(seconds=3)\n"

@@ -10,11 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpucloud.adapters.home import Home, KnownJob
+from gpucloud.adapters.home import Home
 from gpucloud.cli.commands import logs, reaching
 from gpucloud.domain.checkpoint.manifest import Commit
 from gpucloud.domain.errors import StoreError
 from gpucloud.domain.job.data import DataFile, data_set
+from gpucloud.domain.job.spec import KnownJob
 from gpucloud.domain.money.ledger import GIB, Rates, Terms
 from gpucloud.domain.node.output import DatedPiece
 from gpucloud.domain.state.state import ExitReason
@@ -121,7 +122,7 @@ def charged(world, tmp_path, monkeypatch):
     """A job of this user's whose embedded cloud charges what S3 does."""
     home = Home(tmp_path)
     monkeypatch.setenv("GPUCLOUD_HOME", str(tmp_path))
-    monkeypatch.setattr("gpucloud.wiring.local.Terms", partial(Terms, rates=(S3,)))
+    monkeypatch.setattr("gpucloud.wiring.clouds.Terms", partial(Terms, rates=(S3,)))
     put_job(world.jobs, state(job="made", group="gpucloud-made"))
     world.jobs.records.append_log(1, 0, 0, DatedPiece(data=b"hello\n"))
     home.remember(KnownJob(name="made", store=world.jobs.store.url, file=tmp_path / "gpucloud.yaml"))

@@ -20,11 +20,11 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from gpucloud.adapters.home import Home, KnownJob
+from gpucloud.adapters.home import Home
 from gpucloud.adapters.local.market import Devices, LocalMarket
 from gpucloud.adapters.transfer import sync
 from gpucloud.agent.drive import driver as driving
-from gpucloud.domain.job.spec import Cloud
+from gpucloud.domain.job.spec import Cloud, KnownJob
 from gpucloud.domain.money.ledger import ZERO
 from gpucloud.domain.node.node import NO_GROUP, GroupView
 from gpucloud.domain.offer import Pool, PricePoint
@@ -328,9 +328,9 @@ class _Composition(Rigged):
     def unable(self, job: object) -> None:
         """Every machine can drive."""
 
-    def world(self, *arguments: Any, **named: Any) -> Services:
-        return replace(super().world(*arguments, **named), rules=self.rules)
+    def services(self, *arguments: Any, **named: Any) -> Services:
+        return replace(super().services(*arguments, **named), rules=self.rules)
 
     def on_machine(self) -> Services:
         """Return the world of a machine that drives the job."""
-        return replace(self.world(self._outside.job, JOB), on_machine=True)
+        return replace(self.services(self._outside.job, JOB), on_machine=True)

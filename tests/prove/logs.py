@@ -15,11 +15,11 @@ from datetime import datetime, timezone
 from decimal import Decimal
 from pathlib import Path
 
-from gpucloud.adapters.home import Home, KnownJob
+from gpucloud.adapters.home import Home
 from gpucloud.adapters.packaging import package_zip
 from gpucloud.adapters.ssh.shell import SshShell
 from gpucloud.domain.errors import HostUnreachable
-from gpucloud.domain.job.spec import Market
+from gpucloud.domain.job.spec import KnownJob, Market
 from gpucloud.domain.node.status import RunState
 from gpucloud.domain.offer import Pool
 from gpucloud.domain.state.state import Attempt, JobState, JobStatus, Member

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass, field
 from decimal import Decimal
 
-from gpucloud.adapters.home import KnownJob, open_home
+from gpucloud.adapters.home import open_home
 from gpucloud.domain.checkpoint.manifest import (
     Commit,
     Manifest,
@@ -21,6 +21,7 @@ from gpucloud.domain.checkpoint.manifest import (
     manifest_bytes,
 )
 from gpucloud.domain.checkpoint.objects import entries_of, header_bytes, placed, size_of, sums_of
+from gpucloud.domain.job.spec import KnownJob
 from gpucloud.domain.offer import Market, Pool
 from gpucloud.domain.state.state import JobState
 from gpucloud.store import ObjectStore, open_store

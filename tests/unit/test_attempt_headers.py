@@ -298,7 +298,8 @@ class Silent(Stored):
 
 
 def asked_of(monkeypatch: pytest.MonkeyPatch, asker: Silent, wanted: logs.Wanted) -> int:
-    monkeypatch.setattr(logs, "Gpucloud", lambda: SimpleNamespace(asker=lambda _: asker))
+    monkeypatch.setattr(logs, "Gpucloud", SimpleNamespace)
+    monkeypatch.setattr(logs, "asker_of", lambda *_: asker)
     monkeypatch.setattr(logs, "known_job", lambda *_: None)
     return logs.logs("digits", wanted)
 

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gpucloud.adapters.clock import SystemClock
-from gpucloud.adapters.home import Home, KnownJob
+from gpucloud.adapters.home import Home
 from gpucloud.adapters.local.market import LocalMarket
 from gpucloud.adapters.signing import KeyRing
 from gpucloud.adapters.transfer.sync import whole_code
@@ -19,7 +19,7 @@ from gpucloud.cli.app import app
 from gpucloud.cli.render.reports import report_json, report_text
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.errors import CredentialsError, StoreError
-from gpucloud.domain.job.spec import AwsChoices, Cloud, OwnHost, SshChoices
+from gpucloud.domain.job.spec import AwsChoices, Cloud, KnownJob, OwnHost, SshChoices
 from gpucloud.domain.money.ledger import Spend, Terms
 from gpucloud.domain.node.node import NO_GROUP
 from gpucloud.domain.state.order import (
@@ -550,7 +550,7 @@ def test_anothers_order_that_says_it_was_given_here_takes_nothing_of_this_machin
     given = by_anna(cloud, known, KeyRing(tmp_path / "anna", {}).signer(), **changes)
 
     with pytest.raises(CredentialsError, match=why):
-        cloud.ordered(known, given)
+        cloud.ordered(known).to_go_on(given)
 
 
 def test_anothers_job_is_looked_at_and_ended_without_keys_of_this_machine(elsewhere, tmp_path, monkeypatch):
@@ -562,7 +562,7 @@ def test_anothers_job_is_looked_at_and_ended_without_keys_of_this_machine(elsewh
     monkeypatch.setattr(cloud, "cloud", lambda job: looked_at.append(job.ssh))
     cloud.cloud_of(known)
 
-    ended, _ = cloud.ordered(known, given, with_code=False)
+    ended, _ = cloud.ordered(known).to_end(given)
 
     assert looked_at == [ended.ssh] == [SshChoices(hosts=(OwnHost(address="a"),))]
     assert (ended.secrets, ended.code) == ((), known.file.parent)
@@ -575,7 +575,7 @@ def test_the_job_file_here_says_which_hosts_and_keys_of_this_machine_anothers_or
     (known.file.parent / "train.py").touch()
     given = by_anna(cloud, known, KeyRing(tmp_path / "anna", {}).signer(), secrets=("DEPLOY_TOKEN",))
 
-    assert cloud.ordered(known, given)[0].secrets == ("MINE",)
+    assert cloud.ordered(known).to_go_on(given)[0].secrets == ("MINE",)
 
 
 def test_a_listed_key_that_is_called_own_is_not_the_own_one(mine, stranger, tmp_path):
@@ -644,7 +644,7 @@ def test_a_trusted_order_is_gone_on_with_elsewhere_by_its_pinned_code_without_it
     cloud, known, there = elsewhere
     (there / "train.py").write_text("edited since")
 
-    found, edited = cloud.ordered(known, cloud.orders(known).acted_on())
+    found, edited = cloud.ordered(known).to_go_on(cloud.orders(known).acted_on())
 
     assert (found.code / "train.py").read_text() == "as it was started"
     assert edited is None
@@ -656,7 +656,7 @@ def test_a_checkout_that_differs_does_not_change_what_a_trusted_order_runs(elsew
     known.file.write_text("name: digits\nbudget: 1USD\nrun: train.py\ncloud: aws\n")
     (known.file.parent / "train.py").write_text("another checkout")
 
-    found, edited = cloud.ordered(known, cloud.orders(known).acted_on())
+    found, edited = cloud.ordered(known).to_go_on(cloud.orders(known).acted_on())
 
     assert (found.code / "train.py").read_text() == "as it was started"
     assert "its order 1 counts" in edited

@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
@@ -17,11 +18,12 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
 )
 
-from gpucloud.adapters.home import Home, KnownJob
+from gpucloud.adapters.home import Home
 from gpucloud.adapters.ssh.keys import derive_key, generate_key
 from gpucloud.domain.errors import CredentialsError
-from gpucloud.domain.job.spec import Market
+from gpucloud.domain.job.spec import KnownJob, Market
 from gpucloud.domain.offer import Pool
+from gpucloud.usecases.job.ordered import require_key
 from gpucloud.usecases.supervise.agents import NodeRecords
 from gpucloud.usecases.supervise.needs import JobData
 from gpucloud.usecases.supervise.prepare import Bootstrapper
@@ -102,7 +104,7 @@ def test_no_object_of_a_self_driving_job_holds_the_users_key(tmp_path, monkeypat
     (tmp_path / "code" / "train.py").write_text("")
     cloud = Gpucloud(Home(tmp_path / "home"))
     job = replace(cloud.read_job(tmp_path / "code" / "job.yaml"), store=str(tmp_path / "store"))
-    world = cloud.world(job, "digits", unattended=timedelta(hours=8))
+    world = cloud.services(job, "digits", unattended=timedelta(hours=8))
 
     data = JobData(job=job, jobs=world.jobs, sets=None, story=print)
     bootstrapper = Bootstrapper(
@@ -130,11 +132,11 @@ def test_a_machine_without_the_key_says_so_before_anything_else(tmp_path, monkey
     known = KnownJob(name="digits", store=str(tmp_path / "store"), file=tmp_path / "job.yaml")
 
     with pytest.raises(CredentialsError, match="SSH key is not here"):
-        cloud.require_key(known, state())
+        require_key(known, state(), partial(cloud.machine_key, known))
 
     monkeypatch.setenv("GPUCLOUD_SSH_KEY", str(tmp_path / "missing"))
     with pytest.raises(CredentialsError, match="SSH key is not here"):
-        cloud.require_key(known, state())
+        require_key(known, state(), partial(cloud.machine_key, known))
 
     generate_key(tmp_path / "missing")
-    cloud.require_key(known, state())
+    require_key(known, state(), partial(cloud.machine_key, known))

@@ -18,13 +18,13 @@ from unittest import mock
 
 import pytest
 
-from gpucloud.adapters.home import Home, KnownJob
+from gpucloud.adapters.home import Home
 from gpucloud.adapters.jobfile import read_job
 from gpucloud.adapters.ssh.keys import generate_key
 from gpucloud.cli.commands import training as commands
 from gpucloud.domain.checkpoint.protection import Saving
 from gpucloud.domain.errors import CredentialsError, ProvisionError, StoreError, UsageError
-from gpucloud.domain.job.spec import Cloud, Job
+from gpucloud.domain.job.spec import Cloud, Job, KnownJob
 from gpucloud.domain.state.order import repeats_at_a_cost, run_of, undrillable
 from gpucloud.domain.state.state import ExitReason, JobState, JobStatus
 from gpucloud.usecases.job.start import Prospect
@@ -33,7 +33,7 @@ from gpucloud.usecases.jobstore.orders import Orders, current_run
 from gpucloud.usecases.jobstore.report import JobReport, NodeStanding
 from gpucloud.usecases.services import Services
 from gpucloud.wiring import Gpucloud
-from gpucloud.wiring.planning import starter
+from gpucloud.wiring.jobs import starter
 from tests.fakes.agent import Training
 from tests.faults.process import Ended, run
 from tests.faults.rig import GROUP, JOB, Outside, Rigged
@@ -88,11 +88,11 @@ def test_whoever_comes_to_a_job_goes_by_its_order_and_its_store_whatever_the_fil
     file.write_text(said.replace("nodes: 2", "nodes: 1").replace("train.py", "other.py").replace("/one", "/two"))
 
     given = cloud.orders(known).newest()
-    ordered, edited = cloud.ordered(known, given, with_code=False)
+    ordered, edited = cloud.ordered(known).to_end(given)
     assert (ordered.resources.nodes, ordered.run, cloud.store(ordered).url) == (2, "train.py", known.store)
     assert edited is not None
     moved = replace(known, store=(tmp_path / "moved").as_uri())
-    assert cloud.store(cloud.ordered(moved, given, with_code=False)[0]).url == moved.store
+    assert cloud.store(cloud.ordered(moved).to_end(given)[0]).url == moved.store
 
 
 @pytest.mark.parametrize("command", [("train",), ("train", "--detach"), ("up",)])
@@ -253,14 +253,14 @@ class Keyed(Rigged):
         super().__init__(outside, strikes)
         self.came: list[tuple[Job, bool]] = []
 
-    def require_key(self, known: Any, state: Any) -> None:
-        Gpucloud.require_key(self, known, state)
+    def machine_key(self, known: Any) -> Path | None:
+        return Gpucloud.machine_key(self, known)
 
-    def world(self, job: Job, name: str, *, goes_on: bool = True, unattended: Any = None) -> Services:
+    def services(self, job: Job, name: str, *, goes_on: bool = True, unattended: Any = None) -> Services:
         if goes_on:
             generate_key(self.home.key(name))
         self.came.append((job, goes_on))
-        return super().world(job, name, goes_on=goes_on, unattended=unattended)
+        return super().services(job, name, goes_on=goes_on, unattended=unattended)
 
 
 def come(outside: Outside, *words: str, at: int | None = None) -> tuple[Ended, list[tuple[Job, bool]]]:
@@ -283,12 +283,13 @@ def unheard(tmp_path: Path) -> Outside:
 
 
 def test_every_command_says_of_a_job_at_the_same_moment_that_it_stands_alike(unheard: Outside, monkeypatch) -> None:
-    def visited(_: Rigged, __: KnownJob, report: JobReport) -> JobReport:
+    def visited(_: Gpucloud, __: KnownJob, report: JobReport) -> JobReport:
         fleet, nodes = unheard.fleet, [node.id for node in report.nodes]
         told = tuple(NodeStanding(node_id=node, status=fleet.status(GROUP, node)) for node in nodes)
         return replace(report, standing=told)
 
-    monkeypatch.setattr(Rigged, "visited", visited)
+    for module in ("target", "commands.asking"):
+        monkeypatch.setattr(f"gpucloud.cli.{module}.visited_report", visited)
     asked = (("status", JOB), ("budget", JOB), ("cost", JOB), ("status",), ("cost", JOB, "--by", "node"))
     answers = [json.loads(give(unheard, *words, "--json").stdout) for words in asked]
     conditions = [one["jobs"][0]["condition"] if "jobs" in one else one["condition"] for one in answers]
@@ -398,10 +399,10 @@ def test_what_ends_a_job_makes_no_key_and_what_begins_one_does(tmp_path: Path, m
     cloud = Gpucloud(Home(tmp_path / "home"))
     job = replace(cloud.read_job(tmp_path / "job.yaml"), store=str(tmp_path / "store"))
 
-    ends = cloud.world(job, "digits", goes_on=False)
+    ends = cloud.services(job, "digits", goes_on=False)
     assert (ends.public_key, ends.key, cloud.home.key("digits").exists()) == ("", b"", False)
-    begins = cloud.world(job, "digits")
-    again = cloud.world(job, "digits", goes_on=False)
+    begins = cloud.services(job, "digits")
+    again = cloud.services(job, "digits", goes_on=False)
     assert begins.public_key.startswith("ssh-ed25519 ")
     assert (again.public_key, again.key) == (begins.public_key, begins.key)
 
@@ -412,7 +413,7 @@ def test_whoever_supervises_a_job_knows_how_its_script_saves(tmp_path: Path) -> 
         (tmp_path / "train.py").write_text(text)
         cloud = Gpucloud(Home(tmp_path / "home"))
         job = replace(cloud.read_job(tmp_path / "job.yaml"), store=str(tmp_path / "store"))
-        assert cloud.world(job, "digits", goes_on=False).saving is saving
+        assert cloud.services(job, "digits", goes_on=False).saving is saving
 
 
 class Beside:

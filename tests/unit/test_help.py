@@ -12,11 +12,12 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from gpucloud.adapters.home import Home, KnownJob
+from gpucloud.adapters.home import Home
 from gpucloud.cli import completing
 from gpucloud.cli.app import app
 from gpucloud.cli.help import EXAMPLES, GROUPS
 from gpucloud.domain.errors import UsageError
+from gpucloud.domain.job.spec import KnownJob
 
 
 def test_every_command_stands_in_one_group_with_a_short_summary() -> None:

@@ -13,11 +13,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpucloud.adapters.home import Home, KnownJob, SightingsFile, open_home
+from gpucloud.adapters.home import Home, SightingsFile, open_home
 from gpucloud.adapters.terraform.program import require_terraform
 from gpucloud.adapters.transfer.sync import HashCache, read_tree
 from gpucloud.cli.faults import known_error
 from gpucloud.domain.errors import StoreError, UsageError
+from gpucloud.domain.job.spec import KnownJob
 from gpucloud.domain.supervision.strays import Owner
 from gpucloud.wholefile import write_whole
 

@@ -81,7 +81,7 @@ def test_machines_are_told_what_their_types_cost_on_demand(tmp_path: Path) -> No
     (tmp_path / "train.py").write_text("")
     cloud = Gpucloud(Home(tmp_path / "home"))
     job = replace(cloud.read_job(tmp_path / "job.yaml"), store=str(tmp_path / "store"))
-    world = replace(cloud.world(job, "digits", unattended=timedelta(hours=8)), market=Prices())
+    world = replace(cloud.services(job, "digits", unattended=timedelta(hours=8)), market=Prices())
     data = JobData(job=job, jobs=world.jobs, sets=None, story=print)
     bootstrapper = Bootstrapper(
         world=world, watcher=None, pool=None, syncs=None, data=data, records=None, agent_writer=None

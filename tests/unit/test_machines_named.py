@@ -46,11 +46,12 @@ def test_the_whole_name_and_a_beginning_of_one_machine_alone_mean_it(outside: Ou
     assert meant(outside, unique(second, first)) == second
 
 
-def test_a_whole_name_with_which_another_one_begins_means_its_machine() -> None:
+def test_a_whole_name_with_which_another_one_begins_means_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     machines = tuple(node(name) for name in ("vm-1a", "vm-1", "vm-1b"))
     group = SimpleNamespace(describe=lambda _: replace(NO_GROUP, nodes=machines))
     asker = SimpleNamespace(group=group, state=lambda: SimpleNamespace(group=GROUP))
-    cloud: Any = SimpleNamespace(asker=lambda _: asker)
+    monkeypatch.setattr("gpucloud.cli.target.asker_of", lambda *_: asker)
+    cloud: Any = SimpleNamespace()
     known: Any = SimpleNamespace(name=JOB)
     assert one_node(cloud, known, "vm-1").id == "vm-1"
 

@@ -40,10 +40,10 @@ class Whole(Rigged):
         super().__init__(outside, strikes)
         self._bring = bring
 
-    def world(self, job: Job, name: str, **named: Any) -> Services:
+    def services(self, job: Job, name: str, **named: Any) -> Services:
         outputs = NoOutputs()
         outputs.bring_home = self._bring  # type: ignore[method-assign]
-        return replace(super().world(job, name, **named), outputs=outputs)
+        return replace(super().services(job, name, **named), outputs=outputs)
 
     def bring_stored_home(self, job: Job, name: str) -> tuple[str, ...]:
         del job, name

@@ -10,13 +10,13 @@ import zlib
 
 import pytest
 
-from gpucloud.adapters.home import Home, KnownJob
+from gpucloud.adapters.home import Home
 from gpucloud.adapters.signing import KeyRing
 from gpucloud.adapters.transfer import receiver
 from gpucloud.adapters.transfer.sync import make_tree
 from gpucloud.domain.errors import StoreError
 from gpucloud.domain.job import code
-from gpucloud.domain.job.spec import Cloud
+from gpucloud.domain.job.spec import Cloud, KnownJob
 from gpucloud.domain.node.bootstrap.wanted import LARGEST_CODE_BYTES
 from gpucloud.domain.state.order import sealed
 from gpucloud.domain.untrusted import landing_of
@@ -70,7 +70,7 @@ def test_a_trusted_friends_code_writes_nothing_outside_of_its_tree(tmp_path, mon
     known = KnownJob(name="digits", store=jobs.store.url, file=tmp_path / "job.yaml", cloud=Cloud.AWS)
 
     with pytest.raises(StoreError, match="'a' is no folder"):
-        cloud.ordered(known, cloud.orders(known).acted_on())
+        cloud.ordered(known).to_go_on(cloud.orders(known).acted_on())
 
     assert (mine / "authorized_keys").read_text() == "my own"
     assert list(mine.iterdir()) == [mine / "authorized_keys"]

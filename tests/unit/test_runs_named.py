@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from gpucloud.adapters.home import Home, KnownJob
+from gpucloud.adapters.home import Home
 from gpucloud.cli.commands.training import plan
 from gpucloud.cli.render.reports import jobs_text, newest_first
 from gpucloud.cli.target import all_called, known_job, of_another_file, other_runs, read_target, require_one_run
 from gpucloud.domain.errors import UsageError
+from gpucloud.domain.job.spec import KnownJob
 from gpucloud.domain.money.ledger import Spend
 from gpucloud.domain.node.node import NO_GROUP
 from gpucloud.domain.state.state import JobStatus
@@ -29,16 +30,17 @@ BASES = {"boom": "boom", "boom-2": "boom", "boom-10": "boom", "other-2": "other-
 
 
 @pytest.fixture
-def cloud(tmp_path: Path) -> Any:
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     home = Home(tmp_path)
     for name in BASES:
         home.remember(KnownJob(name=name, store="/store", file=tmp_path / "job.yaml"))
 
-    def asker(known: KnownJob) -> Any:
+    def asker_of(_: Any, known: KnownJob) -> Any:
         stored = SimpleNamespace(torn_down=known.name not in cloud.alive)
         return SimpleNamespace(order=lambda: SimpleNamespace(base=BASES[known.name]), stored_state=lambda: stored)
 
-    cloud = SimpleNamespace(home=home, asker=asker, alive=set())
+    monkeypatch.setattr("gpucloud.cli.target.asker_of", asker_of)
+    cloud = SimpleNamespace(home=home, alive=set())
     return cloud
 
 

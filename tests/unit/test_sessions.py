@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from gpucloud.adapters.home import KnownJob
 from gpucloud.adapters.jobfile import read_job
 from gpucloud.domain.errors import LeaseHeld, ProvisionError, StoreError
+from gpucloud.domain.job.spec import KnownJob
 from gpucloud.domain.money.ledger import ChargeKind, Rates, Terms
 from gpucloud.domain.state.order import with_budget
 from gpucloud.domain.state.state import ExitReason, Owner

@@ -25,6 +25,7 @@ from gpucloud.usecases.jobstore.report import JobReport, time_to_go
 from gpucloud.usecases.money.spend import Reconciler
 from gpucloud.usecases.supervise.usage import read_history
 from gpucloud.wiring import Gpucloud, KnownJob
+from gpucloud.wiring.jobs import asker_of, visited_report
 
 
 def status(target: str | None, *, history: bool, every: bool, as_json: bool) -> int:
@@ -39,8 +40,8 @@ def status(target: str | None, *, history: bool, every: bool, as_json: bool) -> 
     if target is None:
         return _status_of_all(cloud, every=every, as_json=as_json)
     known = known_job(cloud, target)
-    asker = cloud.asker(known)
-    report = asker.with_stored_checkpoint(cloud.visited(known, asker.report()))
+    asker = asker_of(cloud, known)
+    report = asker.with_stored_checkpoint(visited_report(cloud, known, asker.report()))
     if as_json:
         say_json(report_json(report))
     else:
@@ -64,7 +65,7 @@ def _status_of_all(cloud: Gpucloud, *, every: bool, as_json: bool) -> int:
 
 
 def _history(cloud: Gpucloud, known: KnownJob, *, as_json: bool) -> int:
-    asker = cloud.asker(known)
+    asker = asker_of(cloud, known)
     asker.stored_state()  # UsageError when there is no such job
     kept = read_history(asker.jobs)
     if as_json:
@@ -156,7 +157,7 @@ def _with_forecast(cloud: Gpucloud, known: KnownJob, report: JobReport) -> JobRe
     if until is not None and spend.as_of is not None:
         left: timedelta | None = until - spend.as_of
     else:
-        seen = report if report.standing else cloud.visited(known, report)
+        seen = report if report.standing else visited_report(cloud, known, report)
         left = time_to_go(progress_of_report(seen))
     if left is None:
         return report
@@ -223,7 +224,7 @@ def reconcile(target: str | None, *, as_json: bool) -> int:
     billing = cloud.cloud_of(known).billing()
     if billing is None:
         raise UsageError(f"nobody sends a bill for {known.name}: it does not run on a rented cloud")
-    asker = cloud.asker(known)
+    asker = asker_of(cloud, known)
     report, now = asker.report(), cloud.clock.now()
     billed = Reconciler(jobs=asker.jobs, billing=billing).billed(report.charges, now)
     _tell_of(billed, fresh=billed.asked_at == now)

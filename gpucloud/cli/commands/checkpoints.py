@@ -27,6 +27,7 @@ from gpucloud.usecases.checkpoint.checkpoints import Damage, Pruner, StoredCheck
 from gpucloud.usecases.checkpoint.pulling import Puller, Unpacker
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.wiring import Gpucloud, KnownJob
+from gpucloud.wiring.jobs import asker_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +169,7 @@ def _pull(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
     puller = Puller(stored_checkpoints=job.stored_checkpoints, target=DirectoryStore(folder))
     with Meter("pulled", sum(piece.size for piece in manifest.pieces)) as meter:
         pulled = puller.pull(manifest, meter.moved)
-    job.cloud.asker(job.known).bill_pull(pulled.fetched)
+    asker_of(job.cloud, job.known).bill_pull(pulled.fetched)
     if as_json:
         answer = {"step": pulled.commit.step, "generation": pulled.commit.generation, "folder": str(folder.absolute())}
         sizes = {"bytes": pulled.size, "fetched_bytes": pulled.fetched, "resumes_from": pulled.first.step}
@@ -188,7 +189,7 @@ def _unpack(job: _Job, manifest: Manifest, files: tuple[tuple[str, Piece], ...],
     size = sum(piece.size for _, piece in files)
     with Meter("pulled", size) as meter:
         fetched = Unpacker(stored_checkpoints=job.stored_checkpoints, root=folder).unpack(files, meter.moved)
-    job.cloud.asker(job.known).bill_pull(fetched)
+    asker_of(job.cloud, job.known).bill_pull(fetched)
     if as_json:
         answer = {"step": manifest.commit.step, "generation": manifest.commit.generation}
         sizes = {"bytes": size, "fetched_bytes": fetched, "files": len(files)}

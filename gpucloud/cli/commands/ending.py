@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from gpucloud.cli.commands.supervising import bring_stored_home, means_to_end, say_what_lives
+from gpucloud.cli.commands.supervising import bring_stored_home, say_what_lives
 from gpucloud.cli.interrupts import Interrupts, Leave, obeyed
 from gpucloud.cli.render.onlookers import Onlooker, onlooker
 from gpucloud.cli.render.reports import report_json, report_text
@@ -32,6 +32,7 @@ from gpucloud.domain.state.state import ExitReason, JobState
 from gpucloud.domain.supervision.self_driving import Arming
 from gpucloud.usecases.checkpoint.checkpoints import StoredCheckpoints
 from gpucloud.usecases.job.jobs import Asker
+from gpucloud.usecases.job.ordered import enough_to_end
 from gpucloud.usecases.job.start import kept_of
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import Lease, take
@@ -40,6 +41,7 @@ from gpucloud.usecases.jobstore.report import Condition, JobReport
 from gpucloud.usecases.supervise.session import Session
 from gpucloud.wiring import Gpucloud, KnownJob
 from gpucloud.wiring.found import leftovers
+from gpucloud.wiring.jobs import access_to, asker_of
 
 _LINGERS = timedelta(seconds=20)
 _LOOK_S = 0.2
@@ -52,11 +54,11 @@ def down(target: str | None, *, as_json: bool) -> int:
     cloud = Gpucloud()
     cloud.home.give_reserve()
     known = known_job(cloud, target)
-    asker = cloud.asker(known)
+    asker = asker_of(cloud, known)
     try:
         with onlooker() as shown, obeyed(shown, asks=False) as interrupts:
             _end(cloud, known, asker, shown, interrupts)
-            bring_stored_home(cloud, cloud.ordered(known, cloud.orders(known).newest(), with_code=False)[0], known)
+            bring_stored_home(cloud, cloud.ordered(known).newest(), known)
     except Leave as leave:
         say_what_lives(asker.state_as_listed(), asker.clock.now())
         return leave.exit_code
@@ -72,7 +74,7 @@ def _say_what_is_kept(cloud: Gpucloud, ended: KnownJob) -> None:
         if other.file != ended.file or other.name == ended.name:
             continue
         with suppress(GpucloudError):  # of a run that cannot be looked at, `status` says why
-            asker = cloud.asker(other)
+            asker = asker_of(cloud, other)
             state = asker.state()
             kept = kept_of(asker.order(), state, asker.listed(state), asker.clock.now())
             if kept is not None:
@@ -83,7 +85,7 @@ def end_unsaved(cloud: Gpucloud, known: KnownJob) -> None:
     """End a run that nobody supervises and that is worth nothing, its machines at once. Raises Leave."""
     orders = cloud.orders(known)
     with onlooker() as shown, obeyed(shown, asks=False) as interrupts:
-        job, _ = cloud.ordered(known, orders.end(), with_code=False)
+        job, _ = cloud.ordered(known).to_end(orders.end())
         _session(cloud, known, job, orders, shown, interrupts.wanted_end).end_unsaved()
 
 
@@ -121,7 +123,7 @@ def _end_as_armed(
 ) -> None:
     """End the machines first, which then write nothing more, and the job as far as it is known on the user's side."""
     orders = cloud.orders(known)
-    job, _ = cloud.ordered(known, orders.end(), with_code=False)
+    job, _ = cloud.ordered(known).to_end(orders.end())
     session = _session(cloud, known, job, orders, shown, interrupts.wanted_end)
     for group in _groups(asker, newest):
         session.world.group.purge(group)
@@ -144,7 +146,7 @@ def _end_by_state(cloud: Gpucloud, known: KnownJob, asker: Asker, shown: Onlooke
         orders.given()
     except OrderUnreadable as error:
         shown.story(f"{error.message}\nending the job by an order of your own in its place")
-        orders.end_in_place(cloud.enough_to_end(known), cloud.home.identity)
+        orders.end_in_place(enough_to_end(known, cloud.read_job), cloud.home.identity)
     if not (state.status.ended and state.torn_down):
         orders.end()
     since = asker.clock.now()
@@ -191,8 +193,8 @@ def _end_here(
     asked: Callable[[], ExitReason | None],
 ) -> None:
     """End the job from here: with a last save if that can be, else the machines at once."""
-    means = means_to_end(cloud, known, state, orders.newest())
-    session = Session(world=means.world, orders=orders, watcher=shown, asked=asked)
+    means = access_to(cloud, known).to_end(state, orders.newest())
+    session = Session(world=means.services, orders=orders, watcher=shown, asked=asked)
     if means.unsaved is None:
         session.run()
     else:
@@ -203,8 +205,8 @@ def _session(
     cloud: Gpucloud, known: KnownJob, job: Job, orders: Orders, shown: Onlooker, asked: Callable[[], ExitReason | None]
 ) -> Session:
     """Return what ends the job: that needs no secrets."""
-    world = cloud.world(job, known.name, goes_on=False)
-    return Session(world=world, orders=orders, watcher=shown, asked=asked)
+    services = cloud.services(job, known.name, goes_on=False)
+    return Session(world=services, orders=orders, watcher=shown, asked=asked)
 
 
 def _prove_empty(cloud: Gpucloud, known: KnownJob, asker: Asker, *, as_json: bool) -> int:
@@ -283,7 +285,7 @@ def _forget(cloud: Gpucloud, known: KnownJob, jobs: JobStore) -> None:
 
 
 def _require_over(cloud: Gpucloud, known: KnownJob, name: str) -> None:
-    state = cloud.asker(known).state()
+    state = asker_of(cloud, known).state()
     if not state.status.ended or not state.torn_down:
         raise _not_over(report_of(cloud, known), name)
     if left := leftovers(cloud, known):

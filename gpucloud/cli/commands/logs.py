@@ -22,6 +22,7 @@ from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.records import BEFORE, LogPart
 from gpucloud.wiring import Gpucloud
+from gpucloud.wiring.jobs import asker_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,7 @@ def logs(target: str | None, wanted: Wanted) -> int:
     """Write the output of a job's ranks, to its end with `follow`; return the exit code. UsageError without any."""
     cloud = Gpucloud()
     known = known_job(cloud, target)
-    asker, read = cloud.asker(known), 0
+    asker, read = asker_of(cloud, known), 0
     since = Since(since_time(wanted.since, asker.clock.now())) if wanted.since is not None else None
     state = asker.stored_state()
     ranks = Ranks(asker=asker, state=state, wanted=wanted)
@@ -373,7 +374,7 @@ def launches(target: str | None, *, attempt: int | None) -> int:
     cloud = Gpucloud()
     known = known_job(cloud, target)
     if attempt is not None:
-        require_attempt(cloud.asker(known).stored_state(), attempt)
+        require_attempt(asker_of(cloud, known).stored_state(), attempt)
     for number, node, data in JobStore(cloud.store_of(known), known.name).records.launches(attempt):
         try:
             launch = json.loads(data)

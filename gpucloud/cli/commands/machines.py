@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpucloud.cli.render.words import say, say_json, table, tell, usd
@@ -21,9 +22,11 @@ from gpucloud.domain.node.gate.report import REFUSED, Checked, Severity, failure
 from gpucloud.domain.node.hardware import Gpu
 from gpucloud.domain.supervision.strays import Thing
 from gpucloud.domain.untrusted import in_one_line, set_off
-from gpucloud.usecases.machines import Examined, Sweeper, Swept, examine
+from gpucloud.usecases.job.ordered import require_key
+from gpucloud.usecases.machines import Examined, Sweeper, Swept, examine, require_embedded
 from gpucloud.wiring import Gpucloud
 from gpucloud.wiring.found import sweepers, swept_clouds
+from gpucloud.wiring.jobs import asker_of
 
 if TYPE_CHECKING:
     from gpucloud.adapters.local.group import LocalNodeGroup
@@ -52,13 +55,13 @@ def _here(*, full: bool, as_json: bool) -> int:
 def _job(target: str | None, *, full: bool, as_json: bool) -> int:
     cloud = Gpucloud()
     known = known_job(cloud, target)
-    state = cloud.asker(known).state()
-    cloud.require_key(known, state)
-    world = cloud.world(read_target(cloud, known.name).job, known.name, goes_on=False)
+    state = asker_of(cloud, known).state()
+    require_key(known, state, partial(cloud.machine_key, known))
+    services = cloud.services(read_target(cloud, known.name).job, known.name, goes_on=False)
     try:
-        found = examine(world, state, full=full)
+        found = examine(services, state, full=full)
     finally:
-        world.shell.close()
+        services.shell.close()
     if not found:
         raise UsageError(
             f"{known.name} has no machine that is up",
@@ -329,6 +332,7 @@ def _meant(target: str | None, node_id: str | None) -> tuple[LocalNodeGroup, str
         group, job = found
         return nodes, job, group, target
     known = known_job(cloud, target)
-    nodes = cloud.embedded(known)
+    require_embedded(known)
+    nodes = cloud.local().nodes()
     node = one_node(cloud, known, node_id)
     return nodes, known.name, group_of(cloud, known), node.id

@@ -10,7 +10,7 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
-from gpucloud.cli.commands.supervising import answer, bring_stored_home, means_for
+from gpucloud.cli.commands.supervising import answer, bring_stored_home
 from gpucloud.cli.faults import known_error
 from gpucloud.cli.render.bills import left_amount, left_rows, money_json, money_line, plain_amount, unproven_rows
 from gpucloud.cli.render.onlookers import onlooker
@@ -31,6 +31,7 @@ from gpucloud.usecases.supervise.session import Session
 from gpucloud.usecases.supervise.story import budget_line, missing_line
 from gpucloud.wiring import Gpucloud, KnownJob
 from gpucloud.wiring.found import FoundJob, jobs_in
+from gpucloud.wiring.jobs import access_to, asker_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +59,12 @@ def reconcile(target: str | None, *, as_json: bool) -> int:
 
 def reconcile_known(cloud: Gpucloud, known: KnownJob) -> None:
     """Make one pass for a known job; LeaseHeld when somebody supervises it, CredentialsError without its SSH key."""
-    state, orders = cloud.asker(known).state(), cloud.orders(known)
-    means = means_for(cloud, known, state, orders.acted_on())
+    state, orders = asker_of(cloud, known).state(), cloud.orders(known)
+    means = access_to(cloud, known).by_order(state, orders.acted_on())
     if means.edited is not None:
         tell(means.edited)
     with onlooker() as shown:
-        session = Session(world=means.world, orders=orders, watcher=shown)
+        session = Session(world=means.services, orders=orders, watcher=shown)
         if means.unsaved is None:
             session.settle()
         else:
@@ -93,7 +94,7 @@ def _pass(cloud: Gpucloud, found: FoundJob) -> Passed | None:
     """Make the job's pass; None for a job that has ended and has nothing left."""
     known = found.known
     try:
-        state = cloud.asker(known).state()
+        state = asker_of(cloud, known).state()
         if state.status.ended and state.torn_down:
             return _brought_late(cloud, known, state)
         tell(f"{known.name}: one pass")
@@ -102,7 +103,7 @@ def _pass(cloud: Gpucloud, found: FoundJob) -> Passed | None:
             reconcile_known(cloud, known)
         else:
             reconcile_known(cloud, known)
-        return _standing(known, cloud.asker(known).state())
+        return _standing(known, asker_of(cloud, known).state())
     except LeaseHeld as held:  # somebody sees to it: for a schedule over all jobs that is as it should be
         return Passed(job=known.name, error=held.code, message=held.message)
     except Exception as fault:  # noqa: BLE001  what one job's machines wrote must keep nobody from the next one
@@ -118,7 +119,7 @@ def _brought_late(cloud: Gpucloud, known: KnownJob, state: JobState) -> Passed |
     if not cloud.has_stored_outputs(known):
         return None
     tell(f"{known.name}: one pass")
-    bring_stored_home(cloud, cloud.ordered(known, cloud.orders(known).newest(), with_code=False)[0], known)
+    bring_stored_home(cloud, cloud.ordered(known).newest(), known)
     return _standing(known, state)
 
 
@@ -189,7 +190,7 @@ def budget(target: str | None, wanted: Decimal | None, *, as_json: bool) -> int:
     """Show the job's budget, or have it changed and wait until that is in force; return the exit code."""
     cloud = Gpucloud()
     known = known_job(cloud, target)
-    asker = cloud.asker(known)
+    asker = asker_of(cloud, known)
     if wanted is not None:
         _change(cloud, known, asker, wanted)
     report, order = report_of(cloud, known), asker.order()

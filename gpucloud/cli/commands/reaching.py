@@ -28,6 +28,7 @@ from gpucloud.usecases.jobstore.report import Condition, JobReport
 from gpucloud.usecases.money.spend import bytes_in
 from gpucloud.usecases.supervise.look import visited
 from gpucloud.wiring import Gpucloud, KnownJob, local_file, local_folder
+from gpucloud.wiring.jobs import asker_of, copier_to, visitor
 
 if TYPE_CHECKING:
     from gpucloud.adapters.transfer.copying import Copier, Listing
@@ -62,10 +63,10 @@ def watch(target: str | None, *, as_json: bool) -> int:
     """
     cloud = Gpucloud()
     known = known_job(cloud, target)
-    shell, live = cloud.visitor(known), sys.stdout.isatty() and not as_json
+    shell, live = visitor(cloud, known), sys.stdout.isatty() and not as_json
     try:
         with display() if live else _Lines(as_json=as_json) as shown:
-            last = _look(cloud.asker(known), shell, cloud.clock.sleep, shown, every_s=_LIVE_S if live else _PLAIN_S)
+            last = _look(asker_of(cloud, known), shell, cloud.clock.sleep, shown, every_s=_LIVE_S if live else _PLAIN_S)
     except KeyboardInterrupt:
         tell(f"{known.name} goes on as before")
         return 130
@@ -117,7 +118,7 @@ def metrics(target: str | None, node_id: str | None) -> int:
     cloud = Gpucloud()
     known = known_job(cloud, target)
     node = one_node(cloud, known, node_id)
-    shell = cloud.visitor(known)
+    shell = visitor(cloud, known)
     try:
         done = shell.host(node).run(("sh", "-c", _METRICS, "sh", node.root))
     finally:
@@ -206,11 +207,11 @@ def _bring(there: _There, target: Path, node: str | None, *, recursive: bool) ->
     known = known_job(cloud, there.job)
     if there.path.startswith("@"):
         return _from_store(cloud, known, there.path, target, recursive=recursive)
-    with cloud.copier(known, node_of(cloud, known, node), _shown) as copier:
+    with copier_to(cloud, known, node_of(cloud, known, node), _shown) as copier:
         found = copier.listing([there.path])
         _refuse(found, there, recursive=recursive)
         moved = copier.fetch(found, *_place(found, there.path, target))
-    cloud.asker(known).bill_pull(moved)
+    asker_of(cloud, known).bill_pull(moved)
     _tell_left_out([f"{path} leads elsewhere, or is no file" for _, path in found.outside])
     return len(found.files) + len(found.links), moved, ()
 
@@ -261,7 +262,7 @@ def _take(source: Path, there: _There, node: str | None, *, recursive: bool) -> 
         raise UsageError(f"{source} is a folder", hint=f"gpucloud cp -r {source} {there.job}:{there.path}")
     cloud = Gpucloud()
     known = known_job(cloud, there.job)
-    with cloud.copier(known, node_of(cloud, known, node), _shown) as copier:
+    with copier_to(cloud, known, node_of(cloud, known, node), _shown) as copier:
         name = _remote_name(copier, there.path, source)
         files, links = local_folder(source, name) if source.is_dir() else ((local_file(source, name),), ())
         moved = copier.send(files, links)
@@ -279,7 +280,7 @@ def _from_store(
     """Objects of the job in its store: checkpoints, logs, its spec; its outputs as the script wrote them."""
     if written.rstrip("/") != _STORE.rstrip("/") and not written.startswith(_STORE):
         raise UsageError(f"there is no {written}", hint=f"{known.name}:@store/checkpoints/…")
-    asker, root = cloud.asker(known), f"jobs/{known.name}/"
+    asker, root = asker_of(cloud, known), f"jobs/{known.name}/"
     store = asker.jobs.store
     wanted = written.removeprefix(_STORE.rstrip("/")).strip("/")
     if wanted == "outputs" and recursive and (came := cloud.copy_stored(known, _store_folder(wanted, target))):

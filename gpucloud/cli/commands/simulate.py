@@ -37,7 +37,7 @@ from gpucloud.domain.money.ledger import PLAIN_TERMS, Rates, Terms, with_beside
 from gpucloud.ports import Chart, Series
 from gpucloud.usecases.money.simulate import Result, Study, simulate
 from gpucloud.wiring import Gpucloud, how_it_saves
-from gpucloud.wiring.planning import plot_into, policy_tables, recorded_markets
+from gpucloud.wiring.jobs import plot_into, policy_tables, recorded_markets
 
 _SHORTEST = timedelta(minutes=1)  # what is charged at the least
 _Value = TypeVar("_Value")

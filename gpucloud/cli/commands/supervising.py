@@ -21,18 +21,17 @@ from gpucloud.domain.checkpoint.protection import NEVER, NOTHING_COMES_HOME, Pro
 from gpucloud.domain.errors import GpucloudError, LandingRefused, StoreError
 from gpucloud.domain.job.quantities import format_moment
 from gpucloud.domain.job.spec import Job
-from gpucloud.domain.state.order import Until, is_finished
+from gpucloud.domain.state.order import Until
 from gpucloud.domain.state.state import JobState, JobStatus
 from gpucloud.domain.supervision.seen import Supervising
 from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.job.start import Start, adopt
-from gpucloud.usecases.jobstore.orders import Given
 from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.usecases.money.spend import bytes_in
-from gpucloud.usecases.services import Services
 from gpucloud.usecases.supervise.closing import brought_line
 from gpucloud.usecases.supervise.session import Entering, Session
 from gpucloud.wiring import Gpucloud, KnownJob, how_it_saves
+from gpucloud.wiring.jobs import access_to, asker_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +60,7 @@ class Begun:
     @property
     def asker(self) -> Asker:
         """What answers questions about it."""
-        return self.cloud.asker(self.known)
+        return asker_of(self.cloud, self.known)
 
 
 def run(begun: Begun, *, leaves: bool = False, asks: bool = True) -> None:
@@ -109,7 +108,7 @@ def bring_stored_home(cloud: Gpucloud, job: Job, known: KnownJob) -> None:
     for path in brought:
         tell(brought_line(path))
     if brought:
-        cloud.asker(known).bill_pull(bytes_in(brought))
+        asker_of(cloud, known).bill_pull(bytes_in(brought))
 
 
 def answer(report: JobReport, *, as_json: bool) -> int:
@@ -143,9 +142,10 @@ def say_what_lives(state: JobState, now: datetime) -> None:
 
 def _run(begun: Begun, leaves: bool, shown: Onlooker, interrupts: Interrupts) -> None:  # noqa: FBT001
     cloud, start = begun.cloud, begun.start
-    means = means_to_go_on(cloud, begun.known, begun.asker.state(), begun.job, start)
+    access = access_to(cloud, begun.known)
+    means = access.to_go_on(begun.asker.state(), begun.job, start.order, reopens=start.reopens)
     session = Session(
-        world=means.world,
+        world=means.services,
         orders=cloud.orders(begun.known),
         watcher=shown,
         who=Supervising(leaves=leaves),
@@ -251,70 +251,3 @@ def _error_of(asker: Asker, code: int, epoch: int, log: Path, since: int) -> Gpu
                 error.code, error.exit_code = str(told["code"]), code
                 return error
     return GpucloudError(f"the process in the background ended at once with code {code}", hint=f"see {log}")
-
-
-# What a process has of a job that it comes to: all that going on takes, or what its end takes.
-#
-# Every command that supervises comes by here, so that none asks for less than another, or for what it does not need.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Means:
-    """What there is here: the job as it is meant here, and its world.
-
-    `unsaved` says why the job's end is one without a last save, None where there is one, or nothing to save. `edited`
-    is the line to tell where the job file says another job by now.
-    """
-
-    job: Job
-    world: Services
-    unsaved: str | None = None
-    edited: str | None = None
-
-
-def means_for(cloud: Gpucloud, known: KnownJob, state: JobState, given: Given) -> Means:
-    """Return what there is for the job as it was ordered: to go on with it, or to end it.
-
-    Raises CredentialsError, JobFileError, StoreError, UsageError where it cannot be gone on with from here.
-    """
-    if state.status.ended or given.order.end is not None:
-        return means_to_end(cloud, known, state, given)
-    cloud.require_key(known, state)
-    job, edited = cloud.ordered(known, given)
-    return Means(job=job, edited=edited, world=cloud.world(job, known.name, unattended=given.order.unattended))
-
-
-def means_to_go_on(cloud: Gpucloud, known: KnownJob, state: JobState, job: Job, start: Start) -> Means:
-    """Return what there is for the job as its file here says, under a start's order. Raises what `means_for` raises.
-
-    A run that lacks its teardown alone needs nothing.
-    """
-    order = start.order
-    if is_finished(state) and not start.reopens:
-        return Means(job=job, world=cloud.world(job, known.name, goes_on=False))
-    cloud.require_key(known, state)
-    job = cloud.with_pinned_code(job, known, order)
-    return Means(job=job, world=cloud.world(job, known.name, unattended=order.unattended))
-
-
-def means_to_end(cloud: Gpucloud, known: KnownJob, state: JobState, given: Given) -> Means:
-    """Return what there is to end the job: with a last save where an attempt runs and its code and key are here.
-
-    An end takes no secrets, and no key is made for it. Raises a StoreError that may pass: what there is to save is not
-    given up for that.
-    """
-    job, edited = cloud.ordered(known, given, with_code=False)
-    unsaved = None
-    if not state.status.ended and not cloud.orders(known).is_trusted(given):
-        unsaved = "its order is signed by nobody you trust"
-    elif not state.status.ended:
-        try:
-            cloud.require_key(known, state)
-            if state.attempt is not None:
-                job, edited = cloud.ordered(known, given)
-                unsaved = None if job.code.is_dir() else f"there is no folder {job.code}"
-        except GpucloudError as error:
-            if error.may_pass:
-                raise
-            unsaved = str(error)
-    return Means(job=job, edited=edited, unsaved=unsaved, world=cloud.world(job, known.name, goes_on=False))

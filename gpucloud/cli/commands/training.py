@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 
 from gpucloud.cli.commands.supervising import Begun, answer, bring_stored_home, detach, launch, run, say_what_lives
@@ -25,12 +26,14 @@ from gpucloud.domain.state.order import Until, is_finished, repeats_at_a_cost, u
 from gpucloud.domain.state.state import JobState
 from gpucloud.domain.supervision.self_driving import USUAL_TIME, unkept
 from gpucloud.usecases.job.jobs import Asker
+from gpucloud.usecases.job.ordered import require_key
 from gpucloud.usecases.job.start import Asked as Wishes
 from gpucloud.usecases.job.start import Prospect
 from gpucloud.usecases.jobstore.report import Condition
+from gpucloud.usecases.money.estimate import data_remarks
 from gpucloud.usecases.supervise.session import CannotLeave
 from gpucloud.wiring import Gpucloud, KnownJob, how_it_saves
-from gpucloud.wiring.planning import estimator, first_plan, plot_into, starter
+from gpucloud.wiring.jobs import asker_of, estimator, first_plan, plot_into, starter
 
 
 def plan(target: str | None, *, on: Cloud | None, plot: Path | None, as_json: bool) -> int:
@@ -274,11 +277,11 @@ def begin(cloud: Gpucloud, read: Target, wishes: Wishes, *, again: bool = False)
     def check(prospect: Prospect) -> None:
         _require_able_to_begin(cloud, read, prospect.name, None if prospect.reopens else prospect.state)
         if prospect.reopens and prospect.state is not None:
-            cloud.require_key(cloud.known(read.job, prospect.name, read.file), prospect.state)
+            _require_key(cloud, cloud.known(read.job, prospect.name, read.file), prospect.state)
         if wishes.until is Until.FINISHED and (prospect.state is None or not prospect.state.attempts):
             _require_meant(read.job, protection)  # `up` has made the state, perhaps, and no script has run yet
         _say_what_it_follows(prospect, cloud.clock.now())
-        _say_what_trains(prospect, cloud.asker(cloud.known(read.job, prospect.name, read.file)))
+        _say_what_trains(prospect, asker_of(cloud, cloud.known(read.job, prospect.name, read.file)))
         if prospect.plan is not None:
             cloud.home.require_room(MINIMUM_FREE_BYTES if read.job.cloud is Cloud.LOCAL else 0)
             for line in plan_text(prospect.plan, protection, width_of(sys.stderr)).splitlines():
@@ -360,7 +363,11 @@ def _require_able_to_begin(cloud: Gpucloud, read: Target, name: str, state: JobS
         cloud.require_secrets(read.job)
     elif not is_finished(state):
         cloud.require_secrets(read.job)
-        cloud.require_key(known, state)
+        _require_key(cloud, known, state)
+
+
+def _require_key(cloud: Gpucloud, known: KnownJob, state: JobState) -> None:
+    require_key(known, state, partial(cloud.machine_key, known))
 
 
 def introduce(cloud: Gpucloud, job: Job) -> None:
@@ -389,7 +396,8 @@ def remark(cloud: Gpucloud, job: Job, plan: Plan) -> None:
     if (kept := job.checkpoint.directory) is not None:
         where = f"{kept.path}/ of all nodes together" if kept.per_node else f"{kept.path}/"
         tell(f"checkpoints: what is whole in {where} is kept and put back; best effort: what your script saves")
-    for line in (*cloud.cloud(job).remarks(plan.offer), *cloud.data_remarks(job, plan.offer.pool.region)):
+    of_data = data_remarks(job, cloud.data_sets(job), plan.offer.pool.region)
+    for line in (*cloud.cloud(job).remarks(plan.offer), *of_data):
         tell(line)
 
 
@@ -398,7 +406,7 @@ def _refuse_to_forget(cloud: Gpucloud, new: KnownJob) -> None:
     old = cloud.home.find(new.name)
     if old is None or old.store == new.store:
         return
-    state = cloud.asker(old).state()
+    state = asker_of(cloud, old).state()
     if not state.torn_down and state.group is not None:
         raise UsageError(
             f"{old.name} is unfinished on {old.cloud.value}, its state in {old.store}",

@@ -383,3 +383,14 @@ class Job:
         """How the deadline is kept; None where there is none, or one market alone, so that nothing is to be chosen."""
         chooses = self.cloud is not Cloud.SSH and self.resources.market is MarketPolicy.AUTO
         return self.policy if self.deadline is not None and chooses else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownJob:
+    """Where a job's state and file are, so that its name works from any folder, and on which cloud it runs."""
+
+    name: str
+    store: str
+    file: Path
+    cloud: Cloud = Cloud.LOCAL
+    profile: str | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -25,6 +24,7 @@ from gpucloud.domain.supervision.budget import least_to_lower_to, refusal
 from gpucloud.domain.supervision.seen import Rules, rules_for
 from gpucloud.ports import Account, Clock, MarketData, NodeGroup, Signer
 from gpucloud.store import Conflict, ObjectStore
+from gpucloud.usecases.job.ordered import sha256_of
 from gpucloud.usecases.jobstore.jobstore import JobStore, job_names
 from gpucloud.usecases.jobstore.orders import (
     Found,
@@ -419,11 +419,6 @@ def kept_of(order: Order, state: JobState, listed: GroupView, now: datetime) -> 
     if state.torn_down or not keeps(order, state) or not alive or until is None:
         return None
     return Kept(name=order.job, run=order.run, machines=alive, until=until, as_of=now)
-
-
-def sha256_of(spec: bytes) -> str:
-    """Return the hash by which an order knows the job file it was made of."""
-    return hashlib.sha256(spec).hexdigest()
 
 
 def _first_state(name: str, job: Job, plan: Plan) -> JobState:

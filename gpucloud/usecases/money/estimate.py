@@ -31,10 +31,11 @@ from gpucloud.domain.market.policy import least_span_s
 from gpucloud.domain.market.recordings import RecordedMarket
 from gpucloud.domain.market.scenario import recovery_of, restart_within
 from gpucloud.domain.market.sizing import Work, work_of
+from gpucloud.domain.money.costs import remark
 from gpucloud.domain.money.ledger import ZERO, Terms, with_beside
 from gpucloud.domain.money.prepaid import Wall
 from gpucloud.domain.offer import Offer, Pool
-from gpucloud.ports import Account, Clock, MarketData
+from gpucloud.ports import Account, Clock, DataSets, MarketData
 from gpucloud.usecases.money.offers import Need, Quotas
 from gpucloud.usecases.money.simulate import Outlooks, Stage
 
@@ -356,3 +357,11 @@ class Planner:
         if ranked and not held:
             raise quota_too_small(ranked[0], job.resources.nodes, rooms[ranked[0].pool])
         return held or offers  # nothing fits: the plan says why
+
+
+def data_remarks(job: Job, sets: DataSets | None, region: str) -> tuple[str, ...]:
+    """Return what reading the job's data costs machines in that region, where it costs anything; `sets` lists it."""
+    if sets is None or job.cloud is not Cloud.AWS:
+        return ()
+    found = (sets.listed(source) for source, _ in job.data if source.startswith("s3://"))
+    return tuple(line for one in found if (line := remark(one, region, job.resources.nodes)))

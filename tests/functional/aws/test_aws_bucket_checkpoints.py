@@ -13,11 +13,11 @@ from moto.s3.models import s3_backends
 
 from gpucloud.adapters.aws.bucket import ensure_bucket
 from gpucloud.adapters.aws.session import Aws
-from gpucloud.adapters.home import KnownJob, open_home
+from gpucloud.adapters.home import open_home
 from gpucloud.cli.commands.checkpoints import Asked, checkpoints
 from gpucloud.domain.checkpoint.manifest import Commit, data_key
 from gpucloud.domain.errors import StoreError
-from gpucloud.domain.job.spec import Cloud
+from gpucloud.domain.job.spec import Cloud, KnownJob
 from gpucloud.domain.offer import Market, Pool
 from gpucloud.domain.state.state import JobState
 from gpucloud.store import open_store

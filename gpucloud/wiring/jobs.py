@@ -1,24 +1,93 @@
-"""What planning and starting a job need: the estimator, the starter, recorded markets, tables, and where charts go."""
+"""The use cases about jobs, each built of what the user has here: asking, going on and ending, starting, planning."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpucloud.domain.errors import ToolMissing
-from gpucloud.domain.job.spec import Job
+from gpucloud.domain.job.spec import Job, KnownJob
 from gpucloud.wiring.root import Gpucloud
 
 if TYPE_CHECKING:
     from gpucloud.adapters.plots import Plot
+    from gpucloud.adapters.transfer.copying import Copier
     from gpucloud.domain.checkpoint.protection import Saving
     from gpucloud.domain.market.plan import Plan
-    from gpucloud.ports import Markets, PolicyTables
+    from gpucloud.domain.node.node import Node
+    from gpucloud.ports import Markets, PolicyTables, Shell
+    from gpucloud.usecases.job.jobs import Asker
+    from gpucloud.usecases.job.ordered import Access
     from gpucloud.usecases.job.start import Starter
+    from gpucloud.usecases.jobstore.report import JobReport
     from gpucloud.usecases.money.estimate import Estimator
     from gpucloud.usecases.money.simulate import Outlooks
+
+_VISIT_S = 5.0
+_LOOK_S = 0.3
+
+
+def asker_of(gpucloud: Gpucloud, known: KnownJob) -> Asker:
+    """Return what answers questions about a known job."""
+    from gpucloud.store.contract import CountingStore, Tally
+    from gpucloud.usecases.job.jobs import Asker
+    from gpucloud.usecases.jobstore.jobstore import JobStore
+
+    cloud, store, tally = gpucloud.cloud_of(known), gpucloud.store_of(known), Tally()
+    jobs = JobStore(CountingStore(store, tally), known.name)
+    return Asker(
+        jobs=jobs,
+        market=cloud.market(),
+        group=cloud.group(store),
+        clock=gpucloud.store_clock(jobs),
+        terms=cloud.cloud_profile.terms,
+        wall=cloud.cloud_profile.rules.wall,
+        tally=tally,
+        reader=gpucloud.reader,
+        look_s=max(_LOOK_S, cloud.cloud_profile.flush_s / 2),  # each look is paid for; output comes no more often
+    )
+
+
+def access_to(gpucloud: Gpucloud, known: KnownJob) -> Access:
+    """Return the way to a known job: by what it is gone on with or ended. Raises CredentialsError."""
+    from gpucloud.usecases.job.ordered import Access
+
+    return Access(ordered=gpucloud.ordered(known), key=partial(gpucloud.machine_key, known), services=gpucloud.services)
+
+
+def visitor(gpucloud: Gpucloud, known: KnownJob) -> Shell:
+    """Return SSH for a short look at a known job's nodes: one that does not answer is not waited for."""
+    return gpucloud.shell(known.name, replace(gpucloud.cloud_of(known).cloud_profile, connect_s=_VISIT_S))
+
+
+def visited_report(gpucloud: Gpucloud, known: KnownJob, report: JobReport) -> JobReport:
+    """Return the report with what the job's nodes say now; one that does not answer has no status."""
+    if not report.nodes:
+        return report
+    from gpucloud.usecases.supervise.look import visited
+
+    shell = visitor(gpucloud, known)
+    try:
+        return visited(report, shell, gpucloud.clock.sleep)
+    finally:
+        shell.close()
+
+
+@contextmanager
+def copier_to(gpucloud: Gpucloud, known: KnownJob, node: Node, shown: Callable[[int, int], None]) -> Iterator[Copier]:
+    """Give what copies to and from a job's node, paths starting in its code folder."""
+    from gpucloud.adapters.transfer.copying import Copier
+
+    cloud_profile = gpucloud.cloud_of(known).cloud_profile
+    shell = gpucloud.shell(known.name, cloud_profile)
+    try:
+        yield Copier(shell.host(node), python=cloud_profile.node_python, progress=shown)
+    finally:
+        shell.close()
 
 
 def starter(gpucloud: Gpucloud, job: Job) -> Starter:

@@ -1,0 +1,255 @@
+"""A known job as it is meant on this machine, and what there must be here to go on with it or to end it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Protocol
+
+from gpucloud.domain.errors import CredentialsError, GpucloudError
+from gpucloud.domain.job.spec import AwsChoices, Job, KnownJob
+from gpucloud.domain.state.order import Order, is_finished, refuse_elsewhere, unusable
+from gpucloud.domain.state.state import JobState
+from gpucloud.usecases.jobstore.orders import Given, Orders
+from gpucloud.usecases.services import Services
+
+_EDITED = "{file} was changed since the job was started: its order {number} counts; `gpucloud train` takes the file up"
+
+
+class UnpackCode(Protocol):
+    """Makes the folder of a tree of code, from the object that the store has of it where the folder is not there."""
+
+    def __call__(self, sha256: str, stored: Callable[[], bytes]) -> Path:
+        """Return the folder. Raises StoreError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderedJob:
+    """A known job by its orders and its file here.
+
+    `host` tells which machine this is, `read_job` reads job files (JobFileError). Data in folders, secrets and keys
+    are those of the file here unless the order was given here, by the own key; what comes home comes to where the file
+    is known to be.
+    """
+
+    known: KnownJob
+    orders: Orders
+    host: Callable[[], str]
+    read_job: Callable[[Path], Job]
+    unpack: UnpackCode
+
+    def to_go_on(self, given: Given) -> tuple[Job, str | None]:
+        """Return the job as the order says, its code the order's, and a line where the job file says another by now.
+
+        Raises JobFileError, StoreError, CredentialsError for what another machine alone can go on with.
+        """
+        if not self.orders.is_trusted(given):
+            return self.to_end(given)
+        order, is_here = given.order, self._is_given_here(given)
+        refusal = None if is_here else refuse_elsewhere(order, has_file=self.known.file.is_file())
+        if refusal is not None:
+            raise CredentialsError(refusal.why, hint=refusal.hint)
+        job = as_known(order.resolved, self.known)
+        if not is_here:
+            job = self._as_meant_here(job, needs_file=self.known.file.is_file())
+        return self.with_pinned_code(job, order), self._edited(order)
+
+    def to_end(self, given: Given) -> tuple[Job, str | None]:
+        """Return the job as far as ending it needs it: without its code, which may be gone; and that line.
+
+        An order that nobody signed whose word counts here says nothing but the job's name: that is enough.
+        """
+        if not self.orders.is_trusted(given):
+            return _stand_in(self.known, given.order.budget_usd), None
+        job = as_known(given.order.resolved, self.known)
+        if not self._is_given_here(given):
+            job = self._as_meant_here(job, needs_file=False)
+        return job, self._edited(given.order)
+
+    def newest(self) -> Job:
+        """Return the job as its newest order says, for what comes home. UsageError where there is none."""
+        return self.to_end(self.orders.newest())[0]
+
+    def placed(self) -> Job | None:
+        """Return what says on which account and in which regions the job runs; None where its order may not say it."""
+        given = self.orders.given()
+        if given is None or not self.orders.is_trusted(given):
+            return None
+        job = as_known(given.order.resolved, self.known)
+        if self._is_given_here(given):
+            return job
+        return self._as_meant_here(job, needs_file=False) if unusable(given.order) is None else None
+
+    def with_pinned_code(self, job: Job, order: Order) -> Job:
+        """Return the job with the code that its order names, which no edit of the folder reaches. Raises StoreError."""
+        sha256 = order.code_sha256
+        if not sha256:
+            return job
+        return replace(job, code=self.unpack(sha256, lambda: self.orders.jobs.code(sha256)))
+
+    def _is_given_here(self, given: Given) -> bool:
+        """Return whether what an order names of its machine is its reader's own word: a signer may name any host."""
+        return given.order.host == self.host() and self.orders.is_own(given)
+
+    def _as_meant_here(self, job: Job, *, needs_file: bool) -> Job:
+        """Return the job of another machine's order with nothing of this machine but what the job file here names.
+
+        JobFileError for a file that cannot be read, where `needs_file`.
+        """
+        try:
+            here = self.read_job(self.known.file)
+        except GpucloudError:
+            if needs_file:
+                raise
+            in_s3 = tuple((source, name) for source, name in job.data if source.startswith("s3://"))
+            return replace(job, code=self.known.file.parent, data=in_s3, ssh=replace(job.ssh, key=None), secrets=())
+        return replace(job, code=here.code, data=here.data, ssh=here.ssh, secrets=here.secrets)
+
+    def _edited(self, order: Order) -> str | None:
+        try:
+            differs = sha256_of(self.known.file.read_bytes()) != order.spec_sha256
+        except OSError:
+            return None
+        return _EDITED.format(file=self.known.file, number=order.number) if differs else None
+
+
+def enough_to_end(known: KnownJob, read_job: Callable[[Path], Job]) -> Job:
+    """Return what ending a job takes where nobody can read its order: as its file here says, else as remembered."""
+    with suppress(GpucloudError):
+        return as_known(read_job(known.file), known)
+    return _stand_in(known, Decimal(0))
+
+
+def as_known(job: Job, known: KnownJob) -> Job:
+    """Return the job where this machine knows it to be: an order, or a file, may name another place by now."""
+    aws = replace(job.aws, profile=known.profile)
+    return replace(job, source=known.file, cloud=known.cloud, store=known.store, aws=aws)
+
+
+def sha256_of(spec: bytes) -> str:
+    """Return the hash by which an order knows the job file it was made of."""
+    return hashlib.sha256(spec).hexdigest()
+
+
+def _stand_in(known: KnownJob, budget_usd: Decimal) -> Job:
+    """A job that is enough to end machines; nothing of it is ever sent to a node."""
+    return Job(
+        name=known.name,
+        run="true",
+        budget_usd=budget_usd,
+        source=known.file,
+        code=known.file.parent,
+        cloud=known.cloud,
+        store=known.store,
+        aws=AwsChoices(profile=known.profile),
+    )
+
+
+# How a process comes to a job: all that going on with it takes, or what its end takes. Every command that supervises
+# comes by here, so that none asks for less than another, or for what it does not need.
+
+
+FindKey = Callable[[], Path | None]
+
+
+class MakeServices(Protocol):
+    """Composes what supervising a run of a job takes."""
+
+    def __call__(self, job: Job, name: str, *, goes_on: bool = True, unattended: timedelta | None = None) -> Services:
+        """Return it; without `goes_on` what ending the run takes: no secrets, and no key is made. Raises UsageError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """What there is here: the job as it is meant here, and what supervising it takes.
+
+    `unsaved` says why the job's end is one without a last save, None where there is one, or nothing to save. `edited`
+    is the line to tell where the job file says another job by now.
+    """
+
+    job: Job
+    services: Services
+    unsaved: str | None = None
+    edited: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """The way to one known job from here.
+
+    `key` tells where the private key of its machines is, or would be; None where they are opened by the user's own.
+    """
+
+    ordered: OrderedJob
+    key: FindKey
+    services: MakeServices
+
+    def by_order(self, state: JobState, given: Given) -> Means:
+        """Return what there is for the job as it was ordered: to go on with it, or to end it.
+
+        Raises CredentialsError, JobFileError, StoreError, UsageError where it cannot be gone on with from here.
+        """
+        if state.status.ended or given.order.end is not None:
+            return self.to_end(state, given)
+        require_key(self.ordered.known, state, self.key)
+        job, edited = self.ordered.to_go_on(given)
+        services = self.services(job, self._name, unattended=given.order.unattended)
+        return Means(job=job, edited=edited, services=services)
+
+    def to_go_on(self, state: JobState, job: Job, order: Order, *, reopens: bool) -> Means:
+        """Return what there is for the job as its file here says, under a start's order. Raises what `by_order` raises.
+
+        A run that lacks its teardown alone needs nothing.
+        """
+        if is_finished(state) and not reopens:
+            return Means(job=job, services=self.services(job, self._name, goes_on=False))
+        require_key(self.ordered.known, state, self.key)
+        job = self.ordered.with_pinned_code(job, order)
+        return Means(job=job, services=self.services(job, self._name, unattended=order.unattended))
+
+    def to_end(self, state: JobState, given: Given) -> Means:
+        """Return what there is to end the job: with a last save where an attempt runs and its code and key are here.
+
+        An end takes no secrets, and no key is made for it. Raises a StoreError that may pass: what there is to save is
+        not given up for that.
+        """
+        job, edited = self.ordered.to_end(given)
+        unsaved = None
+        if not state.status.ended and not self.ordered.orders.is_trusted(given):
+            unsaved = "its order is signed by nobody you trust"
+        elif not state.status.ended:
+            try:
+                require_key(self.ordered.known, state, self.key)
+                if state.attempt is not None:
+                    job, edited = self.ordered.to_go_on(given)
+                    unsaved = None if job.code.is_dir() else f"there is no folder {job.code}"
+            except GpucloudError as error:
+                if error.may_pass:
+                    raise
+                unsaved = str(error)
+        services = self.services(job, self._name, goes_on=False)
+        return Means(job=job, edited=edited, unsaved=unsaved, services=services)
+
+    @property
+    def _name(self) -> str:
+        return self.ordered.known.name
+
+
+def require_key(known: KnownJob, state: JobState, key: FindKey) -> None:
+    """Check that the key of the job's machines is here where it has any: a new one would open none of them.
+
+    `key` tells where it is, None for machines that the user's own key opens. Raises CredentialsError.
+    """
+    path = key() if state.group is not None else None
+    if path is not None and not path.is_file():
+        raise CredentialsError(
+            f"{known.name} has machines, and their SSH key is not here ({path})",
+            hint="GPUCLOUD_SSH_KEY=<the file>: the same one wherever the job is supervised from, from its start",
+        )
