@@ -269,6 +269,11 @@ def come(outside: Outside, *words: str, at: int | None = None) -> tuple[Ended, l
     return run(words, cloud, strikes), cloud.came
 
 
+def test_a_start_says_once_until_when_its_machines_are_paid(outside: Outside) -> None:
+    told = give(outside, "train", "small.yaml").stderr.partition("attempt 1 starts")[0]
+    assert told.count("paid until") == 1, told
+
+
 @pytest.fixture
 def unheard(tmp_path: Path) -> Outside:
     """A job whose ranks are done, whose results are not home, and whose supervisor is gone."""

@@ -19,6 +19,7 @@ from tests.unit.worlds import NOW, POOL, node, state
 
 # A reserve of nothing and a cent an hour: each machine more divides the ten hours that a machine could be paid.
 WALL = Wall(horizon=timedelta(hours=100), reserve=timedelta(0), least=timedelta(0))
+A_CENTS_ROUNDING = timedelta(milliseconds=2)
 
 
 class FreeUpToNow:
@@ -58,5 +59,10 @@ def test_every_machine_that_is_or_will_be_there_is_paid_for(books, listed, level
 
     payable = tracker.payable(job, group, wanted, NOW, Decimal("0.1"), WALL)
 
-    assert payable.until == NOW + timedelta(hours=10) / paid_for
-    assert payable.with_another == NOW + timedelta(hours=10) / (paid_for + 1)
+    # A machine is charged for a minute as soon as it is there: that minute is kept out of the time of those to come.
+    charged_at_once = timedelta(0) if books or level else timedelta(minutes=1)
+    assert payable.until is not None
+    assert payable.with_another is not None
+    assert abs(payable.until - (NOW + timedelta(hours=10) / paid_for - charged_at_once)) < A_CENTS_ROUNDING
+    another = NOW + (timedelta(hours=10) - timedelta(minutes=1)) / (paid_for + 1)
+    assert abs(payable.with_another - another) < A_CENTS_ROUNDING

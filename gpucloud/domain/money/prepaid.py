@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 
 from gpucloud.domain.job.quantities import span_of
-from gpucloud.domain.money.ledger import usd_for
+from gpucloud.domain.money.ledger import ZERO, usd_for
 
 _SECOND = timedelta(seconds=1)
 
@@ -53,13 +53,21 @@ def trains_for(usd: Decimal, *, nodes: int, usd_per_hour: Decimal, cap_usd_per_h
     return max(timedelta(0), span_of(float(spendable * 3600 / (usd_per_hour * nodes))) - wall.start)
 
 
-def paid_until(
-    now: datetime, *, left_usd: Decimal, nodes: int, cap_usd_per_hour: Decimal, wall: Wall, launched: bool = True
+def paid_until(  # noqa: PLR0913  each is a part of the sum
+    now: datetime,
+    *,
+    left_usd: Decimal,
+    nodes: int,
+    cap_usd_per_hour: Decimal,
+    wall: Wall,
+    launched: bool = True,
+    coming_usd: Decimal = ZERO,
 ) -> datetime | None:
     """Return until when `nodes` machines can be paid at their highest price; None when it is not worth a start.
 
     `left_usd` is the budget less everything spent. The time is `now + horizon` at the latest. Machines that are still
-    to be `launched` are paid for their start, too.
+    to be `launched` are paid for their start, too. `coming_usd` is what some of them are charged as soon as they are
+    there: kept out of the time, so that it need not come closer, and be told anew, a second after they are asked for.
     """
     spendable = left_usd - reserve_usd(nodes, cap_usd_per_hour, wall)
     rate = cap_usd_per_hour * nodes
@@ -68,7 +76,7 @@ def paid_until(
     least = wall.least if launched else wall.start + wall.least
     if spendable < usd_for(rate, least):  # in the same sums as `least_budget_usd`: what that accepts is enough here
         return None
-    return now + min(wall.horizon, max(least, span_of(float(spendable * 3600 / rate))))
+    return now + min(wall.horizon, max(least, span_of(float((spendable - coming_usd) * 3600 / rate))))
 
 
 def may_launch(until: datetime | None, now: datetime, wall: Wall) -> bool:

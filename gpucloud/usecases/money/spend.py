@@ -120,11 +120,13 @@ class SpendTracker:
         state = as_listed(state, group, now)
         nodes = max(len(state.alive), group.most_alive + max(0, wanted - group.size))
         spent = self.used_usd(state, group, now)
-        until = partial(paid_until, now, left_usd=budget_usd - spent, cap_usd_per_hour=state.dearest_usd_per_hour)
+        cap, launched = state.dearest_usd_per_hour, bool(state.alive or group.most_alive)
+        until = partial(paid_until, now, left_usd=budget_usd - spent, cap_usd_per_hour=cap)
+        least = usd_for(cap, self._terms.minimum)
         return Payable(
             spent_usd=spent,
-            until=until(nodes=nodes, wall=wall, launched=bool(state.alive or group.most_alive)),
-            with_another=until(nodes=nodes + 1, wall=wall),
+            until=until(nodes=nodes, wall=wall, launched=launched, coming_usd=ZERO if launched else least * nodes),
+            with_another=until(nodes=nodes + 1, wall=wall, coming_usd=least),
             lasts_until=until(nodes=nodes, wall=replace(wall, least=timedelta(0))),
         )
 
