@@ -15,6 +15,7 @@ from gpucloud.adapters.aws.prices.market import ListedMarket
 from gpucloud.adapters.markets import PackagedMarkets
 from gpucloud.adapters.markets.tables import TableMaker
 from gpucloud.cli.render.estimates import deadline_chart, estimate_json, estimate_text
+from gpucloud.cli.render.reports import plan_rows
 from gpucloud.domain.checkpoint.protection import Protection, Saving
 from gpucloud.domain.errors import PlanRefused, UsageError
 from gpucloud.domain.job.spec import (
@@ -473,11 +474,21 @@ def test_machines_that_mostly_fail_come_after_those_that_finish() -> None:
 def test_a_budget_is_said_to_train_at_every_price_that_is_named_without_what_is_kept_aside(estimate: Estimate) -> None:
     text = estimate_text(JOB, estimate, width=None)
     assert (
-        "200.00 USD: trains 8 d 8 h at this price, 66 h 36 min at 3.00 USD an hour, 5 h 59 min at 33.00 USD an hour,"
-        " after a start of 1 min\n  kept aside 0.175 USD of the budget, for the last save" in text
+        "200.00 USD less what is kept aside and a start of 1 min: trains 8 d 8 h at this price, 66 h 36 min at 3.00 USD"
+        " an hour, 5 h 59 min at 33.00 USD an hour\n  kept aside 0.175 USD for the last save and the machines' end,"
+        " which no training may use: 3 min 30 s at 3.00 USD an hour, or 1.92 USD at 33.00 USD an hour\n" in text
     )
     alone = estimate_text(JOB, estimated(JOB, V100), width=None)
-    assert "200.00 USD: trains 8 d 8 h at this price, 66 h 36 min at 3.00 USD an hour, after a start" in alone
+    assert "start of 1 min: trains 8 d 8 h at this price, 66 h 36 min at 3.00 USD an hour\n  kept aside 0.175" in alone
+
+
+def test_a_plan_names_what_is_spent_of_the_budget_and_no_time_beyond_a_year() -> None:
+    plan = planner_of(JOB, V100).plan(JOB)
+    rows = plan_rows(replace(plan, spent_usd=Decimal("0.25"), trains=timedelta(days=36525)))
+    assert rows["budget"] == (
+        "200.00 USD less 0.25 USD spent, less what is kept aside and a start of 1 min:"
+        " trains more than a year at this price, 66 h 36 min at 3.00 USD an hour"
+    )
 
 
 SPOT_PAIR = replace(JOB, deadline=None, work=8 * HOUR, resources=Resources(nodes=2, gpus=8, market=MarketPolicy.SPOT))

@@ -61,21 +61,31 @@ def plan_rows(plan: Plan) -> dict[str, str]:
     of_all = f" for {plan.nodes} machines" if plan.nodes > 1 else ""
     most = f"{format_usd(plan.cap_usd_per_hour)} at the most"
     price = f"{format_usd(plan.usd_per_hour)} an hour{of_all} {_when(plan)}, {most}"
-    trains = f"trains {format_span(plan.trains)} at this price"
+    trains = f"trains {_long(plan.trains)} at this price"
+    kept = f"{format_span(plan.reserve)} at {format_usd(plan.cap_usd_per_hour)} an hour"
     if plan.cap_usd_per_hour > plan.usd_per_hour:
-        trains += f", {format_span(plan.trains_at_cap)} at {format_usd(plan.cap_usd_per_hour)} an hour"
+        trains += f", {_long(plan.trains_at_cap)} at {format_usd(plan.cap_usd_per_hour)} an hour"
     if plan.dearest_usd_per_hour > plan.cap_usd_per_hour:
-        trains += f", {format_span(plan.trains_at_dearest)} at {format_usd(plan.dearest_usd_per_hour)} an hour"
+        dearest = f"{format_usd(plan.dearest_usd_per_hour)} an hour"
+        trains += f", {_long(plan.trains_at_dearest)} at {dearest}"
         price += f"; on others, where these are not to be had, up to {format_usd(plan.dearest_usd_per_hour)}"
-    kept = f"{format_usd(plan.kept_usd)} of the budget, for the last save and the machines' end"
+        kept += f", or {format_usd(plan.kept_at_dearest_usd)} at {dearest}"
+    spent = f" less {format_usd(plan.spent_usd)} spent," if plan.spent_usd else ""
     return {
         "machines": f"{plan.nodes} × {plan.offer.pool}, {workers}{fewer}",
         "price": price,
-        "budget": f"{format_usd(plan.budget_usd)}: {trains}, after a start of {format_span(plan.start)}",
-        "kept aside": f"{kept}; no training may use it",
+        "budget": f"{format_usd(plan.budget_usd)}{spent} less what is kept aside and a start of"
+        f" {format_span(plan.start)}: {trains}",
+        "kept aside": f"{format_usd(plan.kept_usd)} for the last save and the machines' end, which no training may use:"
+        f" {kept}",
         "worst cost": f"{format_usd(plan.worst_usd)}, then all machines are off",
         **_safer_rows(plan),
     }
+
+
+def _long(span: timedelta) -> str:
+    """Return the span; from a year on, how much more does not matter to anybody."""
+    return format_span(span) if span < timedelta(days=365) else "more than a year"
 
 
 def _when(plan: Plan) -> str:

@@ -29,8 +29,9 @@ class Plan:
     A job that also trains on fewer, on `least_nodes` at least, is planned and paid for with all of them.
 
     `offers` are all that would do, the chosen one first. `trains` is for how long the budget trains at today's price,
-    `trains_at_cap` at the chosen offer's highest price, `trains_at_dearest` at that of the dearest of all: after a
-    first start, which takes `start`, and without `kept_usd`, which only the last save and the machines' end may use.
+    `trains_at_cap` at the chosen offer's highest price, `trains_at_dearest` at that of the dearest of all: without
+    `spent_usd`, after a first start, which takes `start`, and without `reserve` at the highest price, which only the
+    last save and the machines' end may use: `kept_usd`, on the dearest `kept_at_dearest_usd`.
     """
 
     job: str
@@ -42,7 +43,10 @@ class Plan:
     cap_usd_per_hour: Decimal
     budget_usd: Decimal
     worst_usd: Decimal
+    spent_usd: Decimal
     kept_usd: Decimal
+    kept_at_dearest_usd: Decimal
+    reserve: timedelta
     start: timedelta
     trains: timedelta
     trains_at_cap: timedelta
@@ -106,7 +110,10 @@ def make_plan(job: Job, offers: tuple[Offer, ...], now: datetime, wall: Wall, *,
         cap_usd_per_hour=best.cap_usd_per_hour * nodes,
         budget_usd=job.budget_usd,
         worst_usd=job.budget_usd,
+        spent_usd=spent_usd,
         kept_usd=reserve_usd(nodes, best.cap_usd_per_hour, wall),
+        kept_at_dearest_usd=reserve_usd(nodes, dearest_usd, wall),
+        reserve=wall.reserve,
         start=wall.start,
         trains=trains(best.usd_per_hour, best.cap_usd_per_hour),
         trains_at_cap=trains(best.cap_usd_per_hour, best.cap_usd_per_hour),
