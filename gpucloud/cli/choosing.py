@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from gpucloud.cli.arguments import Json, JsonAlready, Shell, Target, named, topics
+from gpucloud.cli.arguments import Json, JsonAlready, Shell, Target, completion_script, named, topics
 from gpucloud.cli.help import App
 from gpucloud.domain.job.spec import Cloud, MarketPolicy, Policy
 from gpucloud.domain.market.listing import Order, Query
@@ -229,6 +229,6 @@ def completion(
     shell: Annotated[Shell, typer.Argument(help="Whose: bash, zsh or fish.")],
 ) -> None:
     """Write what a shell completes commands, options, jobs and job files by."""
-    from gpucloud.cli import completing
+    from gpucloud.cli.render.words import say
 
-    raise typer.Exit(completing.completion(shell.value))
+    say(completion_script(shell))

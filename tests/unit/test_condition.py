@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpucloud.cli.commands.reaching import _look
-from gpucloud.cli.render.progress import snapshot
+from gpucloud.cli.render.onlookers import snapshot
 from gpucloud.cli.render.reports import going_on_line, jobs_text, report_json, report_text
 from gpucloud.cli.render.use import condition_word, headline
 from gpucloud.domain.money.ledger import Spend

@@ -232,7 +232,7 @@ def test_a_supervisor_whose_terminal_is_closed_goes_on(tmp_path: Path) -> None:
     code = """
 import signal, sys, time
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
-from gpucloud.cli.render.onlookers import onlooker
+from gpucloud.cli.commands.supervising import onlooker
 from pathlib import Path
 with onlooker() as shown:
     shown.story("before")

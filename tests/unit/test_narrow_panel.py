@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from gpucloud.cli.render.live import _panel, use_grid
-from gpucloud.cli.render.progress import NodeLine, Snapshot
+from gpucloud.cli.render.onlookers import NodeLine, Snapshot
 from gpucloud.domain.money.ledger import Spend
 from tests.unit.worlds import NOW
 

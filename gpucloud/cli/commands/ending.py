@@ -7,9 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from gpucloud.cli.commands.supervising import bring_stored_home, say_what_lives
+from gpucloud.cli.commands.supervising import bring_stored_home, onlooker, say_what_lives
 from gpucloud.cli.interrupts import Interrupts, Leave, obeyed
-from gpucloud.cli.render.onlookers import Onlooker, onlooker
+from gpucloud.cli.render.onlookers import Onlooker
 from gpucloud.cli.render.reports import report_json, report_text
 from gpucloud.cli.render.use import condition_word
 from gpucloud.cli.render.words import is_meant, say, say_json, say_words, tell

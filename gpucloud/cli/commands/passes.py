@@ -10,10 +10,9 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
-from gpucloud.cli.commands.supervising import answer, bring_stored_home
+from gpucloud.cli.commands.supervising import answer, bring_stored_home, onlooker
 from gpucloud.cli.faults import known_error
 from gpucloud.cli.render.bills import left_amount, left_rows, money_json, money_line, plain_amount, unproven_rows
-from gpucloud.cli.render.onlookers import onlooker
 from gpucloud.cli.render.use import condition_word
 from gpucloud.cli.render.words import say, say_json, say_words, table, tell, usd
 from gpucloud.cli.target import known_job, report_of

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpucloud.cli.render.onlookers import Display, display
+from gpucloud.cli.render.onlookers import Display
 from gpucloud.cli.render.reports import report_json, stay_text
 from gpucloud.cli.render.use import headline, use_rows
 from gpucloud.cli.render.words import say, say_json, table, tell
@@ -65,7 +65,7 @@ def watch(target: str | None, *, as_json: bool) -> int:
     known = known_job(cloud, target)
     shell, live = visitor(cloud, known), sys.stdout.isatty() and not as_json
     try:
-        with display() if live else _Lines(as_json=as_json) as shown:
+        with _live() if live else _Lines(as_json=as_json) as shown:
             last = _look(asker_of(cloud, known), shell, cloud.clock.sleep, shown, every_s=_LIVE_S if live else _PLAIN_S)
     except KeyboardInterrupt:
         tell(f"{known.name} goes on as before")
@@ -75,6 +75,12 @@ def watch(target: str | None, *, as_json: bool) -> int:
     if (stay := stay_text(last)) is not None:
         tell(stay)
     return 0
+
+
+def _live() -> Display:
+    from gpucloud.cli.render.live import LiveUse
+
+    return LiveUse()
 
 
 def _look(asker: Asker, shell: Shell, sleep: Callable[[float], None], shown: Display, *, every_s: float) -> JobReport:

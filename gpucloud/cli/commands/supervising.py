@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gpucloud.cli.interrupts import Interrupts, Leave, obeyed
-from gpucloud.cli.render.onlookers import Onlooker, onlooker
+from gpucloud.cli.render.onlookers import Onlooker, PlainOnlooker, Unshaken
 from gpucloud.cli.render.reports import plan_json, report_json, report_text
 from gpucloud.cli.render.words import say, say_json, say_words, tell
 from gpucloud.cli.target import Target, called
@@ -76,6 +76,15 @@ def run(begun: Begun, *, leaves: bool = False, asks: bool = True) -> None:
     with onlooker() as shown, obeyed(shown, asks=asks, detaches=detaches, saves=saves) as interrupts:
         _run(begun, leaves, shown, interrupts)
     say_what_is_lost(begun, protection)
+
+
+def onlooker() -> Unshaken:
+    """Return the live display on a terminal, plain lines elsewhere."""
+    if sys.stderr.isatty():
+        from gpucloud.cli.render.live import LiveOnlooker
+
+        return Unshaken(LiveOnlooker())
+    return Unshaken(PlainOnlooker())
 
 
 def say_what_is_lost(begun: Begun, protection: Protection) -> None:

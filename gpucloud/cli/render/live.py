@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from gpucloud.cli.render.bills import money_line
+from gpucloud.cli.render.onlookers import Snapshot, snapshot
 from gpucloud.cli.render.output import FirstRank
-from gpucloud.cli.render.progress import Snapshot, snapshot
 from gpucloud.cli.render.use import Rows, headline, use_rows
 from gpucloud.cli.render.words import folded, with_short_ids
 from gpucloud.domain.job.quantities import format_span
