@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpucloud.domain.node.gate.gang import Blame, GangSeen, PairSeen, blame, rounds, slowest
+from gpucloud.domain.node.gate.gang import Blame, GangSeen, PairSeen, blame, rounds
 
 
 def gang(world, slow=(), *, broken=(), gbps=3.0):
@@ -30,7 +30,6 @@ def check(seen, world, *, efa=False, proven=()):
 
 def test_nobody_is_to_blame_in_a_good_gang():
     assert check(gang(4), 4) == ()
-    assert slowest(gang(4)) == 3.0
 
 
 def test_the_machine_that_all_slow_pairs_have_in_common_is_to_blame():

@@ -8,7 +8,7 @@ from decimal import Decimal
 
 import pytest
 
-from gpucloud.domain.job.spec import MarketPolicy, Resources
+from gpucloud.domain.job.spec import MarketPolicy
 from gpucloud.domain.market.catalog import (
     Advice,
     Advisor,
@@ -20,7 +20,7 @@ from gpucloud.domain.market.catalog import (
     Scores,
     SpotList,
 )
-from gpucloud.domain.market.listing import Listing, Order, Query, SpotRange, cheapest_on_demand, listings, matches, rank
+from gpucloud.domain.market.listing import Listing, Order, Query, SpotRange, listings, matches, rank
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
 LISTED, ADVISED = date(2026, 7, 20), date(2025, 6, 28)
@@ -214,21 +214,3 @@ LENT = replace(
 def test_it_is_said_whose_list_a_region_without_its_own_is_taken_to_have():
     assert LENT.assumed(["us-west-2", "us-east-1", "us-west-2"]) == "us-west-2 taken to be priced as us-east-1"
     assert LENT.assumed(["us-east-1"]) == ""
-
-
-@pytest.mark.parametrize(
-    ("wanted", "name", "region", "usd", "bound"),
-    [
-        (Resources(gpus=8), "p5.48xlarge", "us-east-1", "55.04", False),  # where the list is a region's own
-        (Resources(gpus=8, regions=("us-west-2",)), "p5.48xlarge", "us-west-2", "55.04", False),
-        (Resources(regions=("eu-west-1",)), "g5.xlarge", "eu-west-1", "2.012", True),  # twice the dearest known
-    ],
-)
-def test_the_cheapest_machine_on_demand_is_one_that_fits(wanted, name, region, usd, bound):
-    found = cheapest_on_demand(LENT, wanted)
-    assert (found.machine.name, found.region) == (name, region)
-    assert (found.on_demand.usd_per_hour, found.on_demand.bound) == (Decimal(usd), bound)
-
-
-def test_no_machine_is_the_cheapest_where_none_fits():
-    assert cheapest_on_demand(LENT, Resources(gpus=16)) is None

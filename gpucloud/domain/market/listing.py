@@ -8,7 +8,7 @@ from datetime import date
 from decimal import Decimal
 from enum import Enum
 
-from gpucloud.domain.job.spec import Market, MarketPolicy, Resources
+from gpucloud.domain.job.spec import Market, MarketPolicy
 from gpucloud.domain.market.catalog import Advice, Band, Catalog, ListPrice, Machine
 
 
@@ -125,17 +125,6 @@ def listings(catalog: Catalog, regions: tuple[str, ...]) -> tuple[Listing, ...]:
     return tuple(
         _listing(catalog, catalog.machines[name], region) for region in regions for name in catalog.offered(region)
     )
-
-
-def cheapest_on_demand(catalog: Catalog, wanted: Resources) -> Listing | None:
-    """Return the listing of the machine that does what is wanted for the least on demand, None where none is priced.
-
-    In the wanted regions; where none is named, in those that have a price list of their own.
-    """
-    own = tuple(name for name, prices in sorted(catalog.prices.items()) if prices.taken_from is None)
-    found = (one for one in listings(catalog, wanted.regions or own) if one.machine.fits(wanted))
-    priced = [(one.on_demand.usd_per_hour, one.machine.name, one) for one in found if one.on_demand is not None]
-    return min(priced, key=lambda rated: rated[:2])[2] if priced else None
 
 
 def suits(machine: Machine, query: Query) -> bool:

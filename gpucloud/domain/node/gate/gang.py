@@ -89,12 +89,6 @@ def rounds(world: int) -> tuple[tuple[tuple[int, int], ...], ...]:
     return tuple(found)
 
 
-def slowest(seen: Sequence[GangSeen]) -> float | None:
-    """Return the least that any pair reached, in GB/s."""
-    found = [pair.gbps for pair in _pairs(seen) if pair.gbps is not None]
-    return min(found, default=None)
-
-
 def _absent(seen: Sequence[GangSeen], world: int) -> tuple[Blame, ...]:
     by_rank = {member.rank: member for member in seen}
     met = {rank for rank, member in by_rank.items() if member.met}
