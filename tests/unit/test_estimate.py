@@ -15,7 +15,7 @@ from gpucloud.adapters.aws.prices.market import ListedMarket
 from gpucloud.adapters.markets import PackagedMarkets
 from gpucloud.adapters.markets.tables import TableMaker
 from gpucloud.cli.render.estimates import deadline_chart, estimate_json, estimate_text
-from gpucloud.cli.render.reports import plan_rows
+from gpucloud.cli.render.plans import plan_rows
 from gpucloud.domain.checkpoint.protection import Protection, Saving
 from gpucloud.domain.errors import PlanRefused, UsageError
 from gpucloud.domain.job.spec import (

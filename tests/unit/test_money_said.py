@@ -14,7 +14,7 @@ from gpucloud.adapters.jobfile import values
 from gpucloud.cli.commands.asking import _with_forecast
 from gpucloud.cli.render.bills import left_rows, money_line, spend_text
 from gpucloud.cli.render.estimates import estimate_text
-from gpucloud.cli.render.reports import plan_rows
+from gpucloud.cli.render.plans import plan_rows
 from gpucloud.cli.render.simulations import _HEAD, _SPARE
 from gpucloud.cli.render.use import step_words
 from gpucloud.cli.render.words import fitted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpucloud.cli.render.reports import labelled
+from gpucloud.cli.render.plans import labelled
 from gpucloud.cli.render.words import fitted, folded
 
 ROWS = (

@@ -31,9 +31,8 @@ from gpucloud.domain.job.spec import Job
 from gpucloud.domain.state.state import ExitReason, JobState
 from gpucloud.domain.supervision.self_driving import Arming
 from gpucloud.usecases.checkpoint.checkpoints import StoredCheckpoints
-from gpucloud.usecases.job.jobs import Asker
+from gpucloud.usecases.job.jobs import Asker, kept_of
 from gpucloud.usecases.job.ordered import enough_to_end
-from gpucloud.usecases.job.start import kept_of
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import Lease, take
 from gpucloud.usecases.jobstore.orders import Orders

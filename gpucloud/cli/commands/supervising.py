@@ -14,7 +14,8 @@ from typing import Any
 
 from gpucloud.cli.interrupts import Interrupts, Leave, obeyed
 from gpucloud.cli.render.onlookers import Onlooker, PlainOnlooker, Unshaken
-from gpucloud.cli.render.reports import plan_json, report_json, report_text
+from gpucloud.cli.render.plans import plan_json
+from gpucloud.cli.render.reports import report_json, report_text
 from gpucloud.cli.render.words import say, say_json, say_words, tell
 from gpucloud.cli.target import Target, called
 from gpucloud.domain.checkpoint.protection import NEVER, NOTHING_COMES_HOME, Protection

@@ -13,7 +13,8 @@ from pathlib import Path
 from gpucloud.cli.commands.supervising import Begun, answer, bring_stored_home, detach, launch, run, say_what_lives
 from gpucloud.cli.interrupts import Detach, Leave
 from gpucloud.cli.render.estimates import deadline_chart, estimate_json, estimate_text
-from gpucloud.cli.render.reports import going_on_line, plan_text
+from gpucloud.cli.render.plans import plan_text
+from gpucloud.cli.render.reports import going_on_line
 from gpucloud.cli.render.words import is_yes, say_json, say_words, tell, width_of
 from gpucloud.cli.target import Target, of_another_file, read_target
 from gpucloud.domain.checkpoint.protection import REMEDY, Protection, must_be_meant

@@ -7,7 +7,7 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
-from gpucloud.cli.render.reports import labelled, plan_json, plan_rows, saved_rows
+from gpucloud.cli.render.plans import labelled, plan_json, plan_rows, saved_rows
 from gpucloud.cli.render.words import pool_json, table, usd
 from gpucloud.domain.checkpoint.protection import NEVER, Protection, Saving
 from gpucloud.domain.errors import UsageError

@@ -1,9 +1,9 @@
-"""Plans and jobs as text for people, and as JSON for programs."""
+"""Jobs as text for people, and as JSON for programs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from typing import Any
 
 from gpucloud.cli.render.bills import charges_text, plain_amount, spend_json, spend_text
@@ -15,14 +15,9 @@ from gpucloud.cli.render.use import (
     use_json,
     use_rows,
 )
-from gpucloud.cli.render.words import folded, pool_json, quarantine_json, table, usd
+from gpucloud.cli.render.words import pool_json, quarantine_json, table
 from gpucloud.domain import codec
-from gpucloud.domain.checkpoint.protection import NOTHING_COMES_HOME, Protection
 from gpucloud.domain.job.quantities import counted, format_moment, format_span, format_usd
-from gpucloud.domain.job.spec import Market
-from gpucloud.domain.market.catalog import aged
-from gpucloud.domain.market.plan import Plan
-from gpucloud.domain.market.policies import Reason
 from gpucloud.domain.node.node import Node
 from gpucloud.domain.node.output import advice_for
 from gpucloud.domain.node.status import UNTOLD, Progress
@@ -30,113 +25,6 @@ from gpucloud.domain.state.state import Attempt, CapacityDecision, Cooldown, Exi
 from gpucloud.domain.untrusted import in_one_line, set_off
 from gpucloud.usecases.jobstore.report import Condition, JobReport
 from gpucloud.usecases.supervise.story import decision_line, missing_line
-
-_WHY_ON_DEMAND = {
-    Reason.DEADLINE: "it leaves no time for a run on spot machines that is lost, and a whole one after it",
-    Reason.BUDGET: "the budget does not pay for a run on spot machines that is lost, and a whole one after it",
-    Reason.EXPECTED: "so long a run that saves nothing is expected to cost less than on spot machines",
-    Reason.ASKED: "`policy: on_demand` asks for it",
-}
-
-
-def plan_text(plan: Plan, protection: Protection, width: int | None = None) -> str:
-    """Return the plan: what, at what price, the ceiling, and how the script saves; for a terminal so wide."""
-    rows = {**plan_rows(plan), **saved_rows(protection)}
-    others = [f"{o.pool} {format_usd(o.usd_per_hour)}" for o in plan.others]
-    if others:
-        rows["next"] = f"{'; '.join(others)} a node"
-    return labelled(f"plan for {plan.job}", rows, width)
-
-
-def saved_rows(protection: Protection) -> dict[str, str]:
-    """Return a plan's lines about what is left of the script's work: after an interruption, and at its end."""
-    lost = {} if protection.comes_home else {"results": f"NOTHING comes home: {NOTHING_COMES_HOME}"}
-    return {"saves": protection.row, **lost}
-
-
-def plan_rows(plan: Plan) -> dict[str, str]:
-    """Return the plan's lines by their labels."""
-    fewer = f"; fewer will do, down to {plan.least_nodes}" if plan.least_nodes < plan.nodes else ""
-    workers = "1 worker" if plan.workers == 1 else f"{plan.workers} workers"
-    of_all = f" for {plan.nodes} machines" if plan.nodes > 1 else ""
-    most = f"{format_usd(plan.cap_usd_per_hour)} at the most"
-    price = f"{format_usd(plan.usd_per_hour)} an hour{of_all} {_when(plan)}, {most}"
-    trains = f"trains {_long(plan.trains)} at this price"
-    kept = f"{format_span(plan.reserve)} at {format_usd(plan.cap_usd_per_hour)} an hour"
-    if plan.cap_usd_per_hour > plan.usd_per_hour:
-        trains += f", {_long(plan.trains_at_cap)} at {format_usd(plan.cap_usd_per_hour)} an hour"
-    if plan.dearest_usd_per_hour > plan.cap_usd_per_hour:
-        dearest = f"{format_usd(plan.dearest_usd_per_hour)} an hour"
-        trains += f", {_long(plan.trains_at_dearest)} at {dearest}"
-        price += f"; on others, where these are not to be had, up to {format_usd(plan.dearest_usd_per_hour)}"
-        kept += f", or {format_usd(plan.kept_at_dearest_usd)} at {dearest}"
-    spent = f" less {format_usd(plan.spent_usd)} spent," if plan.spent_usd else ""
-    return {
-        "machines": f"{plan.nodes} × {plan.offer.pool}, {workers}{fewer}",
-        "price": price,
-        "budget": f"{format_usd(plan.budget_usd)}{spent} less what is kept aside and a start of"
-        f" {format_span(plan.start)}: {trains}",
-        "kept aside": f"{format_usd(plan.kept_usd)} for the last save and the machines' end, which no training may use:"
-        f" {kept}",
-        "worst cost": f"{format_usd(plan.worst_usd)}, then all machines are off",
-        **_safer_rows(plan),
-    }
-
-
-def _long(span: timedelta) -> str:
-    """Return the span; from a year on, how much more does not matter to anybody."""
-    return format_span(span) if span < timedelta(days=365) else "more than a year"
-
-
-def _when(plan: Plan) -> str:
-    """Return of when the price is: it may have been read long ago, or never, and is then AWS's word of a day."""
-    as_of = plan.offer.as_of
-    return "now" if plan.made_at - as_of <= timedelta(days=1) else f"by prices of {aged(as_of.date(), plan.made_at)}"
-
-
-def _safer_rows(plan: Plan) -> dict[str, str]:
-    """Return the row of a job that begins on demand, or for which spot machines do not pay; none for any other."""
-    if plan.on_demand_for is not None:
-        why = _WHY_ON_DEMAND.get(plan.on_demand_for, plan.on_demand_for.value)
-        return {"on demand": f"from the start, under the deadline: {why}"}
-    if plan.on_demand_usd is None:
-        return {}
-    spot = (
-        f"are expected to cost {format_usd(plan.spot_usd)}, whatever the budget"
-        if plan.spot_usd is not None
-        else "come to no end"
-    )
-    on_demand = format_usd(plan.on_demand_usd)
-    if plan.offer.pool.market is Market.ON_DEMAND:
-        return {"on demand": f"chosen for {on_demand}, where nothing interrupts it: spot machines {spot}"}
-    return {
-        "on demand": f"is cheaper: {on_demand}, and nothing interrupts it; spot machines {spot}."
-        " `resources: {market: on_demand}`"
-    }
-
-
-def labelled(title: str, rows: Mapping[str, str], width: int | None = None) -> str:
-    """Return lines under a title, their labels in a column; for a terminal so wide, None for none."""
-    behind = " " * len(f"  {'':<10} ")
-    return "\n".join([title, *(folded(f"  {label:<10} {text}", width, behind) for label, text in rows.items())])
-
-
-def plan_json(plan: Plan) -> dict[str, Any]:
-    """Return the plan as an object."""
-    return {
-        "nodes": plan.nodes,
-        "least_nodes": plan.least_nodes,
-        "workers": plan.workers,
-        **pool_json(plan.offer.pool),
-        "usd_per_hour": usd(plan.usd_per_hour),
-        "cap_usd_per_hour": usd(plan.cap_usd_per_hour),
-        "dearest_usd_per_hour": usd(plan.dearest_usd_per_hour),
-        "budget_usd": usd(plan.budget_usd),
-        "worst_usd": usd(plan.worst_usd),
-        "kept_usd": usd(plan.kept_usd),
-        "spot_usd": usd(plan.spot_usd) if plan.spot_usd is not None else None,
-        "on_demand_usd": usd(plan.on_demand_usd) if plan.on_demand_usd is not None else None,
-    }
 
 
 def report_text(report: JobReport) -> str:

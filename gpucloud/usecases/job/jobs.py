@@ -1,4 +1,4 @@
-"""Questions about jobs that may be asked from any terminal at any time (report, logs), and another budget."""
+"""Questions about jobs, from any terminal at any time (report, logs, what a run keeps), and another budget."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
-from gpucloud.domain.job.quantities import in_cents
+from gpucloud.domain.job.quantities import counted, format_moment, in_cents
 from gpucloud.domain.money.costs import Sundries, charges_of
 from gpucloud.domain.money.ledger import Terms
 from gpucloud.domain.money.prepaid import Wall, reserve_usd, sooner
@@ -264,3 +264,29 @@ def obey_here(asker: Asker, lease: Lease, order: Order, rules: Rules) -> bool:
 def least_usd(asker: Asker, state: JobState, rules: Rules) -> str:
     """Return the least sum that the budget can be lowered to now, in USD, rounded up to cents."""
     return in_cents(least_to_lower_to(state, budget_standing(asker, state), rules))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """Machines that a run which succeeded leaves up, and until when they are paid; `run` is its number."""
+
+    name: str
+    run: int
+    machines: int
+    until: datetime
+    as_of: datetime
+
+    def __str__(self) -> str:
+        some = self.machines != 1
+        are = f"{counted(self.machines, 'machine')}, paid until {format_moment(self.until, self.as_of)}"
+        # A job's name means its newest run, and another one is there or about to be.
+        called = f"{self.name}@1" if self.run == 1 else self.name
+        return f"{self.name} keeps {are}: `gpucloud down {called}` ends {'them' if some else 'it'} now"
+
+
+def kept_of(order: Order, state: JobState, listed: GroupView, now: datetime) -> Kept | None:
+    """Return what a run keeps of which the cloud lists that; None where it keeps nothing, or nothing of it lives."""
+    alive, until = len(listed.alive), listed.armed_until
+    if state.torn_down or not keeps(order, state) or not alive or until is None:
+        return None
+    return Kept(name=order.job, run=order.run, machines=alive, until=until, as_of=now)

@@ -10,20 +10,21 @@ from typing import Any, Protocol
 
 from gpucloud.domain.checkpoint.protection import NEVER, Saving
 from gpucloud.domain.errors import BudgetRefused, BudgetTooSmall, NoCapacity, OrderChanged, UsageError
-from gpucloud.domain.job.quantities import counted, format_moment, in_cents
+from gpucloud.domain.job.quantities import in_cents
 from gpucloud.domain.job.spec import Job
 from gpucloud.domain.market.plan import Plan, make_plan
 from gpucloud.domain.money.ledger import ZERO, Terms
 from gpucloud.domain.money.prepaid import Wall, least_budget_usd, paid_until
 from gpucloud.domain.node.bootstrap.wanted import LARGEST_CODE_BYTES
 from gpucloud.domain.node.node import NO_GROUP, GroupView
-from gpucloud.domain.state.order import Order, Until, held_until, is_closed, is_finished, keeps, with_budget
+from gpucloud.domain.state.order import Order, Until, held_until, is_closed, is_finished, with_budget
 from gpucloud.domain.state.state import JobState
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.budget import least_to_lower_to, refusal
 from gpucloud.domain.supervision.seen import Rules, rules_for
 from gpucloud.ports import Account, Clock, MarketData, NodeGroup, Signer
 from gpucloud.store import Conflict, ObjectStore
+from gpucloud.usecases.job.jobs import Kept, kept_of
 from gpucloud.usecases.job.ordered import sha256_of
 from gpucloud.usecases.jobstore.jobstore import JobStore, job_names
 from gpucloud.usecases.jobstore.orders import (
@@ -61,24 +62,6 @@ class Asked:
     unattended: timedelta | None = None
     budget_usd: Decimal | None = None
     adopts: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """Machines that a run which succeeded leaves up, and until when they are paid; `run` is its number."""
-
-    name: str
-    run: int
-    machines: int
-    until: datetime
-    as_of: datetime
-
-    def __str__(self) -> str:
-        some = self.machines != 1
-        are = f"{counted(self.machines, 'machine')}, paid until {format_moment(self.until, self.as_of)}"
-        # A job's name means its newest run, and another one is there or about to be.
-        called = f"{self.name}@1" if self.run == 1 else self.name
-        return f"{self.name} keeps {are}: `gpucloud down {called}` ends {'them' if some else 'it'} now"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -411,14 +394,6 @@ def adopt(state: JobState, plan: Plan | None, *, drills: bool = False, reopens: 
     offer = plan.offer
     cap = offer.cap_usd_per_hour
     return replace(adopted, pool=offer.pool, cap_usd_per_hour=cap, efa=(offer.efa,), gpu=offer.gpu)
-
-
-def kept_of(order: Order, state: JobState, listed: GroupView, now: datetime) -> Kept | None:
-    """Return what a run keeps of which the cloud lists that; None where it keeps nothing, or nothing of it lives."""
-    alive, until = len(listed.alive), listed.armed_until
-    if state.torn_down or not keeps(order, state) or not alive or until is None:
-        return None
-    return Kept(name=order.job, run=order.run, machines=alive, until=until, as_of=now)
 
 
 def _first_state(name: str, job: Job, plan: Plan) -> JobState:
