@@ -7,6 +7,7 @@ be quick: what it does not need is imported by the command that does.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -136,10 +137,9 @@ def _await(root: Path, _: argparse.Namespace) -> int:
 
 
 def _code(_root: Path, options: argparse.Namespace) -> int:
-    from gpucloud.adapters.transfer.receiver import main as receive
+    from gpucloud.adapters.transfer.node_trees import tree
 
-    receive(options.target, options.tree)
-    return 0
+    return _say(json.dumps(tree(Path(options.target), options.tree, sys.stdin.buffer)))
 
 
 def _image(root: Path, _: argparse.Namespace) -> int:

@@ -19,8 +19,10 @@ from gpucloud.domain.errors import LandingRefused, RemoteCommandFailed, StoreErr
 from gpucloud.domain.job.quantities import format_size
 from gpucloud.domain.untrusted import STAGING, Arriving, Tree, judge, judge_together, landing_of, parent_of, shown
 from gpucloud.locks import try_lock
+from gpucloud.store.contract import ObjectStore
 
 _CHUNK_BYTES = 1 << 20
+_PIECE_BYTES = 16 << 20
 _STAGINGS = 16  # copies into one folder at once
 _MOST_LINKS = 40  # after one another, as Linux counts
 _LATEST_NS = 253_402_300_799 * 10**9  # the end of the year 9999
@@ -340,6 +342,16 @@ class Part:
         while left:
             done = os.pwrite(self.descriptor, left, at)
             left, at = left[done:], at + done
+
+    def fill(self, store: ObjectStore, key: str, size: int) -> bool:
+        """Write an object of that size, a piece in memory at a time; False when it ends before, StoreError too."""
+        room = memoryview(bytearray(min(_PIECE_BYTES, size)))
+        for at in range(0, size, _PIECE_BYTES):
+            piece = room[: min(_PIECE_BYTES, size - at)]
+            if not store.read_into(key, at, piece):
+                return False
+            self.write(at, piece)
+        return True
 
     def read_into(self, at: int, into: memoryview) -> bool:
         """Fill `into` with what is there from `at` on; False when it ends before."""

@@ -792,13 +792,13 @@ def part_written_through_a_link(original: Any) -> Any:
     return lambda name, flags, folder: os.open(name, flags & ~os.O_NOFOLLOW | os.O_CREAT, 0o600, dir_fd=folder)
 
 
-@seeded("adapters.transfer.receiver:_judge_together", "pytest", "tests/unit/test_pinned_tree.py")
+@seeded("adapters.transfer.node_trees:_judge_together", "pytest", "tests/unit/test_pinned_tree.py")
 def code_written_below_its_own_links(original: Any) -> Any:
     """A tree of code may have a name below a link."""
     return lambda manifest: None
 
 
-@seeded("adapters.transfer.receiver:_stays", "pytest", "tests/unit/test_pinned_tree.py")
+@seeded("adapters.transfer.node_trees:stays", "pytest", "tests/unit/test_pinned_tree.py")
 def code_with_links_to_anywhere(original: Any) -> Any:
     """A link in a tree of code may lead anywhere."""
     return lambda path, target: True

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.adapters.transfer import receiver, sync
-from gpucloud.adapters.transfer.sync import HashCache, read_tree
+from gpucloud.adapters.transfer import localfiles, node_trees
+from gpucloud.adapters.transfer.copying import program_argv, request
+from gpucloud.adapters.transfer.localfiles import HashCache, read_tree
 from gpucloud.domain.errors import RemoteCommandFailed, UsageError
 from gpucloud.ports import Completed
 from tests.fakes.nodes import node_at
@@ -99,12 +100,12 @@ def test_the_tree_of_the_attempt_stays_however_often_the_folder_is_edited(tmp_pa
     host = FakeHost(FakeShell(tmp_path / "homes"), NODE)
     home = tmp_path / "homes" / NODE.id
     trees = []
-    for edit in range(receiver.KEPT_TREES + 3):
+    for edit in range(node_trees.KEPT_TREES + 3):
         trees.append(home / host.sync(write(tmp_path / "code", {"train.py": str(edit)}), "code"))
         if edit == 1:
             (home / "agent").mkdir()
             (home / "agent" / "desired.json").write_text(json.dumps({"launch": {"directory": str(trees[1])}}))
-    assert [tree.exists() for tree in trees] == [False, True, False, *[True] * receiver.KEPT_TREES]
+    assert [tree.exists() for tree in trees] == [False, True, False, *[True] * node_trees.KEPT_TREES]
 
 
 class ChangingHost(FakeHost):
@@ -155,10 +156,10 @@ def test_node_without_room_or_python_is_named(tmp_path: Path):
 
 def test_damage_on_the_way_is_refused(tmp_path: Path):
     shell = FakeShell(tmp_path / "homes")
-    program = Path(receiver.__file__).read_text()
-    request = b'[0, [["' + b"0" * 64 + b'", 4]]]\nabcd'
-    damaged = shell.host(NODE).run(("python3", "-c", program, "code", "f" * 64), stdin=request)
-    cut_off = shell.host(NODE).run(("python3", "-c", program, "code", "f" * 64), stdin=request[:-1])
+    head = request("code", "", "tree", name="f" * 64, most_bytes=None)
+    given = head + b'[0, [["' + b"0" * 64 + b'", 4]]]\nabcd'
+    damaged = shell.host(NODE).run(program_argv("python3"), stdin=given)
+    cut_off = shell.host(NODE).run(program_argv("python3"), stdin=given[:-1])
     assert (damaged.exit_code, cut_off.exit_code) == (1, 1)
     assert b"damaged" in damaged.stderr
     assert b"cut off" in cut_off.stderr
@@ -167,7 +168,7 @@ def test_damage_on_the_way_is_refused(tmp_path: Path):
 
 def test_path_that_leaves_the_tree_is_refused_on_the_node_too(tmp_path: Path):
     with pytest.raises(SystemExit, match="leaves the tree"):
-        receiver._parsed(json.dumps([["../x", 0, 0, 0o100644, "0" * 64]]).encode(), "0" * 64)
+        node_trees._parsed(json.dumps([["../x", 0, 0, 0o100644, "0" * 64]]).encode(), "0" * 64)
 
 
 def test_empty_folder_is_a_tree(tmp_path: Path):
@@ -211,7 +212,7 @@ def test_special_and_huge_files_are_named_unless_ignored(tmp_path: Path):
         read_tree(code, HashCache(None, code))
     write(code, {".gpucloudignore": "/pipe\n"})
     with (code / "huge").open("wb") as file:
-        file.truncate(sync.LARGEST_FILE_BYTES + 1)
+        file.truncate(localfiles.LARGEST_FILE_BYTES + 1)
     with pytest.raises(UsageError, match=r"huge is 1\.0 GiB"):
         read_tree(code, HashCache(None, code))
     write(code, {".gpucloudignore": "/pipe\n/huge\n"})

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gpucloud.adapters.transfer.sync import HashCache, read_tree
+from gpucloud.adapters.transfer.localfiles import HashCache, read_tree
 
 FOLDERS = ("", "a/", "b/", "a/b/", "cab/", "a/b/a/")
 NAMES = ("ab", "a.b", "abc", "-", "]", "!a", "c", "A", "b-", "#", "a ")

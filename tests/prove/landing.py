@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, cast
 
-from gpucloud.adapters.transfer import carrier
+from gpucloud.adapters.transfer import node_program
 from gpucloud.adapters.transfer.copying import Copier
 from gpucloud.adapters.transfer.outputs import OutputsFolder, StoredOutputs, bring_stored_home
 from gpucloud.cli.commands.reaching import _place
@@ -267,7 +267,7 @@ class _Here:
     def run(self, argv: tuple[str, ...], *, stdin: bytes = b"", timeout_s: float = 30.0) -> Completed:
         del argv, timeout_s
         out = io.BytesIO()
-        carrier.main(io.BytesIO(stdin), out)
+        node_program.main(io.BytesIO(stdin), out)
         return Completed(exit_code=0, stdout=out.getvalue(), stderr=b"")
 
 

@@ -13,9 +13,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpucloud.adapters.transfer.localfiles import HashCache, read_tree
+from gpucloud.adapters.transfer.node_trees import tree
 from gpucloud.adapters.transfer.outputs import StoredOutputs, bring_stored_home
-from gpucloud.adapters.transfer.receiver import main as receive
-from gpucloud.adapters.transfer.sync import HashCache, read_tree, whole_code
+from gpucloud.adapters.transfer.sync import whole_code
 from gpucloud.agent.drive import driver as module
 from gpucloud.agent.drive.driver import Driver
 from gpucloud.domain.codec import Malformed, from_json, to_json
@@ -481,7 +482,7 @@ def test_it_is_said_that_machines_change_over_to_none_on_demand_for_a_deadline(j
     assert (found is not None and "for its deadline of 12 h: it keeps spot machines, and may be late" in found) is says
 
 
-def test_the_code_of_a_machine_is_the_tree_that_was_sent(tmp_path, capsys, monkeypatch):
+def test_the_code_of_a_machine_is_the_tree_that_was_sent(tmp_path):
     code = tmp_path / "code"
     (code / "deep").mkdir(parents=True)
     (code / "train.py").write_text("print(1)\n")
@@ -493,10 +494,8 @@ def test_the_code_of_a_machine_is_the_tree_that_was_sent(tmp_path, capsys, monke
     name, request = whole_code(code, limit=1 << 20)
     stored = tmp_path / "request"
     stored.write_bytes(request)
-    with stored.open() as given:
-        monkeypatch.setattr("sys.stdin", given)
-        receive(str(tmp_path / "node"), name)
-    capsys.readouterr()
+    with stored.open("rb") as given:
+        tree(tmp_path / "node", name, given)
     arrived = tmp_path / "node" / name
 
     assert read_tree(arrived, HashCache(None, arrived)).sha256 == name

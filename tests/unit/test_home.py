@@ -15,7 +15,8 @@ import pytest
 
 from gpucloud.adapters.home import Home, SightingsFile, open_home
 from gpucloud.adapters.terraform.program import require_terraform
-from gpucloud.adapters.transfer.sync import HashCache, read_tree
+from gpucloud.adapters.transfer.copying import program_argv, request
+from gpucloud.adapters.transfer.localfiles import HashCache, read_tree
 from gpucloud.cli.faults import known_error
 from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.domain.job.spec import KnownJob
@@ -171,9 +172,9 @@ def test_what_a_command_writes_is_its_owners_whatever_the_umask_is(home):
 def test_the_agents_folder_on_a_node_is_its_users_only_around_trees_that_are_alike_everywhere(tmp_path):
     root = tmp_path / ".gpucloud"
     root.mkdir(mode=0o755)
-    script = f"from gpucloud.adapters.transfer.receiver import main; main({str(root / 'code')!r}, '0' * 64)"
+    asked = request(str(root / "code"), "", "tree", name="0" * 64, most_bytes=None)
 
-    subprocess.run([sys.executable, "-c", script], input=b"", check=True, capture_output=True)
+    subprocess.run(program_argv(sys.executable), input=asked, check=True, capture_output=True)
 
     assert stat.S_IMODE(root.stat().st_mode) == 0o700
     assert stat.S_IMODE((root / "code").stat().st_mode) == 0o755

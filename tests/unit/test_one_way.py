@@ -15,7 +15,7 @@ from gpucloud.domain import variables
 PACKAGE = Path(gpucloud.__file__).parent
 
 # Sent alone to machines that have nothing else of gpucloud: they import the standard library only.
-SENT_ALONE = frozenset({"adapters/hosts/onhost.py", "adapters/transfer/receiver.py"})
+SENT_ALONE = frozenset({"adapters/hosts/onhost.py", "adapters/transfer/node_trees.py"})
 
 
 def calls(tree: ast.AST) -> Iterator[ast.Call]:
@@ -33,7 +33,7 @@ PUT_IN_PLACE = {
     "adapters/local/records.py": "a folder that is removed",
     "adapters/local/sshd.py": "what SFTP's client moves",
     "adapters/ssh/keys.py": "a key, linked where there must be none",
-    "adapters/transfer/carrier.py": "a received part, with its time",
+    "adapters/transfer/node_program.py": "a received part, with its time",
     "agent/data/fetching.py": "a proven part, with its time",
     "agent/data/staging.py": "a link",
     "agent/attempt/composing.py": "what Apptainer wrote",

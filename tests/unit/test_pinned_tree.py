@@ -12,7 +12,7 @@ import pytest
 
 from gpucloud.adapters.home import Home
 from gpucloud.adapters.signing import KeyRing
-from gpucloud.adapters.transfer import receiver
+from gpucloud.adapters.transfer import node_trees
 from gpucloud.adapters.transfer.sync import make_tree
 from gpucloud.domain.errors import StoreError
 from gpucloud.domain.job import code
@@ -143,18 +143,18 @@ def test_a_link_that_leads_out_or_could_is_not_made(tmp_path, target):
 @pytest.mark.parametrize("target", [*LINKS, "../b", "../../b", "../d/../b"])
 @pytest.mark.parametrize("name", ["a", "d/a", "d/e/a"])
 def test_the_rule_for_links_is_that_of_all_that_arrives(name, target):
-    assert receiver._stays(name, target) == (landing_of(name, target) is not None)
+    assert node_trees.stays(name, target) == (landing_of(name, target) is not None)
 
 
 @pytest.mark.parametrize("names", [("a", "a/b"), ("a/b/c", "a"), ("a", "a")])
 def test_names_are_judged_together_whatever_the_tree_is_called(names):
     rows = [row(name, mode=LINK) for name in names]
     with pytest.raises(SystemExit, match=r"no folder|twice"):
-        receiver._parsed(json.dumps(rows).encode(), kept(rows)[0])
+        node_trees._parsed(json.dumps(rows).encode(), kept(rows)[0])
 
 
 def test_the_kinds_of_entries_are_those_of_a_manifest():
-    assert set(receiver.MODES) == {code.FILE, code.PROGRAM, code.LINK, code.FOLDER}
+    assert set(node_trees.MODES) == {code.FILE, code.PROGRAM, code.LINK, code.FOLDER}
 
 
 def test_a_tree_with_all_kinds_of_entries_is_made_and_put_right(tmp_path):
@@ -177,7 +177,7 @@ def test_a_link_that_a_disk_takes_for_the_folder_is_not_written_through(tmp_path
     (tmp_path / "tree" / "a").symlink_to(tmp_path)
 
     with pytest.raises(SystemExit, match="'a' is no folder on this disk"):
-        receiver._make_folder(tmp_path / "tree", "a/b", set())
+        node_trees._make_folder(tmp_path / "tree", "a/b", set())
 
     assert not (tmp_path / "b").exists()
 
@@ -224,7 +224,7 @@ def test_a_few_bytes_of_a_store_do_not_take_the_memory():
     tracemalloc.start()
     try:
         with pytest.raises(SystemExit, match="too large"):
-            receiver._parsed(receiver._unpacked(packed), "0" * 64)
+            node_trees._parsed(node_trees._unpacked(packed), "0" * 64)
         assert tracemalloc.get_traced_memory()[1] < 200 << 20
     finally:
         tracemalloc.stop()
@@ -232,7 +232,7 @@ def test_a_few_bytes_of_a_store_do_not_take_the_memory():
 
 def test_a_manifest_that_is_short_enough_is_not_parsed_into_more_than_a_tree_has():
     with pytest.raises(SystemExit, match="too large"):
-        receiver._parsed(b"[" + b"[]," * (2 * receiver.MOST_ENTRIES) + b"[]]", "0" * 64)
+        node_trees._parsed(b"[" + b"[]," * (2 * node_trees.MOST_ENTRIES) + b"[]]", "0" * 64)
 
 
 @pytest.mark.parametrize("name", ["../../x", "0" * 63, "0" * 64 + "\n", "", "\x1b]0;x\x07"])

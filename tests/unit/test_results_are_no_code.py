@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gpucloud.adapters.transfer.localfiles import HashCache, read_tree
 from gpucloud.adapters.transfer.outputs import mark_results
-from gpucloud.adapters.transfer.sync import HashCache, read_tree
 
 
 def code(root: Path) -> tuple[str, list[str]]:

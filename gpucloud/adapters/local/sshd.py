@@ -39,7 +39,7 @@ from paramiko.sftp import SFTP_FAILURE, SFTP_OK
 
 from gpucloud import processes
 from gpucloud.adapters.local.session import Children, NodeTransport, Session, Terminal, node_transport
-from gpucloud.adapters.transfer.streams import join
+from gpucloud.adapters.ssh.terminal import join
 from gpucloud.domain.variables import GPUCLOUD_NODE
 
 logging.getLogger("paramiko").addHandler(logging.NullHandler())

@@ -17,7 +17,6 @@ from typing import Any
 import paramiko
 
 from gpucloud.adapters.ssh.failures import LIBRARY_ERRORS
-from gpucloud.adapters.transfer.streams import join
 from gpucloud.domain.errors import UsageError
 from gpucloud.ports import PortForward
 
@@ -225,3 +224,32 @@ def _accept(listener: socket.socket, open_channel: Callable[[], paramiko.Channel
 def _carry_on(connection: socket.socket, open_channel: Callable[[], paramiko.Channel]) -> None:
     with connection, contextlib.suppress(*LIBRARY_ERRORS):
         join(open_channel(), connection)
+
+
+def join(channel: paramiko.Channel, connection: socket.socket) -> None:
+    """Move bytes both ways until both ends have said that no more come, or one is lost; then close both."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    back = threading.Thread(target=_move_back, args=(channel, connection), daemon=True)
+    back.start()
+    try:
+        while chunk := channel.recv(_CHUNK_BYTES):
+            connection.sendall(chunk)
+        connection.shutdown(socket.SHUT_WR)
+        back.join()
+    except LIBRARY_ERRORS:
+        with contextlib.suppress(OSError):  # wakes whoever reads it
+            connection.shutdown(socket.SHUT_RDWR)
+    finally:
+        with contextlib.suppress(*LIBRARY_ERRORS):
+            channel.close()
+        connection.close()
+
+
+def _move_back(channel: paramiko.Channel, connection: socket.socket) -> None:
+    try:
+        while chunk := connection.recv(_CHUNK_BYTES):
+            channel.sendall(chunk)
+        channel.shutdown_write()
+    except LIBRARY_ERRORS:
+        with contextlib.suppress(*LIBRARY_ERRORS):
+            channel.close()

@@ -3,13 +3,14 @@
 Pieces of many files are one stream through a program on the node, and not SFTP, which waits for an answer a file: with
 50 ms a round trip, eight channels of SFTP took 10 s for 200 small files (back: 23 s), and this 3.7 s for 2,000, either
 way. One large file goes to a node as fast by either, and came back a fifth faster by SFTP, which has no hashes and
-which a server's configuration may leave out.
+which a server's configuration may leave out. The same program takes code (`sync`), results and staged data.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -17,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpucloud.adapters.transfer import carrier
+from gpucloud.adapters.transfer import node_program, node_trees
 from gpucloud.adapters.transfer.localfiles import Sent, sha256_of
 from gpucloud.domain import codec
 from gpucloud.domain.errors import LandingRefused, RemoteCommandFailed, UsageError
@@ -31,8 +32,10 @@ _Stat = tuple[int | None, bool, int | None]  # the size of a file, whether it is
 CODE = "@code"
 """The folder on a node that the job's script runs in."""
 
+BATCH_BYTES = 16 << 20
+"""What one request moves: one that is killed has moved all before it for good."""
+
 _PIECE_BYTES = 16 << 20
-_BATCH_BYTES = 16 << 20
 _BATCH_FILES = 500
 _LIMIT_S = 600.0  # of one request: a node that went silent ends the call long before
 _HASHED_BYTES_PER_CALL = 50 << 30
@@ -112,6 +115,54 @@ class _Listed:
     missing: tuple[tuple[str, str | None], ...]
 
 
+def program_argv(python: str) -> tuple[str, ...]:
+    """Return how the program of nodes is run: its two chapters as one text, less what they import from each other."""
+    chapters = "".join(inspect.getsource(chapter) for chapter in (node_trees, node_program))
+    text = re.sub(r"^from (gpucloud\S*|__future__) import .*\n", "", chapters, flags=re.MULTILINE)
+    # -I: the node's home folder must not be able to shadow a module. -S: nothing of site is needed.
+    return (python, "-I", "-S", "-c", f"from __future__ import annotations\n{text}")
+
+
+def request(base: str, root: str, op: str, **arguments: Any) -> bytes:
+    """Return the line that asks the program for an operation; bytes may follow it."""
+    return json.dumps({"op": op, "base": base, "root": root, **arguments}).encode() + b"\n"
+
+
+class NodeProgram:
+    """The program of nodes as one node runs it; paths are relative to `base`. Raises RemoteCommandFailed for both."""
+
+    def __init__(self, host: Host, base: str, *, python: str = "python3") -> None:
+        self._host = host
+        self._base = base
+        self._argv = program_argv(python)
+
+    def run(self, op: str, data: bytes = b"", **arguments: Any) -> bytes:
+        """Return what it answers, as it is."""
+        head = request(self._base, self._host.node.root, op, **arguments)
+        done = self._host.run(self._argv, stdin=head + data, timeout_s=_LIMIT_S)
+        if done.exit_code != 0:
+            why = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+            raise RemoteCommandFailed(
+                f"{self._host.node.id}: {why[:_WHY] or f'exit code {done.exit_code}'}",
+                hint="the same command again goes on; the node needs python3 (3.10 or newer), and room where it writes",
+            )
+        return done.stdout
+
+    def ask(self, kind: type[T], op: str, data: bytes = b"", **arguments: Any) -> T:
+        """Return its answer as a value of that kind."""
+        try:
+            return codec.from_json(kind, self.run(op, data, **arguments))
+        except codec.Malformed as error:
+            raise self.untrue(f"this is no answer to {op}: {error}") from error
+
+    def untrue(self, what: str) -> RemoteCommandFailed:
+        """Return the error for what it cannot have answered."""
+        return RemoteCommandFailed(
+            f"{self._host.node.id} does not answer as gpucloud's program for copies does: {what}",
+            hint="is its python3 what it should be?",
+        )
+
+
 class Copier:
     """Copies to and from one node; its paths are relative to `base`. `progress` hears bytes done and bytes in all."""
 
@@ -119,14 +170,12 @@ class Copier:
         self, host: Host, base: str = CODE, *, python: str = "python3", progress: Progress | None = None
     ) -> None:
         self._host = host
-        self._base = base
+        self._program = NodeProgram(host, base, python=python)
         self._progress = progress or _say_nothing
-        # -I: the node's home folder must not be able to shadow a module. -S: nothing of site is needed.
-        self._argv = (python, "-I", "-S", "-c", inspect.getsource(carrier))
 
     def listing(self, paths: Sequence[str]) -> Listing:
         """Return what these paths and patterns name on the node. LandingRefused for what none of them does."""
-        said = self._said(_Listed, {"op": "list", "paths": list(paths)})
+        said = self._program.ask(_Listed, "list", paths=list(paths))
         try:
             found = [(name, _top(paths[asked], name)) for asked, name in said.found]
             named, near = {paths[asked] for asked, _ in said.found}, dict(said.missing)
@@ -142,7 +191,7 @@ class Copier:
                 outside=tuple((paths[said.found[at][0]], _joined(found[at][1], inner)) for at, inner in said.outside),
             )
         except IndexError:
-            raise self._untrue("a listing of what was not asked for") from None
+            raise self._program.untrue("a listing of what was not asked for") from None
 
     def is_folder(self, path: str) -> bool:
         """Whether the node has a folder there."""
@@ -172,9 +221,9 @@ class Copier:
             total = sum(file.size for file, _ in lacking)
             pieces = [piece for file, name in lacking for piece in _pieces(file, parts.get(file.path, 0), name)]
             there = total - sum(length for *_, length in pieces)
-            for batch in _batches(pieces, lambda piece: piece[3]):
+            for batch in batches(pieces, lambda piece: piece[3]):
                 requested = [[file.path, name[:16], offset, length] for file, name, offset, length in batch]
-                self._run({"op": "write", "pieces": requested}, b"".join(_local_bytes(*piece) for piece in batch))
+                self._program.run("write", b"".join(_local_bytes(*piece) for piece in batch), pieces=requested)
                 moved += sum(length for *_, length in batch)
                 self._progress(there + moved, total)
             wrong = set(self._finish(lacking, links))
@@ -187,7 +236,7 @@ class Copier:
         """Return files that the node has not, each with its hash, and how much it has of their parts."""
         named = [(file, file.sha256 or sha256_of(file.local)) for file in files]
         stats: list[_Stat] = []
-        for batch in _batches(named, lambda _: 0):
+        for batch in batches(named, lambda _: 0):
             stats += self._stats([(file.path, name[:16]) for file, name in batch])
         same = [file for (file, _), status in zip(named, stats, strict=True) if status[0] == file.size]
         hashes = dict(zip((f.path for f in same), self._hashes([(f.path, f.size) for f in same]), strict=True))
@@ -196,11 +245,11 @@ class Copier:
 
     def _finish(self, files: Sequence[tuple[Sent, str]], links: Sequence[tuple[str, str]]) -> list[str]:
         wrong: list[str] = []
-        rows = [[f.path, name[:16], f.size, name, f.mode, f.mtime_ns] for f, name in files]
-        for batch in _batches(rows, lambda row: row[2] // (_HASHED_BYTES_PER_CALL // _BATCH_BYTES)):
-            wrong += self._said(tuple[str, ...], {"op": "finish", "files": batch, "links": []})
+        rows: list[list[Any]] = [[f.path, name[:16], f.size, name, f.mode, f.mtime_ns] for f, name in files]
+        for batch in batches(rows, lambda row: row[2] // (_HASHED_BYTES_PER_CALL // BATCH_BYTES)):
+            wrong += self._program.ask(tuple[str, ...], "finish", files=batch, links=[])
         if links:
-            self._run({"op": "finish", "files": [], "links": list(links)}, b"")
+            self._program.run("finish", files=[], links=list(links))
         return wrong
 
     def _fetch_rounds(self, landing: Landing, files: dict[str, Remote]) -> int:
@@ -234,7 +283,7 @@ class Copier:
                 pieces += _pieces(file, part.length(), (arriving, sha256))
         total = sum(file.size for _, file, _ in wanted)
         there, moved = total - sum(length for *_, length in pieces), 0
-        for batch in _batches(pieces, lambda piece: piece[3]):
+        for batch in batches(pieces, lambda piece: piece[3]):
             moved += self._fetch_batch(landing, batch)
             self._progress(there + moved, total)
         wrong = [one for one in wanted if not _keep(landing, one[0], one[2])]
@@ -242,9 +291,9 @@ class Copier:
 
     def _fetch_batch(self, landing: Landing, batch: list[Any]) -> int:
         size: int = sum(length for *_, length in batch)
-        data = self._run({"op": "read", "pieces": [[f.path, offset, length] for f, _, offset, length in batch]}, b"")
+        data = self._program.run("read", pieces=[[f.path, offset, length] for f, _, offset, length in batch])
         if len(data) != size:
-            raise self._untrue(f"{len(data)} bytes where {size} were asked for")
+            raise self._program.untrue(f"{len(data)} bytes where {size} were asked for")
         at = 0
         for _, (arriving, sha256), offset, length in batch:
             with landing.part(arriving, sha256) as part:
@@ -254,40 +303,18 @@ class Copier:
 
     def _hashes(self, files: Sequence[tuple[str, int]]) -> list[str | None]:
         found: list[str | None] = []
-        for batch in _batches(files, lambda file: file[1] // (_HASHED_BYTES_PER_CALL // _BATCH_BYTES)):
-            said = self._said(tuple[str | None, ...], {"op": "hash", "paths": [path for path, _ in batch]})
+        for batch in batches(files, lambda file: file[1] // (_HASHED_BYTES_PER_CALL // BATCH_BYTES)):
+            said = self._program.ask(tuple[str | None, ...], "hash", paths=[path for path, _ in batch])
             if len(said) != len(batch):
-                raise self._untrue(f"{len(said)} hashes of {len(batch)} files")
+                raise self._program.untrue(f"{len(said)} hashes of {len(batch)} files")
             found += said
         return found
 
     def _stats(self, files: list[tuple[str, str]]) -> tuple[_Stat, ...]:
-        said = self._said(tuple[_Stat, ...], {"op": "stat", "files": files})
+        said = self._program.ask(tuple[_Stat, ...], "stat", files=files)
         if len(said) != len(files):
-            raise self._untrue(f"{len(said)} answers on {len(files)} files")
+            raise self._program.untrue(f"{len(said)} answers on {len(files)} files")
         return said
-
-    def _said(self, kind: type[T], request: dict[str, Any]) -> T:
-        try:
-            return codec.from_json(kind, self._run(request, b""))
-        except codec.Malformed as error:
-            raise self._untrue(str(error)) from error
-
-    def _untrue(self, what: str) -> RemoteCommandFailed:
-        return RemoteCommandFailed(
-            f"{self._host.node.id} does not answer as gpucloud's program for copies does: {what}",
-            hint="is its python3 what it should be?",
-        )
-
-    def _run(self, request: dict[str, Any], data: bytes) -> bytes:
-        head = json.dumps({**request, "base": self._base, "root": self._host.node.root}).encode() + b"\n"
-        done = self._host.run(self._argv, stdin=head + data, timeout_s=_LIMIT_S)
-        if done.exit_code != 0:
-            why = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-            raise RemoteCommandFailed(
-                f"{self._host.node.id}: {why[:_WHY] or done.exit_code}", hint="the same command again"
-            )
-        return done.stdout
 
 
 def _say_nothing(_done: int, _total: int) -> None:
@@ -299,11 +326,12 @@ def _pieces(file: Any, there: int, other: Any) -> Iterator[tuple[Any, Any, int, 
         yield file, other, offset, min(_PIECE_BYTES, file.size - offset)
 
 
-def _batches(items: Iterable[Any], size_of: Callable[[Any], int]) -> Iterator[list[Any]]:
-    batch: list[Any] = []
+def batches(items: Iterable[T], size_of: Callable[[T], int], *, most: int = _BATCH_FILES) -> Iterator[list[T]]:
+    """Yield them in order, as many together as one request takes; `size_of` in bytes."""
+    batch: list[T] = []
     size = 0
     for item in items:
-        if batch and (size + size_of(item) > _BATCH_BYTES or len(batch) >= _BATCH_FILES):
+        if batch and (size + size_of(item) > BATCH_BYTES or len(batch) >= most):
             yield batch
             batch, size = [], 0
         batch.append(item)

@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpucloud.adapters.transfer.copying import Copier
-from gpucloud.adapters.transfer.localfiles import Sent, local_tree, sent, sha256_of
-from gpucloud.adapters.transfer.sync import HashCache
+from gpucloud.adapters.transfer.localfiles import HashCache, Sent, local_tree, sent, sha256_of
 from gpucloud.domain.errors import NodeError, UsageError
 from gpucloud.domain.job.data import DataFile, DataSet, DataWanted, data_set, unpack
 from gpucloud.ports import Host

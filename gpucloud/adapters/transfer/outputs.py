@@ -109,8 +109,6 @@ def _is_below(path: str, top: str) -> bool:
 
 T = TypeVar("T")
 
-_PIECE_BYTES = 16 << 20
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Note:
@@ -256,21 +254,13 @@ def _tree(job: str, names: list[str], notes: dict[str, _Note]) -> Tree:
 
 
 def _receive(store: ObjectStore, key: str, file: Arriving, landing: Landing) -> None:
-    """Bring an object as a file, a piece in memory at a time."""
-    room = memoryview(bytearray(min(_PIECE_BYTES, max(file.size, 1))))
+    """Bring an object as a file, if it has the size that was noted of it."""
     with landing.part(file, key) as part:
-        for at in range(0, file.size, _PIECE_BYTES):
-            piece = room[: min(_PIECE_BYTES, file.size - at)]
-            if not store.read_into(key, at, piece):
-                raise _other(key)
-            part.write(at, piece)
-    if store.read_into(key, file.size, room[:1]):
-        raise _other(key)
+        is_whole = part.fill(store, key, file.size) and not store.read_into(key, file.size, memoryview(bytearray(1)))
+    if not is_whole:
+        why = f"{key} has another size than was noted"
+        raise StoreError(why, hint="the same command again, once its machine is done")
     landing.keep(file, key, durable=True)
-
-
-def _other(key: str) -> StoreError:
-    return StoreError(f"{key} has another size than was noted", hint="the same command again, once its machine is done")
 
 
 def _noted(path: Path) -> _Note:

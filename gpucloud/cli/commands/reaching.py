@@ -22,7 +22,7 @@ from gpucloud.domain.untrusted import Arriving, Tree, fitting
 from gpucloud.ports import PortForward, Shell
 from gpucloud.store import ObjectStore
 from gpucloud.store.contract import TooLarge
-from gpucloud.store.landing import Landing, Part
+from gpucloud.store.landing import Landing
 from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.jobstore.report import Condition, JobReport
 from gpucloud.usecases.money.spend import bytes_in
@@ -50,7 +50,6 @@ exec "$py" -I "$1/lib/gpucloud-$sha.zip" metrics --root "$1"
 
 _STORE = "@store/"
 _TOLD = 20
-_PIECE_BYTES = 16 << 20
 _CODE = re.compile(r"(~/)?\.gpucloud/code/([0-9a-f]{64}/)?")
 """Where a node's home, which `gpucloud ssh` starts in, has the code, which paths of `cp` start in."""
 _FORMS = "gpucloud cp JOB:path here, or gpucloud cp here JOB:path"
@@ -326,23 +325,15 @@ def _received(store: ObjectStore, key: str, file: Arriving, landing: Landing) ->
             stored = store.get(key)
         except TooLarge as error:
             landing.require_room((replace(file, size=error.size),))
-            size = _received_in_pieces(store, key, error.size, part)
+            size = error.size
+            if not part.fill(store, key, size):
+                raise StoreError(f"{key} became shorter while it was read", hint="the same command again") from None
         else:
             if stored is None:
                 return 0
             part.write(0, stored.data)
             size = len(stored.data)
     landing.keep(file, key)
-    return size
-
-
-def _received_in_pieces(store: ObjectStore, key: str, size: int, part: Part) -> int:
-    room = memoryview(bytearray(_PIECE_BYTES))
-    for at in range(0, size, _PIECE_BYTES):
-        piece = room[: min(_PIECE_BYTES, size - at)]
-        if not store.read_into(key, at, piece):
-            raise StoreError(f"{key} became shorter while it was read", hint="the same command again")
-        part.write(at, piece)
     return size
 
 

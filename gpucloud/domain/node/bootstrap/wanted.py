@@ -92,9 +92,9 @@ class StoredPackage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredCode:
-    """The job's code in the store: a whole request of `adapters/transfer/receiver.py`; `tree` names the tree.
+    """The job's code in the store: what `adapters/transfer/node_trees` makes the whole tree of; `tree` names it.
 
-    The receiver proves every content and the manifest against the name, so that no other hash is needed.
+    That proves every content and the manifest against the name, so that no other hash is needed.
     """
 
     key: str

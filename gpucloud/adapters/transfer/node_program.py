@@ -1,4 +1,4 @@
-"""The node's end of copies: a program that is sent as text and run by the node's own python3 (3.10 or newer).
+"""The node's end of everything that is moved: a program sent as text and run by the node's own python3 (3.10 or newer).
 
     python3 -I -S -c THIS < REQUEST
 
@@ -14,8 +14,11 @@ what they are; the base `@code` is the folder that the job's script runs in, bel
     write   pieces [path, id, offset, length]  bytes into `.NAME.ID.part`
     finish  files [path, id, size, sha256, mode, mtime_ns], links [path, target]
                                                proven parts become files; the answer names the wrong ones
+    tree    name, most_bytes                   the tree of code of that name below `base` (`node_trees`, sent with this)
 
-Killed anywhere, it leaves nothing that a later run takes for whole. Standard library only; it imports nothing of ours.
+`cp` and results use the first six, staged data those that send, code the last: a tree is to appear whole or not at all,
+and of contents that most nodes have already. The line with `op` is always written by us; what others signed is at most
+what follows it. Killed anywhere, it leaves nothing that a later run takes for whole. Standard library only.
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-CHUNK_BYTES = 1 << 20
+from gpucloud.adapters.transfer.node_trees import CHUNK_BYTES, CUT_OFF, chunks_of, stays, tree
+
 _LONG_NAME = 200  # bytes: a file system takes 255 with what a part adds
 PART = re.compile(r"\..*\.[0-9a-f]{16}\.part", re.DOTALL)
 
@@ -53,8 +57,12 @@ def main(given: BinaryIO, out: BinaryIO) -> None:
         case "write":
             _write(base, request["pieces"], given)
             _say(out, [])
-        case _:
+        case "finish":
             _say(out, _finish(base, request["files"], request["links"]))
+        case "tree":
+            _say(out, tree(base, request["name"], given, request["most_bytes"]))
+        case other:
+            raise SystemExit(f"{other!a:.80} is no operation")
 
 
 def _base(base: str, root: str) -> Path:
@@ -104,7 +112,7 @@ def _walk(start: Path, inner: str, top: str) -> Iterator[tuple[Any, ...]]:
     if inner and path.is_symlink():
         real = os.path.realpath(path)
         if real == top or real.startswith(f"{top}/"):
-            yield "links", inner, _link(path, top, real)
+            yield "links", inner, _link(path, inner, real)
             return
         if not Path(real).is_file():
             yield "outside", inner
@@ -125,14 +133,10 @@ def _walk(start: Path, inner: str, top: str) -> Iterator[tuple[Any, ...]]:
         yield "outside", inner
 
 
-def _link(path: Path, top: str, real: str) -> str:
-    """Return the link's text if it goes up first, no farther than the top, and then down; else the shortest like it."""
+def _link(path: Path, inner: str, real: str) -> str:
+    """Return the link's text if that says by itself that it stays inside; else the shortest that does."""
     text = os.readlink(path)  # noqa: PTH115  a Path would tidy it
-    parent = os.path.realpath(path.parent)
-    parts = [part for part in text.split("/") if part not in ("", ".")]
-    ups = next((at for at, part in enumerate(parts) if part != ".."), len(parts))
-    inside = ups <= len(Path(parent).relative_to(top).parts)
-    return text if inside and ".." not in parts[ups:] and text[0] != "/" else os.path.relpath(real, parent)
+    return text if stays(inner, text) else os.path.relpath(real, os.path.realpath(path.parent))
 
 
 def _nearest(base: Path, path: str) -> str | None:
@@ -163,14 +167,9 @@ def _sha256(path: Path) -> str | None:
 def _read(base: Path, pieces: list[tuple[str, int, int]], out: BinaryIO) -> None:
     for path, offset, length in pieces:
         with (base / path).open("rb", buffering=0) as file:
-            left = length
             file.seek(offset)
-            while left:
-                chunk = file.read(min(left, CHUNK_BYTES))
-                if not chunk:
-                    raise SystemExit(f"{path} became shorter while it was read")
+            for chunk in chunks_of(file, length, f"{path} became shorter while it was read"):
                 out.write(chunk)
-                left -= len(chunk)
 
 
 def _stat(path: Path, name: str) -> list[Any]:
@@ -193,13 +192,8 @@ def _write(base: Path, pieces: list[tuple[str, str, int, int]], given: BinaryIO)
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.seek(offset)
-            left = length
-            while left:
-                chunk = given.read(min(left, CHUNK_BYTES))
-                if not chunk:
-                    raise SystemExit("the transfer was cut off")
+            for chunk in chunks_of(given, length, CUT_OFF):
                 file.write(chunk)
-                left -= len(chunk)
 
 
 def _finish(base: Path, files: list[list[Any]], links: list[list[str]]) -> list[str]:
@@ -239,4 +233,4 @@ if __name__ == "__main__":
     try:
         main(sys.stdin.buffer, sys.stdout.buffer)
     except OSError as error:
-        raise SystemExit(f"{error.filename}: {error.strerror}") from error
+        raise SystemExit(": ".join(str(part) for part in (error.filename, error.strerror) if part)) from error

@@ -1,19 +1,18 @@
-"""The node's end of a code sync: a program that is sent as text and run by the node's own python3 (3.10 or newer).
+"""Trees of code on a node, by the hash of what is in them: a chapter of the node's program (`node_program`).
 
-    python3 -I -S -c THIS TARGET SHA256 [MOST_BYTES] < REQUEST
+A request has nothing more, or one line of JSON, `[MANIFEST BYTES, [[SHA256, BYTES], ...]]`, then the zlib-packed
+manifest (a list of `[path, size, mtime_ns, mode, sha256]`), then the contents. Contents are verified and stored first.
+The answer is `{"ready": true, "missing": []}`, or `"ready": false` with the contents that the tree still needs: none
+named, it is the manifest.
 
-REQUEST is empty, or one line of JSON, `[MANIFEST BYTES, [[SHA256, BYTES], ...]]`, then the zlib-packed manifest
-(a list of `[path, size, mtime_ns, mode, sha256]`), then the blobs. Blobs are verified and stored first. The answer is
-one line of JSON: `{"ready": true}`, or `{"ready": false, "missing": [SHA256, ...]}` with what the tree still needs.
+    STORE/<sha256>/            a tree; appears by one rename, when every file in it was verified
+    STORE/.manifests/<sha256>  what must be in it; written after it
+    STORE/.incoming/<sha256>   contents on their way into a tree
+    STORE/.building-*          a tree that is being built; only the holder of STORE/.lock has one
 
-    TARGET/<sha256>/            a tree; appears by one rename, when every file in it was verified
-    TARGET/.manifests/<sha256>  what must be in it; written after it
-    TARGET/.incoming/<sha256>   contents on their way into a tree
-    TARGET/.building-*          a tree that is being built; only the holder of TARGET/.lock has one
-
-Killed anywhere, it leaves nothing that a later run takes for whole. A user's own machine runs it too, with trees that
-others signed: a request is judged before anything is made of it, and nothing is written through a link. MOST_BYTES is
-how much the tree's files may have together. Standard library only; it imports nothing of ours.
+Killed anywhere, it leaves nothing that a later run takes for whole. Others sign trees that are made on a user's own
+machine and on those that make themselves fit: a request is judged before anything is made of it, and nothing is written
+through a link. Standard library only; it imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ import os
 import re
 import shutil
 import stat
-import sys
 import time
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 Row = tuple[str, int, int, int, str | None]  # path, size, mtime_ns, mode, sha256
 
@@ -46,35 +45,61 @@ MOST_DIGITS = 20
 KEPT_TREES = 4
 STALE_S = 86400.0
 CHUNK_BYTES = 1 << 20
+CUT_OFF = "the transfer was cut off"
 
 
-def main(target: str, name: str, most_bytes: str = "") -> None:
-    """Answer one request for the tree `name` below `target`. SystemExit for what can be no tree of that name."""
+def tree(store: Path, name: str, given: BinaryIO, most_bytes: int | None = None) -> dict[str, Any]:
+    """Answer one request for the tree `name`, whose files may have `most_bytes` together.
+
+    SystemExit for what can be no tree of that name.
+    """
     if not _is_sha256(name):
         raise SystemExit(f"{name!a:.80} names no tree")
     os.umask(0o022)  # trees are alike wherever they lie; the folder around them is what keeps others out
-    store = Path(target)
     _close(store)
     for folder in (store / ".incoming", store / ".manifests"):
         folder.mkdir(parents=True, exist_ok=True)
-    most = int(most_bytes) if most_bytes else None
-    packed_bytes, blobs = _asked(sys.stdin.buffer.readline(MOST_MANIFEST_BYTES + 1))
-    _refuse_more([size for _, size in blobs], most)
-    packed = sys.stdin.buffer.read(packed_bytes)
+    packed_bytes, contents = _asked(given.readline(MOST_MANIFEST_BYTES + 1))
+    _refuse_more([size for _, size in contents], most_bytes)
+    packed = given.read(packed_bytes)
     manifest = _parsed(_unpacked(packed), name) if packed else None
-    _refuse_more([row[1] for row in manifest or ()], most)
-    for sha256, size in blobs:
-        _receive(store / ".incoming", sha256, size)
+    _refuse_more([row[1] for row in manifest or ()], most_bytes)
+    for sha256, size in contents:
+        _receive(store / ".incoming", sha256, size, given)
     if manifest is None:
         manifest = _known(store, name)
-    answer = {"ready": False, "missing": []}
-    if manifest is not None:
-        # Held only here, where nothing waits for the network: a client that went silent blocks nobody.
-        with (store / ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            missing = _build(store, name, manifest)
-        answer = {"ready": not missing, "missing": missing}
-    sys.stdout.write(json.dumps(answer) + "\n")
+    if manifest is None:
+        return {"ready": False, "missing": []}
+    # Held only here, where nothing waits for the network: a client that went silent blocks nobody.
+    with (store / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        missing = _build(store, name, manifest)
+    return {"ready": not missing, "missing": missing}
+
+
+def chunks_of(given: BinaryIO, size: int, short: str) -> Iterator[bytes]:
+    """Yield that many bytes from there. SystemExit, saying that it is `short`, where there are fewer."""
+    while size:
+        chunk = given.read(min(size, CHUNK_BYTES))
+        if not chunk:
+            raise SystemExit(short)
+        yield chunk
+        size -= len(chunk)
+
+
+def stays(path: str, target: str) -> bool:
+    """Return whether a link leads inside the tree by its text alone: first up, no farther than the top, then down."""
+    if not target or target.startswith("/") or "\0" in target:
+        return False
+    depth, went_down = path.count("/"), False
+    for part in target.split("/"):
+        if part == "..":
+            if went_down or not depth:
+                return False
+            depth -= 1
+        elif part not in ("", "."):
+            went_down = True
+    return True
 
 
 def _close(store: Path) -> None:
@@ -138,17 +163,13 @@ def _is_sha256(value: object) -> bool:
     return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
 
 
-def _receive(incoming: Path, sha256: str, size: int) -> None:
+def _receive(incoming: Path, sha256: str, size: int, given: BinaryIO) -> None:
     part = incoming / f".part-{os.getpid()}"
     digest = hashlib.sha256()
     with part.open("wb", buffering=0) as file:
-        while size:
-            chunk = sys.stdin.buffer.read(min(size, CHUNK_BYTES))
-            if not chunk:
-                raise SystemExit("the transfer was cut off")
+        for chunk in chunks_of(given, size, CUT_OFF):
             digest.update(chunk)
             _write_all(file, chunk)
-            size -= len(chunk)
     if digest.hexdigest() != sha256:
         raise SystemExit(f"{sha256} arrived damaged")
     part.replace(incoming / sha256)
@@ -203,21 +224,6 @@ def _judge_together(manifest: list[Row]) -> None:
             above = above.rpartition("/")[0]
 
 
-def _stays(path: str, target: str) -> bool:
-    """Return whether a link leads inside the tree by its text alone: first up, no farther than the top, then down."""
-    if not target or target.startswith("/") or "\0" in target:
-        return False
-    depth, went_down = path.count("/"), False
-    for part in target.split("/"):
-        if part == "..":
-            if went_down or not depth:
-                return False
-            depth -= 1
-        elif part not in ("", "."):
-            went_down = True
-    return True
-
-
 def _shown(path: str) -> str:
     return f"{path!a:.200}"
 
@@ -257,7 +263,7 @@ def _intact(tree: Path, entry: Row) -> bool:
             return True
         if mode == LINK:
             target = os.fsencode((tree / path).readlink())
-            return hashlib.sha256(target).hexdigest() == sha256 and _stays(path, os.fsdecode(target))
+            return hashlib.sha256(target).hexdigest() == sha256 and stays(path, os.fsdecode(target))
     except OSError:
         return False
     return (status.st_size, status.st_mtime_ns) == (size, mtime_ns) and status.st_mode & 0o777 == mode & 0o777
@@ -297,7 +303,7 @@ class _Sources:
                 with _opened(place) as file:
                     content = file.read(MOST_PATH_BYTES + 1) or b""
                 if len(content) == size and hashlib.sha256(content).hexdigest() == sha256:
-                    if size > MOST_PATH_BYTES or not _stays(path, os.fsdecode(content)):
+                    if size > MOST_PATH_BYTES or not stays(path, os.fsdecode(content)):
                         raise SystemExit(f"{_shown(path)} is a link to {_shown(os.fsdecode(content))}, which leads out")
                     destination.symlink_to(os.fsdecode(content))
                     return True
@@ -427,10 +433,3 @@ def _write_all(file: BinaryIO, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[file.write(view) :]
-
-
-if __name__ == "__main__":
-    try:
-        main(*sys.argv[1:])
-    except OSError as error:
-        raise SystemExit(f"{error.filename or sys.argv[1]}: {error.strerror}") from error

@@ -1,0 +1,72 @@
+"""The program that nodes run for all that is moved: whole as it is sent, and told what to do by us alone."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from gpucloud.adapters.transfer.copying import program_argv, request
+from gpucloud.adapters.transfer.localfiles import local_tree
+from gpucloud.adapters.transfer.sync import make_tree
+from gpucloud.domain.errors import StoreError
+
+TEXT = ast.parse(program_argv("python3")[-1])
+
+
+def test_its_chapters_have_no_name_in_common():
+    defined = [node.name for node in TEXT.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+    defined += [
+        name.id
+        for node in TEXT.body
+        if isinstance(node, ast.Assign)
+        for name in ast.walk(node.targets[0])
+        if isinstance(name, ast.Name)
+    ]
+    assert [name for name, count in Counter(defined).items() if count > 1] == []
+
+
+def test_it_imports_the_standard_library_alone():
+    imported = {name.name for node in ast.walk(TEXT) if isinstance(node, ast.Import) for name in node.names}
+    imported |= {node.module for node in ast.walk(TEXT) if isinstance(node, ast.ImportFrom) if node.module}
+    assert {name.partition(".")[0] for name in imported} <= sys.stdlib_module_names
+
+
+def test_what_is_no_operation_of_it_is_refused(tmp_path: Path):
+    done = subprocess.run(
+        program_argv(sys.executable), input=request(str(tmp_path), "", "erase", paths=["x"]), capture_output=True
+    )
+    assert (done.returncode, done.stderr) == (1, b"'erase' is no operation\n")
+
+
+def test_stored_code_cannot_choose_an_operation(tmp_path: Path):
+    """Others sign what is stored; the line with the operation is ours."""
+    asked = {"op": "write", "base": str(tmp_path), "root": "", "pieces": [["x", "0" * 16, 0, 1]]}
+    stored = json.dumps(asked).encode() + b"\n!"
+
+    with pytest.raises(StoreError, match="the request arrived damaged"):
+        make_tree(tmp_path / "code", "0" * 64, lambda: stored)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["code"]
+
+
+def test_the_links_of_a_folder_are_sent_in_their_own_words(tmp_path: Path):
+    folder = tmp_path / "folder"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "a").write_text("text")
+    (folder / "b").symlink_to("a")
+    (folder / "deep" / "c").symlink_to("../b")
+    (folder / "deep" / "top").symlink_to("..")
+    (folder / "whole").symlink_to(folder / "b")
+
+    assert local_tree(folder, "to")[1] == (
+        ("to/b", "a"),
+        ("to/deep/c", "../b"),
+        ("to/deep/top", ".."),
+        ("to/whole", "a"),
+    )
