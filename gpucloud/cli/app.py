@@ -27,7 +27,7 @@ class Commands(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         """Return the command; KeyError for what is none."""
         if name not in self._made and name in set(self):
-            self._made |= _made_with(name)
+            self._made[name] = _made(name)
         return self._made[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -39,8 +39,8 @@ class Commands(Mapping[str, Any]):
         return sum(map(len, GROUPS.values()))
 
 
-def _made_with(name: str) -> dict[str, Any]:
-    """Return that command, and those which stand in the same module beside it."""
+def _made(name: str) -> Any:
+    """Return that command alone: typer reads every option of what it makes."""
     chapter = next((chapter for chapter, names in _CHAPTERS.items() if name in names), None)
     match chapter:
         case "running":
@@ -54,8 +54,12 @@ def _made_with(name: str) -> dict[str, Any]:
 
             group = typer.main.get_group(getattr(groups, name))
             group.name = name
-            return {name: group}
-    return dict(typer.main.get_group(found).commands)
+            return group
+    alone = App(rich_markup_mode=None)
+    alone.registered_commands = [
+        one for one in found.registered_commands if getattr(one.callback, "__name__", "") == name
+    ]
+    return typer.main.get_group(alone).commands[name]
 
 
 class Root(Group):

@@ -16,8 +16,7 @@ from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.job.spec import Cloud, Job
 from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.state.order import run_of
-from gpucloud.usecases.job.ordered import sha256_of
-from gpucloud.usecases.jobstore.orders import current_run, require_own
+from gpucloud.usecases.jobstore.orders import current_run, require_own, sha256_of
 from gpucloud.usecases.jobstore.report import Condition, JobReport
 from gpucloud.wiring import Gpucloud, KnownJob
 from gpucloud.wiring.jobs import asker_of, visited_report

@@ -1,25 +1,33 @@
-"""What is known only from where it lies: jobs of a store, strays of any job in a cloud, and what is left of one."""
+"""What is found by looking: jobs of a store, strays of any job in a cloud, what is left of one, and this machine."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpucloud.adapters.home import SightingsFile
-from gpucloud.domain.errors import CredentialsError, GpucloudError, UsageError
+from gpucloud import smi
+from gpucloud.adapters.home import Home, SightingsFile
+from gpucloud.domain.codec import to_json
+from gpucloud.domain.errors import CredentialsError, GpucloudError, NodeError, UsageError
 from gpucloud.domain.job.spec import AwsChoices, Cloud, KnownJob, Resources
 from gpucloud.domain.job.spec import Cloud as CloudName
+from gpucloud.domain.node.gate.report import GateOrder, GateWanted
 from gpucloud.domain.state.order import Refusal, ending_cloud
 from gpucloud.domain.state.state import JobState
 from gpucloud.ports import Census
 from gpucloud.store import ObjectStore, open_store
 from gpucloud.usecases.jobstore.jobstore import JobStore, job_names
 from gpucloud.usecases.jobstore.orders import may_be_run
-from gpucloud.usecases.machines import Sweeper
+from gpucloud.usecases.machines import Check, Here, Sweeper
 from gpucloud.usecases.services import cluster_of
+from gpucloud.usecases.supervise.needs import parse_checked
 from gpucloud.wiring.jobs import asker_of
 from gpucloud.wiring.root import Gpucloud
 
@@ -151,3 +159,75 @@ def _aws_of(gpucloud: Gpucloud, regions: tuple[str, ...], known: tuple[KnownJob,
 
 def _on(known: tuple[KnownJob, ...], cloud: CloudName) -> tuple[KnownJob, ...]:
     return tuple(one for one in known if one.cloud is cloud)
+
+
+# Looking at this machine itself: what gpucloud needs, then its GPUs by the code that nodes run.
+
+_LEAST_FREE = 5 << 30
+_LIMIT_S = 400.0
+
+
+def look_here(gpucloud: Gpucloud, *, full: bool) -> Here:
+    """Return how this machine is; with `full`, its GPUs are put to work with this interpreter's torch."""
+    home = gpucloud.home
+    checks = (_python(), _terraform(home), _disk(home), _aws(gpucloud))
+    count = len(smi.gpus()[0] or ())
+    order = GateOrder(wanted=GateWanted(gpus=count, full=full, torch=full), digest="", python=sys.executable)
+    root = home.root / "cache" / "doctor"
+    argv = (sys.executable, "-m", "gpucloud.agent", "gate", "--root", str(root))
+    try:
+        done = subprocess.run(argv, input=to_json(order).encode(), capture_output=True, timeout=_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise NodeError("the check of this machine's GPUs does not end", hint="nvidia-smi") from error
+    checked = parse_checked(done.stdout)
+    if checked is None:
+        raise NodeError(f"the check of this machine failed: {done.stderr.decode(errors='replace').strip()[-300:]}")
+    return Here(checks=checks, checked=checked)
+
+
+def _python() -> Check:
+    return Check(name="Python", ok=True, text=f"{sys.version.split()[0]} ({sys.executable})")
+
+
+def _terraform(home: Home) -> Check:
+    from gpucloud.adapters.terraform.program import require_terraform
+
+    cache = home.root / "cache" / "terraform.json"
+    try:
+        program = require_terraform(os.environ, cache, tools=home.tools)
+    except GpucloudError as error:
+        return Check(name="Terraform", ok=None, text=f"{error.message}; needed for AWS only", hint=error.hint)
+    return Check(name="Terraform", ok=True, text=str(program))
+
+
+def _disk(home: Home) -> Check:
+    folder = next(path for path in (home.root, *home.root.parents) if path.exists())
+    free = shutil.disk_usage(folder).free
+    text = f"{free / 2**30:.1f} GiB free at {folder}"
+    return Check(name="disk", ok=free >= _LEAST_FREE, text=text, hint="free 5 GiB there")
+
+
+def _aws(gpucloud: Gpucloud) -> Check:
+    if not _has_credentials():
+        return Check(
+            name="AWS",
+            ok=None,
+            text="no credentials; needed for cloud: aws only",
+            hint="aws sso login, aws configure, or AWS_PROFILE=…",
+        )
+    try:
+        caller = gpucloud.aws(AwsChoices(), Resources()).account().caller()
+    except GpucloudError as error:
+        return Check(name="AWS", ok=False, text=error.message, hint=error.hint)
+    return Check(name="AWS", ok=True, text=f"{caller.arn}, region {caller.region}")
+
+
+def _has_credentials() -> bool:
+    """Whether the user set any up: nobody is asked, so that a machine without AWS waits for nothing."""
+    names = ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_FULL_URI")
+    files = (os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"), "~/.aws/config")
+    return any(name in os.environ for name in names) or any(_is_file(file) for file in files)
+
+
+def _is_file(written: str) -> bool:
+    return os.path.isfile(os.path.expanduser(written))  # noqa: PTH111, PTH113  these never raise

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from gpucloud.usecases.job.ordered import OrderedJob
     from gpucloud.usecases.jobstore.jobstore import JobStore
     from gpucloud.usecases.jobstore.orders import Orders, Reader
-    from gpucloud.usecases.machines import Here
     from gpucloud.usecases.services import Services
     from gpucloud.wiring.aws import AwsCloud
 
@@ -118,7 +117,7 @@ class Gpucloud:
 
     def store_clock(self, jobs: JobStore) -> Clock:
         """Return the clock of a job's store, by which all who have to do with the job agree."""
-        from gpucloud.usecases.services import StoreClock
+        from gpucloud.usecases.jobstore.lease import StoreClock
 
         return StoreClock(self.clock, jobs, lambda _: None)
 
@@ -255,9 +254,3 @@ class Gpucloud:
         from gpucloud.adapters.terraform.program import install
 
         return install(self.home.tools, story=story)
-
-    def look_here(self, *, full: bool) -> Here:
-        """Return how this machine is; with `full`, its GPUs are put to work."""
-        from gpucloud.wiring.jobfile import look_here
-
-        return look_here(self.home, lambda: self.aws(AwsChoices(), Resources()).account(), full=full)

@@ -14,10 +14,11 @@ from gpucloud.adapters.scripts import how_it_saves
 from gpucloud.adapters.ssh.keys import generate_key
 from gpucloud.adapters.transfer.outputs import OutputsFolder, StoredOutputs
 from gpucloud.adapters.transfer.sync import whole_code
+from gpucloud.domain.job.code import LARGEST_CODE_BYTES
 from gpucloud.domain.job.spec import Cloud as CloudName
 from gpucloud.domain.job.spec import Job
 from gpucloud.domain.market.learned import Tables
-from gpucloud.domain.node.bootstrap.wanted import LARGEST_CODE_BYTES, DriverWanted
+from gpucloud.domain.node.bootstrap.wanted import DriverWanted
 from gpucloud.domain.supervision.deadline import Lesson
 from gpucloud.domain.supervision.seen import rules_for
 from gpucloud.domain.supervision.self_driving import ORDER_VERSION, DriveOrder, Unable, order_key, unable

@@ -170,7 +170,7 @@ def reserve_forgotten(original: Any) -> Any:
     return lambda now, *, wall, **rest: original(now, wall=replace(wall, reserve=timedelta(0)), **rest)
 
 
-@seeded("usecases.services:StoreClock.now", "storm")
+@seeded("usecases.jobstore.lease:StoreClock.now", "storm")
 def budget_by_the_own_clock(original: Any) -> Any:
     """The time is what this machine thinks it is."""
     return lambda self: self.clock.now()

@@ -23,7 +23,7 @@ from gpucloud.store import open_store
 from gpucloud.store.contract import CountingStore, Tally
 from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.jobstore.jobstore import JobStore
-from gpucloud.usecases.money.spend import SundryBook
+from gpucloud.usecases.money.sundries import SundryBook
 from tests.standins.made_checkpoints import Made
 from tests.standins.made_checkpoints import state as made_state
 from tests.unit.worlds import NOW, opened, put_job, state

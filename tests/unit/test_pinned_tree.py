@@ -16,8 +16,8 @@ from gpucloud.adapters.transfer import node_trees
 from gpucloud.adapters.transfer.sync import make_tree
 from gpucloud.domain.errors import StoreError
 from gpucloud.domain.job import code
+from gpucloud.domain.job.code import LARGEST_CODE_BYTES
 from gpucloud.domain.job.spec import Cloud, KnownJob
-from gpucloud.domain.node.bootstrap.wanted import LARGEST_CODE_BYTES
 from gpucloud.domain.state.order import sealed
 from gpucloud.domain.untrusted import landing_of
 from gpucloud.store import open_store

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from gpucloud.domain.errors import StoreError
-from gpucloud.usecases.services import StoreClock
+from gpucloud.usecases.jobstore.lease import StoreClock
 from tests.unit.worlds import NOW
 
 

@@ -14,11 +14,12 @@ from decimal import Decimal
 from pathlib import Path
 
 from gpucloud import processes
-from gpucloud.adapters.local.node import MARK, import_path
+from gpucloud.adapters.local.place import import_path
 from gpucloud.adapters.local.records import Folder, GroupRecord, NodeRecord, noticed
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.node.node import NO_GROUP, EndCause, Fault, GroupView, Refusal
 from gpucloud.domain.offer import Pool
+from gpucloud.domain.variables import GPUCLOUD_NODE
 from gpucloud.locks import try_lock
 
 _PURGE_S = 30.0
@@ -123,7 +124,7 @@ class LocalNodeGroup:
             if time.monotonic() > deadline:
                 raise _still_alive(group, [node.id for node in alive])
             time.sleep(_POLL_S)
-        left = [node.id for node in ending if processes.marked(MARK, node.id)]
+        left = [node.id for node in ending if processes.marked(GPUCLOUD_NODE, node.id)]
         if left:
             raise _still_alive(group, left)
 

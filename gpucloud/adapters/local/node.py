@@ -9,15 +9,13 @@ import signal
 import socket
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-import gpucloud
 from gpucloud import processes
 from gpucloud.adapters.local.ground import Ground, Launch
-from gpucloud.adapters.local.place import user_name
+from gpucloud.adapters.local.place import import_path, user_name
 from gpucloud.domain.variables import GPUCLOUD_LAYERS, GPUCLOUD_NODE, GPUCLOUD_NOTICE_POLL_S, GPUCLOUD_PYTHON
 
 MARK = GPUCLOUD_NODE
@@ -31,13 +29,6 @@ def new_id() -> str:
 
 # Notices run faster here than on EC2, so that agents look for them more often than each second.
 _NOTICE_POLL_S = "0.2"
-
-
-def import_path() -> dict[str, str]:
-    """Return PYTHONPATH where this package is not installed, else nothing."""
-    parent = Path(gpucloud.__file__).resolve().parent.parent
-    installed = {Path(sysconfig.get_path(scheme)).resolve() for scheme in ("purelib", "platlib")}
-    return {} if parent in installed else {"PYTHONPATH": str(parent)}
 
 
 def server_command() -> tuple[str, ...]:

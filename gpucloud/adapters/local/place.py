@@ -1,4 +1,4 @@
-"""Where an embedded node is: its address, its socket, and the account that it runs as."""
+"""Where an embedded node is: its address, its socket, the account that it runs as, and where it finds this package."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import os
 import pwd
 import socket
 import sys
+import sysconfig
 from collections.abc import Collection
+from pathlib import Path
+
+import gpucloud
 
 
 def interface() -> str:
@@ -43,3 +47,10 @@ def user_name() -> str:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:  # containers run as numbers without a name
         return str(os.getuid())
+
+
+def import_path() -> dict[str, str]:
+    """Return PYTHONPATH where this package is not installed, else nothing."""
+    parent = Path(gpucloud.__file__).resolve().parent.parent
+    installed = {Path(sysconfig.get_path(scheme)).resolve() for scheme in ("purelib", "platlib")}
+    return {} if parent in installed else {"PYTHONPATH": str(parent)}

@@ -15,8 +15,7 @@ from gpucloud.adapters.transfer.copying import NodeProgram, batches, program_arg
 from gpucloud.adapters.transfer.localfiles import HashCache, TreeChanged, read_content, read_tree
 from gpucloud.domain import codec
 from gpucloud.domain.errors import NodeError, StoreError, UsageError
-from gpucloud.domain.job.code import Entry, Manifest
-from gpucloud.domain.node.bootstrap.wanted import LARGEST_CODE_BYTES
+from gpucloud.domain.job.code import LARGEST_CODE_BYTES, Entry, Manifest
 from gpucloud.ports import Host
 
 _ROUNDS = 4

@@ -25,7 +25,7 @@ from gpucloud.domain.untrusted import in_one_line, set_off
 from gpucloud.usecases.job.ordered import require_key
 from gpucloud.usecases.machines import Examined, Sweeper, Swept, examine, require_embedded
 from gpucloud.wiring import Gpucloud
-from gpucloud.wiring.found import sweepers, swept_clouds
+from gpucloud.wiring.found import look_here, sweepers, swept_clouds
 from gpucloud.wiring.jobs import asker_of
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def doctor(target: str | None, *, full: bool, as_json: bool) -> int:
 
 
 def _here(*, full: bool, as_json: bool) -> int:
-    looked = Gpucloud().look_here(full=full)
+    looked = look_here(Gpucloud(), full=full)
     checked = looked.checked
     if as_json:
         machine = {"checks": [{"name": c.name, "ok": c.ok, "text": c.text, "hint": c.hint} for c in looked.checks]}

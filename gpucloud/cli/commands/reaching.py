@@ -25,7 +25,7 @@ from gpucloud.store.contract import TooLarge
 from gpucloud.store.landing import Landing
 from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.jobstore.report import Condition, JobReport
-from gpucloud.usecases.money.spend import bytes_in
+from gpucloud.usecases.money.sundries import bytes_in
 from gpucloud.usecases.supervise.look import visited
 from gpucloud.wiring import Gpucloud, KnownJob, local_file, local_folder
 from gpucloud.wiring.jobs import asker_of, copier_to, visitor

@@ -28,7 +28,7 @@ from gpucloud.domain.supervision.seen import Supervising
 from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.job.start import Start, adopt
 from gpucloud.usecases.jobstore.report import JobReport
-from gpucloud.usecases.money.spend import bytes_in
+from gpucloud.usecases.money.sundries import bytes_in
 from gpucloud.usecases.supervise.closing import brought_line
 from gpucloud.usecases.supervise.session import Entering, Session
 from gpucloud.wiring import Gpucloud, KnownJob, how_it_saves

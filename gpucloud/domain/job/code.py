@@ -7,6 +7,9 @@ import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+LARGEST_CODE_BYTES = 64 << 20
+"""Of what the store keeps: larger code is left to the supervisor, which sends only what a node lacks."""
+
 FILE = 0o100644
 PROGRAM = 0o100755
 LINK = 0o120777

@@ -9,10 +9,10 @@ from decimal import Decimal
 from functools import partial
 
 from gpucloud.domain.codec import Malformed, from_json
+from gpucloud.domain.job.code import LARGEST_CODE_BYTES
 from gpucloud.domain.job.quantities import format_span
 from gpucloud.domain.job.spec import Cloud, Job, Market
 from gpucloud.domain.money.ledger import ZERO, Charge, Terms, usd_for
-from gpucloud.domain.node.bootstrap.wanted import LARGEST_CODE_BYTES
 from gpucloud.domain.offer import EfaLayout, Pool
 from gpucloud.domain.state.state import JobState, NodeLife, Successor
 from gpucloud.domain.supervision.seen import Rules

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from gpucloud.domain.errors import CredentialsError, GpucloudError
 from gpucloud.domain.job.spec import AwsChoices, Job, KnownJob
 from gpucloud.domain.state.order import Order, is_finished, refuse_elsewhere, unusable
 from gpucloud.domain.state.state import JobState
-from gpucloud.usecases.jobstore.orders import Given, Orders
+from gpucloud.usecases.jobstore.orders import Given, Orders, sha256_of
 from gpucloud.usecases.services import Services
 
 _EDITED = "{file} was changed since the job was started: its order {number} counts; `gpucloud train` takes the file up"
@@ -130,11 +129,6 @@ def as_known(job: Job, known: KnownJob) -> Job:
     """Return the job where this machine knows it to be: an order, or a file, may name another place by now."""
     aws = replace(job.aws, profile=known.profile)
     return replace(job, source=known.file, cloud=known.cloud, store=known.store, aws=aws)
-
-
-def sha256_of(spec: bytes) -> str:
-    """Return the hash by which an order knows the job file it was made of."""
-    return hashlib.sha256(spec).hexdigest()
 
 
 def _stand_in(known: KnownJob, budget_usd: Decimal) -> Job:

@@ -10,12 +10,12 @@ from typing import Any, Protocol
 
 from gpucloud.domain.checkpoint.protection import NEVER, Saving
 from gpucloud.domain.errors import BudgetRefused, BudgetTooSmall, NoCapacity, OrderChanged, UsageError
+from gpucloud.domain.job.code import LARGEST_CODE_BYTES
 from gpucloud.domain.job.quantities import in_cents
 from gpucloud.domain.job.spec import Job
 from gpucloud.domain.market.plan import Plan, make_plan
 from gpucloud.domain.money.ledger import ZERO, Terms
 from gpucloud.domain.money.prepaid import Wall, least_budget_usd, paid_until
-from gpucloud.domain.node.bootstrap.wanted import LARGEST_CODE_BYTES
 from gpucloud.domain.node.node import NO_GROUP, GroupView
 from gpucloud.domain.state.order import Order, Until, held_until, is_closed, is_finished, with_budget
 from gpucloud.domain.state.state import JobState
@@ -25,8 +25,8 @@ from gpucloud.domain.supervision.seen import Rules, rules_for
 from gpucloud.ports import Account, Clock, MarketData, NodeGroup, Signer
 from gpucloud.store import Conflict, ObjectStore
 from gpucloud.usecases.job.jobs import Kept, kept_of
-from gpucloud.usecases.job.ordered import sha256_of
 from gpucloud.usecases.jobstore.jobstore import JobStore, job_names
+from gpucloud.usecases.jobstore.lease import StoreClock
 from gpucloud.usecases.jobstore.orders import (
     Found,
     Given,
@@ -37,11 +37,12 @@ from gpucloud.usecases.jobstore.orders import (
     current_run,
     next_run,
     require_own,
+    sha256_of,
 )
 from gpucloud.usecases.money.estimate import Planner
 from gpucloud.usecases.money.simulate import Outlooks
 from gpucloud.usecases.money.spend import SpendTracker
-from gpucloud.usecases.services import PackCode, StoreClock
+from gpucloud.usecases.services import PackCode
 
 _PUT_BACK = "order {number} was put back, a newer one was here before: the job file's counts in its place"
 _UNTRUSTED = "the last order is signed by nobody whom you trust: the job file's counts in its place"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import hashlib
 import os
 import re
 import socket
@@ -267,6 +268,11 @@ def caller() -> str:
     except (KeyError, OSError):  # no such user in the password file, as in a container
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"
+
+
+def sha256_of(spec: bytes) -> str:
+    """Return the hash by which an order knows the job file it was made of."""
+    return hashlib.sha256(spec).hexdigest()
 
 
 def _changed(newest: Order | None) -> OrderChanged:

@@ -1,28 +1,23 @@
-"""What a job has cost, may still cost and has left; what the budget does not count; the ledger beside the bill."""
+"""What a job has cost, may still cost and has left; the ledger beside the bill."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import partial
-from pathlib import Path
 
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.money.costs import Billed, Sundries, charges_of, saves_made, transfer_usd
+from gpucloud.domain.money.costs import Billed
 from gpucloud.domain.money.ledger import ZERO, Charge, Spend, Terms, by_node, meter, total, usd_for
 from gpucloud.domain.money.prepaid import Wall, paid_until
 from gpucloud.domain.node.node import GroupView
-from gpucloud.domain.state.state import Attempt, JobState, NodeLife
+from gpucloud.domain.state.state import JobState, NodeLife
 from gpucloud.domain.supervision.budget import Standing
 from gpucloud.domain.supervision.self_driving import Arming, earlier_usd, unproven_usd
 from gpucloud.domain.supervision.transitions import as_listed
 from gpucloud.ports import BillingData, MarketData
-from gpucloud.store.contract import puts_of
-from gpucloud.usecases.checkpoint.checkpoints import StoredCheckpoints
 from gpucloud.usecases.jobstore.jobstore import JobStore
-from gpucloud.usecases.services import Services
 
 _RECKONED_FOR = timedelta(seconds=60)
 _CLOCKS_DIFFER = timedelta(hours=1)
@@ -202,68 +197,6 @@ class SpendTracker:
 
     def _compute_rate(self, alive: tuple[NodeLife, ...], now: datetime) -> Decimal:
         return sum((self._market.prices(life.pool, now, now)[-1].usd_per_hour for life in alive), ZERO)
-
-
-# Bills what the budget does not count, once for each attempt, when it has ended.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SundryBook:
-    """Knows what an attempt used beside its machines. Only a store that costs something is asked about."""
-
-    world: Services
-
-    def bill(self, state: JobState, attempt: Attempt, brought: Sequence[str]) -> None:
-        """Write the attempt's charges; `brought` are the paths that came home. Raises StoreError."""
-        rates = self.world.terms.rates_in(state.pool.region)
-        if not rates.storage_usd_per_gib_month:
-            return
-        before = [one.ended_at for one in state.attempts if one.number < attempt.number and one.ended_at is not None]
-        start, now = max(before, default=attempt.started_at), self.world.clock.now()
-        puts, gets = self.world.tally.take()
-        used = self._checkpoints(attempt)
-        read, read_usd = self._read_from_afar(state, attempt)
-        sundries = Sundries(
-            attempt=attempt.number,
-            start=start,
-            end=max(start, now),
-            puts=puts,
-            gets=gets,
-            sent=bytes_in(brought),
-            read=read,
-            read_usd=read_usd,
-            **used,
-        )
-        self.world.jobs.bill_outside_budget(f"attempt-{attempt.number:06d}", charges_of(sundries, rates))
-
-    def _read_from_afar(self, state: JobState, attempt: Attempt) -> tuple[int, Decimal]:
-        """Return the bytes and their price; a machine reads each set once, and those that took part before have it."""
-        before = {member.node_id for one in state.attempts if one.number < attempt.number for member in one.members}
-        new = sum(member.node_id not in before for member in attempt.members)
-        found = [self.world.jobs.data_set(source) for source, _ in self.world.job.data]
-        region = state.pool.region
-        costing = [(one, usd) for one in found if one is not None and (usd := transfer_usd(one, region, new))]
-        return sum(one.size for one, _ in costing) * new, sum((usd for _, usd in costing), ZERO)
-
-    def _checkpoints(self, attempt: Attempt) -> dict[str, int]:
-        jobs = self.world.jobs
-        stored_checkpoints = StoredCheckpoints(
-            store=jobs.store, prefix=jobs.checkpoints, keep=self.world.job.checkpoint.keep
-        )
-        found = [one for one in stored_checkpoints.standing() if one.found.manifest is not None]
-        sizes = [piece.size for piece in found[0].found.manifest.pieces] if found and found[0].found.manifest else []
-        return {
-            "stored": sum(one.size or 0 for one in found),
-            "saves": saves_made(attempt.first_step, attempt.last_step, tuple(one.commit.step for one in found)),
-            "save_bytes": sum(sizes),
-            "save_puts": sum(map(puts_of, sizes)) + 2,  # the manifest, and the list of what may be collected
-        }
-
-
-def bytes_in(paths: Sequence[str]) -> int:
-    """Return the size of the files there, and in folders there."""
-    files = (file for path in map(Path, paths) for file in (path, *path.rglob("*")))
-    return sum(file.stat().st_size for file in files if file.is_file() and not file.is_symlink())
 
 
 # The ledger beside the cloud's own bill, which costs money to ask for: asked once a day, and kept in the store.

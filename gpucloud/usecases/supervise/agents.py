@@ -11,9 +11,9 @@ from decimal import Decimal
 
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.errors import HostUnreachable, NodeError, UsageError
+from gpucloud.domain.job.code import LARGEST_CODE_BYTES
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.node.bootstrap.wanted import (
-    LARGEST_CODE_BYTES,
     VERSION,
     Left,
     NodeRecord,

@@ -23,7 +23,7 @@ from gpucloud.domain.supervision.seen import Homecoming, NodeSeen, Readiness, Se
 from gpucloud.domain.untrusted import KEPT_OUTPUT_BYTES, STATUS_BYTES
 from gpucloud.ports import Brought, Host, Outputs, Shell
 from gpucloud.usecases.jobstore.jobstore import JobStore
-from gpucloud.usecases.money.spend import SundryBook
+from gpucloud.usecases.money.sundries import SundryBook
 from gpucloud.usecases.services import Services, Watcher
 from gpucloud.usecases.supervise.look import LogReader, read_node
 from gpucloud.usecases.supervise.prepare import Bootstrapper

@@ -24,11 +24,11 @@ from gpucloud.domain.supervision.action import Action, Done, Pause, StayOn, Wait
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import OUTSIDE, Goal, Seen, Supervising, goal_of
 from gpucloud.domain.untrusted import masked, words_of
-from gpucloud.usecases.jobstore.lease import Lease, take
+from gpucloud.usecases.jobstore.lease import Lease, StoreClock, take
 from gpucloud.usecases.jobstore.orders import Given, Orders
 from gpucloud.usecases.jobstore.report import time_left
 from gpucloud.usecases.money.spend import SpendTracker
-from gpucloud.usecases.services import Learning, Services, StoreClock, Watcher
+from gpucloud.usecases.services import Learning, Services, Watcher
 from gpucloud.usecases.supervise.act import Actor
 from gpucloud.usecases.supervise.agents import AgentWriter, NodeRecords
 from gpucloud.usecases.supervise.closing import Closing, OutputsHome

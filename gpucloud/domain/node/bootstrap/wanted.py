@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gpucloud.domain.codec import Malformed, from_json
+from gpucloud.domain.job.code import LARGEST_CODE_BYTES
 from gpucloud.domain.job.data import DataWanted
 from gpucloud.domain.node.container import ImageWanted
 from gpucloud.domain.node.gate.report import GateWanted
@@ -76,8 +77,6 @@ def with_driver(wanted: Wanted, version: str) -> Wanted:
 
 
 VERSION = 1
-LARGEST_CODE_BYTES = 64 << 20
-"""Larger code is left to the supervisor, which sends only what a node lacks."""
 
 _INSTALLERS = ("PIP_", "UV_", "CONDA_", "MAMBA_")
 

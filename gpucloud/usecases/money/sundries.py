@@ -1,0 +1,74 @@
+"""Bills what the budget does not count, once for each attempt, when it has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+
+from gpucloud.domain.money.costs import Sundries, charges_of, saves_made, transfer_usd
+from gpucloud.domain.money.ledger import ZERO
+from gpucloud.domain.state.state import Attempt, JobState
+from gpucloud.store.contract import puts_of
+from gpucloud.usecases.checkpoint.checkpoints import StoredCheckpoints
+from gpucloud.usecases.services import Services
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SundryBook:
+    """Knows what an attempt used beside its machines. Only a store that costs something is asked about."""
+
+    world: Services
+
+    def bill(self, state: JobState, attempt: Attempt, brought: Sequence[str]) -> None:
+        """Write the attempt's charges; `brought` are the paths that came home. Raises StoreError."""
+        rates = self.world.terms.rates_in(state.pool.region)
+        if not rates.storage_usd_per_gib_month:
+            return
+        before = [one.ended_at for one in state.attempts if one.number < attempt.number and one.ended_at is not None]
+        start, now = max(before, default=attempt.started_at), self.world.clock.now()
+        puts, gets = self.world.tally.take()
+        used = self._checkpoints(attempt)
+        read, read_usd = self._read_from_afar(state, attempt)
+        sundries = Sundries(
+            attempt=attempt.number,
+            start=start,
+            end=max(start, now),
+            puts=puts,
+            gets=gets,
+            sent=bytes_in(brought),
+            read=read,
+            read_usd=read_usd,
+            **used,
+        )
+        self.world.jobs.bill_outside_budget(f"attempt-{attempt.number:06d}", charges_of(sundries, rates))
+
+    def _read_from_afar(self, state: JobState, attempt: Attempt) -> tuple[int, Decimal]:
+        """Return the bytes and their price; a machine reads each set once, and those that took part before have it."""
+        before = {member.node_id for one in state.attempts if one.number < attempt.number for member in one.members}
+        new = sum(member.node_id not in before for member in attempt.members)
+        found = [self.world.jobs.data_set(source) for source, _ in self.world.job.data]
+        region = state.pool.region
+        costing = [(one, usd) for one in found if one is not None and (usd := transfer_usd(one, region, new))]
+        return sum(one.size for one, _ in costing) * new, sum((usd for _, usd in costing), ZERO)
+
+    def _checkpoints(self, attempt: Attempt) -> dict[str, int]:
+        jobs = self.world.jobs
+        stored_checkpoints = StoredCheckpoints(
+            store=jobs.store, prefix=jobs.checkpoints, keep=self.world.job.checkpoint.keep
+        )
+        found = [one for one in stored_checkpoints.standing() if one.found.manifest is not None]
+        sizes = [piece.size for piece in found[0].found.manifest.pieces] if found and found[0].found.manifest else []
+        return {
+            "stored": sum(one.size or 0 for one in found),
+            "saves": saves_made(attempt.first_step, attempt.last_step, tuple(one.commit.step for one in found)),
+            "save_bytes": sum(sizes),
+            "save_puts": sum(map(puts_of, sizes)) + 2,  # the manifest, and the list of what may be collected
+        }
+
+
+def bytes_in(paths: Sequence[str]) -> int:
+    """Return the size of the files there, and in folders there."""
+    files = (file for path in map(Path, paths) for file in (path, *path.rglob("*")))
+    return sum(file.stat().st_size for file in files if file.is_file() and not file.is_symlink())
