@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import timedelta
+from typing import NamedTuple
 
 from gpucloud.domain.checkpoint.manifest import (
     Commit,
+    Counts,
     Manifest,
     OtherFormat,
     Piece,
@@ -269,8 +271,16 @@ class Checkpoints:
 # The newest committed checkpoint under a prefix, as a supervisor sees it.
 
 
-def newest_commit(store: ObjectStore, prefix: str) -> tuple[int, str] | None:
-    """Return the step and the SHA-256 (hex) of the manifest that a restore would try first; None without one.
+class Newest(NamedTuple):
+    """A committed checkpoint: its number, the SHA-256 (hex) of its manifest, and what the number counts."""
+
+    step: int
+    sha256: str
+    counts: Counts = Counts.STEPS
+
+
+def newest_commit(store: ObjectStore, prefix: str) -> Newest | None:
+    """Return the checkpoint that a restore would try first; None without one.
 
     The manifest is verified, its objects are not. Raises StoreError.
     """
@@ -279,8 +289,9 @@ def newest_commit(store: ObjectStore, prefix: str) -> tuple[int, str] | None:
         if stored is None:
             continue
         with contextlib.suppress(ValueError):
-            if read_manifest(stored.data).commit == commit:
-                return commit.step, hashlib.sha256(stored.data).hexdigest()
+            found = read_manifest(stored.data)
+            if found.commit == commit:
+                return Newest(commit.step, hashlib.sha256(stored.data).hexdigest(), found.counts)
     return None
 
 

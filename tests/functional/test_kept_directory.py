@@ -48,7 +48,8 @@ def test_every_save_at_rest_is_committed_and_another_node_goes_on_from_the_newes
     script.start(steps=40)
     assert script.ended() == 0
     assert "begins at 30\n" in script.said()
-    assert f"put back the checkpoint of step {last}: best effort, what your script saves" in script.said()
+    number = f"save {last}" if kind == "file" else f"step {last}"
+    assert f"put back the checkpoint of {number}: best effort, what your script saves" in script.said()
     assert script.wrong() is None
     assert script.committed()[0].commit == Commit(2, 40 if kind != "file" else last + 1)
 
@@ -88,7 +89,7 @@ def test_on_a_notice_without_a_signal_the_last_save_is_committed_and_the_script_
     until(lambda: script.step() >= 1, "a commit")
     script.ask_to_stop()
     assert script.ended() == 75
-    assert "left: step" in script.said()
+    assert f"left: save {script.step()} is saved" in script.said()
     assert script.wrong() is None
     assert script.committed()[0].commit.step == script.step()
 
@@ -138,7 +139,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(make):
     script.lose_the_disk()
     script.start(steps=20)
     assert script.ended() == 0
-    assert "the checkpoint of step 30 is damaged: passed over" in script.said()
+    assert "checkpoint 30 is damaged: passed over" in script.said()
     assert "begins at 20\n" in script.said()
 
 
@@ -396,6 +397,6 @@ def test_progress_says_what_is_saved_and_nothing_of_steps(make):
     assert script.ended() == 0
     told = json.loads((script.attempt_folder / "progress.json").read_text())
     del told["written_at"]
-    assert told == {"step": 10, "first_step": 1, "phase": "script", "committed_step": 10}
+    assert told == {"step": 10, "first_step": 1, "phase": "script", "committed_step": 10, "counts": "steps"}
     assert json.loads((script.attempt_folder / "saving.json").read_text())["seconds"] > 0.1
     assert KEEP == 100

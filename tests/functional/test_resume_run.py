@@ -507,7 +507,7 @@ def test_no_run_begins_at_step_0_over_checkpoints_that_are_all_damaged(job):
 
 def of_another_format(job):
     for path in (job / "store").glob("jobs/x/checkpoints/commit/*/*.json"):
-        path.write_bytes(seal({**unseal(path.read_bytes()), "format": 5}))
+        path.write_bytes(seal({**unseal(path.read_bytes()), "format": 9}))
 
 
 def of_an_unknown_type(job):

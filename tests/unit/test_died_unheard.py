@@ -14,6 +14,7 @@ from gpucloud.domain.node.status import Outcome
 from gpucloud.domain.state.state import Attempt, CheckpointRef, ExitReason, JobState
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import CloseAttempt
+from gpucloud.store.checkpoints import Newest
 from gpucloud.usecases.job import jobs
 from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.jobstore.report import JobReport, without_lost_outputs
@@ -56,7 +57,7 @@ def test_the_story_of_its_end_names_the_step_that_was_committed() -> None:
 
 def left(monkeypatch: pytest.MonkeyPatch, checkpoint: CheckpointRef = LAST, **changes: Any) -> JobReport:
     """Return the report of a job whose machines are off, with what its store has."""
-    monkeypatch.setattr(jobs, "newest_commit", lambda *_: (checkpoint.step, checkpoint.sha256))
+    monkeypatch.setattr(jobs, "newest_commit", lambda *_: Newest(checkpoint.step, checkpoint.sha256))
     asker: Any = SimpleNamespace(jobs=SimpleNamespace(store=None, checkpoints=""))
     return Asker.with_stored_checkpoint(asker, replace(told(**changes), attempts=(HEARD,), last_step=146))
 

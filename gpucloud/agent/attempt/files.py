@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import time
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from stat import S_ISREG
@@ -205,7 +205,8 @@ def _progress(text: str) -> tuple[Progress, float]:
         if not isinstance(data, dict):
             raise Malformed("progress.json: not an object")
         # The library on the node may be newer than this agent: keys that are not known here are passed over.
-        known = {field.name: data.get(field.name) for field in fields(Progress)}
+        wanted = (one.name for one in fields(Progress) if one.name in data or one.default is MISSING)
+        known = {name: data.get(name) for name in wanted}
         progress = from_json(Progress, json.dumps({**known, "age_s": 0.0}))
     except RecursionError as error:
         raise Malformed("progress.json: nested too deeply") from error

@@ -18,7 +18,7 @@ from gpucloud.agent.scripts.script import CheckpointLocation, Reporting, look
 from gpucloud.agent.scripts.taking import Answering, Calling, Content, Taking, Took
 from gpucloud.domain.checkpoint.directory import FileSet, Listing, Settling
 from gpucloud.domain.checkpoint.layouts import Found, KeepOrder
-from gpucloud.domain.checkpoint.manifest import Commit, Why
+from gpucloud.domain.checkpoint.manifest import Commit, Counts, Why
 from gpucloud.domain.errors import CredentialsError, GpucloudError, StoreError, UsageError
 from gpucloud.domain.job.spec import OnNotice
 from gpucloud.store.checkpoints import Fenced
@@ -72,9 +72,12 @@ class _Start:
         base = self._directory.place(found, self._reporting.say)
         if order.rank != 0:
             return None
-        self._begin(base)
+        counts = found.counts if found else Counts.STEPS
+        self._begin(base, counts)
         kind = Calling if rule.per_node else Taking
-        return kind(self._location, self._copies, rule, self._reporting.say, base=base)
+        taking = kind(self._location, self._copies, rule, self._reporting.say, base=base)
+        taking.counts = counts
+        return taking
 
     def _newest(self) -> Fetched | None:
         # Node 0 says for all that a commit is whole: what others alone will read is read by it too.
@@ -99,19 +102,19 @@ class _Start:
         found = self._directory.fetch(self._location, manifest) if manifest else None
         if found is None:
             raise StoreError(
-                f"the checkpoint of step {base.step}, from which node 0 begins, is not as it was written",
+                f"the checkpoint numbered {base.step}, from which node 0 begins, is not as it was written",
                 hint="gpucloud checkpoints --verify says what is damaged",
             )
         return found
 
-    def _begin(self, base: Commit | None) -> None:
+    def _begin(self, base: Commit | None, counts: Counts) -> None:
         say = self._reporting.say
         if not self._checkpoints.begin(base=base, attempt=self._order.attempt):
             say("this store ignores conditional writes: two attempts at once would not notice each other")
         if base is not None:
             self._reporting.first_step = base.step + 1
-            say(f"put back the checkpoint of step {base.step}: best effort, what your script saves")
-        self._reporting.progress(base.step if base else 0)
+            say(f"put back the checkpoint of {counts.named(base.step)}: best effort, what your script saves")
+        self._reporting.progress(base.step if base else 0, counts)
 
 
 def _directory(order: KeepOrder) -> Directory:
@@ -238,7 +241,7 @@ class Keeper:
                 self._settling.take(one, content)
             if took is Took.SAVED:
                 self._directory.forget_aside()
-                self._reporting.progress(taking.committed)
+                self._reporting.progress(taking.committed, taking.counts)
                 if self._order.on_notice is OnNotice.NONE:  # how long the script itself takes to save, nobody knows
                     self._reporting.saving(taking.longest_s + self._order.settle.total_seconds())
         except Fenced as error:
@@ -288,7 +291,7 @@ class Keeper:
         if code == 0 and not self._told:
             return 0
         if self._order.rank == 0 and self._taking is not None:
-            self._reporting.say(f"left: step {self._taking.committed} is saved")
+            self._reporting.say(f"left: {self._taking.counts.named(self._taking.committed)} is saved")
         return LEFT_EXIT_CODE
 
     def _end_well(self, taking: Taking, code: int | None) -> None:

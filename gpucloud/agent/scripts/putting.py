@@ -30,7 +30,7 @@ from gpucloud.domain.checkpoint.directory import (
     written_before,
 )
 from gpucloud.domain.checkpoint.layouts import Rule, checkpoints_of, find_sets, leftovers
-from gpucloud.domain.checkpoint.manifest import Commit, Manifest, Piece
+from gpucloud.domain.checkpoint.manifest import Commit, Counts, Manifest, Piece
 from gpucloud.domain.checkpoint.objects import PART_BYTES
 from gpucloud.store.checkpoints import all_damaged
 from gpucloud.wholefile import read_text, write_whole
@@ -47,6 +47,7 @@ class Fetched:
     commit: Commit
     paths: tuple[str, ...]
     pieces: tuple[Piece, ...]
+    counts: Counts = Counts.STEPS
 
 
 class Directory:
@@ -74,7 +75,7 @@ class Directory:
         def pass_over(commit: Commit, why: str = "damaged") -> None:
             nonlocal passed
             passed += 1
-            say(f"the checkpoint of step {commit.step} is {why}: passed over")
+            say(f"checkpoint {commit.step} is {why}: passed over")
 
         for manifest in location.checkpoints.candidates(pass_over):
             if files_for(manifest, self.rule.node) is None:
@@ -99,7 +100,8 @@ class Directory:
             return None
         for target, written_ns in zip(targets, written_before(time.time_ns(), pieces), strict=True):
             put_time(target, written_ns)
-        return Fetched(commit=manifest.commit, paths=tuple(path for path, _ in files), pieces=pieces)
+        paths = tuple(path for path, _ in files)
+        return Fetched(commit=manifest.commit, paths=paths, pieces=pieces, counts=manifest.counts)
 
     def place(self, found: Fetched | None, say: Say) -> Commit | None:
         """Put into the directory what was fetched and return its commit. Raises OSError.

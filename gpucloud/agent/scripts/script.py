@@ -20,7 +20,7 @@ from pathlib import Path
 from gpucloud import processes
 from gpucloud.agent.attempt.composing import MARK
 from gpucloud.domain.checkpoint.directory import OURS, Listing, Signature
-from gpucloud.domain.checkpoint.manifest import Why
+from gpucloud.domain.checkpoint.manifest import Counts, Why
 from gpucloud.domain.node.status import UNTOLD
 from gpucloud.store import ObjectStore, get_small, open_store
 from gpucloud.store.checkpoints import Checkpoints, under
@@ -127,8 +127,8 @@ class Reporting:
             self._said.add(text)
             self.say(text)
 
-    def progress(self, committed: int) -> None:
-        """Say which step is in the store, 0 for none: on the first rank's node, whose word it is."""
+    def progress(self, committed: int, counts: Counts = Counts.STEPS) -> None:
+        """Say which step, or save, is in the store, 0 for none: on the first rank's node, whose word it is."""
         if not self._leads:
             return
         self._write(
@@ -138,6 +138,7 @@ class Reporting:
                 "first_step": self.first_step,
                 "phase": UNTOLD,
                 "committed_step": committed or None,
+                "counts": counts.value,
                 "written_at": time.time(),
             },
         )

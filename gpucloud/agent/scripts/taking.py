@@ -29,7 +29,7 @@ from gpucloud.domain.checkpoint.directory import (
     with_pointers,
 )
 from gpucloud.domain.checkpoint.layouts import Found, Rule, checkpoints_of, find_sets
-from gpucloud.domain.checkpoint.manifest import Commit, Manifest, Piece, Why
+from gpucloud.domain.checkpoint.manifest import Commit, Counts, Manifest, Piece, Why
 from gpucloud.domain.checkpoint.rounds import (
     Answer,
     Call,
@@ -64,12 +64,16 @@ class Took(Enum):
 
 
 class Taking:
-    """This attempt's commits; `committed` is the newest step that is in the store, `longest_s` what one took."""
+    """This attempt's commits; `committed` is the newest number in the store, of what `counts` says.
+
+    `longest_s` is what one took.
+    """
 
     def __init__(
         self, location: CheckpointLocation, copies: Path, rule: Rule, say: Say, *, base: Commit | None = None
     ) -> None:
         self.committed = base.step if base else 0
+        self.counts = Counts.STEPS
         self.longest_s = 0.0
         self.count = 0
         self.over: bool | None = None
@@ -130,8 +134,9 @@ class Taking:
     def _save(self, one: FileSet, why: Why) -> Took:
         if self._lacking(one, one.paths):
             return Took.CHANGED
-        commit = Commit(self._generation, self._step(one))
-        self._commit(commit, self._uploaded(commit, (*one.paths, *self._beside(one))), why)
+        number, counts = self._number(one)
+        commit = Commit(self._generation, number)
+        self._commit(commit, self._uploaded(commit, (*one.paths, *self._beside(one))), why, counts)
         return Took.SAVED
 
     def _beside(self, one: FileSet) -> tuple[str, ...]:
@@ -154,17 +159,19 @@ class Taking:
             for name in shards_missing((self._copies / path).read_bytes(), names.get(folder_of(path), ()))
         )
 
-    def _commit(self, commit: Commit, pieces: tuple[Piece, ...], why: Why) -> None:
+    def _commit(self, commit: Commit, pieces: tuple[Piece, ...], why: Why, counts: Counts = Counts.STEPS) -> None:
         world = self._rule.nodes * self._rule.ranks
-        self._checkpoints.commit(Manifest(commit=commit, world=world, promise=PROMISE, pieces=pieces, why=why))
+        manifest = Manifest(commit=commit, world=world, promise=PROMISE, pieces=pieces, why=why, counts=counts)
+        self._checkpoints.commit(manifest)
         self.committed = self._newest = commit.step
+        self.counts = counts
         self._checkpoints.collect()
 
-    def _step(self, one: FileSet) -> int:
-        """What the names say, unless that would not be the newest; else the next number."""
+    def _number(self, one: FileSet) -> tuple[int, Counts]:
+        """Return the step that the names say, unless that would not be the newest; else which save it is."""
         if one.step is not None and (self._newest is None or one.step > self._newest):
-            return one.step
-        return self.committed + 1
+            return one.step, Counts.STEPS
+        return self.committed + 1, Counts.SAVES
 
     def _uploaded(self, commit: Commit, paths: tuple[str, ...], node: int | None = None) -> tuple[Piece, ...]:
         with ThreadPoolExecutor(_WRITERS) as pool:

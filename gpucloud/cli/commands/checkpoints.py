@@ -16,7 +16,7 @@ from gpucloud.cli.render.words import say, say_json, table, tell
 from gpucloud.cli.target import known_job, require_one_run
 from gpucloud.domain import codec
 from gpucloud.domain.checkpoint.directory import files_apart
-from gpucloud.domain.checkpoint.manifest import Manifest, Piece
+from gpucloud.domain.checkpoint.manifest import Counts, Manifest, Piece
 from gpucloud.domain.checkpoint.standing import CheckpointMark, Standing, Superfluous
 from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
 from gpucloud.domain.job.quantities import counted, format_size
@@ -123,6 +123,10 @@ def _list(job: _Job, _asked: Asked, as_json: bool) -> int:  # noqa: FBT001
     return 0
 
 
+def _number(manifest: Manifest) -> str:
+    return str(manifest.commit.step)
+
+
 def _verify(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
     standing = job.stored_checkpoints.standing()
     if not standing:
@@ -142,9 +146,10 @@ def _verify(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
         for damage in damages:
             say(str(damage))
         if not damaged and not damages:
-            steps = ", ".join(str(one.commit.step) for one in standing)
+            saves = any(manifest.counts is Counts.SAVES for manifest in manifests)
+            steps = ", ".join(map(str, manifests)) if saves else f"step {', '.join(map(_number, manifests))}"
             size = format_size(sum(piece.size for piece in pieces))
-            say(f"whole: step {steps}; {counted(len(pieces), 'object')}, {size}")
+            say(f"whole: {steps}; {counted(len(pieces), 'object')}, {size}")
     return StoreError.exit_code if damaged or damages else 0
 
 
@@ -197,7 +202,7 @@ def _unpack(job: _Job, manifest: Manifest, files: tuple[tuple[str, Piece], ...],
         return 0
     known = f", {format_size(size - fetched)} of it was there" if size > fetched else ""
     sums = f"{counted(len(files), 'file')}, {format_size(size)}{known}"
-    say(f"step {manifest.commit.step} is in {folder}, as the script wrote it: {sums}")
+    say(f"{manifest} is in {folder}, as the script wrote it: {sums}")
     return 0
 
 
@@ -216,7 +221,7 @@ def _export(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
         answer = {"step": manifest.commit.step, "generation": manifest.commit.generation}
         say_json({"job": job.name, **answer, "file": str(path.absolute()), "bytes": plan.size, "tensors": plan.tensors})
     else:
-        say(f"{path}: {plan.tensors} tensors of step {manifest.commit.step}, {format_size(plan.size)}")
+        say(f"{path}: {plan.tensors} tensors of {manifest}, {format_size(plan.size)}")
     return 0
 
 
@@ -266,6 +271,7 @@ def standing_json(one: Standing) -> dict[str, Any]:
         "level": manifest.promise.level.value if manifest else None,
         "reason": manifest.promise.reason if manifest else None,
         "why": manifest.why.value if manifest else None,
+        "counts": manifest.counts.value if manifest else None,
         "marks": [mark.value for mark in CheckpointMark if mark in one.marks],
     }
 
@@ -308,8 +314,9 @@ def _row(one: Standing) -> tuple[str, ...]:
     told = ("-", "-", "-", "-")
     if manifest is not None:
         told = (str(len(manifest.pieces)), str(manifest.world), manifest.promise.level.value, manifest.why.value)
+    counts_saves = manifest is not None and manifest.counts is Counts.SAVES
     return (
-        str(one.commit.step),
+        str(manifest) if counts_saves else str(one.commit.step),
         str(one.commit.generation),
         f"{one.found.committed_at:%Y-%m-%d %H:%M:%S}",
         format_size(one.size) if one.size is not None else "-",

@@ -348,7 +348,7 @@ def _say_what_trains(prospect: Prospect, asker: Asker) -> None:
 
 
 def _goes_on_line(state: JobState) -> str:
-    step = f"step {state.checkpoint.step}" if state.checkpoint is not None else "the beginning"
+    step = str(state.checkpoint) if state.checkpoint is not None else "the beginning"
     machines = counted(len(state.alive), "machine")
     return f"{state.job} goes on with the script as it is now, from {step}, on the {machines} held for it"
 

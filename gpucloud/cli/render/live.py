@@ -175,7 +175,7 @@ def _progress(now: Snapshot, width: int) -> Table:
     if now.time_left is not None:
         told.append(Text(f"{format_span(now.time_left)} to go"))
     if now.committed_step is not None:
-        told.append(Text(f"saved at {now.committed_step}", style="green"))
+        told.append(Text(f"{now.counts.named(now.committed_step)} is saved", style="green"))
     if now.loss is not None:
         told.append(Text(f"loss {now.loss:.4f}"))
     while len(told) > 1 and _width(told) > width:

@@ -12,6 +12,7 @@ from gpucloud.cli.render.bills import money_line
 from gpucloud.cli.render.output import MOVING_EVERY_S, FirstRank, Paced
 from gpucloud.cli.render.use import brief
 from gpucloud.cli.render.words import silence, tell
+from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import format_span
 from gpucloud.domain.money.ledger import Spend
 from gpucloud.domain.node.node import NodeState
@@ -179,7 +180,7 @@ def line_of(now: Snapshot) -> str:
     """Return progress in one line."""
     parts = [f"{now.phase}: step {now.step}" + (f" of {now.total_steps}" if now.total_steps else "")]
     if now.phase == UNTOLD:
-        saved = f"step {now.committed_step} is saved" if now.committed_step else "nothing saved yet"
+        saved = f"{now.counts.named(now.committed_step)} is saved" if now.committed_step else "nothing saved yet"
         parts = [f"{now.phase}: {saved}"]
     if now.loss is not None:
         parts.append(f"loss {now.loss:.4f}")
@@ -223,6 +224,7 @@ class Snapshot:
     paid_until: datetime | None
     nodes: tuple[NodeLine, ...]
     gpus: str = ""
+    counts: Counts = Counts.STEPS
 
 
 def snapshot(seen: Seen, action: Action, spend: Spend) -> Snapshot:
@@ -239,6 +241,7 @@ def snapshot(seen: Seen, action: Action, spend: Spend) -> Snapshot:
         loss=progress.loss if progress else None,
         time_left=time_left(seen),
         committed_step=progress.committed_step if progress else None,
+        counts=progress.counts if progress else Counts.STEPS,
         spend=spend,
         paid_until=seen.state.paid_until,
         gpus=brief([gpu for node in _working(seen) if node.status for gpu in node.status.gpus]),

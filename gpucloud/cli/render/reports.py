@@ -17,6 +17,7 @@ from gpucloud.cli.render.use import (
 )
 from gpucloud.cli.render.words import pool_json, quarantine_json, table
 from gpucloud.domain import codec
+from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import counted, format_moment, format_span, format_usd
 from gpucloud.domain.node.node import Node
 from gpucloud.domain.node.output import advice_for
@@ -61,7 +62,7 @@ def going_on_line(report: JobReport) -> str | None:
     if report.condition is not Condition.UNSUPERVISED:
         return None
     attempt = report.attempts[-1]
-    step = f" (step {attempt.last_step})" if attempt.last_step is not None else ""
+    step = f" ({_counts(report).named(attempt.last_step)})" if attempt.last_step is not None else ""
     on = f"attempt {attempt.number} trains on {counted(len(report.nodes), 'machine')}{step}"
     if report.last_supervisor is None or report.written_at is None:
         return f"{report.job} goes on: {on}"
@@ -134,7 +135,7 @@ def _tables(report: JobReport) -> list[str]:
     if report.attempts:
         farthest = progress_of_report(report)
         rows = [
-            ("attempt", "nodes", "steps", "ended", "took"),
+            ("attempt", "nodes", _counts(report).value, "ended", "took"),
             *(_attempt_row(attempt, farthest, report) for attempt in report.attempts),
         ]
         parts.append(table(rows))
@@ -143,7 +144,7 @@ def _tables(report: JobReport) -> list[str]:
         rows += [_interruption_row(one, report.attempts) for one in report.interruptions]
         parts.append(table(rows))
     if report.checkpoint:
-        parts.append(f"checkpoint at step {report.checkpoint.step}, manifest {report.checkpoint.sha256[:16]}")
+        parts.append(f"checkpoint at {report.checkpoint}, manifest {report.checkpoint.sha256[:16]}")
     if report.charges:
         parts.append(charges_text(report.charges))
     if report.cooldowns:
@@ -251,6 +252,11 @@ def jobs_text(reports: Sequence[JobReport], names: Mapping[str, str] | None = No
     return table(rows)
 
 
+def _counts(report: JobReport) -> Counts:
+    """Return what the numbers of the job's attempts are of, as its newest checkpoint says."""
+    return report.checkpoint.counts if report.checkpoint is not None else Counts.STEPS
+
+
 def _step_cell(report: JobReport) -> str:
     """Return the step that its nodes say now; else the one that its supervisor wrote last, with when it did."""
     progress = progress_of_report(report)
@@ -260,7 +266,9 @@ def _step_cell(report: JobReport) -> str:
         return "-"
     is_open = bool(report.attempts) and report.attempts[-1].reason is None
     is_of_then = report.written_at is not None and is_open and not is_committed(report, report.last_step)
-    return f"{report.last_step} ({report.written_at:%H:%M:%S})" if is_of_then else str(report.last_step)
+    counts = _counts(report)
+    step = str(report.last_step) if counts is Counts.STEPS else counts.named(report.last_step)
+    return f"{step} ({report.written_at:%H:%M:%S})" if is_of_then else step
 
 
 def _decision_json(made: CapacityDecision | None) -> dict[str, Any] | None:

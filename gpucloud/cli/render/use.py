@@ -7,6 +7,7 @@ from typing import Any
 
 from gpucloud.cli.render.bills import money_line
 from gpucloud.domain import codec
+from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import format_moment, format_span, span_of
 from gpucloud.domain.node.hardware import GpuSample, HostSample
 from gpucloud.domain.node.status import UNTOLD, Progress
@@ -128,10 +129,12 @@ def step_words(report: JobReport) -> list[str]:
     if attempt.last_step is None:
         return []
     total = f" of {attempt.total_steps}" if attempt.total_steps else ""
+    counts = report.checkpoint.counts if report.checkpoint is not None else Counts.STEPS
+    step = f"{counts.named(attempt.last_step)}{total}"
     if is_committed(report, attempt.last_step):
-        return [f"step {attempt.last_step}{total} (checkpoint)"]
+        return [f"{step} (checkpoint)"]
     as_of = f" as of {format_moment(report.written_at, report.looked_at)}" if report.written_at is not None else ""
-    return [f"step {attempt.last_step}{total}{as_of}"]
+    return [f"{step}{as_of}"]
 
 
 def is_committed(report: JobReport, step: int) -> bool:
@@ -146,7 +149,7 @@ def _state(report: JobReport) -> list[str]:
     progress = progress_of_report(report)
     if progress is not None:
         total = f" of {progress.total_steps}" if progress.total_steps else ""
-        parts.append(f"{in_one_line(progress.phase)}, step {progress.step}{total}")
+        parts.append(f"{in_one_line(progress.phase)}, {progress.counts.named(progress.step)}{total}")
         if progress.step_seconds:
             parts.append(f"{1 / progress.step_seconds:.3g} steps/s")
         if progress.waiting_share is not None:

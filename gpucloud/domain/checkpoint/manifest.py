@@ -24,7 +24,7 @@ from gpucloud.domain.untrusted import COUNTED, MOST_RANKS
 LEAST_KEPT = 2
 """However few a job wants to keep: one may turn out damaged."""
 
-_FORMAT = 4
+_FORMAT = 5
 _LONGEST_REASON = 1000
 _GENERATION_KEY = re.compile(r"gen/([0-9]{6,15})\.json")  # no number here comes to COUNTED
 _STARTING_KEY = re.compile(r"gen/([0-9]{6,15})\.start\.json")
@@ -97,15 +97,34 @@ class Why(str, Enum):
     TRIAL = "trial"  # a trial of resuming is on
 
 
+class Counts(str, Enum):
+    """What the number of a checkpoint counts; the value is what programs read."""
+
+    STEPS = "steps"  # the script's own, told by the library or by the names of its files
+    SAVES = "saves"  # of a script that saves by itself under names that tell no step
+
+    def named(self, number: int) -> str:
+        """Return "step 1200" or "save 12"."""
+        return f"{'step' if self is Counts.STEPS else 'save'} {number}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """A whole checkpoint: its objects, how many ranks wrote it and why, and what a resume from it can promise."""
+    """A whole checkpoint: its objects, how many ranks wrote it and why, and what a resume from it can promise.
+
+    `counts` says what the commit's number is of.
+    """
 
     commit: Commit
     world: int
     promise: Promise
     pieces: tuple[Piece, ...]
     why: Why = Why.DUE
+    counts: Counts = Counts.STEPS
+
+    def __str__(self) -> str:
+        """As people are told of it: by its number."""
+        return self.counts.named(self.commit.step)
 
 
 def generation_key(generation: int) -> str:
@@ -212,6 +231,7 @@ def manifest_bytes(manifest: Manifest) -> bytes:
             "level": manifest.promise.level.value,
             "reason": manifest.promise.reason[:_LONGEST_REASON],
             "why": manifest.why.value,
+            "counts": manifest.counts.value,
             "pieces": pieces,
         }
     )
@@ -232,6 +252,7 @@ def read_manifest(data: bytes) -> Manifest:
             promise=Promise(Level(body["level"]), _text(body["reason"])),
             pieces=tuple(piece_of(piece) for piece in listed(body["pieces"])),
             why=Why(body["why"]),
+            counts=Counts(body["counts"]),
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"not a manifest: {error!r}") from error

@@ -19,6 +19,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from enum import Enum
 
+from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.codec import Malformed, from_json, to_json
 from gpucloud.domain.node.container import ContainerRun
 from gpucloud.domain.node.hardware import GpuSample, HostSample
@@ -113,6 +114,8 @@ class Progress:
     waiting_share: float | None = None  # of the last steps' time, from 0 to 1: waiting for the next batch
     longest_s: float | None = None
     """The longest step but the first; None before the second."""
+    counts: Counts = Counts.STEPS
+    """What its numbers are of: of a script that does not report, perhaps its saves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from datetime import datetime
 from decimal import Decimal
 from enum import Enum
 
+from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.node.node import EndCause, Fault
 from gpucloud.domain.node.status import Outcome, Stop
 from gpucloud.domain.offer import EfaLayout, Pool
@@ -290,10 +291,15 @@ class CapacityDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRef:
-    """The newest committed checkpoint: its step, and the SHA-256 of its manifest."""
+    """The newest committed checkpoint: its step, or which save it is, and the SHA-256 of its manifest."""
 
     step: int
     sha256: str
+    counts: Counts = Counts.STEPS
+
+    def __str__(self) -> str:
+        """As people are told of it: by its number."""
+        return self.counts.named(self.step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

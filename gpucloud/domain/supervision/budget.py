@@ -121,7 +121,7 @@ def overdue(state: JobState) -> str:
 
 
 def _saved(state: JobState) -> str:
-    return f"step {state.checkpoint.step} is saved" if state.checkpoint else "nothing is saved"
+    return f"{state.checkpoint} is saved" if state.checkpoint else "nothing is saved"
 
 
 def plain_usd(usd: Decimal) -> str:

@@ -216,7 +216,7 @@ def planned(
         return export(headers, ranks, everything=everything, about=about)
     except ValueError as error:
         raise UsageError(
-            f"the checkpoint of step {manifest.commit.step} cannot be exported: {error}",
+            f"the checkpoint of {manifest} cannot be exported: {error}",
             hint="--pull DIR brings it as it is; --verify says what is damaged",
         ) from error
 

@@ -101,9 +101,9 @@ class Asker:
         with suppress(StoreError, TooMany):
             newest = newest_commit(self.jobs.store, self.jobs.checkpoints)
             if newest is not None:
-                attempts = with_commit(report.attempts, newest[0])
+                attempts = with_commit(report.attempts, newest.step)
                 last = max((one.last_step for one in attempts if one.last_step is not None), default=None)
-                found = CheckpointRef(step=newest[0], sha256=newest[1])
+                found = CheckpointRef(**newest._asdict())
                 return replace(report, checkpoint=found, attempts=attempts, last_step=last)
         return report
 

@@ -325,7 +325,7 @@ class Observer:
             newest = newest_commit(self.world.store, self.world.jobs.checkpoints)
         except TooMany:
             return state.checkpoint
-        return CheckpointRef(step=newest[0], sha256=newest[1]) if newest else None
+        return CheckpointRef(**newest._asdict()) if newest else None
 
 
 def _wanted_end(goal: Goal, now: datetime) -> ExitReason | None:

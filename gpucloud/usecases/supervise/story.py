@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import format_moment, format_span, format_usd
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.market.policies import Mode
@@ -168,7 +169,7 @@ def _from(seen: Seen) -> str:
     saved = seen.checkpoint or seen.state.checkpoint
     if not seen.state.attempts:
         return ""
-    return f"after step {saved.step} " if saved is not None else "from the beginning "
+    return f"after {saved} " if saved is not None else "from the beginning "
 
 
 def _lost(seen: Seen) -> str:
@@ -200,6 +201,7 @@ def _interrupted(interruption: Interruption, seen: Seen) -> str:
 def _closed(reason: ExitReason, seen: Seen) -> str:
     saved = seen.checkpoint or seen.state.checkpoint
     attempt = with_commit(seen.state.attempts, saved.step if saved else None)[-1]
-    step = f" at step {attempt.last_step}" if attempt.last_step else ""
-    kept = f", checkpoint at step {saved.step}" if saved else ""
+    counts = saved.counts if saved else Counts.STEPS
+    step = f" at {counts.named(attempt.last_step)}" if attempt.last_step else ""
+    kept = f", checkpoint at {saved}" if saved else ""
     return f"attempt {attempt.number} ended{step}: {reason.value}{kept}"

@@ -1,0 +1,78 @@
+"""The number of a save is called a step only where the script's checkpoint tells its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpucloud.agent.attempt.files import _progress
+from gpucloud.cli.render.reports import jobs_text, report_text
+from gpucloud.cli.render.use import step_words
+from gpucloud.domain.checkpoint.manifest import (
+    Commit,
+    Counts,
+    Level,
+    Manifest,
+    Promise,
+    commit_key,
+    generation_bytes,
+    generation_key,
+    manifest_bytes,
+    read_manifest,
+    seal,
+    unseal,
+)
+from gpucloud.domain.state.state import CheckpointRef, ExitReason
+from gpucloud.domain.supervision.action import CloseAttempt, OpenAttempt
+from gpucloud.domain.supervision.budget import overdue
+from gpucloud.store import newest_commit
+from gpucloud.usecases.supervise.story import tell_story
+from tests.fakes.clock import JumpingClock
+from tests.fakes.memory_store import MemoryStore
+from tests.unit.test_condition import told
+from tests.unit.worlds import NOW, opened, seen, state, up
+
+TWELFTH = CheckpointRef(step=12, sha256="0" * 64, counts=Counts.SAVES)
+STEP = replace(TWELFTH, counts=Counts.STEPS)
+SAVED = Manifest(commit=Commit(1, 12), world=1, promise=Promise(Level.BEST_EFFORT), pieces=(), counts=Counts.SAVES)
+
+
+def test_what_a_checkpoints_number_counts_is_stored_with_it_and_known_from_the_store() -> None:
+    assert read_manifest(manifest_bytes(SAVED)) == SAVED
+    assert str(SAVED) == "save 12"
+    with pytest.raises(ValueError, match="epochs"):
+        read_manifest(seal({**unseal(manifest_bytes(SAVED)), "counts": "epochs"}))
+    store = MemoryStore(JumpingClock(NOW))
+    store.put(f"j/{generation_key(1)}", generation_bytes(base=None, owner="a"))
+    store.put(f"j/{commit_key(SAVED.commit)}", manifest_bytes(SAVED))
+    newest = newest_commit(store, "j")
+    assert newest is not None
+    assert (newest.step, newest.counts) == (12, Counts.SAVES)
+
+
+def test_a_script_that_reports_through_the_library_counts_steps() -> None:
+    said = '{"step": 3, "first_step": 1, "phase": "train", "written_at": 0}'
+    assert _progress(said)[0].counts is Counts.STEPS
+    assert _progress(said.replace("{", '{"counts": "saves", ', 1))[0].counts is Counts.SAVES
+
+
+@pytest.mark.parametrize(("checkpoint", "called"), [(TWELFTH, "save 12"), (STEP, "step 12")])
+def test_the_story_calls_a_save_what_it_is(checkpoint: CheckpointRef, called: str) -> None:
+    attempt = replace(opened("a"), first_step=1, last_step=12)
+    there = seen(up("a"), state=state(attempts=(attempt,), checkpoint=checkpoint))
+    ended = tell_story(CloseAttempt(reason=ExitReason.INTERRUPTED), there)
+    assert ended == f"attempt 1 ended at {called}: interrupted, checkpoint at {called}"
+    over = replace(attempt, reason=ExitReason.INTERRUPTED, ended_at=NOW)
+    again = seen(up("a"), state=state(attempts=(over,), checkpoint=checkpoint))
+    assert tell_story(OpenAttempt(number=2, node_ids=("a",)), again) == f"attempt 2 starts after {called} on a"
+    assert f"the deadline is over, {called} is saved" in overdue(again.state)
+
+
+def test_reports_and_lists_call_a_save_what_it_is() -> None:
+    known = replace(told(up("a"), up("b"), visited=False), checkpoint=TWELFTH)
+    text = report_text(known)
+    assert "checkpoint at save 12, manifest 0000000000000000" in text
+    assert "attempt  nodes  saves  ended    took" in text
+    assert step_words(known)[0].startswith("save 385 of 768 as of")
+    assert "save 385 (11:59:44)" in jobs_text([replace(known, last_step=385)])
