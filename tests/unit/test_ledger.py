@@ -116,9 +116,9 @@ OFF = "off by 12:30 UTC at the latest, at"
 @pytest.mark.parametrize(
     ("budget", "spent", "promised", "rate", "off", "line"),
     [
-        ("1", "0.009", "0.886", "0.54", True, f"0.009 of 1.00 USD · 0.54 USD/h · {OFF} 0.895 USD"),
+        ("1", "0.009", "0.886", "0.54", True, f"0.009 of 1.00 USD · 0.54 USD/h in all · {OFF} 0.895 USD"),
         ("1", "0.009", "0", "0", False, "0.009 of 1.00 USD"),
-        ("400", "174.7712", "20", "14.52", True, f"174.77 of 400.00 USD · 14.52 USD/h · {OFF} 194.77 USD"),
+        ("400", "174.7712", "20", "14.52", True, f"174.77 of 400.00 USD · 14.52 USD/h in all · {OFF} 194.77 USD"),
         ("1", "0.0045", "0", "0", False, "0.005 of 1.00 USD"),
         ("0.105", "0.0001", "0", "0", False, "<0.001 of 0.105 USD"),
         ("1", "0", "0", "0", False, "0.00 of 1.00 USD"),

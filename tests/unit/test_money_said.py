@@ -12,6 +12,7 @@ import pytest
 
 from gpucloud.adapters.jobfile import values
 from gpucloud.cli.commands.asking import _with_forecast
+from gpucloud.cli.commands.passes import _budget_text
 from gpucloud.cli.render.bills import left_rows, money_line, spend_text
 from gpucloud.cli.render.estimates import estimate_text
 from gpucloud.cli.render.plans import plan_rows
@@ -24,6 +25,7 @@ from gpucloud.domain.job.spec import CheckpointPolicy, Job, Market, MarketPolicy
 from gpucloud.domain.market.outcome import Outcome, summary
 from gpucloud.domain.market.plan import make_plan
 from gpucloud.domain.money.ledger import Spend
+from gpucloud.domain.state.state import JobStatus
 from gpucloud.domain.supervision.action import Arm
 from gpucloud.domain.supervision.deadline import heading
 from gpucloud.usecases.supervise.story import tell_story
@@ -31,7 +33,7 @@ from tests.fakes.market import A100, NOW, V100
 from tests.unit.test_capacity_decision import RULES, goal, world
 from tests.unit.test_condition import told
 from tests.unit.test_estimate import HOUR, JOB, estimated, planner_of
-from tests.unit.worlds import LATER, part, seen, up
+from tests.unit.worlds import LATER, order, part, seen, up
 from tests.unit.worlds import NOW as TICK
 
 UNSAVED = replace(
@@ -277,7 +279,7 @@ def test_what_is_left_is_told_in_parts_that_sum_up() -> None:
     assert left_rows(spend) == [
         (
             "left",
-            "0.98 USD: 0.45 prepaid until then, 0.053 kept aside for the last save and the machines' end,"
+            "0.98 USD: 0.45 for the machines until then, 0.053 kept aside for the last save and the machines' end,"
             " 0.478 for more time after that",
         )
     ]
@@ -328,3 +330,28 @@ def test_a_shut_off_that_comes_seconds_later_is_no_news(moved_s: int, told: bool
     line = tell_story(Arm(until=LATER + timedelta(seconds=moved_s)), seen(armed=LATER))
     assert (line is not None) is told
     assert tell_story(Arm(until=TICK + HOUR), seen(armed=None)) is not None
+
+
+def test_the_worst_of_replays_is_no_less_than_what_nine_in_ten_cost() -> None:
+    found = summary([outcome("893.001", 5)] * 3)
+    assert (found.p90_usd, found.worst_usd) == (Decimal("893.01"), Decimal("893.01"))
+
+
+@pytest.mark.parametrize(("changes", "row"), [({"torn_down": True}, "unused"), ({"torn_down": False}, "left")])
+def test_a_budget_that_nothing_can_use_any_more_has_nothing_left(changes: dict[str, Any], row: str) -> None:
+    spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal("0.25"), promised_usd=Decimal(0))
+    known = replace(told(status=JobStatus.SUCCEEDED), spend=spend, **changes)
+    assert [line.split() for line in _budget_text(known, order()).splitlines()[2:]] == [
+        ["budget", "1.00", "USD"],
+        ["spent", "0.25", "of", "1.00", "USD"],
+        [row, "0.75", "USD"],
+    ]
+
+
+def test_a_plan_says_what_a_deadline_does_to_work_of_unknown_length() -> None:
+    unknown = replace(JOB, deadline=8 * HOUR, work=None)
+    text = estimate_text(unknown, estimated(unknown, V100), width=None)
+    assert (
+        "  deadline   after 8 h the job is saved and ends, done or not; whether it will be done by then, only `work:`"
+        " could tell\n" in text
+    )

@@ -25,7 +25,7 @@ from gpucloud.domain.supervision.budget import plain_usd, refusal
 from gpucloud.domain.supervision.seen import Rules, rules_for
 from gpucloud.usecases.job.jobs import Asker, bring_closer, budget_standing, least_usd, obey_here
 from gpucloud.usecases.jobstore.lease import take
-from gpucloud.usecases.jobstore.report import JobReport, status_of
+from gpucloud.usecases.jobstore.report import Condition, JobReport, status_of
 from gpucloud.usecases.supervise.session import Session
 from gpucloud.usecases.supervise.story import budget_line, missing_line
 from gpucloud.wiring import Gpucloud, KnownJob
@@ -282,12 +282,12 @@ def _budget_json(report: JobReport, order: Order) -> dict[str, Any]:
 
 
 def _budget_text(report: JobReport, order: Order) -> str:
-    spend = report.spend
+    spend, is_over = report.spend, report.condition is Condition.ENDED
     rows = [
         ("budget", format_usd(spend.budget_usd)),
         ("spent", money_line(spend)),
         *unproven_rows(spend),
-        *(left_rows(spend) or [("left", f"{left_amount(spend)} USD")]),
+        *(left_rows(spend) or [("unused" if is_over else "left", f"{left_amount(spend)} USD")]),
     ]
     parts = [f"{report.job}: {condition_word(report)}", table(rows)]
     if order.budget_changes:

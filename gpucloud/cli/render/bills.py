@@ -74,7 +74,7 @@ def left_rows(spend: Spend) -> list[tuple[str, str]]:
     if spend.off_at is None:
         return []
     parts = [
-        f"{plain_amount(spend.promised_usd)} prepaid until then",
+        f"{plain_amount(spend.promised_usd)} for the machines until then",
         f"{plain_amount(spend.kept_usd)} kept aside for the last save and the machines' end",
         f"{plain_amount(spend.free_usd)} for more time after that",
     ]
@@ -85,7 +85,7 @@ def money_line(spend: Spend, *, is_short: bool = False) -> str:
     """Return what is spent of the budget, the rate, and the latest time and sum at which everything is off."""
     parts = [f"{plain_amount(spend.spent_usd)} of {plain_amount(spend.budget_usd)} USD"]
     if spend.usd_per_hour:
-        parts.append(f"{plain_amount(spend.usd_per_hour)} USD/h")
+        parts.append(f"{plain_amount(spend.usd_per_hour)} USD/h in all")
     if spend.off_at is not None:
         off_at = format_moment(_whole_minute(spend.off_at), spend.as_of, seconds=False)
         sum_at_most = f"{plain_amount(spend.off_usd)} USD"

@@ -143,6 +143,9 @@ def _expected_rows(job: Job, estimate: Estimate) -> Iterator[tuple[str, str]]:
     work, outlook = estimate.work, estimate.outlook
     if work is None:
         yield "work", _unknown(job, estimate.plan.offer)
+        if job.deadline is not None:
+            ends = f"after {format_span(job.deadline)} the job is saved and ends, done or not"
+            yield "deadline", f"{ends}; whether it will be done by then, only `work:` could tell"
         return
     yield "work", f"{format_span(work.span)}: {work.source}"
     if outlook is None:

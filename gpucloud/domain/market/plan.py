@@ -444,9 +444,9 @@ def _refuse_the_deadline(job: Job, needs: Needs, deadline: timedelta) -> None:
     if deadline >= least:
         return
     advised = timedelta(seconds=advised_span_s(least.total_seconds()))
-    starts = "two starts" if tried else "a start"
+    lost = f"{format_span(needs.changeover)}{' each' if tried else ''}, with the work that an interruption undoes"
     raise PlanRefused(
-        f"{format_span(needs.work)} of work with {starts} of {format_span(needs.changeover)} take"
+        f"{format_span(needs.work)} of work with {'two starts' if tried else 'a start'} ({lost}) take"
         f" {format_span(least)}, and the deadline is after {format_span(deadline)}",
         hint=f"deadline: {written_span(advised)}, or more or faster machines"
         + ("; `market: on_demand` needs one start only" if tried and deadline >= needs.work + needs.changeover else ""),
