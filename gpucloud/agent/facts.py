@@ -13,9 +13,8 @@ from pathlib import Path
 from gpucloud import processes, smi
 from gpucloud.agent.attempt.composing import image_fact
 from gpucloud.agent.data.staged import staged
-from gpucloud.agent.layer.environment import places
-from gpucloud.agent.layer.fact import base as base_python
-from gpucloud.agent.layer.fact import gpu_kind, layer_fact
+from gpucloud.agent.layer.environment import base as base_python
+from gpucloud.agent.layer.environment import gpu_kind, layer_fact, places
 from gpucloud.agent.metrics.kernel_log import newest_event
 from gpucloud.agent.single_process import agent_process, boots_itself, driver_process, note_visit, package_sha256
 from gpucloud.domain.codec import Malformed, from_json, plain, to_json

@@ -1,10 +1,16 @@
-"""boto3's clients for AWS's S3 and for other servers that speak its protocol."""
+"""boto3's clients for AWS's S3 and other servers of its protocol, and through them any bucket's objects, read only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
+
+from gpucloud.domain.errors import StoreError, ToolMissing, UsageError
+from gpucloud.domain.job.data import DataFile
 
 _BUSY = {
     "SlowDown", "RequestLimitExceeded", "Throttling", "ThrottlingException", "RequestTimeout",
@@ -96,3 +102,129 @@ def _plain(config: Any) -> Any:
         response_checksum_validation="when_required",
         s3={"addressing_style": "path"},
     )
+
+
+# Objects of any bucket, read only: a prefix listed, and ranges of objects that must not have changed.
+
+
+_CHUNK_BYTES = 1 << 20
+_FROZEN = ("GLACIER", "DEEP_ARCHIVE")  # these answer no read before they are restored
+_CHANGED = ("PreconditionFailed", "412", "NoSuchKey", "404")
+_PERMISSION = {"list": "s3:ListBucket on the bucket", "read": "s3:GetObject on the objects"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """What S3 said of an object beside its bytes: how it is encrypted, and whether its ETag is the bytes' MD5."""
+
+    size: int
+    etag_is_md5: bool
+
+
+class Objects:
+    """The objects below `s3://bucket/prefix`, for as many threads as `connections`; `region` None: as the bucket says.
+
+    Raises StoreError (which permission is missing, which object changed), ToolMissing without boto3.
+    """
+
+    def __init__(
+        self, url: str, *, profile: str | None = None, region: str | None = None, connections: int = 10
+    ) -> None:
+        try:
+            import boto3.session  # noqa: PLC0415 - late: who stages nothing from S3 does not have it
+            import botocore.config  # noqa: PLC0415
+            import botocore.exceptions  # noqa: PLC0415
+            import urllib3.exceptions  # noqa: PLC0415
+        except ImportError as error:
+            raise ToolMissing(f"{url} needs boto3", hint="pip install boto3") from error
+        parts = urlsplit(url)
+        self.url = url.rstrip("/")
+        self._bucket, self._prefix = parts.netloc, parts.path.strip("/")
+        self._errors = (
+            botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError, urllib3.exceptions.HTTPError,
+        )  # fmt: skip
+        with self._explained("open", url):
+            session = boto3.session.Session(profile_name=profile, region_name=os.environ.get("AWS_REGION"))
+            self._client = make_client(session, botocore.config.Config, connections=connections, region=region)
+
+    def region(self) -> str | None:
+        """Return the bucket's region; None where the server does not say."""
+        with self._explained("list", "the bucket"):
+            reply = self._client.head_bucket(Bucket=self._bucket)
+        found = reply.get("BucketRegion") or reply["ResponseMetadata"]["HTTPHeaders"].get("x-amz-bucket-region")
+        return str(found) if found else None
+
+    def listed(self) -> tuple[DataFile, ...]:
+        """Return every object below the prefix with its path below it; one that is named exactly so is a set of one.
+
+        Raises UsageError for objects in an archive.
+        """
+        found: list[DataFile] = []
+        with self._explained("list", "objects"):
+            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=self._prefix)
+            for page in pages:
+                found += [file for entry in page.get("Contents", ()) if (file := self._file(entry))]
+        return tuple(found)
+
+    def head(self, key: str, etag: str) -> Head:
+        """Return what is to be known before a large object is read."""
+        with self._explained("read", key):
+            return _head(self._client.head_object(Bucket=self._bucket, Key=key, IfMatch=f'"{etag}"'))
+
+    def part_bytes(self, key: str) -> int:
+        """Return the size of the first part of an object that was uploaded in parts."""
+        with self._explained("read", key):
+            reply = self._client.head_object(Bucket=self._bucket, Key=key, PartNumber=1)
+        return int(reply["ContentLength"])
+
+    def read(self, file: DataFile, first: int, length: int) -> Iterator[Head | bytes]:
+        """Yield what S3 says of the object, then `length` of its bytes from `first` on, in pieces of at most 1 MiB."""
+        ranged = {"Range": f"bytes={first}-{first + length - 1}"} if length != file.size else {}
+        with self._explained("read", file.key):
+            reply = self._client.get_object(Bucket=self._bucket, Key=file.key, IfMatch=f'"{file.etag}"', **ranged)
+            yield _head(reply)
+            with contextlib.closing(reply["Body"]) as body:
+                while chunk := body.read(_CHUNK_BYTES):
+                    yield chunk
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def _file(self, entry: dict[str, Any]) -> DataFile | None:
+        key, size = str(entry["Key"]), int(entry["Size"])
+        below = key == self._prefix or not self._prefix or key.startswith(f"{self._prefix}/")
+        if not below or (key.endswith("/") and size == 0):  # a neighbour's name, or what consoles make for a folder
+            return None
+        if entry.get("StorageClass") in _FROZEN:
+            raise UsageError(
+                f"data: s3://{self._bucket}/{key} is archived ({entry['StorageClass']})",
+                hint=f"aws s3api restore-object --bucket {self._bucket} --key {key} --restore-request Days=7",
+            )
+        path = key.rpartition("/")[2] if key == self._prefix else key[len(self._prefix) :].lstrip("/")
+        return DataFile(path=path, size=size, etag=str(entry["ETag"]).strip('"'), key=key)
+
+    @contextlib.contextmanager
+    def _explained(self, verb: str, what: str) -> Iterator[None]:
+        try:
+            yield
+        except self._errors as error:
+            code = error_code(error)
+            message = f"cannot {verb} {what} in s3://{self._bucket}: {error}"
+            if code in ("AccessDenied", "403") and verb in _PERMISSION:
+                raise StoreError(
+                    f"{_PERMISSION[verb]} is missing for {self.url}: {error}",
+                    hint=f"let this identity have s3:ListBucket on {self._bucket} and s3:GetObject on what is in it",
+                ) from error
+            if code in _CHANGED and verb == "read":
+                message = f"s3://{self._bucket}/{what} is not the object that was listed when the job began: {error}"
+                raise StoreError(message, hint="put it back, or give the job another `name:`") from error
+            raise StoreError(
+                message, hint="check the name of the bucket and the network, then try again", may_pass=may_pass(error)
+            ) from error
+
+
+def _head(reply: dict[str, Any]) -> Head:
+    # "Objects encrypted by SSE-C or SSE-KMS have ETags that are not an MD5 digest" (S3 API reference, Object).
+    encrypted = str(reply.get("ServerSideEncryption") or "").startswith("aws:kms") or "SSECustomerAlgorithm" in reply
+    return Head(size=int(reply["ContentLength"]), etag_is_md5=not encrypted)

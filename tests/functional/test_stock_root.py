@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpucloud.adapters.packaging import package_zip
-from gpucloud.agent.layer.fact import read_ready
+from gpucloud.agent.layer.environment import read_ready
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.node.layer import LayerOrder, LayerWanted, setup_digest
 from gpucloud.domain.node.pinned import PIP_VERSION, PIP_WHEEL

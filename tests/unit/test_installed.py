@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpucloud.agent.layer.fact import freeze, installed_version, torch_cuda
+from gpucloud.agent.layer.environment import freeze, installed_version, torch_cuda
 
 # As torch 2.13 writes it; its CPU build says `cuda: _Optional[str] = None`.
 VERSION = """\

@@ -10,7 +10,7 @@ from gpucloud.adapters.transfer.localfiles import HashCache, Sent, local_tree, s
 from gpucloud.domain.errors import NodeError, UsageError
 from gpucloud.domain.job.data import DataFile, DataSet, DataWanted, data_set, unpack
 from gpucloud.ports import Host
-from gpucloud.store.bulk import Objects
+from gpucloud.store.s3client import Objects
 
 _READ_ONLY = 0o444
 

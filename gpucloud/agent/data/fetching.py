@@ -16,7 +16,7 @@ from pathlib import Path
 from gpucloud import processes
 from gpucloud.domain.errors import StoreError
 from gpucloud.domain.job.data import RESERVED, DataFile
-from gpucloud.store.bulk import Head, Objects
+from gpucloud.store.s3client import Head, Objects
 
 LARGE_BYTES = 64 << 20
 """From here on an object is fetched in parts at the same time; below, one request each."""

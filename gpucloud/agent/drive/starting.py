@@ -19,8 +19,7 @@ from pathlib import Path
 
 from gpucloud import smi
 from gpucloud.agent.layer.build import Failed, build
-from gpucloud.agent.layer.environment import places
-from gpucloud.agent.layer.fact import gpu_kind, key_of, read_ready
+from gpucloud.agent.layer.environment import gpu_kind, key_of, places, read_ready
 from gpucloud.agent.single_process import driver_process
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.errors import NodeError

@@ -21,14 +21,19 @@ from gpucloud.agent.layer.environment import (
     Places,
     add_commands,
     conda_argv,
+    freeze,
+    gpu_kind,
     hide_base,
+    installed_version,
+    key_of,
     make_venv,
     only_from,
     places,
+    read_ready,
     show_base,
+    torch_cuda,
     variables,
 )
-from gpucloud.agent.layer.fact import freeze, gpu_kind, installed_version, key_of, read_ready, torch_cuda
 from gpucloud.agent.layer.tools import Unreachable
 from gpucloud.domain.node.bootstrap.facts import SETUP_LOG_BYTES, FailedSetup
 from gpucloud.domain.node.layer import BOTO3, ISAL, TORCH, LayerOrder, setup_uses_tree, suffices
