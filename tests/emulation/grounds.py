@@ -16,8 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from gpucloud import processes
-from gpucloud.adapters.local.ground import Ground, Launch, OnLoopback
-from gpucloud.adapters.local.imds import Instance, Metadata
+from gpucloud.adapters.local.ground import Ground, Instance, Launch, Metadata, OnLoopback
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.wholefile import write_whole
 from tests.emulation import program

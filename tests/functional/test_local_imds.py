@@ -12,8 +12,8 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from gpucloud.adapters.local import imds
-from gpucloud.adapters.local.imds import Instance, Metadata
+from gpucloud.adapters.local import ground
+from gpucloud.adapters.local.ground import Instance, Metadata
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
 CALM = Instance(
@@ -99,8 +99,8 @@ def test_nothing_is_told_without_a_valid_token(service: Service, monkeypatch: py
     assert service.ask("GET", DATA + "instance-id", {})[0] == 401
     assert service.ask("GET", DATA + "instance-id", {"X-aws-ec2-metadata-token": "guess"})[0] == 401
     assert service.ask("GET", DATA + "instance-id", token) == (200, CALM.id)
-    clock = imds.time.monotonic() + 61
-    monkeypatch.setattr(imds.time, "monotonic", lambda: clock)
+    clock = ground.time.monotonic() + 61
+    monkeypatch.setattr(ground.time, "monotonic", lambda: clock)
     assert service.ask("GET", DATA + "instance-id", token)[0] == 401
 
 

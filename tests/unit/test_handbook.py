@@ -24,8 +24,8 @@ from gpucloud.cli.render.words import VERSION
 from gpucloud.domain.errors import GpucloudError
 from gpucloud.domain.job.spec import Cloud, ContainerRuntime, Launcher
 from gpucloud.domain.money.ledger import Spend
-from gpucloud.domain.node.collectives import gpu_defaults, on_interface, threads
 from gpucloud.domain.node.container import ContainerRun, identity
+from gpucloud.domain.node.hardware import gpu_defaults, on_interface, threads
 from gpucloud.domain.node.launch import launches
 from gpucloud.domain.state.state import ExitReason
 from gpucloud.usecases.jobstore.report import report

@@ -25,9 +25,9 @@ from gpucloud.domain.job.spec import (
     OnNotice,
     Resources,
 )
-from gpucloud.domain.node.collectives import gpu_defaults
-from gpucloud.domain.node.collectives import threads as threads_of
 from gpucloud.domain.node.container import ContainerRun, Mount
+from gpucloud.domain.node.hardware import gpu_defaults
+from gpucloud.domain.node.hardware import threads as threads_of
 from gpucloud.domain.node.launch import launches, recipe
 from gpucloud.domain.node.member import (
     AttemptStart,

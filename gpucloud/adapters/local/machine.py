@@ -15,8 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from gpucloud.adapters.local import node, place
-from gpucloud.adapters.local.ground import Grounds
-from gpucloud.adapters.local.imds import Instance, Metadata
+from gpucloud.adapters.local.ground import Grounds, Instance, Metadata
 from gpucloud.adapters.local.node import HostKey
 from gpucloud.adapters.local.place import user_name
 from gpucloud.adapters.local.records import Folder, GroupRecord, NodeRecord

@@ -18,7 +18,6 @@ from gpucloud import processes
 from gpucloud.agent.network import carrying
 from gpucloud.domain.codec import Malformed, from_json, to_json
 from gpucloud.domain.job.spec import ContainerRuntime
-from gpucloud.domain.node.collectives import gpu_defaults, on_interface, threads
 from gpucloud.domain.node.container import (
     OF_THE_CLIENT,
     ContainerRun,
@@ -30,6 +29,7 @@ from gpucloud.domain.node.container import (
     end_argv,
     identity,
 )
+from gpucloud.domain.node.hardware import gpu_defaults, on_interface, threads
 from gpucloud.domain.node.status import Launch
 from gpucloud.domain.variables import GPUCLOUD_ATTEMPT_DIR, GPUCLOUD_NODE
 from gpucloud.locks import locked

@@ -23,7 +23,6 @@ from gpucloud.agent.gate.look import look, with_log
 from gpucloud.agent.metrics.kernel_log import kernel_log
 from gpucloud.agent.network import carrying
 from gpucloud.domain.codec import Malformed, from_json, to_json
-from gpucloud.domain.node.collectives import on_interface
 from gpucloud.domain.node.gate.gang import GangOrder, GangSeen
 from gpucloud.domain.node.gate.judge import judge
 from gpucloud.domain.node.gate.report import (
@@ -42,7 +41,7 @@ from gpucloud.domain.node.gate.report import (
     failures,
     store_endpoint,
 )
-from gpucloud.domain.node.hardware import Gpu
+from gpucloud.domain.node.hardware import Gpu, on_interface
 from gpucloud.locks import locked
 from gpucloud.processes import answered, leave
 

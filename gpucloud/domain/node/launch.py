@@ -12,8 +12,8 @@ from gpucloud.domain.checkpoint.layouts import KeepOrder, Rule
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.job.data import variables
 from gpucloud.domain.job.spec import CheckpointPolicy, Cloud, Job, Launcher, OnNotice, Resources
-from gpucloud.domain.node.collectives import on_interface
 from gpucloud.domain.node.container import ContainerRun, Mount
+from gpucloud.domain.node.hardware import on_interface
 from gpucloud.domain.node.member import (
     AttemptStart,
     CommandLine,

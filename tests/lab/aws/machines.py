@@ -22,8 +22,7 @@ from typing import Any
 
 from gpucloud.adapters.aws.prices import catalog
 from gpucloud.adapters.local import node
-from gpucloud.adapters.local.ground import Launch
-from gpucloud.adapters.local.imds import Instance, Metadata, _Handler, _look_up, document, tree
+from gpucloud.adapters.local.ground import Instance, Launch, Metadata, _Handler, _look_up, document, tree
 from gpucloud.adapters.local.machine import new_host_key
 from tests.standins.gpus import write_nvidia_smi
 
