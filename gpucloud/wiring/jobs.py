@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -109,7 +109,7 @@ def starter(gpucloud: Gpucloud, job: Job) -> Starter:
         signer=gpucloud.signer(),
         reader=gpucloud.reader(),
         pack_code=partial(whole_code, cache=gpucloud.home.root / "cache"),
-        outlooks=outlooks,
+        outlooks=cache(outlooks),  # one that remembers, made when a plan asks for it
         saving=lambda job: how_it_saves(job).saving,
     )
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +34,7 @@ from gpucloud.domain.job.spec import (
     Strategy,
 )
 from gpucloud.domain.market.catalog import Catalog, Machine, PriceList, SpotList
-from gpucloud.domain.market.outcome import Summary
+from gpucloud.domain.market.outcome import Outcome, Summary
 from gpucloud.domain.money.ledger import Terms
 from gpucloud.domain.money.prepaid import Wall
 from gpucloud.usecases.money.estimate import QUICK, Estimate, Estimator, Planner
@@ -503,6 +506,23 @@ def test_a_budget_that_replays_hold_is_not_refused_though_it_does_not_surely_suf
     found = estimated(below, A100)
     assert found.outlook is not None
     assert 0 < found.outlook.missed < found.outlook.windows
+
+
+@pytest.mark.parametrize("job", [replace(SPOT_PAIR, budget_usd=SURE - 10), replace(JOB, deadline=None)])
+def test_no_replay_is_made_twice(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
+    """Not for a short budget either, of which both the refusal and the choice of the market ask."""
+    made: Counter[tuple[object, ...]] = Counter()
+    outcomes = Outlooks._outcomes
+
+    def counted(self: Outlooks, *asked: Any) -> Iterator[Outcome]:
+        made[asked] += 1
+        return outcomes(self, *asked)
+
+    monkeypatch.setattr(Outlooks, "_outcomes", counted)
+    outlooks = Outlooks(markets=PackagedMarkets(), tables=TableMaker())
+    planner = replace(planner_of(job, A100), outlooks=lambda: outlooks)
+    Estimator(planner=planner, outlooks=outlooks).estimate(job)
+    assert set(made.values()) == {1}
 
 
 def test_a_budget_that_hardly_any_replay_holds_is_refused_with_one_that_nine_in_ten_hold() -> None:

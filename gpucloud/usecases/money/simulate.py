@@ -141,7 +141,7 @@ class Stage:
 
 @dataclass(slots=True, kw_only=True)
 class Outlooks:
-    """Says what jobs are going to cost; what it has read and laid out is remembered. Not thread-safe.
+    """Says what jobs are going to cost; what it has read, laid out and replayed is remembered. Not thread-safe.
 
     The learned policy's `tables` may come from the very recordings: what they say is then a little too good.
     """
@@ -150,6 +150,7 @@ class Outlooks:
     tables: PolicyTables
     _recorded: dict[str, RecordedMarket] = field(default_factory=dict)
     _lines: dict[tuple[Stage, int], tuple[tuple[Timeline, ...], ...]] = field(default_factory=dict)
+    _told: dict[tuple[object, ...], Summary | None] = field(default_factory=dict)
 
     def outlook(
         self, policy: Policy | None, task: Task, stage: Stage, *, budget_usd: Decimal, windows: int = 72
@@ -160,6 +161,18 @@ class Outlooks:
         replayed with work and deadline shortened alike, and the outcome stretched. None where no replay has an end, and
         for a job that begins anew and is too long: its part would end, and never the whole.
         """
+        key = (policy, task, stage, budget_usd, windows)
+        if key not in self._told:
+            self._told[key] = self._replayed(policy, task, stage, budget_usd, windows)
+        return self._told[key]
+
+    def recordings(self, gpus: int) -> tuple[RecordedMarket, ...]:
+        """Return the recordings of machines with about so many GPUs."""
+        return tuple(self._market(name) for name in recordings(gpus))
+
+    def _replayed(
+        self, policy: Policy | None, task: Task, stage: Stage, budget_usd: Decimal, windows: int
+    ) -> Summary | None:
         regions = self._regions(stage, task.nodes)
         longest_s = min(line.looks for lines in regions for line in lines) * LOOK_S * _SHARE
         factor = max(1.0, followed_s(task, fallback=stage.fallback) / longest_s)
@@ -169,10 +182,6 @@ class Outlooks:
         cap_usd = budget_usd / Decimal(str(factor))
         found = summary(tuple(self._outcomes(policy, short, stage, cap_usd, windows)))
         return stretched(found, factor) if found.unended < found.windows else None
-
-    def recordings(self, gpus: int) -> tuple[RecordedMarket, ...]:
-        """Return the recordings of machines with about so many GPUs."""
-        return tuple(self._market(name) for name in recordings(gpus))
 
     def _outcomes(
         self, policy: Policy | None, task: Task, stage: Stage, budget_usd: Decimal, windows: int
