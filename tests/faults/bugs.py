@@ -1189,7 +1189,7 @@ def recomputing_counted_as_work(original: Any) -> Any:
     return lambda model, tokens: original(model, tokens) * (8 if model.recompute else 6) / 6
 
 
-@seeded("domain.market.plan:least_span_s", "numbers")
+@seeded("domain.market.feasibility:least_span_s", "numbers")
 def deadlines_with_room_for_one_start(original: Any) -> Any:
     """A deadline is taken that leaves no time to come back from an interruption."""
     return lambda task: original(task) - task.changeover_s

@@ -39,8 +39,8 @@ from gpucloud.domain.job.spec import (
     Strategy,
 )
 from gpucloud.domain.market.catalog import Machine
+from gpucloud.domain.market.feasibility import refuse_what_cannot_be_kept
 from gpucloud.domain.market.outcome import ON_DEMAND
-from gpucloud.domain.market.plan import refuse_what_cannot_be_kept
 from gpucloud.domain.market.policies import Task
 from gpucloud.domain.market.policy import decide, least_span_s, least_task_budget_usd
 from gpucloud.domain.market.recordings import Timeline, timeline, zone_set

@@ -10,22 +10,17 @@ from decimal import Decimal
 from gpucloud.domain.checkpoint.protection import Saving
 from gpucloud.domain.errors import BudgetTooSmall, CredentialsError, PlanRefused
 from gpucloud.domain.job.spec import Cloud, Job, Market, MarketPolicy, Policy
-from gpucloud.domain.market.outcome import Saves, Stored, Summary, saves_of, stored_of, undisturbed
-from gpucloud.domain.market.plan import (
+from gpucloud.domain.market.feasibility import (
     Needs,
-    Plan,
     begins_on_demand_for,
-    fitting,
     is_safer_on_demand,
-    make_plan,
     needs_of,
     on_demand_usd,
-    quota_too_small,
     refuse_what_cannot_be_kept,
-    spot_first,
     task_of,
-    with_on_demand_first,
 )
+from gpucloud.domain.market.outcome import Saves, Stored, Summary, saves_of, stored_of, undisturbed
+from gpucloud.domain.market.plan import Plan, fitting, make_plan, quota_too_small, spot_first, with_on_demand_first
 from gpucloud.domain.market.policies import Task
 from gpucloud.domain.market.policy import least_span_s
 from gpucloud.domain.market.recordings import RecordedMarket

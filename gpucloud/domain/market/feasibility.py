@@ -1,0 +1,212 @@
+"""Whether a job can keep its deadline and its budget at all, asked before anything is made; and what it needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from decimal import ROUND_UP, Decimal
+
+from gpucloud.domain.errors import PlanRefused
+from gpucloud.domain.job.quantities import format_span, format_usd, written_span
+from gpucloud.domain.job.spec import Job, Market, MarketPolicy
+from gpucloud.domain.market.outcome import Summary, undisturbed
+from gpucloud.domain.market.policies import NOTHING, Mode, Observation, Reason, Task, ZoneState
+from gpucloud.domain.market.policy import advised_span_s, decide, least_span_s, least_task_budget_usd
+from gpucloud.domain.market.sizing import work_of
+from gpucloud.domain.money.prepaid import Wall, least_budget_usd, reserve_usd
+from gpucloud.domain.offer import Offer
+
+_CENT = Decimal("0.01")
+_ANY_SUM = Decimal(10**9)
+_AS_FAR_AS_IT_GOES = "no `work:`, to train as far as it goes"
+_HOPELESS = 10  # a budget within which fewer than one replay in so many comes to its end
+
+Foresee = Callable[["Needs", Decimal], Summary | None]
+"""What replays of a job come to within such a budget; None where nothing is known of such machines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a job needs, in time and money: its work, and what each change of machines costs it.
+
+    `fallback` is on what it finishes when spot machines cannot: None where nothing may be had on demand.
+    """
+
+    work: timedelta
+    changeover: timedelta
+    offer: Offer
+    fallback: Offer | None
+
+
+def needs_of(job: Job, offers: Sequence[Offer], changeover: timedelta) -> Needs | None:
+    """Return what the job needs on the first of these offers; None where nobody knows how much work it is.
+
+    It falls back on the cheapest machines on demand; of the same type, where the work is another one on others.
+    """
+    offer = offers[0]
+    work = work_of(job, offer)
+    if work is None:
+        return None
+    on_demand = [other for other in offers if other.pool.market is Market.ON_DEMAND]
+    alike = [other for other in on_demand if other.pool.instance_type == offer.pool.instance_type]
+    chosen = on_demand if work.on_any_gpu else alike
+    fallback = min(chosen, key=lambda other: other.usd_per_hour, default=None)
+    return Needs(work=work.span, changeover=changeover, offer=offer, fallback=fallback)
+
+
+def task_of(job: Job, needs: Needs) -> Task:
+    """Return the job as policies are told of it; without anything on demand, what it could cost there at the most."""
+    on_demand = needs.fallback.usd_per_hour if needs.fallback is not None else needs.offer.cap_usd_per_hour
+    return Task(
+        work_s=needs.work.total_seconds(),
+        span_s=math.inf if job.deadline is None else job.deadline.total_seconds(),
+        changeover_s=needs.changeover.total_seconds(),
+        on_demand_usd_per_hour=float(on_demand),
+        nodes=job.resources.nodes,
+        least_nodes=job.resources.least_nodes,
+        checkpoint_none=job.checkpoint.none,
+    )
+
+
+def refuse_what_cannot_be_kept(
+    job: Job, offers: Sequence[Offer], changeover: timedelta, wall: Wall, foresee: Foresee | None = None
+) -> None:
+    """Raise PlanRefused for a deadline or a budget that cannot be kept: the hint is the number that must move.
+
+    Spot machines may be tried only with R0 ≥ C0 + 2d; on demand one start d is enough. Where a job with a deadline may
+    finish on demand, it must be able to, and both hold together only with cap ≥ k·(C0 + d) + p·d and what is kept
+    aside for the last save. (Wu et al., "Can't Be Late", NSDI 2024; work C0, deadline R0, changeover d, prices k on
+    demand and p spot.) A budget that does not surely suffice may do, as machines interrupted early may be free:
+    `foresee` tells. A job of which nobody knows how much work it is finds out.
+    """
+    if _must_end(job) and all(offer.pool.market is Market.SPOT for offer in offers):
+        raise PlanRefused(
+            "the deadline needs machines on demand for when spot is not enough, and none may be rented",
+            hint="gpucloud quota show, or `market: spot`, which waits for spot and promises nothing",
+        )
+    needs = needs_of(job, offers, changeover)
+    if needs is None:
+        return
+    if job.deadline is not None:
+        _refuse_the_deadline(job, needs, job.deadline)
+    least = least_usd(job, needs, wall).quantize(_CENT, ROUND_UP)
+    if job.budget_usd >= least:
+        return
+    work = _work_words(job, needs)
+    if _must_end(job) and needs.offer.pool.market is Market.SPOT and needs.fallback is not None:
+        # Spot machines may do for less: it is the deadline that wants the sum.
+        raise PlanRefused(
+            f"{work} may cost {format_usd(least)}, when the deadline has it end on {needs.fallback.pool};"
+            f" the budget is {format_usd(job.budget_usd)}",
+            hint=f"budget: {least:f} USD, or `market: spot`, which may miss the deadline",
+        )
+    any_sum = foresee(needs, _ANY_SUM) if foresee is not None else None
+    if foresee is None or any_sum is None:
+        raise PlanRefused(
+            f"{work} needs {format_usd(least)}, with what is kept aside for its end;"
+            f" the budget is {format_usd(job.budget_usd)}",
+            hint=f"budget: {least:f} USD, or {_AS_FAR_AS_IT_GOES}",
+        )
+    _refuse_what_hardly_ends(job, needs, wall, foresee, any_sum)
+
+
+def on_demand_usd(job: Job, needs: Needs) -> Decimal:
+    """Return what the job costs on demand, where nothing interrupts it: at its spot machine's own price there."""
+    return undisturbed(task_of(job, needs)).mean_usd
+
+
+def is_safer_on_demand(job: Job, needs: Needs, spot: Summary | None) -> bool:
+    """Whether the job, begun on spot machines, comes to no end or costs no less than on demand, whatever its budget."""
+    if needs.offer.pool.market is not Market.SPOT:
+        return False
+    return spot is None or spot.is_mostly_unfinished or spot.mean_usd >= on_demand_usd(job, needs)
+
+
+def begins_on_demand_for(job: Job, offers: Sequence[Offer], needs: Needs, left_usd: Decimal) -> Reason | None:
+    """Return why the job's policy first asks for machines on demand, were every spot machine to be had; None if not.
+
+    `left_usd` is what there is for training. It is what a supervisor asks of the policy at its first look.
+    """
+    spot = [offer for offer in offers if offer.pool.market is Market.SPOT]
+    policy = job.deadline_policy
+    if policy is None or needs.fallback is None or not spot:
+        return None
+    task = task_of(job, needs)
+    zones = (
+        ZoneState(zone=str(offer.pool), up=True, age_s=0.0, usd_per_hour=float(offer.usd_per_hour)) for offer in spot
+    )
+    seen = Observation(
+        work_left_s=task.work_s,
+        time_left_s=task.span_s,
+        holding=NOTHING,
+        zones=tuple(zones),
+        money_left_usd=float(left_usd),
+    )
+    choice = decide(policy, task, seen)
+    return choice.reason if choice.mode is Mode.ON_DEMAND else None
+
+
+def least_usd(job: Job, needs: Needs, wall: Wall) -> Decimal:
+    """Return the least sum that surely pays for the job, at today's prices and with no machine for nothing."""
+    nodes, last = job.resources.nodes, needs.offer
+    hours = (needs.work + needs.changeover) / timedelta(hours=1)
+    usd = float(needs.offer.usd_per_hour) * nodes * hours
+    if _must_end(job) and needs.offer.pool.market is Market.SPOT and needs.fallback is not None:
+        last = needs.fallback
+        usd = least_task_budget_usd(task_of(job, needs), float(needs.offer.usd_per_hour))
+    return Decimal(str(usd)) + reserve_usd(nodes, last.cap_usd_per_hour, wall)
+
+
+def _must_end(job: Job) -> bool:
+    """Whether the job goes on demand rather than miss its deadline."""
+    return job.deadline is not None and job.resources.market is MarketPolicy.AUTO
+
+
+def _refuse_the_deadline(job: Job, needs: Needs, deadline: timedelta) -> None:
+    tried = needs.offer.pool.market is Market.SPOT
+    least = timedelta(seconds=least_span_s(task_of(job, needs))) if tried else needs.work + needs.changeover
+    if deadline >= least:
+        return
+    advised = timedelta(seconds=advised_span_s(least.total_seconds()))
+    lost = f"{format_span(needs.changeover)}{' each' if tried else ''}, with the work that an interruption undoes"
+    raise PlanRefused(
+        f"{format_span(needs.work)} of work with {'two starts' if tried else 'a start'} ({lost}) take"
+        f" {format_span(least)}, and the deadline is after {format_span(deadline)}",
+        hint=f"deadline: {written_span(advised)}, or more or faster machines"
+        + ("; `market: on_demand` needs one start only" if tried and deadline >= needs.work + needs.changeover else ""),
+    )
+
+
+def _refuse_what_hardly_ends(job: Job, needs: Needs, wall: Wall, foresee: Foresee, any_sum: Summary) -> None:
+    """Raise PlanRefused where hardly a replay ends within the budget; `any_sum` is what replays come to without one."""
+    nodes, cap_usd = job.resources.nodes, needs.offer.cap_usd_per_hour
+    work, kept_usd = _work_words(job, needs), reserve_usd(nodes, cap_usd, wall)
+    safe_usd = (on_demand_usd(job, needs) + kept_usd).quantize(_CENT, ROUND_UP)
+    if needs.fallback is not None and is_safer_on_demand(job, needs, any_sum):  # it is begun there: `Planner.plan`
+        if job.budget_usd >= safe_usd:
+            return
+        raise PlanRefused(
+            f"{work} would be better done on demand, for {format_usd(safe_usd)} at the most: spot machines are expected"
+            f" to cost no less; the budget is {format_usd(job.budget_usd)}",
+            hint=f"budget: {safe_usd:f} USD, or {_AS_FAR_AS_IT_GOES}",
+        )
+    found = foresee(needs, job.budget_usd - kept_usd)
+    ended = found.windows - found.unfinished if found is not None else 0
+    if ended * _HOPELESS >= any_sum.windows:
+        return
+    least = max(any_sum.p90_usd + kept_usd, least_budget_usd(nodes, cap_usd, wall)).quantize(_CENT, ROUND_UP)
+    safe, instead = "", ""
+    if safe_usd < least:
+        safe = f"; on demand, where nothing interrupts it, it needs {format_usd(safe_usd)} at the most"
+        instead = f", `resources: {{market: on_demand}}` with {safe_usd:f} USD"
+    raise PlanRefused(
+        f"{work} ends within {format_usd(job.budget_usd)} in {ended} of {any_sum.windows} replays, and within"
+        f" {format_usd(least)} in nine of ten, with {format_usd(kept_usd)} kept aside{safe}",
+        hint=f"budget: {least:f} USD{instead}, or {_AS_FAR_AS_IT_GOES}",
+    )
+
+
+def _work_words(job: Job, needs: Needs) -> str:
+    return f"{format_span(needs.work)} of work on {job.resources.nodes} × {needs.offer.pool}"
