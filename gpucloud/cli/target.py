@@ -84,6 +84,19 @@ def of_another_file(cloud: Gpucloud, read: Target) -> KnownJob | None:
     return known
 
 
+def refuse_to_forget(cloud: Gpucloud, new: KnownJob) -> None:
+    """A name stands for one run: machines of another run of that name would be found by nobody."""
+    old = cloud.home.find(new.name)
+    if old is None or old.store == new.store:
+        return
+    state = asker_of(cloud, old).state()
+    if not state.torn_down and state.group is not None:
+        raise UsageError(
+            f"{old.name} is unfinished on {old.cloud.value}, its state in {old.store}",
+            hint=f"gpucloud down {old.name}, or another name in the job file",
+        )
+
+
 def _nothing_named(cloud: Gpucloud) -> UsageError:
     names = list(all_called(cloud).values())
     if not names:

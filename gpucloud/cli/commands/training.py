@@ -14,12 +14,12 @@ from gpucloud.cli.commands.supervising import Begun, answer, bring_stored_home, 
 from gpucloud.cli.interrupts import Detach, Leave
 from gpucloud.cli.render.estimates import deadline_chart, estimate_json, estimate_text
 from gpucloud.cli.render.plans import plan_text
-from gpucloud.cli.render.reports import going_on_line
+from gpucloud.cli.render.reports import ended_words, going_on_line, reopened_line
 from gpucloud.cli.render.words import is_yes, say_json, say_words, tell, width_of
-from gpucloud.cli.target import Target, of_another_file, read_target
+from gpucloud.cli.target import Target, of_another_file, read_target, refuse_to_forget
 from gpucloud.domain.checkpoint.protection import REMEDY, Protection, must_be_meant
 from gpucloud.domain.errors import CredentialsError, RunIsOver, UsageError
-from gpucloud.domain.job.quantities import counted, format_moment, format_span, parse_span
+from gpucloud.domain.job.quantities import format_span, parse_span
 from gpucloud.domain.job.spec import Cloud, Job
 from gpucloud.domain.market.plan import Plan
 from gpucloud.domain.node.bootstrap.steps import MINIMUM_FREE_BYTES
@@ -315,16 +315,11 @@ def _hold(job: Job) -> timedelta | None:
 
 def _say_what_it_follows(prospect: Prospect, now: datetime) -> None:
     if prospect.reopens and prospect.state is not None:
-        tell(_goes_on_line(prospect.state))
+        tell(reopened_line(prospect.state))
     if prospect.after is not None:
-        tell(f"{_how_it_ended(prospect.after, now)}: this starts {prospect.name}, a new run from step 0")
+        tell(f"{ended_words(prospect.after, now)}: this starts {prospect.name}, a new run from step 0")
     if prospect.kept is not None:
         tell(f"{prospect.kept}; this run has machines of its own")
-
-
-def _how_it_ended(state: JobState, now: datetime) -> str:
-    at = f" at {format_moment(state.ended_at, now)}" if state.ended_at is not None else ""
-    return f"{state.job} {state.status.value}{at}"
 
 
 def _require_meant_again(read: Target, prospect: Prospect, now: datetime) -> None:
@@ -335,7 +330,7 @@ def _require_meant_again(read: Target, prospect: Prospect, now: datetime) -> Non
     somebody = sys.stdin.isatty() and sys.stderr.isatty()
     if not somebody or not is_yes(f"start {prospect.name}, {new}?"):
         raise UsageError(
-            f"{_how_it_ended(prospect.after, now)}, and {prospect.name} would be {new}: nothing was started",
+            f"{ended_words(prospect.after, now)}, and {prospect.name} would be {new}: nothing was started",
             hint="the same command with --again trains it once more",
         )
 
@@ -347,19 +342,13 @@ def _say_what_trains(prospect: Prospect, asker: Asker) -> None:
         tell(line)
 
 
-def _goes_on_line(state: JobState) -> str:
-    step = str(state.checkpoint) if state.checkpoint is not None else "the beginning"
-    machines = counted(len(state.alive), "machine")
-    return f"{state.job} goes on with the script as it is now, from {step}, on the {machines} held for it"
-
-
 def _require_able_to_begin(cloud: Gpucloud, read: Target, name: str, state: JobState | None) -> None:
     """Raise what a start would be refused for once it has given its order; `state` None for a new run.
 
     A run that lacks its teardown alone needs nothing for that.
     """
     known = cloud.known(read.job, name, read.file)
-    _refuse_to_forget(cloud, known)
+    refuse_to_forget(cloud, known)
     if state is None:
         cloud.require_secrets(read.job)
     elif not is_finished(state):
@@ -400,19 +389,6 @@ def remark(cloud: Gpucloud, job: Job, plan: Plan) -> None:
     of_data = data_remarks(job, cloud.data_sets(job), plan.offer.pool.region)
     for line in (*cloud.cloud(job).remarks(plan.offer), *of_data):
         tell(line)
-
-
-def _refuse_to_forget(cloud: Gpucloud, new: KnownJob) -> None:
-    """A name stands for one run: machines of another run of that name would be found by nobody."""
-    old = cloud.home.find(new.name)
-    if old is None or old.store == new.store:
-        return
-    state = asker_of(cloud, old).state()
-    if not state.torn_down and state.group is not None:
-        raise UsageError(
-            f"{old.name} is unfinished on {old.cloud.value}, its state in {old.store}",
-            hint=f"gpucloud down {old.name}, or another name in the job file",
-        )
 
 
 def _time(text: str | None) -> timedelta | None:

@@ -22,7 +22,7 @@ from gpucloud.domain.job.quantities import counted, format_moment, format_span, 
 from gpucloud.domain.node.node import Node
 from gpucloud.domain.node.output import advice_for
 from gpucloud.domain.node.status import UNTOLD, Progress
-from gpucloud.domain.state.state import Attempt, CapacityDecision, Cooldown, ExitReason, Interruption
+from gpucloud.domain.state.state import Attempt, CapacityDecision, Cooldown, ExitReason, Interruption, JobState
 from gpucloud.domain.untrusted import in_one_line, set_off
 from gpucloud.usecases.jobstore.report import Condition, JobReport
 from gpucloud.usecases.supervise.story import decision_line, missing_line
@@ -68,6 +68,19 @@ def going_on_line(report: JobReport) -> str | None:
         return f"{report.job} goes on: {on}"
     seen = format_moment(report.written_at, report.looked_at)
     return f"{report.job} goes on: {on}; its supervisor, {report.last_supervisor}, was last seen at {seen}"
+
+
+def reopened_line(state: JobState) -> str:
+    """Return from where a run goes on whose script failed, on the machines held for it."""
+    step = str(state.checkpoint) if state.checkpoint is not None else "the beginning"
+    machines = counted(len(state.alive), "machine")
+    return f"{state.job} goes on with the script as it is now, from {step}, on the {machines} held for it"
+
+
+def ended_words(state: JobState, now: datetime) -> str:
+    """Return how a run ended, and when."""
+    at = f" at {format_moment(state.ended_at, now)}" if state.ended_at is not None else ""
+    return f"{state.job} {state.status.value}{at}"
 
 
 def _headline(report: JobReport) -> str:
