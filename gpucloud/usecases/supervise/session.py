@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TypeVar
 
@@ -240,46 +240,9 @@ def supervisor(
     asked: Callable[[], ExitReason | None],
 ) -> Iterator[Supervisor]:
     """Give a supervisor whose threads and connections end with the block; the lease is held already."""
-    readers = ThreadPoolExecutor(max_workers=16, thread_name_prefix="read")
-    makers = ThreadPoolExecutor(max_workers=8, thread_name_prefix="prepare")
-    syncs = ThreadPoolExecutor(max_workers=8, thread_name_prefix="sync")
-    agent_writers = ThreadPoolExecutor(max_workers=16, thread_name_prefix="tell")
-    tracker = SpendTracker(world.jobs, world.market, world.terms)
+    threads = _Threads()
     told = RedactingWatcher(watcher, words_of(world.secrets.values()))
-    logs = LogReader(world.jobs, told.output, told.hidden)
-    history = HistoryKeeper(world.jobs, world.clock)
-    data = JobData(job=world.job, jobs=world.jobs, sets=world.data_sets, story=told.story)
-    records = NodeRecords(world=world)
-    agent_writer = AgentWriter(world=world, pool=agent_writers)
-    bootstrapper = Bootstrapper(
-        world=world, watcher=told, pool=makers, syncs=syncs, data=data, records=records, agent_writer=agent_writer
-    )
-    inspector = Inspector(world=world, bootstrapper=bootstrapper, pool=makers)
-    home = OutputsHome(world=world, bootstrapper=bootstrapper, pool=makers, watcher=told)
-    observer = Observer(
-        world=world,
-        bootstrapper=bootstrapper,
-        inspector=inspector,
-        home=home,
-        tracker=tracker,
-        logs=logs,
-        pool=readers,
-        history=history,
-        usage=UsageMeter(lasting=world.job.idle.lasting if world.job.idle else None),
-        peer_reports=PeerReports(world=world, bootstrapper=bootstrapper, pool=readers),
-        learning=Learning(make=world.make_tables, pool=makers),
-    )
-    actor = Actor(
-        world=world,
-        lease=lease,
-        bootstrapper=bootstrapper,
-        inspector=inspector,
-        machine_provisioner=MachineProvisioner(
-            world=world, lease=lease, bootstrapper=bootstrapper, tracker=tracker, watcher=told
-        ),
-        closing=Closing(world=world, home=home, logs=logs, history=history, watcher=told),
-        watcher=told,
-    )
+    observer = _observer(world, threads, told)
     try:
         yield Supervisor(
             world=world,
@@ -287,16 +250,73 @@ def supervisor(
             orders=orders,
             lease=lease,
             observer=observer,
-            actor=actor,
-            tracker=tracker,
-            logs=logs,
+            actor=_actor(world, lease, observer, told),
+            tracker=observer.tracker,
+            logs=observer.logs,
             watcher=told,
             asked=asked,
         )
     finally:
         world.shell.close()
-        for pool in (readers, makers, syncs, agent_writers):
+        threads.end()
+
+
+def _pool(most: int, does: str) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=most, thread_name_prefix=does)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Threads:
+    """What one supervisor does at once: reading nodes, making them fit, code to them, and writing to their agents."""
+
+    readers: ThreadPoolExecutor = field(default_factory=lambda: _pool(16, "read"))
+    makers: ThreadPoolExecutor = field(default_factory=lambda: _pool(8, "prepare"))
+    syncs: ThreadPoolExecutor = field(default_factory=lambda: _pool(8, "sync"))
+    agent_writers: ThreadPoolExecutor = field(default_factory=lambda: _pool(16, "tell"))
+
+    def end(self) -> None:
+        """Begin nothing more, and wait for nothing."""
+        for pool in (self.readers, self.makers, self.syncs, self.agent_writers):
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _observer(world: Services, threads: _Threads, watcher: RedactingWatcher) -> Observer:
+    bootstrapper = Bootstrapper(
+        world=world,
+        watcher=watcher,
+        pool=threads.makers,
+        syncs=threads.syncs,
+        data=JobData(job=world.job, jobs=world.jobs, sets=world.data_sets, story=watcher.story),
+        records=NodeRecords(world=world),
+        agent_writer=AgentWriter(world=world, pool=threads.agent_writers),
+    )
+    return Observer(
+        world=world,
+        bootstrapper=bootstrapper,
+        inspector=Inspector(world=world, bootstrapper=bootstrapper, pool=threads.makers),
+        home=OutputsHome(world=world, bootstrapper=bootstrapper, pool=threads.makers, watcher=watcher),
+        tracker=SpendTracker(world.jobs, world.market, world.terms),
+        logs=LogReader(world.jobs, watcher.output, watcher.hidden),
+        pool=threads.readers,
+        history=HistoryKeeper(world.jobs, world.clock),
+        usage=UsageMeter(lasting=world.job.idle.lasting if world.job.idle else None),
+        peer_reports=PeerReports(world=world, bootstrapper=bootstrapper, pool=threads.readers),
+        learning=Learning(make=world.make_tables, pool=threads.makers),
+    )
+
+
+def _actor(world: Services, lease: Lease, observer: Observer, watcher: Watcher) -> Actor:
+    return Actor(
+        world=world,
+        lease=lease,
+        bootstrapper=observer.bootstrapper,
+        inspector=observer.inspector,
+        machine_provisioner=MachineProvisioner(
+            world=world, lease=lease, bootstrapper=observer.bootstrapper, tracker=observer.tracker, watcher=watcher
+        ),
+        closing=Closing(world=world, home=observer.home, logs=observer.logs, history=observer.history, watcher=watcher),
+        watcher=watcher,
+    )
 
 
 # Who looks on sees no secret of the job, whoever wrote it.
