@@ -15,6 +15,42 @@ from gpucloud.domain.market.listing import Order, Query
 choosing = App(rich_markup_mode=None)
 """Part of the root: their commands stand beside its own."""
 
+Recordings = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option("--recording", metavar="NAME", help="A recorded market; may be repeated."),
+]
+ZoneSets = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option("--zones", metavar="ZONES", help="Zones or regions (a,b) that the job may use; may be repeated."),
+]
+Policies = Annotated[
+    Optional[list[Policy]],  # noqa: UP045
+    typer.Option("--policy", help="How to choose between spot and on demand; all if left out."),
+]
+Work = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(metavar="TIME", help="How long the job takes undisturbed, such as 48h; the job file's `work:`."),
+]
+Deadline = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(metavar="TIME", help="Another deadline than the job file's."),
+]
+Budget = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(metavar="SUM", help="Another budget than the job file's, such as '160 USD'."),
+]
+OnDemandPrice = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        metavar="SUM",
+        help="What your machine costs an hour on demand; on AWS the catalog's price, else the recorded one's.",
+    ),
+]
+Plotted = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(metavar="FILE", help="Draw the costs, or with --sweep costs against deadlines: .png or .svg."),
+]
+
 
 @choosing.command()
 def init(  # noqa: PLR0913, PLR0917  each is an option
@@ -38,46 +74,19 @@ def init(  # noqa: PLR0913, PLR0917  each is an option
 @choosing.command()
 def simulate(  # noqa: PLR0913, PLR0917  each is an option
     target: Target = None,
-    market: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option("--recording", metavar="NAME", help="A recorded market; may be repeated."),
-    ] = None,
-    zones: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option("--zones", metavar="ZONES", help="Zones or regions (a,b) that the job may use; may be repeated."),
-    ] = None,
-    policy: Annotated[
-        Optional[list[Policy]],  # noqa: UP045
-        typer.Option("--policy", help="How to choose between spot and on demand; all if left out."),
-    ] = None,
-    work: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="TIME", help="How long the job takes undisturbed, such as 48h; the job file's `work:`."),
-    ] = None,
-    deadline: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="TIME", help="Another deadline than the job file's."),
-    ] = None,
-    budget: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="SUM", help="Another budget than the job file's, such as '160 USD'."),
-    ] = None,
-    price: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            metavar="SUM",
-            help="What your machine costs an hour on demand; on AWS the catalog's price, else the recorded one's.",
-        ),
-    ] = None,
+    market: Recordings = None,
+    zones: ZoneSets = None,
+    policy: Policies = None,
+    work: Work = None,
+    deadline: Deadline = None,
+    budget: Budget = None,
+    price: OnDemandPrice = None,
     restart: Annotated[str, typer.Option(metavar="TIME", help="From a launch to the first step.")] = "10min",
     notice: Annotated[bool, typer.Option(help="Machines are interrupted with two minutes' notice.")] = True,
     windows: Annotated[int, typer.Option(min=1, max=10000, help="How often the job is replayed.")] = 100,
     seed: Annotated[int, typer.Option(min=0, help="Where the random moments of submission start.")] = 0,
     sweep: Annotated[bool, typer.Option("--sweep", help="Other deadlines too, from the tightest possible.")] = False,
-    plot: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(metavar="FILE", help="Draw the costs, or with --sweep costs against deadlines: .png or .svg."),
-    ] = None,
+    plot: Plotted = None,
     show: Annotated[bool, typer.Option("--list", help="Only list the recorded markets.")] = False,
     as_json: Json = False,
 ) -> None:

@@ -14,6 +14,29 @@ running = App(rich_markup_mode=None)
 """Part of the root: their commands stand beside its own."""
 
 Again = Annotated[bool, typer.Option("--again", help="Train once more what has succeeded, without asking.")]
+Keep = Annotated[
+    bool, typer.Option("--keep", help="Leave the machines up at the end, while they are paid, for a look at them.")
+]
+Detached = Annotated[bool, typer.Option("--detach", help="Return when the machines are there; they drive the job.")]
+Unattended = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(metavar="TIME", help="Machines drive the job, prepaid for TIME (8h); nothing here need run."),
+]
+ProfileSteps = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option(min=1, max=1000, metavar="STEPS", help="As --profile, and how many; 5 if left out."),
+]
+VerifyResume = Annotated[
+    bool, typer.Option("--verify-resume", help="Prove on two short runs that the script resumes to the bit.")
+]
+VerifySteps = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option(min=4, max=1000, metavar="STEPS", help="As --verify-resume, and of how many steps; 8 if left out."),
+]
+AnotherBudget = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--budget", metavar="SUM", help="Another budget than the job file's, such as '40 USD'."),
+]
 
 
 @running.command()
@@ -44,35 +67,15 @@ def up(target: Target = None, cloud: OnCloud = None, again: Again = False, as_js
 def train(  # noqa: PLR0913, PLR0917  each is an option
     target: Target = None,
     cloud: OnCloud = None,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Leave the machines up at the end, while they are paid, for a look at them.")
-    ] = False,
-    detach: Annotated[
-        bool, typer.Option("--detach", help="Return when the machines are there; they drive the job.")
-    ] = False,
-    unattended: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="TIME", help="Machines drive the job, prepaid for TIME (8h); nothing here need run."),
-    ] = None,
+    keep: Keep = False,
+    detach: Detached = False,
+    unattended: Unattended = None,
     drill: Annotated[bool, typer.Option("--drill", help="Have one machine interrupted once, in mid-run.")] = False,
     profile: Annotated[bool, typer.Option("--profile", help="Record a few steps of each rank.")] = False,
-    profile_steps: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(min=1, max=1000, metavar="STEPS", help="As --profile, and how many; 5 if left out."),
-    ] = None,
-    verify_resume: Annotated[
-        bool, typer.Option("--verify-resume", help="Prove on two short runs that the script resumes to the bit.")
-    ] = False,
-    verify_steps: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(
-            min=4, max=1000, metavar="STEPS", help="As --verify-resume, and of how many steps; 8 if left out."
-        ),
-    ] = None,
-    budget: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--budget", metavar="SUM", help="Another budget than the job file's, such as '40 USD'."),
-    ] = None,
+    profile_steps: ProfileSteps = None,
+    verify_resume: VerifyResume = False,
+    verify_steps: VerifySteps = None,
+    budget: AnotherBudget = None,
     adopt: Annotated[bool, typer.Option("--adopt", help="Go on with a run that another job file began.")] = False,
     again: Again = False,
     as_json: Json = False,
