@@ -14,7 +14,7 @@ from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.spec import MarketPolicy
 from gpucloud.domain.market.catalog import SpotList
 from gpucloud.domain.market.listing import Order, Query
-from gpucloud.usecases.money.offers import look, understood
+from gpucloud.usecases.machines import look, understood
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
 CATALOG = load()

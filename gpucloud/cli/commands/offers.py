@@ -16,7 +16,7 @@ from gpucloud.domain.job.quantities import parse_usd
 from gpucloud.domain.job.spec import AwsChoices, Cloud, Market, MarketPolicy, Resources
 from gpucloud.domain.market.catalog import Catalog, ListPrice, aged
 from gpucloud.domain.market.listing import Listing, Order, Query, SpotRange
-from gpucloud.usecases.money.offers import Found, look, understood
+from gpucloud.usecases.machines import Found, look, understood
 from gpucloud.wiring import Gpucloud
 
 if TYPE_CHECKING:

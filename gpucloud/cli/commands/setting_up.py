@@ -18,7 +18,8 @@ from gpucloud.domain.market.catalog import Catalog, QuotaRequest
 from gpucloud.domain.market.listing import Query
 from gpucloud.domain.state.order import OWN
 from gpucloud.domain.vendoring import Forge
-from gpucloud.usecases.money.offers import Need, Quotas, understood
+from gpucloud.usecases.machines import understood
+from gpucloud.usecases.money.estimate import Need, Quotas
 from gpucloud.usecases.services import cluster_of
 from gpucloud.wiring import Gpucloud, install_pipeline, job_schema, job_templates, sample_job, template_job
 

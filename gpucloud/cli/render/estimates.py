@@ -20,8 +20,7 @@ from gpucloud.domain.market.recordings import RecordedMarket
 from gpucloud.domain.market.scenario import USUAL, restart_within
 from gpucloud.domain.offer import Offer
 from gpucloud.ports import Chart, Series
-from gpucloud.usecases.money.estimate import QUICK, AtDeadline, Candidate, Estimate
-from gpucloud.usecases.money.offers import Need
+from gpucloud.usecases.money.estimate import QUICK, AtDeadline, Candidate, Estimate, Need
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARE = ("zones", "work", "9 in 10 below", "GPUs", "interrupted", "done after")

@@ -1,4 +1,4 @@
-"""What a job would rent, what it is going to cost, and when it will be done: the long form of a plan."""
+"""What a job would rent and whether quotas allow it, what it is going to cost, and when it will be done."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from datetime import timedelta
 from decimal import Decimal
 
 from gpucloud.domain.checkpoint.protection import Saving
-from gpucloud.domain.errors import BudgetTooSmall, CredentialsError, PlanRefused
+from gpucloud.domain.errors import BudgetTooSmall, CredentialsError, NoCapacity, PlanRefused, UsageError
 from gpucloud.domain.job.spec import Cloud, Job, Market, MarketPolicy, Policy
+from gpucloud.domain.market.catalog import Headroom, QuotaRequest
 from gpucloud.domain.market.feasibility import (
     Needs,
     begins_on_demand_for,
@@ -31,7 +32,6 @@ from gpucloud.domain.money.ledger import ZERO, Terms, with_beside
 from gpucloud.domain.money.prepaid import Wall
 from gpucloud.domain.offer import Offer, Pool
 from gpucloud.ports import Account, Clock, DataSets, MarketData
-from gpucloud.usecases.money.offers import Need, Quotas
 from gpucloud.usecases.money.simulate import Outlooks, Stage
 
 QUICK = Policy.UNIFORM
@@ -360,3 +360,57 @@ def data_remarks(job: Job, sets: DataSets | None, region: str) -> tuple[str, ...
         return ()
     found = (sets.listed(source) for source, _ in job.data if source.startswith("s3://"))
     return tuple(line for one in found if (line := remark(one, region, job.resources.nodes)))
+
+
+# What a job needs of the account's quotas, what there is, and asking for more.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """One quota that the job's machines count against; `vcpus` is the least of it that some offer of the job needs."""
+
+    room: Headroom
+    vcpus: int
+    instance_type: str
+
+    @property
+    def enough(self) -> bool:
+        """Whether the machines can be started."""
+        return self.room.holds(self.vcpus)
+
+    @property
+    def wish(self) -> int:
+        """The limit to ask for: what is used and what is needed."""
+        return (self.room.used or 0) + self.vcpus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quotas:
+    """Answers about quotas for one market and account."""
+
+    market: MarketData
+    account: Account
+
+    def needs(self, job: Job) -> tuple[Need, ...]:
+        """Return each quota that the job could use, that of its best offer first; NoCapacity without any offer."""
+        found: dict[tuple[str, str], Need] = {}
+        for offer in fitting(job, self.market.offers(job.resources)):
+            room = self.account.headroom(offer)
+            need = Need(room=room, vcpus=offer.vcpus * job.resources.nodes, instance_type=offer.pool.instance_type)
+            known = found.get((room.region, room.code))
+            if known is None or need.vcpus < known.vcpus:
+                found[room.region, room.code] = need
+        if not found:
+            raise NoCapacity(f"no machine that is known does what {job.name} asks", hint="fewer wishes in `resources:`")
+        return tuple(found.values())
+
+    def request(self, job: Job, vcpus: int | None) -> QuotaRequest:
+        """Ask for as much as the job needs, or for `vcpus`; UsageError when that is there already."""
+        need = self.needs(job)[0]
+        wanted = vcpus if vcpus is not None else need.wish
+        if need.room.limit is not None and wanted <= need.room.limit:
+            raise UsageError(
+                f"the quota {need.room.name!r} in {need.room.region} is {need.room.limit} vCPUs already",
+                hint="--vcpus N asks for more than that",
+            )
+        return self.account.ask_for_more(need.room, wanted)
