@@ -8,7 +8,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore
 
+from gpucloud.domain.node.output import port_was_taken
 from gpucloud.probe.torchrun import store
 from tests.commandline import command_line
 
@@ -79,5 +81,12 @@ def test_a_store_on_another_loopback_address_is_not_there() -> None:
 def test_a_port_that_is_taken_is_torchs_own_kind_of_error() -> None:
     with socket.create_server(("127.77.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(RuntimeError, match=f"cannot meet at 127.77.0.1:{port}"):
+        with pytest.raises(RuntimeError, match=f"cannot meet at 127.77.0.1:{port}") as ours:
             store("127.77.0.1", port, 1, True, timedelta(seconds=5))
+    assert port_was_taken(str(ours.value))
+
+
+def test_torchs_own_words_for_a_port_that_is_taken_are_known() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(RuntimeError) as torchs:
+        TCPStore("127.0.0.1", taken.getsockname()[1], 1, True, timedelta(seconds=5))
+    assert port_was_taken(str(torchs.value))

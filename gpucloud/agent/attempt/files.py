@@ -16,6 +16,7 @@ from stat import S_ISREG
 
 from gpucloud.agent.attempt.decide import Saving
 from gpucloud.domain.codec import Malformed, from_json, to_json
+from gpucloud.domain.node.output import port_was_taken
 from gpucloud.domain.node.status import (
     AttemptStatus,
     Desired,
@@ -41,6 +42,7 @@ _FAILED_RANK = re.compile(
 )
 
 
+_READ_OF_LAUNCHER = 1 << 16  # bytes of the end of what it said
 _KEPT_WHOLE = 3  # with the one that begins: what a person looks at is in the last ones
 _KEPT_WORDS = frozenset({"exit.json", "launch.json", "saving.json"})
 _LATEST_S = 253402300799.0  # the end of the calendar
@@ -101,11 +103,20 @@ class AttemptFolder:
             return Outcome.BARRED
         if exit_code == 0:
             return Outcome.DONE
-        return Outcome.LEFT if exit_code == LEFT_EXIT_CODE else Outcome.FAILED
+        if exit_code == LEFT_EXIT_CODE:
+            return Outcome.LEFT
+        return Outcome.BARRED if self._could_not_meet() else Outcome.FAILED
+
+    def _could_not_meet(self) -> bool:
+        """Whether the launcher began no rank, for its port was another's: the next attempt draws another port."""
+        return not self.output() and port_was_taken(self._launcher_said())
+
+    def _launcher_said(self) -> str:
+        return read_tail(self.path / "launcher.log", _READ_OF_LAUNCHER)
 
     def failed_rank(self) -> int | None:
         """Return the rank that torchrun or mpirun saw fail first; None when its log does not say."""
-        found = _FAILED_RANK.findall(read_tail(self.path / "launcher.log", 65536))
+        found = _FAILED_RANK.findall(self._launcher_said())
         return int(found[-1][0] or found[-1][1]) if found else None
 
     def progress(self) -> Progress | None:

@@ -28,6 +28,7 @@ _CODE = re.compile(r"/code/[0-9a-f]{40,64}/(?=[^/])")
 _WORD = re.compile(r"[^\s\"':]+")  # looked at once: a script may write megabytes without a space
 _LIBRARY = re.compile(r"^<|/(?:site|dist)-packages/|/lib/python3")
 _UNSAVED = re.compile(r"gpucloud: (rank \d{1,6} could not save step \d{1,18}: .+)")
+_TAKEN = re.compile("address already in use", re.IGNORECASE)
 _MODULE = re.compile(r"ModuleNotFoundError: No module named '([A-Za-z_]\w{0,63})(?:\.[\w.]*)?'")
 _PACKAGES = {
     "PIL": "pillow",
@@ -64,6 +65,14 @@ def unsaved_of(output: str) -> str | None:
     """Return the last step that could not be saved, and why, as the library says at the output's end; None for none."""
     found = [match[1] for line in output[-_READ:].splitlines() if (match := _UNSAVED.match(line))]
     return _cut(in_one_line(found[-1]), _LONGEST) if found else None
+
+
+def port_was_taken(launcher: str) -> bool:
+    """Whether a launcher says that another program has the port at which its ranks were to meet.
+
+    In the words of torch 2.4 and later, of torch before, and of Python.
+    """
+    return _TAKEN.search(launcher) is not None
 
 
 def advice_for(failure: str) -> str | None:

@@ -82,7 +82,8 @@ class Outcome(str, Enum):
 
     DONE = "done"  # `run.done()` was called, or exit 0 of a script that does not use the library
     LEFT = "left"  # every rank saved and left (exit 75)
-    BARRED = "barred"  # what was saved could not be read then and there: nothing was begun without it
+    BARRED = "barred"
+    """Nothing was begun: what was saved could not be read then and there, or another program had the ranks' port."""
     FAILED = "failed"  # anything else, when nobody asked for the end
     KILLED = "killed"  # we killed it, or the agent that watched it died
 

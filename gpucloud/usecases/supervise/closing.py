@@ -13,7 +13,7 @@ from gpucloud.domain.errors import LandingRefused, NodeError, StoreError
 from gpucloud.domain.job.code import beside, is_name
 from gpucloud.domain.node.member import attempt_folder, workers_per_node
 from gpucloud.domain.node.node import GroupView, Node
-from gpucloud.domain.node.output import failure_of, unsaved_of, without_code_folder
+from gpucloud.domain.node.output import failure_of, port_was_taken, unsaved_of, without_code_folder
 from gpucloud.domain.node.status import Outcome
 from gpucloud.domain.node.use import parse_summary, summary_lines
 from gpucloud.domain.state.state import Attempt, ExitReason, JobState, MissingOutput
@@ -334,6 +334,10 @@ def last_words(attempt: Attempt, seen: Seen, jobs: JobStore, shell: Shell) -> La
     if not texts[rank]:
         node = failed[rank].node
         said = _launcher(shell.host(node), attempt.number)
+        if port_was_taken(said):
+            return LastWords(
+                shown=f"{node.id}: another program took port {attempt.port}, at which the ranks were to meet"
+            )
         return LastWords(shown=_tail(f"the launcher on {node.id}", said))
     shown = None if rank == 0 else _tail(f"rank {rank}", texts[rank])
     return LastWords(shown=shown, failure=cause(texts, rank))
