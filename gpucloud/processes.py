@@ -274,6 +274,11 @@ def answered(
     return Answered(exit_code=child.returncode, stdout=out, stderr=err or "")
 
 
+def last_line(said: bytes) -> str:
+    """Return the last line of what a program said: of one that failed, most often why."""
+    return said.decode(errors="replace").strip().rpartition("\n")[2]
+
+
 def leave(child: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
     """Kill the process group that it leads, wait a second for it, and leave it where it does not die."""
     with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -30,6 +30,7 @@ from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.offer import Pool
 from gpucloud.domain.variables import GPUCLOUD_PER_BOOT
 from gpucloud.ports import Clock, Completed, Host, PortForward
+from gpucloud.processes import last_line
 from gpucloud.usecases.services import Package
 from gpucloud.usecases.supervise.bootstrap import REBOOT, Bootstrapped, Conduct, bootstrap
 from gpucloud.wholefile import open_whole, read_text, write_whole
@@ -125,7 +126,7 @@ def _have_code(root: Path, tree: str) -> None:
     with (boot_folder(root) / "code").open("rb") as kept:
         done = subprocess.run(argv, stdin=kept, capture_output=True, check=False)
     if done.returncode != 0 or not json.loads(done.stdout or b"{}").get("ready"):
-        why = done.stderr.decode(errors="replace").strip().rpartition("\n")[2] or "it lacks files"
+        why = last_line(done.stderr) or "it lacks files"
         raise NodeError(f"the code in the store is not whole: {why}", hint="wait for the supervisor")
 
 

@@ -13,6 +13,7 @@ from gpucloud.adapters.clock import SystemClock
 from gpucloud.domain.errors import NodeError, UsageError
 from gpucloud.domain.job.spec import Cloud
 from gpucloud.domain.supervision.self_driving import DriveOrder, parse_order
+from gpucloud.processes import last_line
 from gpucloud.store import open_store
 from gpucloud.store.contract import CountingStore, Tally
 from gpucloud.usecases.supervise.provision import OwnGroup, OwnProvisioner
@@ -158,7 +159,7 @@ class Machine:
         argv = (sys.executable, "-I", sys.argv[0], "code", str(target), order.tree_name)
         done = subprocess.run(argv, input=stored.data, capture_output=True, check=False)
         if done.returncode != 0:
-            why = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+            why = last_line(done.stderr)
             raise NodeError(f"the code in the store is not whole: {why}", hint=f"gpucloud train {order.name}")
         return target / order.tree_name
 

@@ -24,6 +24,7 @@ from gpucloud.domain import codec
 from gpucloud.domain.errors import LandingRefused, RemoteCommandFailed, UsageError
 from gpucloud.domain.untrusted import Arriving, Tree, shown
 from gpucloud.ports import Host
+from gpucloud.processes import last_line
 from gpucloud.store.landing import Landing
 
 T = TypeVar("T")
@@ -141,7 +142,7 @@ class NodeProgram:
         head = request(self._base, self._host.node.root, op, **arguments)
         done = self._host.run(self._argv, stdin=head + data, timeout_s=_LIMIT_S)
         if done.exit_code != 0:
-            why = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+            why = last_line(done.stderr)
             raise RemoteCommandFailed(
                 f"{self._host.node.id}: {why[:_WHY] or f'exit code {done.exit_code}'}",
                 hint="the same command again goes on; the node needs python3 (3.10 or newer), and room where it writes",

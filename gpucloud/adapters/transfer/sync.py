@@ -17,6 +17,7 @@ from gpucloud.domain import codec
 from gpucloud.domain.errors import NodeError, StoreError, UsageError
 from gpucloud.domain.job.code import LARGEST_CODE_BYTES, Entry, Manifest
 from gpucloud.ports import Host
+from gpucloud.processes import last_line
 
 _ROUNDS = 4
 
@@ -89,7 +90,7 @@ def _refusal(folder: Path, sha256: str, stored: bytes) -> str | None:
             return None
     except codec.Malformed:
         pass
-    return done.stderr.decode(errors="replace").strip().rpartition("\n")[2] or "files of it are missing"
+    return last_line(done.stderr) or "files of it are missing"
 
 
 def _restless(changed: str) -> UsageError:

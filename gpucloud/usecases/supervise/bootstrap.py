@@ -51,6 +51,7 @@ from gpucloud.domain.node.bootstrap.wanted import Wanted
 from gpucloud.domain.node.gate.report import REFUSED as GATE_REFUSED
 from gpucloud.domain.untrusted import in_one_line
 from gpucloud.ports import Clock, Completed, DataSets, Host
+from gpucloud.processes import last_line
 from gpucloud.usecases.services import Package
 from gpucloud.usecases.supervise.needs import refusal
 
@@ -290,7 +291,7 @@ class _Work:
             if self._sets is not None and not one.in_s3:
                 place = self._run("data", data_command("place", one, facts, self._wanted))
                 try:
-                    answer = from_json(DataPlace, _last_line(place))
+                    answer = from_json(DataPlace, last_line(place.stdout))
                 except Malformed as error:
                     raise self._failed("data", place) from error
                 self._sets.send(self._host, one, answer.folder, answer.missing)
@@ -403,7 +404,3 @@ class _Work:
 
     def _took(self, name: str, started: datetime) -> None:
         self.seconds.append((name, round((self._clock.now() - started).total_seconds(), 3)))
-
-
-def _last_line(completed: Completed) -> str:
-    return completed.stdout.decode("utf-8", errors="replace").strip().rpartition("\n")[2]
