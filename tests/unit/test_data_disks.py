@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpucloud.agent.data import disks as module
-from gpucloud.agent.data.disks import FOLDER, disks
+from gpucloud.agent.data import staging as module
+from gpucloud.agent.data.staging import FOLDER, disks
 from gpucloud.domain.errors import NodeError
 
 
