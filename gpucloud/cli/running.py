@@ -13,7 +13,7 @@ from gpucloud.cli.help import App
 running = App(rich_markup_mode=None)
 """Part of the root: their commands stand beside its own."""
 
-Again = Annotated[bool, typer.Option("--again", help="Train once more what has succeeded, without asking.")]
+Again = Annotated[bool, typer.Option("--again", help="Start what has succeeded once more, unasked.")]
 Keep = Annotated[
     bool, typer.Option("--keep", help="Leave the machines up at the end, while they are paid, for a look at them.")
 ]

@@ -205,7 +205,7 @@ def _run_named(cloud: Gpucloud, name: str) -> KnownJob:
     if known is not None:
         return known
     for newest in _later_runs(cloud, name):  # its first one was deleted, or is not known here
-        tell(f"{name}: its newest run, {newest.name}")
+        tell(f"{name} means its newest run, {newest.name}")
         return newest
     near = get_close_matches(name, [job.name for job in cloud.home.known()], n=1)
     hint = f"did you mean {near[0]}?" if near else "gpucloud status lists known jobs; a file name ends in .yaml"
@@ -226,9 +226,9 @@ def _newest(cloud: Gpucloud, first: KnownJob, name: str) -> KnownJob:
     for one in _later_runs(cloud, name, store=first.store):
         with suppress(GpucloudError):
             if not asker_of(cloud, first).stored_state().torn_down:
-                tell(f"{name}: its first run, which is not torn down yet; its newest is {one.name}")
+                tell(f"{name} means its first run, which is not torn down yet; the newest is {one.name}")
                 return first
-            tell(f"{name}: its newest run, {one.name}; its first is {name}@1")
+            tell(f"{name} means its newest run, {one.name}; the first is {name}@1")
             return one
     return first
 

@@ -87,7 +87,7 @@ def test_on_a_notice_every_ranks_script_is_asked_and_the_next_attempt_begins_wit
     assert answer.code == 0, answer.stderr + output(line, 0)
     told = answer.json
     assert [a["reason"] for a in told["attempts"]] == ["interrupted", "succeeded"]
-    assert "what is whole in out/ is kept and put back; best effort: what your script saves" in answer.stderr
+    assert "whole ones in out/ are kept and put back; a resume is as exact as what your script saves" in answer.stderr
     first = output(line, 0)
     asked = int(re.search(r"asked at (\d+)", first)[1])
     assert steps_begun_at(first) == [0, asked]

@@ -164,7 +164,7 @@ def test_a_bad_node_is_quarantined_ended_and_replaced_and_the_job_runs_on_good_o
     assert [(one.node_id, one.why) for one in state.quarantined] == [(second, str(XID))]
     assert ("terminate", "gpucloud-j", second, "bad") in world.group.calls
     assert [m.node_id for m in state.attempts[0].members] == ["i-00000000000000001", "i-00000000000000003"]
-    assert f"{second} takes no part any more: {XID}" in story
+    assert f"{second} is not used any more: {XID}" in story
 
 
 def test_three_bad_nodes_in_a_row_end_the_job_when_no_other_pool_has_good_ones(made):

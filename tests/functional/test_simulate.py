@@ -212,7 +212,7 @@ def test_the_markets_are_listed_with_their_figures_and_licences(simulate):
     [
         (
             ("--deadline", "48h"),
-            "error: 48 h of work and two changeovers of 12 min take 48.4 h; the deadline is after 48 h\n"
+            "error: 48 h of work and two starts (12 min each) take 48.4 h; the deadline is after 48 h\n"
             "hint: deadline: 48h 29min\n",
         ),
         (

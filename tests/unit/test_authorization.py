@@ -665,11 +665,10 @@ def test_a_checkout_that_differs_does_not_change_what_a_trusted_order_runs(elsew
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("own", "its order is signed by your own key"),
         ("anna", "its order is signed by anna"),
         (
             None,
-            "its order is signed by nobody that is trusted here, or was put back:"
+            "its newest order is signed by nobody you trust, or an older one was put back:"
             " `gpucloud train` gives your own, `gpucloud down` ends it",
         ),
     ],
@@ -680,6 +679,9 @@ def test_a_report_says_whose_key_signed_the_order(name, said):
 
     assert said in report_text(told).splitlines()
     assert report_json(told)["signed_by"] == name
+    own = replace(told, signed_by="own")
+    assert "signed" not in report_text(own)
+    assert report_json(own)["signed_by"] == "own"
 
 
 def test_whose_key_signed_is_told_by_name_and_a_strangers_as_nobodys(orders, mine, stranger):

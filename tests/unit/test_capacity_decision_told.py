@@ -61,10 +61,10 @@ def test_the_report_says_it_until_the_job_has_ended():
 def test_the_story_of_machines_that_take_over():
     asking = seen(up("a"), state=state(successor=SUCCESSOR), group_size=1)
     assert tell_story(Appoint(offer=OFFER), asking) == (
-        "asking for local.p2.xlarge spot in us-east-2b beside, 0.30 USD an hour: what works goes on"
+        "asking for local.p2.xlarge spot in us-east-2b as well, 0.30 USD an hour; the attempt goes on meanwhile"
     )
     assert tell_story(Resize(size=2), asking) == "asking for 1 × local.p2.xlarge spot in us-east-2b"
     assert tell_story(TakeOver(), asking) == "local.p2.xlarge spot in us-east-2b takes over"
-    assert tell_story(Dismiss(), asking) == "what was asked for beside is given back"
+    assert tell_story(Dismiss(), asking) == "giving back the machines that were asked for as well"
     assert tell_story(Resize(size=1), seen(up("a"))) == "keeping 1 × local.p2.xlarge spot in us-east-2a"
     assert tell_story(Resize(size=0), seen(up("a"))) == "asking for no machine now"

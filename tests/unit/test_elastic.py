@@ -299,7 +299,7 @@ def test_no_machine_is_asked_for_that_the_cloud_would_refuse_so_near_to_its_shut
     action = decide(GOAL, training(*members("a", "b"), attempt=at_work("a", "b"), **short), rules)
     assert (action == Resize(size=4)) is asks
     action = decide(GOAL, seen(**{**short, "group_size": 0}), rules)
-    assert action == (Resize(size=4) if asks else Wait(why="a shut-off far enough ahead"))
+    assert action == (Resize(size=4) if asks else Wait(why="waiting for a later shut-off"))
 
 
 def test_a_machine_that_cannot_take_part_is_replaced_while_the_others_work_but_not_for_ever():

@@ -78,7 +78,7 @@ def test_a_job_goes_on_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     muting = Muting(WORDS[word], after)
     said = trained_beside(muting, tmp_path, monkeypatch)
     assert said.count(f"preparing {muting.mute}") == 2, "it was not prepared again, or more than once"
-    assert f"{muting.mute} says nothing that we can read, nor does a second witness: it is given up" in said
+    assert f"{muting.mute} does not answer, and nothing else shows that it lives: it is given up" in said
 
 
 @pytest.mark.parametrize(("mute_s", "dead"), [(0.0, False), (599.0, False), (600.0, True)])

@@ -349,7 +349,9 @@ def test_money_is_not_kept_for_longer_than_a_cloud_warns_ahead_whatever_a_machin
     noted = replace(world, state=state(interruptions=(interruption("a", attempt=None),)))
 
     assert decide(GOAL, world, RULES) == NoteInterruptions(interruptions=(interruption("a", attempt=None),))
-    assert decide(GOAL, replace(noted, now=NOW + timedelta(seconds=179)), RULES) == Wait(why="machines that leave")
+    assert decide(GOAL, replace(noted, now=NOW + timedelta(seconds=179)), RULES) == Wait(
+        why="waiting until machines have left"
+    )
     assert decide(GOAL, replace(noted, now=NOW + timedelta(seconds=181)), RULES) == Finish(reason=ExitReason.BUDGET)
 
 
@@ -952,7 +954,7 @@ def test_gpus_are_looked_at_before_every_attempt_and_waited_for():
     nodes = (up("a"), up("b"))
     again = state(attempts=(first,))
     assert decide(GOAL, seen(*nodes, inspects=True), RULES) == Inspect(number=1, node_ids=("a", "b"))
-    assert decide(GOAL, seen(*nodes, **looked(done=False)), RULES) == Wait(why="gate")
+    assert decide(GOAL, seen(*nodes, **looked(done=False)), RULES) == Wait(why="checking the GPUs")
     assert decide(GOAL, seen(*nodes, **looked()), RULES) == OpenAttempt(number=1, node_ids=("a", "b"))
     assert decide(GOAL, seen(*nodes, **looked(), state=again), RULES) == Inspect(number=2, node_ids=("a", "b"))
 
@@ -1118,11 +1120,11 @@ def test_money_that_is_kept_for_machines_that_leave_is_waited_for():
     unheard = seen(*unheard, payable_until=None, payable_with_another=None)
     late = replace(leaves, now=NOW + timedelta(minutes=3, seconds=1))
 
-    assert decide(GOAL, leaves, RULES) == Wait(why="machines that leave")
+    assert decide(GOAL, leaves, RULES) == Wait(why="waiting until machines have left")
     assert decide(GOAL, comes_back, RULES) == Finish(reason=ExitReason.BUDGET)
-    assert decide(GOAL, not_charged, RULES) == Wait(why="machines that leave")
-    assert decide(GOAL, came_back, RULES) == Wait(why="machines that leave")
-    assert decide(GOAL, unheard, RULES) == Wait(why="machines that leave")
+    assert decide(GOAL, not_charged, RULES) == Wait(why="waiting until machines have left")
+    assert decide(GOAL, came_back, RULES) == Wait(why="waiting until machines have left")
+    assert decide(GOAL, unheard, RULES) == Wait(why="waiting until machines have left")
     assert decide(GOAL, late, RULES) == Finish(reason=ExitReason.BUDGET)
     assert decide(GOAL, replace(unheard, now=late.now), RULES) == Finish(reason=ExitReason.BUDGET)
 

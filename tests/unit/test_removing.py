@@ -158,7 +158,7 @@ def test_the_newest_run_named_by_its_file_goes_alone_and_the_others_are_named(ou
     give(outside, "train", "small.yaml")
     give(outside, "train", "small.yaml")
     gone = give(outside, "rm", "small.yaml", "--with-checkpoints", "--yes")
-    assert f"{JOB}-2 is one of 2 runs, and goes alone; the others: {JOB}@1\n" in gone.stderr
+    assert f"of 2 runs, only {JOB}-2 is deleted; the others stay: {JOB}@1\n" in gone.stderr
     assert JobStore(outside.store, JOB).load() is not None
 
 
@@ -178,7 +178,7 @@ def test_a_jobs_name_means_its_newest_run_when_its_first_is_deleted(outside: Out
     give(outside, "rm", f"{JOB}@1", "--with-checkpoints", "--yes")
     told = give(outside, "status", JOB)
     assert (told.code, told.stdout.startswith(f"{JOB}-2: ")) == (0, True), told.stderr
-    assert told.stderr == f"{JOB}: its newest run, {JOB}-2\n"
+    assert told.stderr == f"{JOB} means its newest run, {JOB}-2\n"
 
 
 @pytest.mark.parametrize(

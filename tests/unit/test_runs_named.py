@@ -63,13 +63,13 @@ def test_a_jobs_name_means_its_newest_run_and_a_runs_own_name_that_run(cloud: An
 def test_it_is_said_which_run_is_meant(cloud: Any, capsys: pytest.CaptureFixture[str]) -> None:
     known_job(cloud, "boom")
     known_job(cloud, "boom-2")
-    assert capsys.readouterr().err == "boom: its newest run, boom-10; its first is boom@1\n"
+    assert capsys.readouterr().err == "boom means its newest run, boom-10; the first is boom@1\n"
 
 
 def test_a_first_run_that_has_machines_yet_is_meant_by_its_name(cloud: Any, capsys: pytest.CaptureFixture[str]) -> None:
     cloud.alive.add("boom")
     assert known_job(cloud, "boom").name == "boom"
-    assert capsys.readouterr().err == "boom: its first run, which is not torn down yet; its newest is boom-10\n"
+    assert capsys.readouterr().err == "boom means its first run, which is not torn down yet; the newest is boom-10\n"
 
 
 @pytest.mark.parametrize("name", ["boom@3", "boom@x", "bum@1"])

@@ -73,7 +73,7 @@ def _history(cloud: Gpucloud, known: KnownJob, *, as_json: bool) -> int:
     elif kept:
         say(table(history_rows(kept)))
     else:
-        say(f"{known.name}: no use is kept yet: it comes every few minutes, and when an attempt ends")
+        say(f"{known.name}: nothing is recorded yet; the use is recorded every few minutes, and when an attempt ends")
     return 0
 
 

@@ -142,7 +142,7 @@ def _verify(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
         say_json({"job": job.name, "verified": [damage_json(one, damages) for one in standing]})
     else:
         for one in damaged:
-            say(f"the manifest of step {one.commit.step} (generation {one.commit.generation}) is not as it was written")
+            say(f"the manifest of checkpoint {one.commit.step} (generation {one.commit.generation}) is damaged")
         for damage in damages:
             say(str(damage))
         if not damaged and not damages:

@@ -256,7 +256,7 @@ def rm(target: str | None, *, with_checkpoints: bool, yes: bool, as_json: bool) 
     jobs, name = JobStore(cloud.store_of(known), known.name), called(cloud, known)
     _require_over(cloud, known, name)
     if others := other_runs(cloud, known):
-        tell(f"{known.name} is one of {len(others) + 1} runs, and goes alone; the others: {', '.join(others)}")
+        tell(f"of {len(others) + 1} runs, only {known.name} is deleted; the others stay: {', '.join(others)}")
     kept = _kept(jobs)
     if kept.checkpoints and not with_checkpoints:
         raise UsageError(
@@ -264,7 +264,7 @@ def rm(target: str | None, *, with_checkpoints: bool, yes: bool, as_json: bool) 
             hint=f"gpucloud rm {name} --with-checkpoints deletes them too;"
             f" gpucloud checkpoints {name} --pull DIR brings one here first",
         )
-    tell(f"{known.name}: {kept} in {jobs.store.url}; `gpucloud cost` has it no longer")
+    tell(f"{known.name}: {kept} in {jobs.store.url}; `gpucloud cost` will no longer know it")
     if not yes and not is_meant(f"gpucloud rm {name}{' --with-checkpoints' if with_checkpoints else ''} --yes"):
         return 2
     _delete(cloud, known, jobs, kept)

@@ -245,7 +245,7 @@ def await_order(cloud: Gpucloud, known: KnownJob, asker: Asker, order: Order, ru
             bring_closer(asker, order, rules)
             armed_at = armed_at or asker.clock.now()
             if asker.clock.now() - armed_at > _MACHINE_SAYS_SO:
-                tell(f"{by} has not said that it goes by that; the cloud ends the machines in time all the same")
+                tell(f"{by} has not confirmed the new budget yet; the cloud ends the machines in time in any case")
                 return
         asker.clock.sleep(_LOOK_S)
 

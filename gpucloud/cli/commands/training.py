@@ -205,7 +205,7 @@ def _leave_going(begun: Begun, *, as_json: bool) -> int:
         return launch(replace(begun, start=replace(begun.start, order=order)), as_json=as_json)
     except CannotLeave as kept:
         tell(f"{begun.name} cannot drive itself: {kept}")
-        tell("a process here goes on supervising it, and takes back what its machines were allowed for that")
+        tell("a process here supervises it instead, and withdraws the machines' right to drive it")
         return _supervise(_attended(begun), as_json=as_json)
 
 
@@ -233,10 +233,10 @@ def _leave_by_the_newest(begun: Begun, *, as_json: bool) -> int:
         tell(f"{begun.name} has ended meanwhile: {report.status.value}")
         return answer(report, as_json=as_json)
     if report.status.ended or report.condition is Condition.TRAINED:
-        tell(f"{begun.name} has come to its end meanwhile, which is seen to first")
+        tell(f"{begun.name} has come to its end meanwhile: its results come home and its machines end first")
         return _supervise(begun, as_json=as_json)
     if begun.start.order.end is not None:
-        tell(f"{begun.start.order.by} wants it to end")
+        tell(f"{begun.start.order.by} asked for its end")
         return _supervise(begun, as_json=as_json)
     return _leave_going(begun, as_json=as_json)
 
@@ -385,7 +385,9 @@ def remark(cloud: Gpucloud, job: Job, plan: Plan) -> None:
     """Say what is emulated on that cloud, what reading the data costs there, what is kept of a script's directory."""
     if (kept := job.checkpoint.directory) is not None:
         where = f"{kept.path}/ of all nodes together" if kept.per_node else f"{kept.path}/"
-        tell(f"checkpoints: what is whole in {where} is kept and put back; best effort: what your script saves")
+        tell(
+            f"checkpoints: whole ones in {where} are kept and put back; a resume is as exact as what your script saves"
+        )
     of_data = data_remarks(job, cloud.data_sets(job), plan.offer.pool.region)
     for line in (*cloud.cloud(job).remarks(plan.offer), *of_data):
         tell(line)

@@ -22,6 +22,7 @@ from gpucloud.domain.job.quantities import counted, format_moment, format_span, 
 from gpucloud.domain.node.node import Node
 from gpucloud.domain.node.output import advice_for
 from gpucloud.domain.node.status import UNTOLD, Progress
+from gpucloud.domain.state.order import OWN
 from gpucloud.domain.state.state import Attempt, CapacityDecision, Cooldown, ExitReason, Interruption, JobState
 from gpucloud.domain.untrusted import in_one_line, set_off
 from gpucloud.usecases.jobstore.report import Condition, JobReport
@@ -31,7 +32,7 @@ from gpucloud.usecases.supervise.story import decision_line, missing_line
 def report_text(report: JobReport) -> str:
     """Return a job's report: status, attempts, interruptions, machines and money."""
     failed = _failure_text(report)
-    parts = [in_one_line(_headline(report)), _signature_text(report.signed_by)]
+    parts = [in_one_line(_headline(report)), *_signature_lines(report.signed_by)]
     parts += _lacking(report)
     if report.message and failed is None:
         parts.append(set_off(report.message))
@@ -198,13 +199,12 @@ def stay_text(report: JobReport) -> str | None:
     )
 
 
-def _signature_text(name: str | None) -> str:
+def _signature_lines(name: str | None) -> list[str]:
+    """Return who else signed what is wanted of the job; nothing of one's own, as most are."""
     if name is None:
-        return (
-            "its order is signed by nobody that is trusted here, or was put back:"
-            " `gpucloud train` gives your own, `gpucloud down` ends it"
-        )
-    return "its order is signed by your own key" if name == "own" else f"its order is signed by {name}"
+        why = "its newest order is signed by nobody you trust, or an older one was put back:"
+        return [f"{why} `gpucloud train` gives your own, `gpucloud down` ends it"]
+    return [] if name == OWN else [f"its order is signed by {name}"]
 
 
 def report_json(report: JobReport) -> dict[str, Any]:

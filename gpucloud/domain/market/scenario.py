@@ -76,7 +76,7 @@ def refuse_what_cannot_be_kept(scenario: Scenario, market: RecordedMarket, zones
     work = f"{format_hours(scenario.work)} of work"
     if scenario.deadline < least_span:
         raise PlanRefused(
-            f"{work} and two changeovers of {format_span(timedelta(seconds=task.changeover_s))} take"
+            f"{work} and two starts ({format_span(timedelta(seconds=task.changeover_s))} each) take"
             f" {format_hours(least_span)}; the deadline is after {format_hours(scenario.deadline)}",
             hint=f"deadline: {written_span(timedelta(seconds=advised_span_s(least_span.total_seconds())))}",
         )

@@ -51,7 +51,12 @@ def between(goal: Goal, seen: Seen, rules: Rules) -> Action:
     """Return the next thing to do when no attempt is open."""
     ends = _finish(goal, seen, rules.limits)
     if ends is None and seen.payable_until is None:
-        return note_bad(seen, rules.limits) or _note_news(seen) or tell(seen) or Wait(why="machines that leave")
+        return (
+            note_bad(seen, rules.limits)
+            or _note_news(seen)
+            or tell(seen)
+            or Wait(why="waiting until machines have left")
+        )
     return (
         ends
         or note_bad(seen, rules.limits)
@@ -138,7 +143,7 @@ def _capacity(goal: Goal, seen: Seen, rules: Rules) -> Action | None:
 def _resize(goal: Goal, seen: Seen, rules: Rules) -> Action:
     """A start that the cloud would refuse, for its shut-off comes too soon, is not tried in turns."""
     if goal.nodes > seen.group.size and not may_launch(seen.group.armed_until, seen.now, rules.wall):
-        return Wait(why="a shut-off far enough ahead")
+        return Wait(why="waiting for a later shut-off")
     return Resize(size=goal.nodes)
 
 
@@ -221,7 +226,7 @@ def _inspect(opening: OpenAttempt, seen: Seen, limits: Limits) -> Action | None:
     if last is None or (last.number, last.node_ids) != (opening.number, opening.node_ids):
         return Inspect(number=opening.number, node_ids=opening.node_ids)
     if not last.done:
-        return Wait(why="gate")
+        return Wait(why="checking the GPUs")
     if not last.in_use:
         return None
     if last.over_at is not None and seen.now - last.over_at >= limits.ask_again:

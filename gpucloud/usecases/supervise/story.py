@@ -65,9 +65,10 @@ def tell_story(action: Action, seen: Seen) -> str | None:  # noqa: C901, PLR0911
         case CoolDown(pool=pool, code=code, message=message):
             return f"{pool}: {message} ({code}); it is excluded for a while"
         case Appoint(offer=offer):
-            return f"asking for {offer.pool} beside, {format_usd(offer.usd_per_hour)} an hour: what works goes on"
+            hourly = f"{format_usd(offer.usd_per_hour)} an hour"
+            return f"asking for {offer.pool} as well, {hourly}; the attempt goes on meanwhile"
         case Dismiss():
-            return "what was asked for beside is given back" if seen.state.successor is not None else None
+            return "giving back the machines that were asked for as well" if seen.state.successor is not None else None
         case TakeOver():
             return f"{seen.state.successor.pool} takes over" if seen.state.successor is not None else None
         case Move(offer=offer):
@@ -81,7 +82,7 @@ def tell_story(action: Action, seen: Seen) -> str | None:  # noqa: C901, PLR0911
         case Inspect(node_ids=node_ids):
             return f"looking at the GPUs of {', '.join(node_ids)}"
         case QuarantineNodes(nodes=nodes):
-            return "; ".join(f"{node_id} takes no part any more: {why}" for node_id, why in nodes)
+            return "; ".join(f"{node_id} is not used any more: {why}" for node_id, why in nodes)
         case EndAttempt(how=how, reason=reason, message=message):
             does = "asking the script to save and leave" if how is Stop.SAVE else "ending the attempt"
             return f"{does}: {reason.value}{': ' + message if message else ''}"
@@ -134,14 +135,14 @@ _MODES = {
     Mode.IDLE: "waiting",
     Mode.SPOT: "spot",
     Mode.ON_DEMAND: "on demand",
-    Mode.BOTH: "on demand, spot asked for beside",
+    Mode.BOTH: "on demand, spot asked for as well",
 }
 
 
 def silence(seen: Seen) -> str:
     """Return the line for machines of which none answers: whether they or our line are down cannot be told apart."""
     until = seen.group.armed_until
-    goes_on = f"; what works there goes on until {format_moment(until, seen.now)} at the latest" if until else ""
+    goes_on = f"; the attempt there goes on until {format_moment(until, seen.now)} at the latest" if until else ""
     return f"no machine answers: {', '.join(node.id for node in seen.group.alive)}{goes_on}"
 
 
@@ -195,7 +196,7 @@ def _interrupted(interruption: Interruption, seen: Seen) -> str:
         case InterruptionKind.LOST:
             return f"{interruption.node_id} is gone without notice"
         case InterruptionKind.FROZEN:
-            return f"{interruption.node_id} says nothing that we can read, nor does a second witness: it is given up"
+            return f"{interruption.node_id} does not answer, and nothing else shows that it lives: it is given up"
 
 
 def _closed(reason: ExitReason, seen: Seen) -> str:

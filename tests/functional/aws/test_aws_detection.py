@@ -53,7 +53,7 @@ def test_a_frozen_machine_at_which_its_peer_knocks_in_vain_is_replaced(aws: Acco
     assert peer not in ended(aws)
     assert len(aws.ever("small")) == 3
     assert aws.running == []
-    assert f"{frozen} says nothing that we can read, nor does a second witness: it is given up" in aws.story
+    assert f"{frozen} does not answer, and nothing else shows that it lives: it is given up" in aws.story
     assert weights(aws.line) == undisturbed
 
 

@@ -51,7 +51,7 @@ def test_a_machine_that_lists_a_gpu_less_is_refused_replaced_and_the_job_ends_we
     report = aws.line.run("status", "one", "--json").json
     (bad,) = report["quarantined"]
     assert bad["why"] == LESS
-    assert f"{bad['node']} takes no part any more: {LESS}" in answer.stderr
+    assert f"{bad['node']} is not used any more: {LESS}" in answer.stderr
     assert len(aws.ever("one")) == 3
     members = [line for line in answer.stderr.splitlines() if "attempt 1 starts on " in line]
     assert len(members) == 1
