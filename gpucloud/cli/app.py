@@ -91,9 +91,11 @@ def _version(asked: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version and leave.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Write a traceback of our own faults to the log.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Write tracebacks of gpucloud's own faults to the log.")
+    ] = False,
 ) -> None:
     """Train models on interruptible cloud GPUs, inside a budget that cannot be exceeded."""
     del version, debug

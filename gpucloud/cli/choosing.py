@@ -59,7 +59,7 @@ def init(  # noqa: PLR0913, PLR0917  each is an option
     run: Annotated[Optional[str], typer.Option(metavar="SCRIPT", help="What it runs; the script here.")] = None,  # noqa: UP045
     full: Annotated[bool, typer.Option("--full", help="With every key, each explained.")] = False,
     show: Annotated[bool, typer.Option("--list", help="Only list the templates.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
     as_json: Json = False,
 ) -> None:
     """Write a job file, gpucloud.yaml."""

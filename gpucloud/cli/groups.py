@@ -178,7 +178,7 @@ def keys_revoke(
 def ci_init(
     github: Annotated[bool, typer.Option("--github", help="For GitHub Actions.")] = False,
     gitlab: Annotated[bool, typer.Option("--gitlab", help="For GitLab CI.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Write over what was edited.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite what was edited.")] = False,
     as_json: Json = False,
 ) -> None:
     """Put a pipeline into this repository, and beside it all that it installs: gpucloud's wheel, a lock by hash."""

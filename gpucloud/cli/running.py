@@ -20,7 +20,7 @@ Keep = Annotated[
 Detached = Annotated[bool, typer.Option("--detach", help="Return when the machines are there; they drive the job.")]
 Unattended = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option(metavar="TIME", help="Machines drive the job, prepaid for TIME (8h); nothing here need run."),
+    typer.Option(metavar="TIME", help="Machines drive the job, prepaid for TIME (8h); this computer may be off."),
 ]
 ProfileSteps = Annotated[
     Optional[int],  # noqa: UP045
@@ -134,7 +134,7 @@ def budget(
 @running.command()
 def down(
     target: Target = None,
-    base: Annotated[bool, typer.Option("--base", help="End what stands on AWS without any job.")] = False,
+    base: Annotated[bool, typer.Option("--base", help="Remove what stays on AWS between jobs.")] = False,
     region: Annotated[Optional[str], typer.Option(help="With --base: where.")] = None,  # noqa: UP045
     with_data: Annotated[bool, typer.Option("--with-data", help="With --base: the bucket too, and all in it.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="With --with-data: delete without asking.")] = False,
@@ -166,7 +166,7 @@ def rm(
 @running.command()
 def reconcile(
     target: Target = None,
-    every: Annotated[bool, typer.Option("--all", help="Every job that is not torn down.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Every job that may still have machines.")] = False,
     store: Annotated[Optional[str], typer.Option(help="With --all: every job in this store too.")] = None,  # noqa: UP045
     as_json: Json = False,
 ) -> None:

@@ -153,7 +153,7 @@ def ssh(
 @seeing.command()
 def cp(
     source: Annotated[str, typer.Argument(metavar="FROM", help="A path here, or JOB:path on a machine.")],
-    target: Annotated[str, typer.Argument(metavar="TO", help="The other of the two.")],
+    target: Annotated[str, typer.Argument(metavar="TO", help="The other side: JOB:path, or a path here.")],
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Folders too.")] = False,
     node: Annotated[Optional[str], typer.Option(help="Which node; that of rank 0 if left out.")] = None,  # noqa: UP045
     as_json: Json = False,
@@ -170,9 +170,7 @@ def checkpoints(  # noqa: PLR0913, PLR0917  each is an option
     verify: Annotated[
         bool, typer.Option("--verify", help="Read every byte; says each object that is damaged.")
     ] = False,
-    prune: Annotated[
-        bool, typer.Option("--prune", help="Show what retention does not keep; --yes deletes it.")
-    ] = False,
+    prune: Annotated[bool, typer.Option("--prune", help="Show what no restore needs; --yes deletes it.")] = False,
     pull: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(metavar="DIR", help="Bring one to a folder that GPUCLOUD_STORE=DIR resumes from."),

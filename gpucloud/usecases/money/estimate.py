@@ -401,7 +401,7 @@ class Quotas:
             if known is None or need.vcpus < known.vcpus:
                 found[room.region, room.code] = need
         if not found:
-            raise NoCapacity(f"no machine that is known does what {job.name} asks", hint="fewer wishes in `resources:`")
+            raise NoCapacity(f"no machine that is known does what {job.name} asks", hint="ask for less in `resources:`")
         return tuple(found.values())
 
     def request(self, job: Job, vcpus: int | None) -> QuotaRequest:
