@@ -305,7 +305,7 @@ def shortage(lasting: str, *, as_json: bool) -> int:
 def shortage_line(span: timedelta, now: datetime) -> str:
     """Return what a shortage of that length means."""
     if not span:
-        return "spot machines start again; a job that waits asks for them when it said that it would"
+        return "spot machines start again"
     return f"no spot machines start until {format_moment(now + span, now)}; those that run stay"
 
 
