@@ -18,6 +18,7 @@ from gpucloud.domain.checkpoint.objects import PART_BYTES, Sums
 from gpucloud.domain.errors import CredentialsError, StoreError, ToolMissing
 from gpucloud.domain.job.quantities import format_size
 from gpucloud.domain.untrusted import OBJECT_BYTES, most_of
+from gpucloud.retries import Retry
 from gpucloud.store.contract import Conflict, NoBucket, Stored, TooLarge, checked, within
 from gpucloud.store.s3client import Door, authorities, error_code, is_aws, make_client, make_signer, may_pass, refusal
 from gpucloud.store.threads import Pace
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 _CONDITION_FAILED = {"PreconditionFailed", "412"}
 # Another write of the object is under way: nothing is decided, and S3 asks to try again (PutObject, 409).
 _COLLIDED = {"ConditionalRequestConflict", "409"}
-_COLLISION_WAITS_S = (0.05, 0.1, 0.2, 0.4, 0.8)
+_COLLISION = Retry(first_s=0.05, tries=6)
 _MISSING = {"NoSuchKey", "404"}
 # What a script calls `state.json`. The bucket's policy cannot tell it from the job's own, which itself is never written
 # blindly: IAM's star passes slashes.
@@ -124,17 +125,15 @@ class S3Store:
                 return self._put_compared(name, data) if _NAMED_AS_A_STATE.match(name) else self._put_whole(name, data)
         condition = {"IfNoneMatch": "*"} if if_absent else {"IfMatch": if_version}
         body = bytes(data)
-        collided = False
+        collided, tries = False, _COLLISION.begin(self._sleep)
         with self._explained("write", key):
-            for wait_s in (*_COLLISION_WAITS_S, None):
+            while True:
                 try:
                     return str(self._client.put_object(Bucket=self._bucket, Key=name, Body=body, **condition)["ETag"])
                 except self._errors as error:
-                    if error_code(error) not in _COLLIDED or wait_s is None:
+                    if error_code(error) not in _COLLIDED or not tries.again():
                         return self._version_after(error, key, body, repeated=collided)
                     collided = True
-                    self._sleep(wait_s)
-        raise AssertionError("the last try returns or raises")
 
     def write(self, key: str, pieces: Sequence[memoryview]) -> Sums:
         """Write the pieces, one after the other, as one object, whole and durably, whatever is there."""
@@ -176,8 +175,8 @@ class S3Store:
         if len(data) > OBJECT_BYTES:
             why = f"{name} has {format_size(len(data))}: of that name, {format_size(OBJECT_BYTES)} is the most"
             raise StoreError(why, hint="have the script give it another name")
-        body = bytes(data)
-        for wait_s in (*_COLLISION_WAITS_S, None):
+        body, tries = bytes(data), _COLLISION.begin(self._sleep)
+        while True:
             try:
                 version = self._client.head_object(Bucket=self._bucket, Key=name)["ETag"]
             except self._client_error as error:
@@ -188,10 +187,8 @@ class S3Store:
             try:
                 return str(self._client.put_object(Bucket=self._bucket, Key=name, Body=body, **condition)["ETag"])
             except self._client_error as error:
-                if error_code(error) not in _CONDITION_FAILED | _MISSING | _COLLIDED or wait_s is None:
+                if error_code(error) not in _CONDITION_FAILED | _MISSING | _COLLIDED or not tries.again():
                     raise
-                self._sleep(wait_s)
-        raise AssertionError("the last try returns or raises")
 
     def _put_whole(self, name: str, data: bytes | memoryview) -> str:
         if len(data) > PART_BYTES:

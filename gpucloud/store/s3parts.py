@@ -14,7 +14,7 @@ import random
 import re
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import md5
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpucloud.domain.checkpoint.objects import PART_BYTES, Part, Sums, bytes_in, count_of, cut
 from gpucloud.domain.errors import StoreError
+from gpucloud.retries import Retry
 from gpucloud.store.integrity import crc32_of
 from gpucloud.store.s3client import Door, error_code
 from gpucloud.store.threads import THREADS, Pace, all_done
@@ -222,7 +223,8 @@ class S3Moves:
         return {"ChecksumCRC32": base64.b64encode(crc32.to_bytes(4, "big")).decode()} if self.door.verifies else {}
 
     def _receive_by_boto3(self, name: str, at: int, into: memoryview) -> bool:
-        for wait_s in waits(self.dice):
+        tries = EACH_PART.begin(self.sleep, dice=self.dice)
+        while True:
             try:
                 reply = self.door.client.get_object(Bucket=self.door.bucket, Key=name, Range=_range(at, into))
                 with contextlib.closing(reply["Body"]) as body:
@@ -230,17 +232,15 @@ class S3Moves:
             except self.door.errors as error:
                 if error_code(error) in NOT_THERE:
                     return False
-                if hasattr(error, "response") or wait_s is None:  # boto3 has tried refused requests again itself
+                if hasattr(error, "response") or not tries.again():  # boto3 has tried refused requests again itself
                     raise
-                self.sleep(wait_s)
-        raise AssertionError("the last try returns or raises")
 
     def _tried(self, operation: str, params: dict[str, Any], exchange: Callable[[str], Reply]) -> Reply | None:
         """Return the answer, which says also what is not there; None where only boto3 can ask."""
         if time.monotonic() < self.avoided_until:
             return None
-        refused_before = False
-        for wait_s in waits(self.dice):
+        refused_before, tries = False, EACH_PART.begin(self.sleep, dice=self.dice)
+        while True:
             # Signed just before it is sent: credentials are renewed by boto3 as they come to their end.
             url = self.door.signer.generate_presigned_url(
                 operation, Params={"Bucket": self.door.bucket, **params}, ExpiresIn=_SIGNED_FOR_S
@@ -256,12 +256,9 @@ class S3Moves:
                 failure = self.door.refusal(reply.status, *said(reply.body), operation)
             if what is Meaning.BY_BOTO3:
                 return None
-            if what is Meaning.REFUSED or wait_s is None:
-                raise failure
             refused_before = what is Meaning.UNSIGNED
-            if not refused_before:
-                self.sleep(wait_s)
-        raise AssertionError("the last try returns or raises")
+            if what is Meaning.REFUSED or not tries.again(at_once=refused_before):
+                raise failure
 
     def _avoid(self) -> None:
         self.avoided_until = max(self.avoided_until, time.monotonic() + _AVOIDED_S)
@@ -342,10 +339,9 @@ class PartFile(io.RawIOBase):
 # What an answer of S3 to a part means, and how long to wait before the next try.
 
 
-TRIES = 8
-"""Of each part. Their waits are 11 s together on average and 22 s at most; a save on a notice has 90 s."""
+EACH_PART = Retry(first_s=0.2, longest_s=10.0, tries=8, jitter=True)
+"""The waits are 11 s together on average and 22 s at most; a save on a notice has 90 s."""
 
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 10.0
 _BUSY_STATUS = (429, 500, 502, 503, 504)
 # RequestTimeout and BadDigest: the connection stalled, or changed a byte on the way.
 _BUSY = {"SlowDown", "InternalError", "ServiceUnavailable", "Throttling", "RequestTimeout", "BadDigest"}
@@ -386,10 +382,3 @@ def said(body: bytes) -> tuple[str, str]:
     found = [re.search(rb"<%s>([^<]*)</%s>" % (name, name), body) for name in (b"Code", b"Message")]
     code, message = (match[1].decode(errors="replace") if match else "" for match in found)
     return code, message
-
-
-def waits(dice: random.Random) -> Iterator[float | None]:
-    """Yield the seconds to wait after each failed try, None after the last (AWS's "full jitter")."""
-    for number in range(TRIES - 1):
-        yield dice.uniform(0, min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2**number))
-    yield None

@@ -60,6 +60,35 @@ def names(tree: ast.AST) -> Iterator[ast.Constant]:
     return (node for node in texts if re.fullmatch("GPUCLOUD_[A-Z_]+", node.value))
 
 
+# What goes round for other reasons than that something failed.
+NO_RETRIES = {
+    "adapters/local/session.py": "an end is waited for",
+    "agent/attempt/running.py": "an end is waited for",
+    "agent/drive/driver.py": "a daemon's rounds",
+    "agent/network.py": "a watch, for as long as the node lives",
+    "agent/scripts/keeper.py": "an end is waited for",
+    "agent/scripts/taking.py": "a watch, for as long as the attempt lasts",
+    "usecases/jobstore/lease.py": "a lease's renewals",
+}
+
+
+def retries(tree: ast.AST) -> Iterator[ast.AST]:
+    """Find loops in which an error is caught and then time is let pass."""
+    for loop in (node for node in ast.walk(tree) if isinstance(node, ast.While | ast.For)):
+        within = list(inside(loop))
+        waits = {ast.unparse(call.func).rpartition(".")[2].strip("_") for call in within if isinstance(call, ast.Call)}
+        if waits & {"sleep", "wait"} and any(isinstance(one, ast.ExceptHandler) for one in within):
+            yield loop
+
+
+def inside(node: ast.AST) -> Iterator[ast.AST]:
+    """Walk, but not into functions that are defined there."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.FunctionDef | ast.Lambda | ast.ClassDef):
+            yield child
+            yield from inside(child)
+
+
 def found(wanted) -> set[str]:
     files = (path for path in PACKAGE.rglob("*.py") if "bundled" not in path.parts)
     return {
@@ -96,6 +125,22 @@ def test_files_are_written_whole_by_one_module():
 @pytest.mark.parametrize("text", ["beside.replace(path)", "os.replace(a, b)", "Path('a').rename(b)"])
 def test_a_second_way_to_write_a_file_whole_would_be_seen(text):
     assert list(puts(ast.parse(text)))
+
+
+def test_what_failed_is_tried_again_by_one_module():
+    assert found(retries) == set(NO_RETRIES)
+
+
+@pytest.mark.parametrize("wait", ["time.sleep(1)", "self._sleep(wait_s)", "clock.sleep(2)", "closing.wait(0.2)"])
+def test_a_second_way_to_try_again_would_be_seen(wait):
+    loop = f"for _ in range(3):\n try:\n  work()\n except OSError:\n  {wait}"
+    assert list(retries(ast.parse(loop)))
+
+
+def test_a_declared_policy_and_a_loop_that_only_looks_are_no_second_way():
+    declared = "while True:\n try:\n  work()\n except OSError:\n  if not tries.again():\n   raise"
+    looks = "while not done():\n time.sleep(1)"
+    assert not list(retries(ast.parse(f"{declared}\n{looks}")))
 
 
 @pytest.mark.parametrize("text", ["text.replace('a', 'b')", "now.replace(hour=1)", "dataclasses.replace(a, b=1)"])

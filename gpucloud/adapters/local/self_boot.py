@@ -8,15 +8,14 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from gpucloud.domain.errors import GpucloudError, StoreError
 from gpucloud.domain.node.bootstrap.wanted import NodeRecord, parse_record, record_key
+from gpucloud.retries import Retry
 from gpucloud.store import ObjectStore, open_store
 
-_TRIES = 5
-_PAUSE_S = 2.0
+_BOOT = Retry(first_s=2.0, factor=1.0, tries=5)
 
 
 def user_data(store: str, cluster: str) -> str:
@@ -27,18 +26,17 @@ def user_data(store: str, cluster: str) -> str:
 
 def boot(store: ObjectStore, cluster: str, home: Path) -> int:
     """Make this node fit and return 0, else the exit code of the last try: a supervisor may do better."""
-    code = 1
-    for attempt in range(_TRIES):
-        if attempt:
-            time.sleep(_PAUSE_S)
+    code, tries = 1, _BOOT.begin()
+    while True:
         try:
             code = _by_record(store, cluster, home)
         except (GpucloudError, ValueError, OSError) as error:
             sys.stderr.write(f"{error}\n")
-            continue
-        if code == 0:
-            break
-    return code
+        else:
+            if code == 0:
+                return 0
+        if not tries.again():
+            return code
 
 
 def _by_record(store: ObjectStore, cluster: str, home: Path) -> int:

@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import IO, Any
 
 import paramiko
@@ -22,6 +23,7 @@ from gpucloud.adapters.ssh.failures import LIBRARY_ERRORS, key_mismatch, may_pas
 from gpucloud.domain.errors import HostKeyMismatch, ToolMissing
 from gpucloud.domain.job.quantities import format_size
 from gpucloud.domain.node.node import Node
+from gpucloud.retries import Retry
 
 # Without a handler, logging would print the library's messages over the story on stderr.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -31,7 +33,7 @@ PROBE_EVERY_S = 2.0
 SILENCE_STEPS, STEP_S = 12, 0.25  # 3 s
 ANSWER_STEPS = 1200  # 5 min: ten windows of 2 MiB, one for each channel, lie before the answer, on a line of 100 KB/s
 FORWARD_S = 30.0  # the node's own patience with what it connects to is unknown
-_FULL_PAUSE_S = 0.2
+_FULL = Retry(first_s=0.2, factor=1.0)
 _HANGS_UP_WITHIN_S = 2.0
 _RSA_PROOFS = ("rsa-sha2-512", "rsa-sha2-256")
 
@@ -122,12 +124,13 @@ class Connection:
 
     def _open(self, deadline: float) -> paramiko.Channel:
         """A server that has no session left may have one soon: an abandoned command holds its own until it ends."""
+        tries = replace(_FULL, within_s=deadline - time.monotonic()).begin(self._closing.wait)
         while True:
             left_s = max(0.1, deadline - time.monotonic())
             try:
                 return self._transport.open_session(timeout=left_s)
             except paramiko.ChannelException:
-                if left_s <= _FULL_PAUSE_S or self._closing.wait(_FULL_PAUSE_S):
+                if not tries.again() or self._closing.is_set():
                     raise
 
     def _watch(self) -> None:

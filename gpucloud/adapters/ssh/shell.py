@@ -8,6 +8,7 @@ import os
 import re
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import paramiko
@@ -22,11 +23,12 @@ from gpucloud.domain.job.quantities import format_size
 from gpucloud.domain.node.node import Node
 from gpucloud.domain.untrusted import ANSWER_BYTES
 from gpucloud.ports import Completed, PortForward
+from gpucloud.retries import Retry
 
 HANDSHAKES = 8  # stock sshd drops some of 10 and more (MaxStartups 10:30:100)
 _ATTEMPT_S = 10.0
 _REOPEN_S = 3.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+_BOOTING = Retry(first_s=0.05, longest_s=1.0)
 _CHUNK_BYTES = 1 << 17
 _UNNAMED_SIGNAL = 128
 
@@ -80,18 +82,17 @@ class SshShell:
         if self._closed.is_set():
             raise ShellClosed("the shell was closed")
         deadline = time.monotonic() + limit_s
-        pause_s = _FIRST_PAUSE_S
+        tries = replace(_BOOTING, within_s=limit_s).begin(self._closed.wait)
         while True:
             try:
                 with self._handshakes, self._identity.keys() as keys:
                     return connect(node, keys, limit_s=max(0.5, min(_ATTEMPT_S, deadline - time.monotonic())))
             except LIBRARY_ERRORS as error:
                 died = was_up and isinstance(error, ConnectionRefusedError)
-                if died or not may_pass(error) or time.monotonic() + pause_s > deadline:
+                if died or not may_pass(error) or not tries.again():
                     raise node_error(error, node) from error
-            if self._closed.wait(pause_s):
+            if self._closed.is_set():
                 raise ShellClosed(f"{node.id}: the shell was closed")
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 class SshHost:

@@ -14,15 +14,15 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpucloud.domain.variables import GPUCLOUD_ATTEMPT_DIR, GPUCLOUD_JOB_BIN, GPUCLOUD_TMPDIR
+from gpucloud.retries import Retry
 
-_CONNECT_S = 300.0
+_CONNECTING = Retry(first_s=0.1, factor=1.0, within_s=300.0)
 
 
 def follow(order: Order) -> int:
@@ -38,15 +38,14 @@ def follow(order: Order) -> int:
 
 def _connect(order: Order) -> Link:
     """The head may start later than this node: try until it listens."""
-    deadline = time.monotonic() + _CONNECT_S
+    tries = _CONNECTING.begin()
     while True:
         try:
             connection = socket.create_connection((order.head, order.port), timeout=10)
             link = Link(connection, order.secret, leads=False)
         except (OSError, LinkLost) as error:
-            if time.monotonic() > deadline:
+            if not tries.again():
                 raise LinkLost(f"it does not answer at {order.head}:{order.port}: {error}") from error
-            time.sleep(0.1)
             continue
         connection.settimeout(None)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -19,6 +19,7 @@ from gpucloud.domain.node.bootstrap.wanted import DriverWanted
 from gpucloud.domain.state.order import keeps
 from gpucloud.domain.state.state import ExitReason
 from gpucloud.domain.supervision.seen import DriveTrial, Supervising
+from gpucloud.retries import Retry
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import is_over, take
 from gpucloud.usecases.jobstore.orders import Orders
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from gpucloud.domain.supervision.self_driving import DriveOrder
 
 _LONGEST_PAUSE_S = 30.0
+_UNMADE = Retry(first_s=30.0, factor=1.0)  # for ever: without it the machine is of no use
 
 
 class Taken(Exception):
@@ -78,12 +80,13 @@ def _become_able(root: Path, wanted: DriverWanted, lock: int, ready: int) -> int
 
 
 def _made(wanted: DriverWanted) -> str:
+    tries = _UNMADE.begin()
     while True:
         try:
             return make(wanted.pip_mirror)
         except NodeError as error:
-            tell(f"{error}; trying again in {_LONGEST_PAUSE_S:.0f} s")
-            time.sleep(_LONGEST_PAUSE_S)
+            tell(f"{error}; trying again in {_UNMADE.first_s:.0f} s")
+            tries.again()
 
 
 def know_region() -> None:

@@ -39,6 +39,7 @@ from gpucloud.domain.node.machine.facts import (
 )
 from gpucloud.domain.node.machine.packages import simulate, simulated
 from gpucloud.locks import locked
+from gpucloud.retries import Retry
 from gpucloud.wholefile import read_tail, write_whole
 
 _MOST_STEPS = 60  # far more than any way has: a loop that has no end is a fault of ours
@@ -204,8 +205,7 @@ def machine_command(root: Path) -> int:
 # apt waits for dpkg's lock by itself, and neither for that of its lists nor does dpkg wait at all.
 _LOCKED = re.compile(r"Could not get lock|lock was locked by another process|is another process using it")
 _UNFETCHED = re.compile(r"^E: (Failed|Unable) to fetch", re.MULTILINE)
-_LOCK_LIMIT_S = 900.0
-_LOCK_PAUSE_S = 1.0
+_APT_LOCK = Retry(first_s=1.0, factor=1.0, within_s=900.0)
 _COMMAND_LIMIT_S = 3000.0
 _FETCH_LIMIT_S = 60.0
 _SHOWN_LINES = 15
@@ -263,20 +263,20 @@ def _run(name: str, run: Run, folder: Path, say: Callable[[str], None]) -> None:
     if not run.plain and os.geteuid() != 0:
         argv = ["sudo", "-n", *argv]
     log = folder / "machine.log"
-    deadline = time.monotonic() + _LOCK_LIMIT_S
+    tries = _APT_LOCK.begin()
     while True:
         start = log.stat().st_size if log.exists() else 0
         code = _logged(argv, run.text, log)
         said = read_tail(log, 16384) if log.stat().st_size - start > 16384 else _since(log, start)
         if code in run.passes:
             return
-        if not _LOCKED.search(said) or time.monotonic() > deadline:
+        if locked := _LOCKED.search(said):
+            say("another program holds apt's lock: waiting")
+        if not locked or not tries.again():
             tail = "\n".join(said.splitlines()[-_SHOWN_LINES:])
             failed = StepFailed(f"{name}: `{' '.join(argv)}` ended with exit code {code}:\n{tail}\n(all of it: {log})")
             failed.unfetched = _UNFETCHED.search(said) is not None
             raise failed
-        say("another program holds apt's lock: waiting")
-        time.sleep(_LOCK_PAUSE_S)
 
 
 def _logged(argv: list[str], text: str, log: Path) -> int:

@@ -21,9 +21,10 @@ from gpucloud.domain.checkpoint.layouts import Found, KeepOrder
 from gpucloud.domain.checkpoint.manifest import Commit, Counts, Why
 from gpucloud.domain.errors import CredentialsError, GpucloudError, StoreError, UsageError
 from gpucloud.domain.job.spec import OnNotice
+from gpucloud.retries import Retry
 from gpucloud.store.checkpoints import Fenced
 
-_WAITS_S = (1.0, 2.0, 4.0, 8.0, 16.0)
+_OUTAGE = Retry(first_s=1.0, tries=6)
 _JOIN_S = 0.5
 _Answer = TypeVar("_Answer")
 
@@ -123,14 +124,13 @@ def _directory(order: KeepOrder) -> Directory:
 
 def _patiently(work: Callable[[], _Answer]) -> _Answer:
     """An outage is no damage: it is waited for, for half a minute."""
-    for wait_s in (*_WAITS_S, None):
+    tries = _OUTAGE.begin()
+    while True:
         try:
             return work()
         except StoreError as error:
-            if wait_s is None or not error.may_pass:
+            if not error.may_pass or not tries.again():
                 raise
-            time.sleep(wait_s)
-    raise AssertionError("the last try returns or raises")
 
 
 # Runs a script beside its directory: whole checkpoints are committed, and the last one before the node goes.
@@ -144,7 +144,7 @@ _LOOK_SHARE = 20  # of the time between two looks, at most this part is spent lo
 _LONGEST_LEAVE_S = 50.0  # a supervisor kills what does not leave within a minute
 _ASIDE_S = 10.0
 _MARGIN_S = 2.0
-_LAST_TRIES = 4
+_LAST = Retry(first_s=0.5, tries=4)
 _OTHERS_S = 60.0  # for other nodes to hand in their parts of the last checkpoint, beside what the longest one took
 
 
@@ -326,7 +326,8 @@ class Keeper:
         if self._leave_by is None:
             taking.close_by(time.monotonic() + _OTHERS_S + 5 * taking.longest_s)
         self._finish(taking, wait=True)
-        for attempt in range(_LAST_TRIES):
+        tries = _LAST.begin()
+        while True:
             listing = look(self._directory.path)
             sets = self._sets(taking, listing).sets
             newest = [one for one in sets if one.complete and self._settling.unsettled((one,), listing)]
@@ -340,9 +341,8 @@ class Keeper:
                 self._finish(taking, wait=True)
                 if self._fenced or not self._settling.unsettled((one,), listing):
                     return
-            if not newest or self._is_late():
+            if not newest or self._is_late() or not tries.again():
                 return
-            time.sleep(0.5 * 2**attempt)
 
     def _why(self, unasked: Why = Why.DUE) -> Why:
         return unasked if self._leave_by is None else self._reporting.why_stop()

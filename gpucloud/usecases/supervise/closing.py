@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path, PurePosixPath
 
@@ -22,6 +22,7 @@ from gpucloud.domain.supervision.membership import is_gone, members_of, part_of
 from gpucloud.domain.supervision.seen import Homecoming, NodeSeen, Readiness, Seen
 from gpucloud.domain.untrusted import KEPT_OUTPUT_BYTES, STATUS_BYTES
 from gpucloud.ports import Brought, Host, Outputs, Shell
+from gpucloud.retries import Retry
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.money.sundries import SundryBook
 from gpucloud.usecases.services import Services, Watcher
@@ -33,7 +34,8 @@ from gpucloud.usecases.supervise.usage import HistoryKeeper
 _AGAIN = timedelta(seconds=30)
 _READS_FOR = timedelta(minutes=10)
 """At the end of an attempt, for what is left of all its output: who wants the job to end waits meanwhile."""
-_READ_TRIES, _READ_AGAIN_S = 3, 2.0
+_READ = Retry(first_s=2.0, factor=1.0, tries=3)
+_READ_ONCE = replace(_READ, tries=1)
 
 
 @dataclass(slots=True)
@@ -229,7 +231,7 @@ class Closing:
         Raises StoreError when what the script wrote cannot be kept.
         """
         attempt = seen.state.attempt
-        self._read_to_the_end(seen, tries=1 if action.reason.retried else _READ_TRIES)
+        self._read_to_the_end(seen, _READ_ONCE if action.reason.retried else _READ)
         said = self._explain(action, seen)
         brought = self.home.brought(attempt, action.reason) if attempt is not None else Brought()
         self._bring_profiles(seen)
@@ -237,34 +239,34 @@ class Closing:
             SundryBook(world=self.world).bill(seen.state, attempt, brought.paths)
         return LeftBehind(missing=brought.missing, failure=said.failure)
 
-    def _read_to_the_end(self, seen: Seen, tries: int = _READ_TRIES) -> None:
+    def _read_to_the_end(self, seen: Seen, policy: Retry = _READ) -> None:
         """Where another attempt follows, nothing is waited for."""
         attempt = seen.state.attempt
         alive = {node.node.id: node for node in seen.nodes if not is_gone(node)}
         until = self.world.clock.now() + _READS_FOR
         for member in attempt.members if attempt else ():
             if attempt is not None and member.node_id in alive:
-                self._read_patiently(alive[member.node_id], attempt, until, tries)
+                self._read_patiently(alive[member.node_id], attempt, until, policy)
         self.logs.flush()
 
-    def _read_patiently(self, node: NodeSeen, attempt: Attempt, until: datetime, tries: int) -> None:
+    def _read_patiently(self, node: NodeSeen, attempt: Attempt, until: datetime, policy: Retry) -> None:
         """Read what is left, at more than one try of a node that answered just now: it is ended after this.
 
         Of one that had fallen silent before, what had been read of it is kept.
         """
         answers = not node.silent_for
-        for left in reversed(range(tries if answers else 1)):
+        tries = (policy if answers else _READ_ONCE).begin(self.world.clock.sleep)
+        while True:
             try:
                 host = self.world.shell.host(node.node)
                 self._read_whole(host, node.node.id, attempt, until)
                 self.history.look(host, attempt.number, last=True)
             except NodeError as error:
-                if left:
-                    self.world.clock.sleep(_READ_AGAIN_S)
-                elif answers and tries > 1:
+                if tries.again():
+                    continue
+                if answers and policy is _READ:
                     self.watcher.story(f"the rest of what {node.node.id} said could not be read: {error}")
-            else:
-                return
+            return
 
     def _read_whole(self, host: Host, node_id: str, attempt: Attempt, until: datetime) -> None:
         """Read the node's output, which comes in pieces: no more than a node keeps of it, and not for long."""

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from typing import TypeVar
 
 from gpucloud.domain.errors import GpucloudError, LeaseHeld, RunIsOver
@@ -24,6 +23,7 @@ from gpucloud.domain.supervision.action import Action, Done, Pause, StayOn, Wait
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import OUTSIDE, Goal, Seen, Supervising, goal_of
 from gpucloud.domain.untrusted import masked, words_of
+from gpucloud.retries import Retry
 from gpucloud.usecases.jobstore.lease import Lease, StoreClock, take
 from gpucloud.usecases.jobstore.orders import Given, Orders
 from gpucloud.usecases.jobstore.report import time_left
@@ -132,8 +132,7 @@ def _enter(entering: Entering, orders: Orders, lease: Lease) -> Order:
 
 T = TypeVar("T")
 
-_PATIENCE = timedelta(minutes=2)
-_PAUSE_S = 2.0
+_PATIENCE = Retry(first_s=2.0, factor=1.0, within_s=120.0)
 
 
 class CannotLeave(Exception):
@@ -186,17 +185,19 @@ class Supervisor:
 
     def _patiently(self, work: Callable[[], T]) -> T:
         """Do it; what may pass is waited for, up to two minutes: the machines work on meanwhile."""
-        since, told = self.world.clock.now(), False
+        clock, told = self.world.clock, False
+        tries = _PATIENCE.begin(clock.sleep, now=lambda: clock.now().timestamp())
         while True:
             try:
                 return work()
             except GpucloudError as error:
-                if not error.may_pass or self.world.clock.now() - since > _PATIENCE:
+                if not error.may_pass:
                     raise
                 if not told:
-                    self.watcher.story(f"{error}; trying again for {_PATIENCE.total_seconds():.0f} s")
+                    self.watcher.story(f"{error}; trying again for {_PATIENCE.within_s:.0f} s")
                 told = True
-                self.world.clock.sleep(_PAUSE_S)
+                if not tries.again():
+                    raise
 
     def settle(self) -> None:
         """Tick until there is nothing to do but to wait for the job itself."""

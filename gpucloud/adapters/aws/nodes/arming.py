@@ -35,11 +35,12 @@ from gpucloud.adapters.aws.nodes.listing import (
 )
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.errors import ProvisionError
+from gpucloud.retries import Retry
 
 _NOTHING = {"MinSize": 0, "MaxSize": 0, "DesiredCapacity": 0}
 _AGAIN = timedelta(minutes=5)
 _AGAIN_EVERY = "*/5 * * * *"
-_READ_BACK_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)  # a listing lags by some tens of seconds at times
+_READ_BACK = Retry(first_s=0.5, longest_s=15.0, tries=7)  # a listing lags by some tens of seconds at times
 
 
 def put_shut_off(
@@ -83,11 +84,11 @@ def put_shut_off(
 
 def until_listed(aws: Aws, place: Place, wanted: Callable[[ShutOff], bool], sleep: Callable[[float], None]) -> bool:
     """Whether AWS lists a shut-off that is as wanted within half a minute."""
-    for wait_s in _READ_BACK_S:
-        if wanted(read_shut_off(aws, place)):
-            return True
-        sleep(wait_s)
-    return wanted(read_shut_off(aws, place))
+    tries = _READ_BACK.begin(sleep)
+    while not wanted(read_shut_off(aws, place)):
+        if not tries.again():
+            return False
+    return True
 
 
 def lift(
@@ -108,12 +109,14 @@ def lift(
             insist(partial(client.set_instance_protection, **asked), sleep)
         if suspended:
             insist(lambda: client.resume_processes(**group, ScalingProcesses=suspended), sleep)
-    for wait_s in _READ_BACK_S:
-        if not held_back(renewed()):
-            return
-        sleep(wait_s)
+    tries = _READ_BACK.begin(sleep)
+    while still := held_back(renewed()):
+        if not tries.again():
+            break
+    else:
+        return
     raise ProvisionError(
-        f"{place}: the shut-off could not end its machines: {', '.join(held_back(renewed())) or 'lifted just now'}",
+        f"{place}: the shut-off could not end its machines: {', '.join(still)}",
         hint="take that away, or: gpucloud down",
         may_pass=True,
     )

@@ -20,6 +20,7 @@ from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.node.node import Fault, Refusal
 from gpucloud.domain.offer import EfaLayout, Pool
+from gpucloud.retries import Retry
 
 # The call is newer than some endpoints, policies and versions of botocore.
 _NO_SUCH_CALL = ("InvalidAction", "UnknownOperation", "UnknownOperationException", "UnsupportedOperation")
@@ -244,7 +245,7 @@ _NOT_YET = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _GONE = re.compile(r"not part of|not found|no managed instance", re.IGNORECASE)
-_WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
+_BUSY_FOR = Retry(first_s=0.5, longest_s=15.0, tries=7)  # half a minute
 
 
 def insist(call: Callable[[], Answer], sleep: Callable[[float], None]) -> Answer:
@@ -252,14 +253,14 @@ def insist(call: Callable[[], Answer], sleep: Callable[[float], None]) -> Answer
 
     The call must bear repeating.
     """
-    for wait_s in _WAITS_S:
+    tries = _BUSY_FOR.begin(sleep)
+    while True:
         try:
             return call()
         except botocore.exceptions.ClientError as error:
-            if not (code_of(error).startswith(_BUSY) or _NOT_YET.search(str(error))):
+            passes = code_of(error).startswith(_BUSY) or _NOT_YET.search(str(error))
+            if not passes or not tries.again():
                 raise
-            sleep(wait_s)
-    return call()
 
 
 def unless_gone(call: Callable[[], Answer]) -> bool:

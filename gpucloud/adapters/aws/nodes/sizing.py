@@ -27,8 +27,9 @@ from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.node.node import GroupView
 from gpucloud.domain.offer import EfaLayout, Pool
+from gpucloud.retries import Retry
 
-_LAGS_S = (0.5, 1.0, 2.0, 4.0)  # an older answer than one before it is one of some seconds ago
+_LAG = Retry(first_s=0.5, tries=5)  # an older answer than one before it is one of some seconds ago
 
 
 class Sizing:
@@ -80,10 +81,8 @@ class Sizing:
 
         ProvisionError where no machine would be started now, so near is the shut-off.
         """
-        for wait_s in _LAGS_S:
-            if listed[0].shut_off is not None or held_back(listed[0]):
-                break
-            self._sleep(wait_s)
+        tries = _LAG.begin(self._sleep)
+        while listed[0].shut_off is None and not held_back(listed[0]) and tries.again():
             listed = watch.renewed()
         require_time(watch.place, listed[0], self._now())
         return listed
