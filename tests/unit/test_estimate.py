@@ -91,7 +91,7 @@ def test_what_is_expected_is_what_the_jobs_own_policy_comes_to(estimate: Estimat
 def test_a_job_that_may_end_on_demand_keeps_its_deadline_for_less_than_on_demand(estimate: Estimate) -> None:
     assert estimate.outlook is not None
     assert estimate.on_demand is not None
-    assert estimate.on_demand.mean_usd == Decimal("36.60")  # 3 · (12 + 0.2)
+    assert estimate.on_demand.mean_usd == Decimal("36.50")  # 3 · (12 h + 10 min)
     assert Decimal(12) < estimate.outlook.mean_usd < estimate.outlook.p90_usd <= Decimal("37.60")
     assert (estimate.outlook.missed, estimate.policy) == (0, Policy.LEARNED)
     assert [policy for policy, _ in estimate.policies] == [Policy.LEARNED, QUICK, Policy.GREEDY, Policy.ON_DEMAND]
@@ -149,9 +149,10 @@ def test_machines_that_nobody_takes_cost_what_they_cost() -> None:
     local = replace(JOB, cloud=Cloud.LOCAL, resources=Resources(market=MarketPolicy.SPOT))
     found = estimated(local, Kind("local.p2.xlarge", None, 1, None, Decimal("0.9")))
     assert found.outlook is not None
-    assert (found.outlook.mean_usd, found.outlook.windows) == (Decimal("3.66"), 0)  # 0.3 · 12.2
+    assert (found.outlook.mean_usd, found.outlook.windows) == (Decimal("3.65"), 0)  # 0.3 · (12 h + 10 min)
     assert found.quotas == ()
-    assert "expected   3.66 USD\n" in estimate_text(local, found, width=None)
+    text = estimate_text(local, found, width=None)
+    assert "expected   3.65 USD\n  done after 12 h 10 min, a start of 10 min included;" in text
 
 
 def test_a_long_job_is_replayed_shorter() -> None:
@@ -382,7 +383,7 @@ def test_a_deadline_that_cannot_be_kept_refuses_the_plan() -> None:
 def test_the_text_says_what_to_expect_and_where_it_comes_from(estimate: Estimate) -> None:
     text = estimate_text(JOB, estimate, width=200)
     assert "work       12 h: `work:` in the job file" in text
-    assert "; on demand 36.60 USD" in text
+    assert "; on demand 36.50 USD" in text
     assert "the deadline is after 16 h" in text
     assert "worst cost 200.00 USD, then all machines are off" in text
     assert "quota: 8 vCPUs of 'All spot' in us-east-1, 0 of 999 in use" in text
@@ -395,7 +396,7 @@ def test_the_json_has_every_number(estimate: Estimate) -> None:
     told = estimate_json(JOB, estimate)
     assert (told["plan"]["budget_usd"], told["plan"]["worst_usd"], told["work_s"]) == ("200", "200", 43200.0)
     assert told["policy"] == Policy.LEARNED.value
-    assert told["on_demand"]["expected_usd"] == "36.6"
+    assert told["on_demand"]["expected_usd"] == "36.5"
     assert len(told["by_deadline"]) == 6
     assert set(told["policies"]) == {"learned", "uniform", "greedy", "on_demand"}
     assert told["policies"]["learned"] == told["outlook"]
@@ -453,7 +454,7 @@ def test_what_fails_more_than_once_in_ten_has_no_sum_that_nine_in_ten_stay_below
 
 def test_what_mostly_fails_has_neither_a_cost_nor_a_time(estimate: Estimate) -> None:
     text = estimate_text(JOB, replace(estimate, outlook=failing(72, 55)), width=None)
-    assert "expected   over budget in 55 of 72 replays: off at 200.00 USD, unfinished; on demand 36.60 USD\n" in text
+    assert "expected   over budget in 55 of 72 replays: off at 200.00 USD, unfinished; on demand 36.50 USD\n" in text
     assert "done after unfinished in 55 of 72 replays; 9 h in the others; the deadline is after 16 h\n" in text
 
 

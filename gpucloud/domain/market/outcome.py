@@ -313,9 +313,12 @@ class Stored:
     cheapest_usd: Decimal
 
 
-def undisturbed(task: Task) -> Summary:
-    """Return what a job comes to on machines that nobody takes, at the task's price; of no window at all."""
-    took = timedelta(seconds=task.work_s + task.changeover_s)
+def undisturbed(task: Task, start: timedelta | None = None) -> Summary:
+    """Return what a job comes to on machines that nobody takes, at the task's price; of no window at all.
+
+    `start` is their time until they train; None, for a bound, for a whole changeover with what a notice undoes.
+    """
+    took = timedelta(seconds=task.work_s) + (start if start is not None else timedelta(seconds=task.changeover_s))
     hourly = Decimal(str(task.on_demand_usd_per_hour)) * task.nodes
     usd = (hourly * Decimal(took / timedelta(hours=1))).quantize(_CENT)
     return Summary(

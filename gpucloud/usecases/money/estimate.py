@@ -236,7 +236,8 @@ def _asked(job: Job, stage: Stage, policy: Policy) -> Policy | None:
 
 
 def _never_interrupted(job: Job, needs: Needs) -> Summary:
-    return undisturbed(task_of(job, needs))
+    # A start takes as long as in the replays that stand beside it.
+    return undisturbed(task_of(job, needs), restart_within(needs.changeover))
 
 
 # What a job would rent: the offers that do what it asks, that the account may rent and that can keep its limits.
@@ -299,7 +300,8 @@ class Planner:
         if not is_safer_on_demand(job, needs, spot):
             return plan
         usd = on_demand_usd(job, needs)
-        told = replace(plan, on_demand_usd=usd, spot_usd=spot.mean_usd if spot is not None else None)
+        expected_usd = _never_interrupted(job, needs).mean_usd
+        told = replace(plan, on_demand_usd=expected_usd, spot_usd=spot.mean_usd if spot is not None else None)
         safe = self._on_demand(job, plan, wall, spent_usd) if job.deadline is None else None
         if safe is None or usd + safe.kept_usd > job.budget_usd:
             return told
