@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.adapters.transfer.copying import program_argv, request
+from gpucloud.adapters.transfer.copying import program_argv, program_text, request
 from gpucloud.adapters.transfer.localfiles import local_tree
 from gpucloud.adapters.transfer.sync import make_tree
 from gpucloud.domain.errors import StoreError
 
-TEXT = ast.parse(program_argv("python3")[-1])
+TEXT = ast.parse(program_text())
 
 
 def test_its_chapters_have_no_name_in_common():

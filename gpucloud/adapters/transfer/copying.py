@@ -8,9 +8,11 @@ which a server's configuration may leave out. The same program takes code (`sync
 
 from __future__ import annotations
 
+import base64
 import inspect
 import json
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -116,12 +118,22 @@ class _Listed:
     missing: tuple[tuple[str, str | None], ...]
 
 
-def program_argv(python: str) -> tuple[str, ...]:
-    """Return how the program of nodes is run: its two chapters as one text, less what they import from each other."""
+def program_text() -> str:
+    """Return the program of nodes: its two chapters as one text, less what they import from each other."""
     chapters = "".join(inspect.getsource(chapter) for chapter in (node_trees, node_program))
     text = re.sub(r"^from (gpucloud\S*|__future__) import .*\n", "", chapters, flags=re.MULTILINE)
+    return f"from __future__ import annotations\n{text}"
+
+
+def program_argv(python: str) -> tuple[str, ...]:
+    """Return how the program of nodes is run.
+
+    It goes packed: 27 kB as they are cost a request 10 ms more than the 10 kB that they make.
+    """
+    packed = base64.b85encode(zlib.compress(program_text().encode(), 9)).decode()
+    unpack = f"import base64, zlib; exec(zlib.decompress(base64.b85decode('{packed}')))"
     # -I: the node's home folder must not be able to shadow a module. -S: nothing of site is needed.
-    return (python, "-I", "-S", "-c", f"from __future__ import annotations\n{text}")
+    return (python, "-I", "-S", "-c", unpack)
 
 
 def request(base: str, root: str, op: str, **arguments: Any) -> bytes:

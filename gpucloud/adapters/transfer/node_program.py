@@ -1,6 +1,6 @@
 """The node's end of everything that is moved: a program sent as text and run by the node's own python3 (3.10 or newer).
 
-    python3 -I -S -c THIS < REQUEST
+    python3 -I -S -c THIS (packed) < REQUEST
 
 REQUEST is one line of JSON, an object with `op` and its arguments, then bytes where the operation takes some; the
 answer is one line of JSON, then bytes where it gives some. Paths are relative to `base`, and `~` and absolute ones stay
