@@ -1,4 +1,4 @@
-"""How what failed is tried again: each place declares its policy, and goes by this one count of tries, waits and time.
+"""Waiting: how what failed is tried again, by the policy that each place declares, and the real clock.
 
 Whoever makes a call knows whether it may be repeated, and which of its errors pass:
 
@@ -18,6 +18,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime, timezone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,3 +69,18 @@ class Tries:
         if not at_once:
             self._sleep(wait_s)
         return True
+
+
+# Real time: the only `now` and `sleep` of the product.
+
+
+class SystemClock:
+    """This machine's clock."""
+
+    def now(self) -> datetime:
+        """Return the time, UTC."""
+        return datetime.now(timezone.utc)
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        time.sleep(seconds)

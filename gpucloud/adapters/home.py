@@ -26,7 +26,7 @@ from gpucloud.domain.job.spec import Cloud, KnownJob
 from gpucloud.domain.state.order import OrderMark
 from gpucloud.domain.supervision.strays import Owner
 from gpucloud.domain.variables import GPUCLOUD_HOME, GPUCLOUD_SSH_KEY
-from gpucloud.locks import locked
+from gpucloud.processes import locked
 from gpucloud.store.directory import user_path
 from gpucloud.wholefile import write_whole
 

@@ -30,7 +30,7 @@ from gpucloud.adapters.ssh.keys import derived_key, generate_key
 from gpucloud.domain.errors import CredentialsError, StoreError, UsageError
 from gpucloud.domain.state.order import OWN
 from gpucloud.domain.variables import GPUCLOUD_SIGNING_KEY, GPUCLOUD_SSH_KEY, GPUCLOUD_TRUSTED_KEYS
-from gpucloud.locks import locked
+from gpucloud.processes import locked
 from gpucloud.store.directory import user_path
 from gpucloud.wholefile import write_whole
 

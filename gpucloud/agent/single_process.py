@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpucloud import processes
-from gpucloud.locks import is_locked, locked, try_lock
+from gpucloud.processes import is_locked, locked, try_lock
 from gpucloud.wholefile import read_tail, read_text, write_whole
 
 _WAIT_S = 5.0

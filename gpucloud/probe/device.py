@@ -14,8 +14,8 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from gpucloud.domain.node.gate.gang import PairSeen, rounds
 from gpucloud.domain.node.gate.report import CollectiveProbe, DeviceProbe, ProbeOrder, Said, TorchSeen
-from gpucloud.locks import try_lock
 from gpucloud.probe import reason, tell, torchrun
+from gpucloud.processes import try_lock
 
 Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from gpucloud.domain.checkpoint.objects import PART_BYTES, Part, Sums, bytes_in, cut
 from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.domain.untrusted import most_of
-from gpucloud.locks import try_lock
+from gpucloud.processes import try_lock
 from gpucloud.store.contract import RESERVED, Conflict, Stored, TooLarge, checked, within
 from gpucloud.store.integrity import crc32_of
 from gpucloud.store.threads import all_done

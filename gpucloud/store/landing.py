@@ -18,7 +18,7 @@ from pathlib import Path
 from gpucloud.domain.errors import LandingRefused, RemoteCommandFailed, StoreError
 from gpucloud.domain.job.quantities import format_size
 from gpucloud.domain.untrusted import STAGING, Arriving, Tree, judge, judge_together, landing_of, parent_of, shown
-from gpucloud.locks import try_lock
+from gpucloud.processes import try_lock
 from gpucloud.store.contract import ObjectStore
 
 _CHUNK_BYTES = 1 << 20

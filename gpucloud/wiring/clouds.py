@@ -9,7 +9,6 @@ from datetime import timedelta
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Protocol
 
-from gpucloud.adapters.clock import SystemClock
 from gpucloud.adapters.home import Home
 from gpucloud.adapters.local.place import user_name
 from gpucloud.domain.job.spec import SshChoices
@@ -17,6 +16,7 @@ from gpucloud.domain.money.ledger import Terms
 from gpucloud.domain.money.prepaid import Wall
 from gpucloud.domain.supervision.seen import Limits, Rules
 from gpucloud.domain.variables import GPUCLOUD_HANG_S, GPUCLOUD_HOME, GPUCLOUD_LOCAL_MONEY_FACTOR
+from gpucloud.retries import SystemClock
 
 if TYPE_CHECKING:
     from gpucloud.adapters.hosts.cloud import Configured, SshProvisioner

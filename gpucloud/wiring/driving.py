@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpucloud.adapters.clock import SystemClock
 from gpucloud.domain.errors import NodeError, UsageError
 from gpucloud.domain.job.spec import Cloud
 from gpucloud.domain.supervision.self_driving import DriveOrder, parse_order
 from gpucloud.processes import last_line
+from gpucloud.retries import SystemClock
 from gpucloud.store import open_store
 from gpucloud.store.contract import CountingStore, Tally
 from gpucloud.usecases.supervise.provision import OwnGroup, OwnProvisioner

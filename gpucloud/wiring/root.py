@@ -9,14 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpucloud.adapters.clock import SystemClock
 from gpucloud.adapters.home import Home, open_home
-from gpucloud.domain.errors import GpucloudError
+from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.job.spec import AwsChoices, Job, KnownJob, Resources, SshChoices
 from gpucloud.domain.job.spec import Cloud as CloudName
+from gpucloud.retries import SystemClock
 from gpucloud.store import ObjectStore, open_store
 from gpucloud.wiring.clouds import Cloud, CloudProfile, LocalCloud, SshCloud
-from gpucloud.wiring.jobfile import read_secrets
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -254,3 +253,11 @@ class Gpucloud:
         from gpucloud.adapters.terraform.program import install
 
         return install(self.home.tools, story=story)
+
+
+def read_secrets(job: Job) -> dict[str, str]:
+    """Return the values of the job's secrets from the caller's environment."""
+    missing = [name for name in job.secrets if name not in os.environ]
+    if missing:
+        raise UsageError(f"secrets: {', '.join(missing)} not set in the environment", hint=f"export {missing[0]}=…")
+    return {name: os.environ[name] for name in job.secrets}

@@ -17,12 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from gpucloud.adapters.clock import SystemClock
 from gpucloud.adapters.hosts.group import Asking, Order
 from gpucloud.adapters.packaging import package_zip
 from gpucloud.adapters.ssh.shell import SshShell
 from gpucloud.domain.node.bootstrap.wanted import Wanted
 from gpucloud.domain.node.node import Node
+from gpucloud.retries import SystemClock
 from gpucloud.usecases.services import Package
 from gpucloud.usecases.supervise.bootstrap import bootstrap
 from tests.bench.figures import figure

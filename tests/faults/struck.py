@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from gpucloud.__main__ import main
-from gpucloud.adapters.clock import SystemClock
 from gpucloud.adapters.home import Home
 from gpucloud.adapters.local.group import LocalNodeGroup
 from gpucloud.adapters.local.provision import EmbeddedProvisioner
 from gpucloud.adapters.local.records import Folder
 from gpucloud.adapters.ssh.shell import SshHost, SshShell
+from gpucloud.retries import SystemClock
 from gpucloud.store.directory import DirectoryStore
 from tests.faults.strikes import describe
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.adapters.clock import SystemClock
 from gpucloud.adapters.local.market import Devices, LocalMarket
 from gpucloud.adapters.packaging import package_zip
 from gpucloud.adapters.transfer.outputs import OutputsFolder
@@ -27,6 +26,7 @@ from gpucloud.domain.supervision.action import Inspect
 from gpucloud.domain.supervision.quarantine import failures
 from gpucloud.domain.supervision.seen import Rules
 from gpucloud.ports import Completed
+from gpucloud.retries import SystemClock
 from gpucloud.store import open_store
 from gpucloud.usecases.job.start import Starter
 from gpucloud.usecases.jobstore.orders import Orders

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.adapters.clock import SystemClock
 from gpucloud.adapters.local.market import LocalMarket
 from gpucloud.adapters.transfer.sync import make_tree, whole_code
 from gpucloud.domain.checkpoint.protection import Saving
@@ -21,6 +20,7 @@ from gpucloud.domain.offer import EfaLayout
 from gpucloud.domain.state.order import sealed, with_budget
 from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobStatus, NodeLife
 from gpucloud.domain.supervision.seen import Rules
+from gpucloud.retries import SystemClock
 from gpucloud.store import open_store
 from gpucloud.usecases.job import start as starting
 from gpucloud.usecases.job.start import Asked, Starter, adopt

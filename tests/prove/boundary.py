@@ -22,12 +22,12 @@ from gpucloud.adapters.aws.bucket import ensure_bucket
 from gpucloud.adapters.aws.nodes.group import AwsNodeGroup
 from gpucloud.adapters.aws.policy import BOUNDARY, boundary_policy, node_policy
 from gpucloud.adapters.aws.session import Aws
-from gpucloud.adapters.clock import SystemClock
 from gpucloud.domain import codec
 from gpucloud.domain.checkpoint.manifest import Commit, Manifest, Promise
 from gpucloud.domain.errors import GpucloudError, StoreError
 from gpucloud.domain.node.output import DatedPiece
 from gpucloud.domain.state.state import JobStatus
+from gpucloud.retries import SystemClock
 from gpucloud.store import ObjectStore, open_store
 from gpucloud.store.checkpoints import Checkpoints
 from gpucloud.usecases.jobstore.jobstore import JobStore

@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
-from gpucloud.adapters.clock import SystemClock
 from gpucloud.domain.errors import LeaseHeld
 from gpucloud.domain.state.state import Owner
+from gpucloud.retries import SystemClock
 from gpucloud.store import open_store
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import take
@@ -23,7 +23,7 @@ from tests.unit.worlds import NOW, state
 HERE_S, ELSEWHERE_S = 2.0, 20.0
 _HOLDER = """
 import sys, time
-from gpucloud.adapters.clock import SystemClock
+from gpucloud.retries import SystemClock
 from gpucloud.store import open_store
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import take

@@ -10,7 +10,6 @@ from decimal import Decimal
 import pytest
 from typer.testing import CliRunner
 
-from gpucloud.adapters.clock import SystemClock
 from gpucloud.adapters.home import Home
 from gpucloud.adapters.local.market import LocalMarket
 from gpucloud.adapters.signing import KeyRing
@@ -35,6 +34,7 @@ from gpucloud.domain.state.order import (
 )
 from gpucloud.domain.state.state import ExitReason, JobStatus
 from gpucloud.domain.supervision.seen import Rules
+from gpucloud.retries import SystemClock
 from gpucloud.store import open_store
 from gpucloud.usecases.job.start import Starter
 from gpucloud.usecases.jobstore.jobstore import JobStore, job_names

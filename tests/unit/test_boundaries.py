@@ -58,7 +58,6 @@ def run(code: str, *arguments: str, isolated: bool = True) -> subprocess.Complet
         ("agent/**/*.py",),
         (
             "wiring/__init__.py",
-            "wiring/jobfile.py",
             "wiring/root.py",
             "wiring/found.py",
             "wiring/jobs.py",

@@ -6,7 +6,6 @@ from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 
-from gpucloud.adapters.clock import SystemClock
 from gpucloud.domain.job.spec import Job, Market, Resources
 from gpucloud.domain.node.node import EndCause, Fault, GroupView, Node, NodeState, Notice, Refusal
 from gpucloud.domain.node.status import AttemptStatus, Outcome, Progress, RunState, Status
@@ -14,6 +13,7 @@ from gpucloud.domain.offer import Offer, Pool
 from gpucloud.domain.state.order import Order
 from gpucloud.domain.state.state import Attempt, Cooldown, JobState, Member
 from gpucloud.domain.supervision.seen import Goal, NodeSeen, PeerReport, Readiness, Seen
+from gpucloud.retries import SystemClock
 from gpucloud.usecases.jobstore.orders import Orders
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)

@@ -20,7 +20,7 @@ from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.node.node import NO_GROUP, EndCause, Fault, GroupView, Refusal
 from gpucloud.domain.offer import Pool
 from gpucloud.domain.variables import GPUCLOUD_NODE
-from gpucloud.locks import try_lock
+from gpucloud.processes import try_lock
 
 _PURGE_S = 30.0
 _POLL_S = 0.01

@@ -21,7 +21,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpucloud import locks
+from gpucloud import processes
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.node.node import EndCause, Node, NodeState
@@ -63,7 +63,7 @@ class Folder:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the cloud's lock; FileNotFoundError when the folder is gone."""
-        with locks.locked(self._lock, make=False):
+        with processes.locked(self._lock, make=False):
             yield
 
     def changes(self) -> int:

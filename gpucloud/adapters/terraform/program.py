@@ -23,7 +23,7 @@ import gpucloud
 from gpucloud.domain.errors import ProvisionError, ToolMissing
 from gpucloud.domain.node.pinned import TERRAFORM, TERRAFORM_VERSION, PinnedFile
 from gpucloud.domain.variables import GPUCLOUD_PYTHON, GPUCLOUD_TERRAFORM
-from gpucloud.locks import try_lock
+from gpucloud.processes import try_lock
 from gpucloud.wholefile import write_whole
 
 _LEAST = (1, 5)

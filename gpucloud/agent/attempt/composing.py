@@ -32,7 +32,7 @@ from gpucloud.domain.node.container import (
 from gpucloud.domain.node.hardware import gpu_defaults, on_interface, threads
 from gpucloud.domain.node.status import Launch
 from gpucloud.domain.variables import GPUCLOUD_ATTEMPT_DIR, GPUCLOUD_NODE
-from gpucloud.locks import locked
+from gpucloud.processes import locked
 from gpucloud.wholefile import read_text, write_whole
 
 MARK = GPUCLOUD_ATTEMPT_DIR

@@ -24,7 +24,7 @@ from gpucloud.domain.job.data import DataFile, DataSet, gigabytes, place_of, unp
 from gpucloud.domain.job.quantities import counted
 from gpucloud.domain.node.hardware import Disk, Speed, choose
 from gpucloud.domain.variables import GPUCLOUD_DATA_ROOT
-from gpucloud.locks import locked
+from gpucloud.processes import locked
 from gpucloud.wholefile import read_text, write_whole
 
 

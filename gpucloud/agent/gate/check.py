@@ -42,8 +42,7 @@ from gpucloud.domain.node.gate.report import (
     store_endpoint,
 )
 from gpucloud.domain.node.hardware import Gpu, on_interface
-from gpucloud.locks import locked
-from gpucloud.processes import answered, leave
+from gpucloud.processes import answered, leave, locked
 
 
 def check(root: Path, order: GateOrder, *, busy: bool = False) -> Checked:

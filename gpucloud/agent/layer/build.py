@@ -38,7 +38,7 @@ from gpucloud.agent.layer.tools import Unreachable
 from gpucloud.domain.node.bootstrap.facts import SETUP_LOG_BYTES, FailedSetup
 from gpucloud.domain.node.layer import BOTO3, ISAL, TORCH, LayerOrder, setup_uses_tree, suffices
 from gpucloud.domain.node.pinned import PIP_VERSION, PIP_WHEEL
-from gpucloud.locks import locked, try_lock
+from gpucloud.processes import locked, try_lock
 from gpucloud.wholefile import read_last_lines, read_tail, write_whole
 
 _CALLS_UV = re.compile(r"\buvx?\b")

@@ -38,7 +38,7 @@ from gpucloud.domain.node.machine.facts import (
     digest,
 )
 from gpucloud.domain.node.machine.packages import simulate, simulated
-from gpucloud.locks import locked
+from gpucloud.processes import locked
 from gpucloud.retries import Retry
 from gpucloud.wholefile import read_tail, write_whole
 

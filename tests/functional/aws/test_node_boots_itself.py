@@ -21,7 +21,6 @@ import pytest
 
 from gpucloud import processes
 from gpucloud.adapters.aws.machine import user_data
-from gpucloud.adapters.clock import SystemClock
 from gpucloud.adapters.jobfile import read_job
 from gpucloud.adapters.packaging import package_zip
 from gpucloud.adapters.ssh.keys import generate_key
@@ -33,6 +32,7 @@ from gpucloud.domain.node.bootstrap.wanted import Wanted
 from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.offer import Pool
 from gpucloud.ports import Host
+from gpucloud.retries import SystemClock
 from gpucloud.store.s3 import S3Store
 from gpucloud.usecases.services import Package, SelfBoot, Services
 from gpucloud.usecases.supervise.agents import NodeRecords
