@@ -50,41 +50,41 @@ class Examined:
     error: str | None = None
 
 
-def examine(world: Services, state: JobState, *, full: bool) -> tuple[Examined, ...]:
+def examine(services: Services, state: JobState, *, full: bool) -> tuple[Examined, ...]:
     """Return how each machine of the job that runs is; the package is put there if it is not. Raises ProvisionError."""
-    listed = world.group.describe(state.group).alive if state.group is not None else ()
+    listed = services.group.describe(state.group).alive if state.group is not None else ()
     running = [node for node in listed if node.state is NodeState.RUNNING and node.host_key is not None]
     with ThreadPoolExecutor(max_workers=16) as hands:
-        return tuple(hands.map(lambda node: _examined(world, state, node, full=full), running))
+        return tuple(hands.map(lambda node: _examined(services, state, node, full=full), running))
 
 
-def _examined(world: Services, state: JobState, node: Node, *, full: bool) -> Examined:
+def _examined(services: Services, state: JobState, node: Node, *, full: bool) -> Examined:
     try:
-        host = world.shell.host(node)
-        wanted = of_node(_wanted(world), world.job, state.gpu, node, world.store.url)
-        facts = _facts(host, wanted, world)
+        host = services.shell.host(node)
+        wanted = of_node(_wanted(services), services.job, state.gpu, node, services.store.url)
+        facts = _facts(host, wanted, services)
         checked = _check(host, facts, wanted, full=full and not facts.agent_busy)
     except NodeError as error:
         return Examined(node=node, error=str(error))
     return Examined(node=node, checked=checked, busy=full and facts.agent_busy)
 
 
-def _wanted(world: Services) -> Wanted:
+def _wanted(services: Services) -> Wanted:
     return wanted_for(
-        world.job,
-        package=world.package.sha256,
+        services.job,
+        package=services.package.sha256,
         code="",
         secrets={},
-        store_url=world.store.url,
-        power_off=world.power_off,
+        store_url=services.store.url,
+        power_off=services.power_off,
     )
 
 
-def _facts(host: Host, wanted: Wanted, world: Services) -> Facts:
+def _facts(host: Host, wanted: Wanted, services: Services) -> Facts:
     found = _probed(host, wanted)
     if not isinstance(found, Facts):
         require_python(found.python, found.version)
-        host.run(ship(found.python or "", world.package.sha256, host.node.root), stdin=world.package.data)
+        host.run(ship(found.python or "", services.package.sha256, host.node.root), stdin=services.package.data)
         found = _probed(host, wanted)
     if isinstance(found, Bare):
         raise NodeError(f"{host.node.id}: the package does not run there", hint="gpucloud ssh, and see its Python")

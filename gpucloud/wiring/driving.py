@@ -56,7 +56,7 @@ class Machine:
         """Return how many seconds may lie between two looks at who drives."""
         return _PERIODS_S.get(order.job.cloud, _PERIOD_S)
 
-    def world(self, order: DriveOrder) -> Services:
+    def services(self, order: DriveOrder) -> Services:
         """Return everything that supervising the job from here needs. Raises NodeError, StoreError."""
         from dataclasses import replace
 

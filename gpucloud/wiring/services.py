@@ -1,4 +1,4 @@
-"""Composes the world of one job: what supervising it needs, and what its machines need to drive it themselves."""
+"""Composes the services of one job: what supervising it needs, and what its machines need to drive it themselves."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def compose_services(
     def fetching(target: Path, *, marks: bool = False) -> OutputsFolder:
         return OutputsFolder(job.outputs, target, python=cloud_profile.node_python, marks=marks)
 
-    world = Services(
+    services = Services(
         job=job,
         name=name,
         clock=environment.clock,
@@ -88,7 +88,7 @@ def compose_services(
         make_tables=_make_tables,
         saving=how_it_saves(job).saving,
     )
-    return world if unattended is None else _driven(world, environment)
+    return services if unattended is None else _driven(services, environment)
 
 
 def _make_tables(lesson: Lesson) -> Tables:
@@ -116,28 +116,28 @@ def _self_boot(cloud_profile: CloudProfile, unattended: timedelta | None, cache:
     return SelfBoot(login=login, pack_code=partial(whole_code, cache=cache))
 
 
-def _driven(world: Services, environment: JobEnvironment) -> Services:
-    """Return the world with what its machines go by; what the store adds to the order is added there."""
+def _driven(services: Services, environment: JobEnvironment) -> Services:
+    """Return the services with what its machines go by; what the store adds to the order is added there."""
     order = DriveOrder(
         version=ORDER_VERSION,
-        name=world.name,
-        cluster=world.cluster,
+        name=services.name,
+        cluster=services.cluster,
         group="",
-        job=world.job,
-        store=world.store.url,
+        job=services.job,
+        store=services.store.url,
         region=None,
         tree="",
         tree_name="",
         package="",
         package_sha256="",
-        rules=world.rules,
-        terms=world.terms,
-        period_s=world.period_s,
-        flush_s=world.flush_s,
+        rules=services.rules,
+        terms=services.terms,
+        period_s=services.period_s,
+        flush_s=services.flush_s,
         node_python=environment.cloud.cloud_profile.node_python,
-        power_off=world.power_off,
-        records=str(environment.home.cloud) if world.job.cloud is CloudName.LOCAL else "",
-        key=world.key,
+        power_off=services.power_off,
+        records=str(environment.home.cloud) if services.job.cloud is CloudName.LOCAL else "",
+        key=services.key,
     )
-    driver = DriverWanted(store=order.store, order=order_key(order.cluster), pip_mirror=world.job.mirrors.pip)
-    return replace(world, order=order, driver=driver)
+    driver = DriverWanted(store=order.store, order=order_key(order.cluster), pip_mirror=services.job.mirrors.pip)
+    return replace(services, order=order, driver=driver)

@@ -155,7 +155,7 @@ def shut_off_lowered_before_the_state(original: Any) -> Any:
     """The cloud's shut-off comes closer while the books still promise the later one."""
 
     def arm(self: Any, group: Any, until: Any) -> Any:
-        self.world.group.arm(group, until)
+        self.services.group.arm(group, until)
         return original(self, group, until)
 
     return arm
@@ -238,7 +238,9 @@ def one_old_listing_trusted(original: Any) -> Any:
     """The first list after the end counts, whatever it still shows."""
     from gpucloud.domain.supervision.transitions import as_listed
 
-    return lambda self, name: as_listed(self.lease.state, self.world.group.describe(name), self.world.clock.now()).nodes
+    return lambda self, name: (
+        as_listed(self.lease.state, self.services.group.describe(name), self.services.clock.now()).nodes
+    )
 
 
 @seeded("agent.daemon:Agent._renew", "pytest", "tests/unit/test_agent_paid_time.py")
@@ -871,7 +873,7 @@ def budget_of_the_first_start(original: Any) -> Any:
     """What the job may cost is what it was when it was started, whatever was ordered since."""
     from dataclasses import replace
 
-    return lambda self: replace(original(self), budget_usd=self.world.job.budget_usd)
+    return lambda self: replace(original(self), budget_usd=self.services.job.budget_usd)
 
 
 @seeded("domain.supervision.reconcile:decide", "one-decision")

@@ -148,7 +148,7 @@ def run(world):
     starter.start(world.job, b"name: j\n")
     watcher = Watcher()
     orders = Orders(jobs=world.jobs, clock=world.clock)
-    return Session(world=world, orders=orders, watcher=watcher).run(), watcher.lines
+    return Session(services=world, orders=orders, watcher=watcher).run(), watcher.lines
 
 
 def asked(world, word):
@@ -256,7 +256,7 @@ def test_the_gang_is_checked_when_its_members_change_and_the_right_one_is_blamed
     changes = {"run": "train.py", "gate": GatePolicy.FULL, "resources": Resources(nodes=3, gpu=("H200",))}
     world = made(gang_of(lambda one, other: slow["rank"] in (one, other)), **changes)
     with ThreadPoolExecutor(1) as pool:
-        inspector = Inspector(world=world, bootstrapper=Prepared(), pool=pool)
+        inspector = Inspector(services=world, bootstrapper=Prepared(), pool=pool)
         nodes = ("i-1", "i-2", "i-3")
         assert look(world, inspector, 1, *nodes) == ()
         assert len(asked(world, "gang")) == 3
@@ -271,7 +271,7 @@ def test_the_gang_is_checked_when_its_members_change_and_the_right_one_is_blamed
 def test_a_quick_gate_leaves_out_the_gang(made):
     world = made(gang_of(lambda one, other: True), run="train.py", resources=Resources(nodes=2, gpu=("H200",)))
     with ThreadPoolExecutor(1) as pool:
-        inspector = Inspector(world=world, bootstrapper=Prepared(), pool=pool)
+        inspector = Inspector(services=world, bootstrapper=Prepared(), pool=pool)
         assert look(world, inspector, 1, "i-1", "i-2") == ()
     assert (len(asked(world, "gate")), asked(world, "gang")) == (2, [])
 

@@ -61,8 +61,8 @@ def test_an_attempt_is_billed_once_for_its_room_and_requests_and_what_came_home(
     made = state(attempts=(first, second))
     world.tally.add(puts=2000)
 
-    SundryBook(world=world).bill(made, second, (str(tmp_path / "results"),))
-    SundryBook(world=world).bill(made, second, (str(tmp_path / "results"),))
+    SundryBook(services=world).bill(made, second, (str(tmp_path / "results"),))
+    SundryBook(services=world).bill(made, second, (str(tmp_path / "results"),))
 
     charges = {charge.kind.value: charge for charge in world.jobs.charges()}
     assert sorted(charges) == ["requests", "storage", "transfer"]
@@ -84,15 +84,15 @@ def test_data_in_another_region_is_billed_once_for_each_machine_that_takes_part(
     first = opened("a", "b", ended_at=NOW, reason=ExitReason.LOST)
     second = opened("b", "c", number=2)
     pool = replace(state().pool, zone="us-east-2a")
-    SundryBook(world=world).bill(state(pool=pool, attempts=(first,)), first, ())
-    SundryBook(world=world).bill(state(pool=pool, attempts=(first, second)), second, ())
+    SundryBook(services=world).bill(state(pool=pool, attempts=(first,)), first, ())
+    SundryBook(services=world).bill(state(pool=pool, attempts=(first, second)), second, ())
     billed = [(charge.attempt, charge.usd) for charge in world.jobs.charges() if charge.kind.value == "data"]
     assert billed == [(1, Decimal("0.04")), (2, Decimal("0.02"))]
 
 
 def test_a_store_that_costs_nothing_is_not_even_looked_at(world):
     free = SimpleNamespace(**{**vars(world), "terms": Terms(), "jobs": None})
-    SundryBook(world=free).bill(state(attempts=(opened("a"),)), opened("a"), ())
+    SundryBook(services=free).bill(state(attempts=(opened("a"),)), opened("a"), ())
 
 
 def test_bytes_that_are_pulled_later_are_a_charge_of_no_attempt(world):

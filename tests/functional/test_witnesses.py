@@ -132,7 +132,7 @@ def peer_reports(peers):
     world = SimpleNamespace(shell=peers, rules=Rules(limits=Limits(silent=timedelta(seconds=3))))
     made = SimpleNamespace(base_python=sys.executable, package_path="/g.zip", root="/r")
     with Prompt(1) as pool:
-        yield PeerReports(world=world, bootstrapper=SimpleNamespace(made_of=lambda _: made), pool=pool)
+        yield PeerReports(services=world, bootstrapper=SimpleNamespace(made_of=lambda _: made), pool=pool)
 
 
 def words(heard):

@@ -154,7 +154,7 @@ class Door:
         machine = SimpleNamespace(
             store=self._outside.store,
             clock=self._outside.clock,
-            world=lambda _: self._cloud.on_machine(),
+            services=lambda _: self._cloud.on_machine(),
             end_group=lambda *_: setattr(self, "_gave_up", True),
         )
         driver = driving.Driver(machine=machine, node="i-1", notice=lambda: None)  # type: ignore[arg-type]
@@ -204,7 +204,7 @@ class Door:
         return replace(
             seen,
             state=state,
-            group=own.world.group.describe(state.group) if state.group is not None else NO_GROUP,
+            group=own.services.group.describe(state.group) if state.group is not None else NO_GROUP,
             wanted_end=goal.end or (ExitReason.DEADLINE if late else None),
             payable_until=payable.until,
             payable_with_another=payable.with_another,

@@ -189,7 +189,7 @@ class Run:
     def _supervise(self, process: Process) -> None:
         try:
             world, watcher = self._world(process), _Onlooker(self, process)
-            Session(world=world, orders=Orders(jobs=world.jobs, clock=process), watcher=watcher).run()
+            Session(services=world, orders=Orders(jobs=world.jobs, clock=process), watcher=watcher).run()
             self.over = self.over or self.state().torn_down
         except GpucloudError as error:
             self.tale.append(f"{self.loom.now:8.1f} {process.name} ends: {error}")

@@ -77,7 +77,9 @@ class Sight:
         self._answered = dict.fromkeys(self.ids, 0.0)
         made = SimpleNamespace(base_python="python3", package_path="/g.zip", root="/r")
         world = SimpleNamespace(shell=self, rules=Rules(limits=LIMITS))
-        self._peer_reports = PeerReports(world=world, bootstrapper=SimpleNamespace(made_of=lambda _: made), pool=self)
+        self._peer_reports = PeerReports(
+            services=world, bootstrapper=SimpleNamespace(made_of=lambda _: made), pool=self
+        )
 
     def run(self) -> None:
         """Go on until the attempt is ordered to end, or long enough to have believed what is wrong."""

@@ -56,7 +56,7 @@ def machine_provisioner():
         provisioner=SimpleNamespace(group=lambda cluster, region: cluster),
     )
     return MachineProvisioner(
-        world=world,
+        services=world,
         lease=lease.take(jobs, clock),
         bootstrapper=SimpleNamespace(publish=lambda region, gpu: None),
         tracker=SpendTracker(jobs, None),
@@ -70,9 +70,9 @@ def test_a_shut_off_and_the_machines_behind_it_are_written_down_first(machine_pr
     machine_provisioner.act(Relieve(node_id="a"))
 
     pool = machine_provisioner.lease.state.pool
-    assert machine_provisioner.world.group.seen == [(2, UNTIL, pool)] * 3
+    assert machine_provisioner.services.group.seen == [(2, UNTIL, pool)] * 3
     machine_provisioner.act(Resize(size=4))
-    assert machine_provisioner.world.group.seen[-1] == (4, UNTIL, pool)
+    assert machine_provisioner.services.group.seen[-1] == (4, UNTIL, pool)
 
 
 def test_machines_of_another_pool_are_written_down_before_they_are_asked_for(machine_provisioner):
@@ -88,9 +88,9 @@ def test_machines_of_another_pool_are_written_down_before_they_are_asked_for(mac
     machine_provisioner.act(Move(offer=offer))
     machine_provisioner.act(Resize(size=2))
 
-    assert machine_provisioner.world.group.seen[-1] == (2, UNTIL, DEARER)
-    assert machine_provisioner.world.jobs.armings()[-1].cap_usd_per_hour == 66
-    assert machine_provisioner.world.jobs.believed()[0].pool == DEARER
+    assert machine_provisioner.services.group.seen[-1] == (2, UNTIL, DEARER)
+    assert machine_provisioner.services.jobs.armings()[-1].cap_usd_per_hour == 66
+    assert machine_provisioner.services.jobs.believed()[0].pool == DEARER
 
 
 def test_what_an_arming_tells_of_already_is_not_written_again(machine_provisioner):
@@ -98,14 +98,14 @@ def test_what_an_arming_tells_of_already_is_not_written_again(machine_provisione
     for _ in range(3):
         machine_provisioner.act(Resize(size=2))
     machine_provisioner.act(Resize(size=0))
-    assert len(machine_provisioner.world.jobs.armings()) == 1
+    assert len(machine_provisioner.services.jobs.armings()) == 1
 
 
 def test_a_job_that_is_looked_after_writes_down_none(machine_provisioner):
-    machine_provisioner.world.order = None
+    machine_provisioner.services.order = None
     machine_provisioner.act(Arm(until=UNTIL))
     machine_provisioner.act(Resize(size=2))
-    assert machine_provisioner.world.jobs.armings() == ()
+    assert machine_provisioner.services.jobs.armings() == ()
     assert replace(machine_provisioner.lease.state, seq=0).paid_until == UNTIL
 
 
@@ -113,12 +113,12 @@ def test_a_sooner_shut_off_of_machines_that_are_kept_is_written_down_by_whoever_
     """Else what they were paid for before would count in full, once the cloud lists them no more."""
     machine_provisioner.lease.write(replace(machine_provisioner.lease.state, drives_itself=True))
     machine_provisioner.act(Arm(until=UNTIL))
-    machine_provisioner.world.order = None
+    machine_provisioner.services.order = None
     sooner = NOW + timedelta(minutes=20)
     machine_provisioner.act(Arm(until=sooner))
 
-    assert [one.until for one in machine_provisioner.world.jobs.armings()] == [UNTIL, sooner]
-    assert machine_provisioner.world.group.seen[-1][1] == UNTIL  # what was armed before counts until it is so
-    machine_provisioner.world.on_machine = True
+    assert [one.until for one in machine_provisioner.services.jobs.armings()] == [UNTIL, sooner]
+    assert machine_provisioner.services.group.seen[-1][1] == UNTIL  # what was armed before counts until it is so
+    machine_provisioner.services.on_machine = True
     machine_provisioner.act(Arm(until=NOW + timedelta(minutes=10)))
-    assert len(machine_provisioner.world.jobs.armings()) == 2
+    assert len(machine_provisioner.services.jobs.armings()) == 2

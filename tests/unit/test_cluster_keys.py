@@ -108,7 +108,7 @@ def test_no_object_of_a_self_driving_job_holds_the_users_key(tmp_path, monkeypat
 
     data = JobData(job=job, jobs=world.jobs, sets=None, story=print)
     bootstrapper = Bootstrapper(
-        world=world, watcher=None, pool=None, syncs=None, data=data, records=None, agent_writer=None
+        services=world, watcher=None, pool=None, syncs=None, data=data, records=None, agent_writer=None
     )
 
     pool = Pool(instance_type="local.p3.2xlarge", zone="us-east-2a", market=Market.SPOT)

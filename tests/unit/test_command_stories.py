@@ -31,7 +31,7 @@ def test_a_machine_that_nobody_bills_is_seen() -> None:
 
 def endless(own: Supervisor) -> None:
     while True:
-        own.world.clock.sleep(60)
+        own.services.clock.sleep(60)
 
 
 def test_a_command_that_waits_for_ever_is_seen() -> None:

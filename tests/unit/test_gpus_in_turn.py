@@ -11,7 +11,7 @@ from tests.unit.worlds import NOW
 
 
 def test_machines_that_others_use_in_turn_are_waited_for_no_longer_than_one_that_they_use_all_the_time() -> None:
-    inspector = Inspector(world=None, bootstrapper=None, pool=None)  # type: ignore[arg-type]
+    inspector = Inspector(services=None, bootstrapper=None, pool=None)  # type: ignore[arg-type]
     inspector._asked = Inspect(number=1, node_ids=("a", "b"))
     since = []
     for look, used in enumerate((("a",), ("b",), ("a", "b"), (), ("b",))):

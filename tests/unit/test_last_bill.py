@@ -61,7 +61,7 @@ def torn_down(stale_s):
     )
     held = lease.take(jobs, clock)
     machine_provisioner = MachineProvisioner(
-        world=world,
+        services=world,
         lease=held,
         bootstrapper=SimpleNamespace(records=SimpleNamespace(withdraw=lambda: None)),
         tracker=SpendTracker(jobs, OneUsdAnHour()),

@@ -319,7 +319,7 @@ def test_a_node_whose_output_has_no_end_keeps_no_attempt_from_being_closed(jobs,
 
     reader = LogReader(jobs, lambda *_: None)
     ending = Closing(
-        world=SimpleNamespace(shell=SimpleNamespace(host=lambda _: Endless()), job=job(), clock=clock),
+        services=SimpleNamespace(shell=SimpleNamespace(host=lambda _: Endless()), job=job(), clock=clock),
         home=None,
         logs=reader,
         history=SimpleNamespace(look=lambda *_, **__: None),
@@ -361,7 +361,7 @@ def test_a_line_that_breaks_at_the_end_of_an_attempt_costs_none_of_its_output(jo
 
     host, reader = Breaking(), LogReader(jobs, lambda *_: None)
     ending = Closing(
-        world=SimpleNamespace(shell=SimpleNamespace(host=lambda _: host), job=job(), clock=JumpingClock(NOW)),
+        services=SimpleNamespace(shell=SimpleNamespace(host=lambda _: host), job=job(), clock=JumpingClock(NOW)),
         home=None,
         logs=reader,
         history=SimpleNamespace(look=lambda *_, **__: None),

@@ -84,7 +84,7 @@ def test_machines_are_told_what_their_types_cost_on_demand(tmp_path: Path) -> No
     world = replace(cloud.services(job, "digits", unattended=timedelta(hours=8)), market=Prices())
     data = JobData(job=job, jobs=world.jobs, sets=None, story=print)
     bootstrapper = Bootstrapper(
-        world=world, watcher=None, pool=None, syncs=None, data=data, records=None, agent_writer=None
+        services=world, watcher=None, pool=None, syncs=None, data=data, records=None, agent_writer=None
     )  # type: ignore[arg-type]
     records = NodeRecords(world)
     for pool in (POOL, replace(POOL, instance_type="g5.xlarge"), POOL):

@@ -159,7 +159,7 @@ def silent_world() -> SimpleNamespace:
 def test_a_look_tells_gpus_that_others_use_from_bad_ones_and_since_when(node_says: Callable[..., SimpleNamespace]):
     used, xid = fail("in-use", "it is in use by python (pid 7)", "wait", 0), fail("xid", "Xid 79", "replace it", 1)
     pool, bootstrapper = Later(), Forgetful()
-    inspector = Inspector(world=node_says((used,), (used,), (used, xid), ()), bootstrapper=bootstrapper, pool=pool)
+    inspector = Inspector(services=node_says((used,), (used,), (used, xid), ()), bootstrapper=bootstrapper, pool=pool)
     made, found = dict(bootstrapper.made), []
     for _ in range(4):
         bootstrapper.made.update(made)
@@ -203,9 +203,9 @@ def node_says() -> Callable[..., SimpleNamespace]:
 def test_a_machine_that_is_forgotten_while_others_work_with_it_breaks_nothing(who: str) -> None:
     pool, bootstrapper = Later(), Forgetful()
     if who == "a knock by its peer":
-        PeerReports(world=silent_world(), bootstrapper=bootstrapper, pool=pool)._ask(node("b"), [node("a")])
+        PeerReports(services=silent_world(), bootstrapper=bootstrapper, pool=pool)._ask(node("b"), [node("a")])
     else:
-        Inspector(world=silent_world(), bootstrapper=bootstrapper, pool=pool).start(
+        Inspector(services=silent_world(), bootstrapper=bootstrapper, pool=pool).start(
             Inspect(number=1, node_ids=("a",)), seen(group_size=1)
         )
     bootstrapper.made.clear()

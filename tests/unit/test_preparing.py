@@ -58,7 +58,7 @@ def bootstrapper(error):
 
     world = SimpleNamespace(shell=SimpleNamespace(host=host), clock=clock)
     return Bootstrapper(
-        world=world, watcher=None, pool=AtOnce(), syncs=AtOnce(), data=None, records=None, agent_writer=None
+        services=world, watcher=None, pool=AtOnce(), syncs=AtOnce(), data=None, records=None, agent_writer=None
     )
 
 
@@ -68,7 +68,7 @@ def failed(error, *nodes):
     for number in range(len(nodes)):
         one.see(GroupView(exists=True, size=2, armed_until=None, nodes=(node(f"n{number}"),)))
         one.start(f"n{number}", None)
-        one.world.clock.sleep(1)
+        one.services.clock.sleep(1)
     return failures(noted(state(nodes=with_lives((), nodes)), one.tries))
 
 

@@ -40,7 +40,7 @@ def test_a_down_that_is_interrupted_says_what_lives_until_when(blow: Blow) -> No
 
 def test_a_shut_off_that_the_cloud_lowers_first_would_be_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def cloud_first(self: MachineProvisioner, group: str, until: object) -> None:
-        self.world.group.arm(group, until)  # type: ignore[arg-type]
+        self.services.group.arm(group, until)  # type: ignore[arg-type]
         self.lease.write(replace(self.lease.state, paid_until=until))  # type: ignore[arg-type]
 
     monkeypatch.setattr(MachineProvisioner, "_arm", cloud_first)

@@ -404,7 +404,7 @@ def homecoming(fails, stored=None):
     world = SimpleNamespace(name="digits", rules=RULES, **parts)
     bootstrapper = SimpleNamespace(code_on=lambda _: "/code", readiness=lambda _: Readiness.READY)
     watcher = SimpleNamespace(story=told.append)
-    return OutputsHome(world=world, bootstrapper=bootstrapper, pool=InlinePool(), watcher=watcher), told
+    return OutputsHome(services=world, bootstrapper=bootstrapper, pool=InlinePool(), watcher=watcher), told
 
 
 def test_outputs_whose_way_is_cut_off_are_tried_again_half_a_minute_later():
@@ -427,7 +427,7 @@ def test_outputs_whose_way_is_cut_off_are_tried_again_half_a_minute_later():
 def test_outputs_are_looked_for_in_the_tree_that_the_attempt_runs(tree, looked_in):
     home, _ = homecoming(0)
     asked = []
-    home.world.outputs = SimpleNamespace(bring_home=lambda host, code, moves: asked.append(code) or Brought())
+    home.services.outputs = SimpleNamespace(bring_home=lambda host, code, moves: asked.append(code) or Brought())
     home.bootstrapper.code_on = lambda _: "/node/code/now"
     one = over(Homecoming.NO)
     attempt = replace(one.state.attempts[-1], tree=tree)
@@ -442,7 +442,7 @@ def test_ranks_of_one_attempt_run_one_code_and_a_change_is_said():
         name: SimpleNamespace(result=lambda tree=tree: SimpleNamespace(code=f"/node/code/{tree}"))
         for name, tree in (("a", "1"), ("b", "1"), ("c", "2"))
     }
-    parts = dict.fromkeys(("world", "pool", "syncs", "data", "records"))
+    parts = dict.fromkeys(("services", "pool", "syncs", "data", "records"))
     bootstrapper = Bootstrapper(
         **parts, agent_writer=SimpleNamespace(forget=lambda _: None), watcher=SimpleNamespace(story=told.append)
     )
@@ -491,7 +491,7 @@ def test_what_stayed_on_machines_is_written_down_when_the_job_ends_between_two_a
     lease = SimpleNamespace(state=before, write=written.append)
     world = SimpleNamespace(job=job(outputs=("results/",)), rules=RULES)
     parts = dict.fromkeys(("bootstrapper", "inspector", "machine_provisioner", "closing"))
-    actor = Actor(world=world, lease=lease, watcher=SimpleNamespace(story=lambda _: None), **parts)
+    actor = Actor(services=world, lease=lease, watcher=SimpleNamespace(story=lambda _: None), **parts)
     actor.act(Finish(reason=ExitReason.NO_CAPACITY), seen(state=before), GOAL)
 
     assert [(one.exit_reason, len(one.missing_outputs)) for one in written] == [(ExitReason.NO_CAPACITY, 1)]
@@ -511,7 +511,7 @@ def test_a_setup_that_failed_on_a_machine_given_up_since_is_not_told_when_the_sc
     bootstrapper = SimpleNamespace(failed_setup=lambda: ("setup failed twice on a", b"log"))
     parts = dict.fromkeys(("inspector", "machine_provisioner", "closing"))
     actor = Actor(
-        world=world, lease=lease, bootstrapper=bootstrapper, watcher=SimpleNamespace(story=told.append), **parts
+        services=world, lease=lease, bootstrapper=bootstrapper, watcher=SimpleNamespace(story=told.append), **parts
     )
     actor.act(Finish(reason=ExitReason.USER_ERROR), ended, GOAL)
 
@@ -545,7 +545,7 @@ class Begun:
 
 def test_outputs_of_which_nothing_comes_for_ten_minutes_have_failed_and_that_is_said_once():
     home, told = homecoming(0)
-    home.world.outputs, home.pool = Stalling(), Begun()
+    home.services.outputs, home.pool = Stalling(), Begun()
     one = over(Homecoming.NO)
     home.start(one)
     assert home.stands(one.state, one.group, NOW) is Homecoming.ON_THE_WAY
@@ -580,7 +580,7 @@ def ticks(copies, *, minutes, apart=0):
 
 def stalling():
     home, told = homecoming(0)
-    home.world.outputs, home.pool = Stalling(), Begun()
+    home.services.outputs, home.pool = Stalling(), Begun()
     return home, told
 
 
@@ -614,7 +614,7 @@ def test_what_comes_for_the_next_supervisor_stands_still_no_longer():
 
 def test_a_copy_that_comes_to_life_beside_the_next_try_ends():
     home, _ = homecoming(0)
-    home.world.outputs, home.pool = Stalling(), Begun()
+    home.services.outputs, home.pool = Stalling(), Begun()
     one = over(Homecoming.NO)
     home.start(one)
     home.pool.futures[0][1]()
@@ -622,7 +622,7 @@ def test_a_copy_that_comes_to_life_beside_the_next_try_ends():
     home.stands(one.state, one.group, NOW + timedelta(minutes=10))
     home.start(one)
     with pytest.raises(NodeError, match="another try"):
-        home.world.outputs.on_the_way[0]()
+        home.services.outputs.on_the_way[0]()
     home.pool.futures[1][1]()
 
 
@@ -653,7 +653,7 @@ def test_outputs_of_a_machine_that_nobody_prepares_again_are_brought_all_the_sam
     """One with a notice, or relieved, after a take-over: there is no time to wait for what does not come."""
     home, _ = homecoming(0)
     asked = []
-    home.world.outputs = SimpleNamespace(bring_home=lambda host, code, moves: asked.append(code) or Brought())
+    home.services.outputs = SimpleNamespace(bring_home=lambda host, code, moves: asked.append(code) or Brought())
     home.bootstrapper.code_on = lambda _: None
     one = over(Homecoming.NO)
     attempt = replace(one.state.attempts[-1], tree=tree)

@@ -43,7 +43,7 @@ def machines():
 @pytest.fixture
 def agent_writer(machines):
     with ThreadPoolExecutor() as pool:
-        yield AgentWriter(world=SimpleNamespace(shell=machines, clock=JumpingClock(NOW)), pool=pool)
+        yield AgentWriter(services=SimpleNamespace(shell=machines, clock=JumpingClock(NOW)), pool=pool)
         for gate in machines.held.values():
             gate.set()
 
@@ -84,7 +84,7 @@ def test_one_that_cannot_be_reached_is_told_again(agent_writer, machines):
 def test_what_was_written_just_now_is_on_its_way_until_the_agent_had_time_to_read_it(agent_writer, machines):
     agent_writer.tell(orders(n0=b"work"))
     assert agent_writer.is_on_its_way("n0", b"work")
-    agent_writer.world.clock.sleep(0.6)
+    agent_writer.services.clock.sleep(0.6)
     assert not agent_writer.is_on_its_way("n0", b"work")
 
 
@@ -93,7 +93,7 @@ def test_a_machine_that_refuses_its_order_once_is_told_again_a_little_later(agen
     agent_writer.tell(orders(n0=b"work", n1=b"work"))
     assert agent_writer.is_on_its_way("n0", b"work")  # not in turns
     machines.faults.clear()
-    agent_writer.world.clock.sleep(2)
+    agent_writer.services.clock.sleep(2)
     assert not agent_writer.is_on_its_way("n0", b"work")
     agent_writer.tell(orders(n0=b"work"))
     assert machines.orders == [("n1", b"work"), ("n0", b"work")]
@@ -105,7 +105,7 @@ def test_a_machine_that_refuses_for_long_is_given_up_and_says_why(agent_writer, 
     for _ in range(6):
         assert agent_writer.gave_up("n0") is None
         agent_writer.tell(orders(n0=b"work"))
-        agent_writer.world.clock.sleep(2)
+        agent_writer.services.clock.sleep(2)
     assert str(agent_writer.gave_up("n0")) == "disk full"
     agent_writer.forget("n0")
     assert agent_writer.gave_up("n0") is None
@@ -115,7 +115,7 @@ def test_refusals_with_an_obeyed_order_between_them_are_not_one(agent_writer, ma
     for fault in (NodeError("disk full"), None, NodeError("disk full")):
         machines.faults = {"n0": fault} if fault else {}
         agent_writer.tell(orders(n0=b"work"))
-        agent_writer.world.clock.sleep(30)
+        agent_writer.services.clock.sleep(30)
     assert agent_writer.gave_up("n0") is None
 
 

@@ -162,11 +162,11 @@ class Driver:
 
     def _drive(self, order: DriveOrder) -> JobState:
         """Drive until nothing is left to do for a machine; return the state then: ended, or waiting for a command."""
-        world = self.machine.world(order)
-        orders = Orders(jobs=world.jobs, clock=world.clock)
+        services = self.machine.services(order)
+        orders = Orders(jobs=services.jobs, clock=services.clock)
         who = Supervising(node=self.node)
         tell(f"driving {order.name}")
-        return Session(world=world, orders=orders, watcher=Told(), who=who, asked=self._asked).run()
+        return Session(services=services, orders=orders, watcher=Told(), who=who, asked=self._asked).run()
 
     def _end(self, order: DriveOrder, jobs: JobStore, left: JobState | None = None) -> bool:
         """End the group, and so this node: last of all, when the state says what became of the job.

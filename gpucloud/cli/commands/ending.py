@@ -125,7 +125,7 @@ def _end_as_armed(
     job, _ = cloud.ordered(known).to_end(orders.end())
     session = _session(cloud, known, job, orders, shown, interrupts.wanted_end)
     for group in _groups(asker, newest):
-        session.world.group.purge(group)
+        session.services.group.purge(group)
     asker.jobs.rescue(newest)
     session.end_unsaved()
 
@@ -193,7 +193,7 @@ def _end_here(
 ) -> None:
     """End the job from here: with a last save if that can be, else the machines at once."""
     means = access_to(cloud, known).to_end(state, orders.newest())
-    session = Session(world=means.services, orders=orders, watcher=shown, asked=asked)
+    session = Session(services=means.services, orders=orders, watcher=shown, asked=asked)
     if means.unsaved is None:
         session.run()
     else:
@@ -205,7 +205,7 @@ def _session(
 ) -> Session:
     """Return what ends the job: that needs no secrets."""
     services = cloud.services(job, known.name, goes_on=False)
-    return Session(world=services, orders=orders, watcher=shown, asked=asked)
+    return Session(services=services, orders=orders, watcher=shown, asked=asked)
 
 
 def _prove_empty(cloud: Gpucloud, known: KnownJob, asker: Asker, *, as_json: bool) -> int:

@@ -63,7 +63,7 @@ def reconcile_known(cloud: Gpucloud, known: KnownJob) -> None:
     if means.edited is not None:
         tell(means.edited)
     with onlooker() as shown:
-        session = Session(world=means.services, orders=orders, watcher=shown)
+        session = Session(services=means.services, orders=orders, watcher=shown)
         if means.unsaved is None:
             session.settle()
         else:

@@ -155,7 +155,7 @@ def _run(begun: Begun, leaves: bool, shown: Onlooker, interrupts: Interrupts) ->
     access = access_to(cloud, begun.known)
     means = access.to_go_on(begun.asker.state(), begun.job, start.order, reopens=start.reopens)
     session = Session(
-        world=means.services,
+        services=means.services,
         orders=cloud.orders(begun.known),
         watcher=shown,
         who=Supervising(leaves=leaves),

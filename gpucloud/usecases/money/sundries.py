@@ -19,16 +19,16 @@ from gpucloud.usecases.services import Services
 class SundryBook:
     """Knows what an attempt used beside its machines. Only a store that costs something is asked about."""
 
-    world: Services
+    services: Services
 
     def bill(self, state: JobState, attempt: Attempt, brought: Sequence[str]) -> None:
         """Write the attempt's charges; `brought` are the paths that came home. Raises StoreError."""
-        rates = self.world.terms.rates_in(state.pool.region)
+        rates = self.services.terms.rates_in(state.pool.region)
         if not rates.storage_usd_per_gib_month:
             return
         before = [one.ended_at for one in state.attempts if one.number < attempt.number and one.ended_at is not None]
-        start, now = max(before, default=attempt.started_at), self.world.clock.now()
-        puts, gets = self.world.tally.take()
+        start, now = max(before, default=attempt.started_at), self.services.clock.now()
+        puts, gets = self.services.tally.take()
         used = self._checkpoints(attempt)
         read, read_usd = self._read_from_afar(state, attempt)
         sundries = Sundries(
@@ -42,21 +42,21 @@ class SundryBook:
             read_usd=read_usd,
             **used,
         )
-        self.world.jobs.bill_outside_budget(f"attempt-{attempt.number:06d}", charges_of(sundries, rates))
+        self.services.jobs.bill_outside_budget(f"attempt-{attempt.number:06d}", charges_of(sundries, rates))
 
     def _read_from_afar(self, state: JobState, attempt: Attempt) -> tuple[int, Decimal]:
         """Return the bytes and their price; a machine reads each set once, and those that took part before have it."""
         before = {member.node_id for one in state.attempts if one.number < attempt.number for member in one.members}
         new = sum(member.node_id not in before for member in attempt.members)
-        found = [self.world.jobs.data_set(source) for source, _ in self.world.job.data]
+        found = [self.services.jobs.data_set(source) for source, _ in self.services.job.data]
         region = state.pool.region
         costing = [(one, usd) for one in found if one is not None and (usd := transfer_usd(one, region, new))]
         return sum(one.size for one, _ in costing) * new, sum((usd for _, usd in costing), ZERO)
 
     def _checkpoints(self, attempt: Attempt) -> dict[str, int]:
-        jobs = self.world.jobs
+        jobs = self.services.jobs
         stored_checkpoints = StoredCheckpoints(
-            store=jobs.store, prefix=jobs.checkpoints, keep=self.world.job.checkpoint.keep
+            store=jobs.store, prefix=jobs.checkpoints, keep=self.services.job.checkpoint.keep
         )
         found = [one for one in stored_checkpoints.standing() if one.found.manifest is not None]
         sizes = [piece.size for piece in found[0].found.manifest.pieces] if found and found[0].found.manifest else []

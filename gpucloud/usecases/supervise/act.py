@@ -186,7 +186,7 @@ def _told_wait(action: Action) -> tuple[str, ...]:
 class Actor:
     """Carries decisions out for one job."""
 
-    world: Services
+    services: Services
     lease: Lease
     bootstrapper: Bootstrapper
     inspector: Inspector
@@ -197,7 +197,7 @@ class Actor:
 
     def act(self, action: Action, seen: Seen, goal: Goal) -> None:
         """Do it. Errors of the cloud and of nodes come through as GpucloudError."""
-        news = self._announced.news(action, seen, self.world.rules.limits, self.world.job.checkpoint)
+        news = self._announced.news(action, seen, self.services.rules.limits, self.services.job.checkpoint)
         for line in (*news, tell_story(action, seen)):
             if line:
                 self.watcher.story(line)
@@ -214,13 +214,13 @@ class Actor:
         Machines that are to drive it no longer find nothing to drive, then lose the right to write its state. Only what
         is written after that may be believed again. Those of a job that has ended lose it with their group.
         """
-        state, drives = self.lease.state, self.world.order is not None
+        state, drives = self.lease.state, self.services.order is not None
         taken_back = state.drives_itself and not drives
         if taken_back:
             self.bootstrapper.records.withdraw_order()
         if state.group is not None and state.status.ended:
             return
-        if state.group is not None and (drives or taken_back or self.world.knows_our_address):
+        if state.group is not None and (drives or taken_back or self.services.knows_our_address):
             self.machine_provisioner.provision()
         if drives != state.drives_itself:
             self.lease.write(replace(self.lease.state, drives_itself=drives))
@@ -255,7 +255,7 @@ class Actor:
             case Finish():
                 self._keep_failed_setup(action, seen)
                 ended = self._with_money(transitions.finish(state, action, seen.now), seen, goal)
-                self.lease.write(transitions.left_behind(ended, self.world.job.outputs))
+                self.lease.write(transitions.left_behind(ended, self.services.job.outputs))
             case Pause(message=message):
                 self.lease.write(replace(state, message=message))
 
@@ -263,7 +263,7 @@ class Actor:
         """Say of a job that ended at its budget what became of that, and with how much it comes to its end."""
         if state.exit_reason is not ExitReason.BUDGET or state.message is not None:
             return state
-        return replace(state, message=used_up(state, goal.budget_usd, seen.spent_usd, self.world.rules.wall))
+        return replace(state, message=used_up(state, goal.budget_usd, seen.spent_usd, self.services.rules.wall))
 
     def _keep_failed_setup(self, action: Finish, seen: Seen) -> None:
         """What a setup wrote is told, and kept before its machine ends, as the output of what came before attempt 1.
@@ -275,7 +275,7 @@ class Actor:
         if failed is not None:
             shown, log = failed
             self.watcher.story(shown)
-            records = self.world.jobs.records
+            records = self.services.jobs.records
             records.append_log(BEFORE, 0, records.log_end(BEFORE, 0)[0], DatedPiece(data=log))
 
     def _open(self, action: OpenAttempt, seen: Seen) -> None:
@@ -284,7 +284,7 @@ class Actor:
             return  # they are prepared again, with the code as it is now
         port = self.bootstrapper.meeting_port(action.number, action.node_ids)
         if port is None:
-            self.world.clock.sleep(self.world.period_s)
+            self.services.clock.sleep(self.services.period_s)
             return  # what is seen of the node by then says what to do about it
         self._keep_lock(action)
         self.lease.write(transitions.open_attempt(self.lease.state, action, port, seen.now, tree))
@@ -293,7 +293,7 @@ class Actor:
         made = {node_id: self.bootstrapper.made_of(node_id) for node_id in action.node_ids}
         locks = {node_id: one.lock for node_id, one in made.items()}
         seconds = {node_id: dict(one.seconds) for node_id, one in made.items()}
-        self.world.jobs.records.keep_attempt_lock(action.number, attempt_lock(locks, seconds))
+        self.services.jobs.records.keep_attempt_lock(action.number, attempt_lock(locks, seconds))
 
     def _on_nodes(self, action: OnNodes | Idle, seen: Seen) -> None:
         match action:

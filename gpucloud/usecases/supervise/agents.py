@@ -54,7 +54,7 @@ class _Refused:
 class AgentWriter:
     """Writes orders to the nodes' agents, to one node one after the other: an older one never overtakes a newer one."""
 
-    world: Services
+    services: Services
     pool: ThreadPoolExecutor
     _under_way: dict[str, Future[None]] = field(default_factory=dict)
     _told: dict[str, tuple[bytes, datetime]] = field(default_factory=dict)
@@ -72,10 +72,10 @@ class AgentWriter:
                 return True
             self._end(node_id)
         refused = self._refused.get(node_id)
-        if refused is not None and self.world.clock.now() - refused.at < _AGAIN:
+        if refused is not None and self.services.clock.now() - refused.at < _AGAIN:
             return True
         told, at = self._told.get(node_id, (b"", _LONG_AGO))
-        return told == order and self.world.clock.now() - at < _ACKNOWLEDGED_IN
+        return told == order and self.services.clock.now() - at < _ACKNOWLEDGED_IN
 
     def tell(self, orders: Mapping[str, tuple[Node, bytes]]) -> None:
         """Write the orders, by node, waiting 0.1 s at most; whom it takes longer is told meanwhile.
@@ -104,7 +104,7 @@ class AgentWriter:
 
     def _end(self, node_id: str) -> None:
         """One node's refusal is something seen of that node: no supervisor ends for it."""
-        error, now = self._under_way.pop(node_id).exception(), self.world.clock.now()
+        error, now = self._under_way.pop(node_id).exception(), self.services.clock.now()
         if isinstance(error, NodeError) and not isinstance(error, HostUnreachable):
             since = self._refused[node_id].since if node_id in self._refused else now
             self._refused[node_id] = _Refused(since=since, at=now, error=error)
@@ -114,11 +114,11 @@ class AgentWriter:
             raise error
 
     def _write(self, node: Node, order: bytes) -> None:
-        host = self.world.shell.host(node)
+        host = self.services.shell.host(node)
         done = host.run(("sh", "-c", _WRITE, "sh", f"{node.root}/agent/desired.json"), stdin=order)
         if done.exit_code != 0:
             raise NodeError(f"{node.id}: cannot write desired.json: {done.stderr.decode(errors='replace').strip()}")
-        self._told[node.id] = (order, self.world.clock.now())
+        self._told[node.id] = (order, self.services.clock.now())
 
 
 # Writing down what new machines need to make themselves fit and to drive their job: in the job's store.
@@ -132,7 +132,7 @@ _CODE = f"{Node.__dataclass_fields__['root'].default}/code"
 class NodeRecords:
     """The record of one cluster. Objects that are named by their content are written once."""
 
-    world: Services
+    services: Services
     _written: tuple[bytes, bytes] = (b"", b"")
     _on_demand: dict[str, Decimal] = field(default_factory=dict)
     _told: Left | None = None
@@ -146,17 +146,17 @@ class NodeRecords:
         `needs` says what is wanted where the code lies at a path; machines come from `pool`. Raises StoreError,
         UsageError.
         """
-        if self.world.self_boot is None:
+        if self.services.self_boot is None:
             return
         with self._lock:
-            record = self._record(self.world.self_boot, needs, pool.region, gpu)
+            record = self._record(self.services.self_boot, needs, pool.region, gpu)
             data, order = to_json(record).encode(), self._order(record, pool)
             if (data, order) == self._written:
                 return
-            self._once(record.package.key, self.world.package.data)
+            self._once(record.package.key, self.services.package.data)
             if order:  # before the record, by which a machine starts its driver
-                self.world.store.put(order_key(self.world.cluster), order, private=True)
-            self.world.store.put(record_key(self.world.cluster), data)
+                self.services.store.put(order_key(self.services.cluster), order, private=True)
+            self.services.store.put(record_key(self.services.cluster), data)
             self._written = (data, order)
             if record.left is not None and record.left != self._told:
                 story(f"machines do not make {record.left.step} themselves: {record.left.why}")
@@ -164,14 +164,14 @@ class NodeRecords:
 
     def withdraw_order(self) -> None:
         """Have the job's machines drive it no longer: their drivers end at their next look. Raises StoreError."""
-        self.world.store.delete(order_key(self.world.cluster))
+        self.services.store.delete(order_key(self.services.cluster))
 
     def withdraw(self) -> None:
         """Remove the record and the packages: there will be no machine to read them. Raises StoreError."""
-        if self.world.self_boot is None:
+        if self.services.self_boot is None:
             return
         with self._lock:
-            store, cluster = self.world.store, self.world.cluster
+            store, cluster = self.services.store, self.services.cluster
             store.delete(order_key(cluster))
             store.delete(record_key(cluster))
             for key in store.list(package_key(cluster, "").removesuffix(".zip")):
@@ -180,18 +180,18 @@ class NodeRecords:
 
     def _order(self, record: NodeRecord, pool: Pool) -> bytes:
         """Return what machines that drive their job go by; nothing where none does."""
-        world = self.world
-        if world.order is None:
+        services = self.services
+        if services.order is None:
             return b""
         if record.code is None:
             size = LARGEST_CODE_BYTES >> 20
             raise UsageError(f"the code has grown beyond {size} MiB, and machines take it from the store", hint=_LEANER)
-        now = world.clock.now()
-        on_demand = world.market.prices(replace(pool, market=Market.ON_DEMAND), now, now)
+        now = services.clock.now()
+        on_demand = services.market.prices(replace(pool, market=Market.ON_DEMAND), now, now)
         self._on_demand[pool.instance_type] = on_demand[-1].usd_per_hour
         order = replace(
-            world.order,
-            group=world.provisioner.group(world.cluster, pool.region),
+            services.order,
+            group=services.provisioner.group(services.cluster, pool.region),
             region=pool.region,
             on_demand=tuple(sorted(self._on_demand.items())),
             tree=record.code.key,
@@ -204,23 +204,25 @@ class NodeRecords:
     def _record(
         self, boots: SelfBoot, needs: Callable[[str], Wanted], region: str | None, gpu: str | None
     ) -> NodeRecord:
-        world, job = self.world, self.world.job
+        services, job = self.services, self.services.job
         tree, code = boots.pack_code(job.code, limit=LARGEST_CODE_BYTES)
-        stored = StoredCode(key=code_key(world.name, tree), tree=tree) if code is not None else None
+        stored = StoredCode(key=code_key(services.name, tree), tree=tree) if code is not None else None
         if stored is not None and code is not None:
             self._once(stored.key, code)
         plain = needs(f"{_CODE}/{tree}" if builds_in_code(job) else "")
-        wanted = of_any_node(plain, job, gpu, region, world.store.url)
+        wanted = of_any_node(plain, job, gpu, region, services.store.url)
         secrets = frozenset(job.secrets)
         return NodeRecord(
             version=VERSION,
             login=boots.login,
-            package=StoredPackage(key=package_key(world.cluster, world.package.sha256), sha256=world.package.sha256),
+            package=StoredPackage(
+                key=package_key(services.cluster, services.package.sha256), sha256=services.package.sha256
+            ),
             code=stored,
             wanted=without_secrets(wanted, secrets),
             left=first_left(wanted, secrets, has_code=stored is not None),
         )
 
     def _once(self, key: str, data: bytes) -> None:
-        if key not in self.world.store.list(key):
-            put_once(self.world.store, key, data)
+        if key not in self.services.store.list(key):
+            put_once(self.services.store, key, data)

@@ -45,7 +45,7 @@ class OutputsHome:
     They lie on the node of rank 0; without it, there are none to bring.
     """
 
-    world: Services
+    services: Services
     bootstrapper: Bootstrapper
     pool: ThreadPoolExecutor
     watcher: Watcher
@@ -76,7 +76,7 @@ class OutputsHome:
         """Return how far the outputs of the open attempt are. A fault of ours is raised here."""
         self._take_over(state, now)
         attempt = state.attempt
-        if not self.world.job.outputs or attempt is None or _first(attempt, group) is None:
+        if not self.services.job.outputs or attempt is None or _first(attempt, group) is None:
             return Homecoming.DONE
         if self._work is None or self._attempt != attempt.number:
             preparing = self.bootstrapper.readiness(attempt.members[0].node_id) is Readiness.PREPARING
@@ -106,7 +106,7 @@ class OutputsHome:
         work = self._work if self._attempt == attempt.number else None
         if work is not None and work.done() and not work.exception():
             return work.result()
-        if reason.retried or not self.world.job.outputs:
+        if reason.retried or not self.services.job.outputs:
             return Brought()
         self.watcher.story(f"the outputs of attempt {attempt.number} could not be brought home")
         return self._nothing("could not be brought home")
@@ -115,7 +115,7 @@ class OutputsHome:
         """Learn at the first look what it was for the supervisor before, if that looked lately; else nobody brought."""
         attempt = state.attempt
         if self._before is None and attempt is not None:
-            lately = state.looked_at is not None and now - state.looked_at <= self.world.rules.limits.alone
+            lately = state.looked_at is not None and now - state.looked_at <= self.services.rules.limits.alone
             self._before = (attempt.number, attempt.outputs_still_at if lately else None)
 
     def _still_since(self, attempt: Attempt, now: datetime) -> datetime:
@@ -135,14 +135,14 @@ class OutputsHome:
         elif self._moved[0] != self._moves:
             self._moved = (self._moves, now)
         self._looked_at = self._looked_at or now
-        limit = self.world.rules.limits.homing
+        limit = self.services.rules.limits.homing
         if not self._stalled and now - self._moved[1] >= limit and now - self._looked_at >= _AGAIN:
             self._stalled = True
-            node, name = attempt.members[0].node_id, self.world.name
+            node, name = attempt.members[0].node_id, self.services.name
             minutes = limit.total_seconds() / 60
             self.watcher.story(
                 f"the outputs stand still: nothing of them has come from {node} for {minutes:.0f} min;"
-                f" while it is paid, `gpucloud cp -r {name}:{self.world.job.outputs[0]} .` asks for them too"
+                f" while it is paid, `gpucloud cp -r {name}:{self.services.job.outputs[0]} .` asks for them too"
             )
         return self._stalled
 
@@ -154,9 +154,9 @@ class OutputsHome:
             self._moves += 1
 
         code = self._code(node, tree)
-        host = self.world.shell.host(node)
+        host = self.services.shell.host(node)
         try:
-            brought = self.world.outputs.bring_home(host, code, moves)
+            brought = self.services.outputs.bring_home(host, code, moves)
         except LandingRefused as refused:  # no other try, and no other place, takes what may lie nowhere
             self.watcher.story(f"the outputs could not be brought home: {refused}")
             return self._nothing(f"could not be brought home: {refused}")
@@ -164,12 +164,12 @@ class OutputsHome:
             if number != self._try:
                 raise
             self.watcher.story(f"the outputs could not be brought home: {error}")
-            if self.world.stored_outputs is None:
+            if self.services.stored_outputs is None:
                 raise
-            kept = self.world.stored_outputs.bring_home(host, code, moves)
+            kept = self.services.stored_outputs.bring_home(host, code, moves)
             self._tell(
                 f"{len(kept.paths)} outputs are in the store instead, and come home when the job has ended;"
-                f" where they cannot yet, `gpucloud down {self.world.name}` tries again",
+                f" where they cannot yet, `gpucloud down {self.services.name}` tries again",
                 *map(missing_line, kept.missing),
             )
             return Brought(missing=kept.missing)
@@ -189,7 +189,7 @@ class OutputsHome:
         return f"{PurePosixPath('~', node.root, 'code', tree)}"
 
     def _nothing(self, why: str) -> Brought:
-        return Brought(missing=tuple(MissingOutput(path=path, why=why) for path in self.world.job.outputs))
+        return Brought(missing=tuple(MissingOutput(path=path, why=why) for path in self.services.job.outputs))
 
     def _tell(self, *lines: str) -> None:
         for line in lines:
@@ -219,7 +219,7 @@ class LeftBehind:
 class Closing:
     """Brings home what an attempt leaves on its nodes; of a node that is gone, what had been read of it is kept."""
 
-    world: Services
+    services: Services
     home: OutputsHome
     logs: LogReader
     history: HistoryKeeper
@@ -236,14 +236,14 @@ class Closing:
         brought = self.home.brought(attempt, action.reason) if attempt is not None else Brought()
         self._bring_profiles(seen)
         if attempt is not None:
-            SundryBook(world=self.world).bill(seen.state, attempt, brought.paths)
+            SundryBook(services=self.services).bill(seen.state, attempt, brought.paths)
         return LeftBehind(missing=brought.missing, failure=said.failure)
 
     def _read_to_the_end(self, seen: Seen, policy: Retry = _READ) -> None:
         """Where another attempt follows, nothing is waited for."""
         attempt = seen.state.attempt
         alive = {node.node.id: node for node in seen.nodes if not is_gone(node)}
-        until = self.world.clock.now() + _READS_FOR
+        until = self.services.clock.now() + _READS_FOR
         for member in attempt.members if attempt else ():
             if attempt is not None and member.node_id in alive:
                 self._read_patiently(alive[member.node_id], attempt, until, policy)
@@ -255,10 +255,10 @@ class Closing:
         Of one that had fallen silent before, what had been read of it is kept.
         """
         answers = not node.silent_for
-        tries = (policy if answers else _READ_ONCE).begin(self.world.clock.sleep)
+        tries = (policy if answers else _READ_ONCE).begin(self.services.clock.sleep)
         while True:
             try:
-                host = self.world.shell.host(node.node)
+                host = self.services.shell.host(node.node)
                 self._read_whole(host, node.node.id, attempt, until)
                 self.history.look(host, attempt.number, last=True)
             except NodeError as error:
@@ -271,8 +271,8 @@ class Closing:
     def _read_whole(self, host: Host, node_id: str, attempt: Attempt, until: datetime) -> None:
         """Read the node's output, which comes in pieces: no more than a node keeps of it, and not for long."""
         most = self.logs.taken + KEPT_OUTPUT_BYTES
-        while read_node(host, node_id, attempt, workers_per_node(self.world.job), self.logs)[1]:
-            if self.logs.taken >= most or self.world.clock.now() >= until:
+        while read_node(host, node_id, attempt, workers_per_node(self.services.job), self.logs)[1]:
+            if self.logs.taken >= most or self.services.clock.now() >= until:
                 self.watcher.story(f"{node_id} says more than can be waited for: the rest of its output is left out")
                 return
 
@@ -284,7 +284,7 @@ class Closing:
         if action.reason is not ExitReason.USER_ERROR and not barred:
             return LastWords()
         try:
-            words = last_words(attempt, seen, self.world.jobs, self.world.shell)
+            words = last_words(attempt, seen, self.services.jobs, self.services.shell)
         except NodeError:
             return LastWords()
         if words.shown:
@@ -293,10 +293,10 @@ class Closing:
 
     def _bring_profiles(self, seen: Seen) -> None:
         attempt = seen.state.attempt
-        if self.world.job.profile_steps and attempt is not None:
+        if self.services.job.profile_steps and attempt is not None:
             members = {member.node_id for member in attempt.members}
             nodes = tuple(node for node in seen.group.alive if node.id in members)
-            for line in bring_profiles(self.world.outputs, self.world.shell, nodes, attempt.number):
+            for line in bring_profiles(self.services.outputs, self.services.shell, nodes, attempt.number):
                 self.watcher.story(line)
 
 

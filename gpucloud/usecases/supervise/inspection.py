@@ -45,7 +45,7 @@ _PASSED_ON = ("NCCL_", "GLOO_", "FI_", "TORCH_NCCL_")
 class Inspector:
     """Looks at nodes beside everything else; knows which of them passed together before."""
 
-    world: Services
+    services: Services
     bootstrapper: Bootstrapper
     pool: ThreadPoolExecutor
     device: str = "cuda"
@@ -90,10 +90,10 @@ class Inspector:
 
     def _timed(self, asked: Inspect, made: Made, gpu: str | None, efa: bool) -> _Look:  # noqa: FBT001
         bad, in_use = self._look(asked, made, gpu, efa)
-        return _Look(bad=bad, in_use=in_use, over_at=self.world.clock.now())
+        return _Look(bad=bad, in_use=in_use, over_at=self.services.clock.now())
 
     def _look(self, asked: Inspect, made: Made, gpu: str | None, efa: bool) -> tuple[Bad, Bad]:  # noqa: FBT001
-        wanted = gate_wanted(self.world.job, gpu)
+        wanted = gate_wanted(self.services.job, gpu)
         if wanted is None:
             return (), ()
         # Threads of their own: this pool's may all be preparing nodes.
@@ -114,7 +114,7 @@ class Inspector:
     def _alone(self, node_id: str, made: Bootstrapped, wanted: GateWanted) -> tuple[Finding, ...]:
         """Return what is found of the node's GPUs now; nothing where it does not answer: that is seen elsewhere."""
         node = self.bootstrapper.node(node_id)
-        machine = machine_wanted(self.world.job)
+        machine = machine_wanted(self.services.job)
         order = GateOrder(
             wanted=replace(wanted, full=False),
             digest="",
@@ -124,17 +124,18 @@ class Inspector:
         )
         command = gate_command(made.base_python, made.package_path, order)
         try:
-            done = self.world.shell.host(node).run(command.argv, stdin=command.stdin, timeout_s=command.timeout_s)
+            done = self.services.shell.host(node).run(command.argv, stdin=command.stdin, timeout_s=command.timeout_s)
         except NodeError:
             return ()
         checked = parse_checked(done.stdout)
         return checked.findings if checked is not None else ()
 
     def _together(self, node_ids: tuple[str, ...], made: Made, hands: ThreadPoolExecutor, *, efa: bool) -> Bad:
-        drawn = candidates(self.world.name, node_ids)
+        drawn = candidates(self.services.name, node_ids)
         try:
             free = hands.map(
-                lambda one: free_ports(self.world.shell, self.bootstrapper.node(one), made[one].python, drawn), node_ids
+                lambda one: free_ports(self.services.shell, self.bootstrapper.node(one), made[one].python, drawn),
+                node_ids,
             )
             port = common_port(tuple(free))
         except NodeError:
@@ -152,7 +153,7 @@ class Inspector:
 
     def _order(self, rank: int, node_ids: tuple[str, ...], made: Made, port: int) -> GangOrder:
         node = self.bootstrapper.node(node_ids[rank])
-        env = tuple(pair for pair in self.world.job.env if pair[0].startswith(_PASSED_ON))
+        env = tuple(pair for pair in self.services.job.env if pair[0].startswith(_PASSED_ON))
         return GangOrder(
             rank=rank,
             world=len(node_ids),
@@ -171,7 +172,7 @@ class Inspector:
         node = self.bootstrapper.node(node_id)
         argv = (made.base_python, made.package_path, "gang")
         try:
-            host = self.world.shell.host(node)
+            host = self.services.shell.host(node)
             done = host.run(argv, stdin=to_json(order).encode(), timeout_s=order.limit_s + _SLACK_S)
             return from_json(GangSeen, (done.stdout.strip().splitlines() or [b""])[-1])
         except (NodeError, Malformed):

@@ -324,7 +324,7 @@ class _Steps:
 class PeerReports:
     """Hears second witnesses beside everything else; a machine that answers again needs none."""
 
-    world: Services
+    services: Services
     bootstrapper: Bootstrapper
     pool: ThreadPoolExecutor
     _asked: dict[str, _Asked] = field(default_factory=dict)
@@ -343,7 +343,7 @@ class PeerReports:
         if self._trains_on(node, seen):
             return replace(node, peer_report=PeerReport.ALIVE, reporter=_TRAINING)
         # A third of the time in which it is believed: then the answer is there when it is needed.
-        if node.silent_for < self.world.rules.limits.silent / 3:
+        if node.silent_for < self.services.rules.limits.silent / 3:
             return node
         asked = self._ask(node.node, [peer.node for peer in peers])
         return replace(node, peer_report=asked.peer_report, reporter=asked.reporter)
@@ -364,7 +364,7 @@ class PeerReports:
     def _knock(self, peer: Node, made: Bootstrapped, node: Node) -> PeerReport:
         command = (made.base_python, made.package_path, "knock", "--root", made.root, "--limit", f"{_LIMIT_S:g}")
         try:
-            host = self.world.shell.host(peer)
+            host = self.services.shell.host(peer)
             done = host.run((*command, node.private_address, str(node.port)), timeout_s=3 * _LIMIT_S)
         except NodeError:
             return PeerReport.NOTHING

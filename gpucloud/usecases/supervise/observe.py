@@ -89,9 +89,9 @@ class _Offers:
 
 @dataclass(slots=True)
 class Observer:
-    """Sees a job's world, pass after pass; remembers what a single look cannot tell."""
+    """Observes a job and its machines, pass after pass; remembers what a single look cannot tell."""
 
-    world: Services
+    services: Services
     bootstrapper: Bootstrapper
     inspector: Inspector
     home: OutputsHome
@@ -110,7 +110,7 @@ class Observer:
 
     def observe(self, state: JobState, goal: Goal) -> Seen:
         """Return what is seen now; `goal` says what is worth a look."""
-        now = self.world.clock.now()
+        now = self.services.clock.now()
         tries = tuple(self.bootstrapper.tries[self._noted :])
         state = noted(state, tries)
         group = self._list_group(state)
@@ -130,23 +130,23 @@ class Observer:
             spent_usd=payable.spent_usd,
             failed_bootstraps=failures(state),
             candidates=self._candidates(state, goal, payable.spent_usd, now),
-            inspects=gate_wanted(self.world.job, state.gpu) is not None,
+            inspects=gate_wanted(self.services.job, state.gpu) is not None,
             inspection=self.inspector.seen(),
             homecoming=self.home.stands(state, group, now),
             outputs_still_at=self.home.still_at,
         )
         seen = replace(seen, nodes=self._with_trials(nodes, goal))
         seen = self._with_heading(self._with_times(self.peer_reports.hear(seen), goal), goal)
-        seen = replace(seen, enough_at=enough_since(goal, seen, self.world.rules.limits))
+        seen = replace(seen, enough_at=enough_since(goal, seen, self.services.rules.limits))
         seen = self._with_attempt(seen.state.attempt, seen) if seen.state.attempt is not None else seen
         self._noted += len(tries)  # not before: a look that failed is made again
         return seen
 
     def _with_trials(self, nodes: tuple[NodeSeen, ...], goal: Goal) -> tuple[NodeSeen, ...]:
         """Say what the machines have shown of their right to drive, where they are to, until one has shown that."""
-        if (goal.until is not Until.LAUNCHED and self.world.order is None) or self._drivable == goal.number:
+        if (goal.until is not Until.LAUNCHED and self.services.order is None) or self._drivable == goal.number:
             return nodes
-        found = tuple(replace(seen, trial=self.world.jobs.trial(seen.node.id)) for seen in nodes)
+        found = tuple(replace(seen, trial=self.services.jobs.trial(seen.node.id)) for seen in nodes)
         shown = any(seen.trial == DriveTrial(number=goal.number, refused=None) for seen in found)
         if shown and goal.until is not Until.LAUNCHED:
             self._drivable = goal.number
@@ -155,7 +155,7 @@ class Observer:
     def _payable(self, state: JobState, group: GroupView, goal: Goal, now: datetime) -> Payable:
         """Those that take over from others are to be paid too."""
         wanted = goal.nodes * (2 if state.successor is not None else 1)
-        return self.tracker.payable(state, group, wanted, now, goal.budget_usd, self.world.rules.wall)
+        return self.tracker.payable(state, group, wanted, now, goal.budget_usd, self.services.rules.wall)
 
     def _needed(self, state: JobState, goal: Goal) -> int:
         """Return with how many machines none is missing: an attempt's own, and all that take over from others."""
@@ -165,8 +165,8 @@ class Observer:
 
     def _with_heading(self, seen: Seen, goal: Goal) -> Seen:
         """Add what the job is to run on by its deadline, and until when machines that take over could be paid too."""
-        tables = self.learning.tables(lesson(goal, seen, self.world.rules))
-        seen = replace(seen, heading=heading(replace(goal, tables=tables), seen, self.world.rules))
+        tables = self.learning.tables(lesson(goal, seen, self.services.rules))
+        seen = replace(seen, heading=heading(replace(goal, tables=tables), seen, self.services.rules))
         offer = appointed(seen)
         if offer is None or seen.state.successor is not None:
             return seen
@@ -174,7 +174,7 @@ class Observer:
         return replace(seen, payable_with_successor=self._payable(both, seen.group, goal, seen.now).until)
 
     def _list_group(self, state: JobState) -> GroupView:
-        return self.world.group.describe(state.group) if state.group is not None else NO_GROUP
+        return self.services.group.describe(state.group) if state.group is not None else NO_GROUP
 
     def _candidates(self, state: JobState, goal: Goal, spent_usd: Decimal, now: datetime) -> tuple[Offer, ...]:
         """Ask the market only when another pool is needed or may be, and not at every pass."""
@@ -183,13 +183,13 @@ class Observer:
             return ()
         if self._offers.at is None or now - self._offers.at > _OFFERS_LAST:
             self._offers = _Offers(at=now, found=self._ask_market(state))
-        return affordable(self._offers.found, goal.nodes, goal.budget_usd - spent_usd, self.world.rules.wall)
+        return affordable(self._offers.found, goal.nodes, goal.budget_usd - spent_usd, self.services.rules.wall)
 
     def _ask_market(self, state: JobState) -> tuple[Offer, ...]:
         """A market that does not answer ends nothing that works: the prices of before count, for as long again."""
-        job = self.world.job
+        job = self.services.job
         try:
-            offers = with_beside(self.world.market.offers(job.resources), self.world.terms)
+            offers = with_beside(self.services.market.offers(job.resources), self.services.terms)
         except GpucloudError:
             if state.attempt is None:
                 raise
@@ -213,7 +213,7 @@ class Observer:
                     memory.asked = self.pool.submit(self._read, node, state)
                 asked.append(memory.asked)
         wait(asked, timeout=_ANSWER_S)
-        after = self.world.clock.now()
+        after = self.services.clock.now()
         for memory in self._memory.values():
             if memory.asked is not None and memory.asked.done():
                 self._take(memory, memory.asked, after)
@@ -221,7 +221,7 @@ class Observer:
 
     def _known(self, node_id: str, state: JobState, now: datetime) -> _Memory:
         """What was silent for an earlier supervisor still is, if that looked lately; else we may have been away."""
-        lately = state.looked_at is not None and now - state.looked_at <= self.world.rules.limits.alone
+        lately = state.looked_at is not None and now - state.looked_at <= self.services.rules.limits.alone
         silent = (life.silent_at for life in state.nodes if life.node_id == node_id)
         return _Memory(answered_at=now, silent_at=next(silent, None) if lately else None)
 
@@ -249,12 +249,12 @@ class Observer:
             memory.answered_at, memory.mute_at = now, None
 
     def _somebody_answers(self, now: datetime) -> bool:
-        lately = now - self.world.rules.limits.silent
+        lately = now - self.services.rules.limits.silent
         return any(memory.status is not None and memory.answered_at > lately for memory in self._memory.values())
 
     def _read(self, node: Node, state: JobState) -> Status | None:
-        host = self.world.shell.host(node)
-        status = read_node(host, node.id, state.attempt, workers_per_node(self.world.job), self.logs)[0]
+        host = self.services.shell.host(node)
+        status = read_node(host, node.id, state.attempt, workers_per_node(self.services.job), self.logs)[0]
         if state.attempt is not None:
             self.history.look(host, state.attempt.number)
         return status
@@ -322,7 +322,7 @@ class Observer:
 
     def _committed(self, state: JobState) -> CheckpointRef | None:
         try:
-            newest = newest_commit(self.world.store, self.world.jobs.checkpoints)
+            newest = newest_commit(self.services.store, self.services.jobs.checkpoints)
         except TooMany:
             return state.checkpoint
         return CheckpointRef(**newest._asdict()) if newest else None

@@ -78,7 +78,7 @@ def free_ports(shell: Shell, node: Node, python: str, asked: tuple[int, ...]) ->
 class Bootstrapper:
     """Prepares nodes beside everything else, and knows what each is to be told."""
 
-    world: Services
+    services: Services
     watcher: Watcher
     pool: ThreadPoolExecutor
     syncs: ThreadPoolExecutor
@@ -100,7 +100,7 @@ class Bootstrapper:
     def start(self, node_id: str, gpu: str | None) -> None:
         """Begin to prepare the node, by a job that pays for GPUs of this model; nothing happens when that has begun."""
         if node_id not in self._work:
-            self._begun[node_id] = self.world.clock.now()
+            self._begun[node_id] = self.services.clock.now()
             self._work[node_id] = self.pool.submit(self._prepare, self._nodes[node_id], gpu)
 
     def forget(self, node_id: str) -> None:
@@ -177,7 +177,7 @@ class Bootstrapper:
             refusal = self.agent_writer.gave_up(node_id)
             if refusal is not None:
                 self.agent_writer.forget(node_id)
-                self._fail(node_id, refusal, since=self.world.clock.now())
+                self._fail(node_id, refusal, since=self.services.clock.now())
 
     def code_on(self, node_id: str) -> str | None:
         """Return where the node's copy of the code lies, None while it is not prepared."""
@@ -211,10 +211,10 @@ class Bootstrapper:
         One that answers something else is no longer prepared, as if that had been while it was made ready; so is one
         that gives no answer to this for long, though it may give others.
         """
-        asked = candidates(f"{self.world.name} {number}", node_ids)
+        asked = candidates(f"{self.services.name} {number}", node_ids)
         look = self.agent_writer.pool.submit
         answers = [
-            look(free_ports, self.world.shell, self._nodes[node_id], self.made_of(node_id).python, asked)
+            look(free_ports, self.services.shell, self._nodes[node_id], self.made_of(node_id).python, asked)
             for node_id in node_ids
         ]
         found = [self._answered(node_id, answer) for node_id, answer in zip(node_ids, answers, strict=True)]
@@ -222,7 +222,7 @@ class Bootstrapper:
         return common_port(there) if len(there) == len(found) else None
 
     def _answered(self, node_id: str, answer: Future[FreePorts]) -> FreePorts | None:
-        now = self.world.clock.now()
+        now = self.services.clock.now()
         since = self._unanswered.setdefault(node_id, now)
         try:
             ports = answer.result()
@@ -248,22 +248,22 @@ class Bootstrapper:
 
     def needs(self, code: str) -> Wanted:
         """Return what the job needs of any node where its code lies at `code`."""
-        world = self.world
+        services = self.services
         wanted = wanted_for(
-            world.job,
-            package=world.package.sha256,
+            services.job,
+            package=services.package.sha256,
             code=code,
-            secrets=world.secrets,
-            store_url=world.store.url,
-            power_off=world.power_off,
+            secrets=services.secrets,
+            store_url=services.store.url,
+            power_off=services.power_off,
             data=self.data.wanted(),
         )
-        wanted = replace(wanted, driver=world.driver)
+        wanted = replace(wanted, driver=services.driver)
         return with_driver(wanted, self._driver()) if wanted.machine is not None else wanted
 
     def _masked(self, text: str) -> str:
         """What a node says of a failure is kept in the books: a setup may have printed a secret."""
-        hidden = words_of(self.world.secrets.values())
+        hidden = words_of(self.services.secrets.values())
         return masked(text.encode("utf-8", "replace"), hidden).decode("utf-8", "replace")
 
     def _error(self, node_id: str) -> BaseException | None:
@@ -272,17 +272,17 @@ class Bootstrapper:
 
     def _prepare(self, node: Node, gpu: str | None) -> Prepared:
         try:
-            host = self.world.shell.host(node)
-            syncing = self.syncs.submit(host.sync, self.world.job.code, f"{node.root}/code")
+            host = self.services.shell.host(node)
+            syncing = self.syncs.submit(host.sync, self.services.job.code, f"{node.root}/code")
             # The setup runs where the code is; without one, both go on side by side.
-            before = syncing.result() if builds_in_code(self.world.job) else ""
-            wanted = of_node(self.needs(before), self.world.job, gpu, node, self.world.store.url)
+            before = syncing.result() if builds_in_code(self.services.job) else ""
+            wanted = of_node(self.needs(before), self.services.job, gpu, node, self.services.store.url)
             done = bootstrap(
                 host,
                 wanted,
-                self.world.package,
-                self.world.clock,
-                sets=self.world.data_sets,
+                self.services.package,
+                self.services.clock,
+                sets=self.services.data_sets,
                 story=self.watcher.story,
                 hide=self._masked,
             )
@@ -305,25 +305,25 @@ class Bootstrapper:
         return Prepared(bootstrapped=done, code=f"{done.root}/{code.removeprefix(f'{node.root}/')}")
 
     def _note(self, node_id: str, how: Ended) -> None:
-        over = self.world.clock.now()
+        over = self.services.clock.now()
         self.tries.append(BootstrapTry(node_id=node_id, begun_at=self._begun[node_id], over_at=over, how=how))
 
     def _keep(self, done: Bootstrapped, pool: Pool, gpu: str | None) -> None:
         """The first machine's record is the job's: a later one gets the same driver, where it can still be had."""
         if done.lock["machine"] is not None:
             with contextlib.suppress(StoreError):  # whoever supervises the job meets the store's faults
-                self.world.jobs.keep_lock(done.lock)
+                self.services.jobs.keep_lock(done.lock)
                 self.publish(pool, gpu)
 
     def _driver(self) -> str:
         with contextlib.suppress(StoreError):
-            return self.world.jobs.driver()
+            return self.services.jobs.driver()
         return ""
 
     def _desired(self, node_id: str, state: JobState) -> bytes:
         ready = self._ready(node_id)
         ahead = ready.bootstrapped.ahead if ready is not None else timedelta(0)
-        return desired_for(node_id, state, self.world, self._place, ahead)
+        return desired_for(node_id, state, self.services, self._place, ahead)
 
     def _place(self, member: str, reader: str, tree: str) -> Place:
         """Return where a member of an attempt of that tree is; what was synced since is another attempt's.
@@ -350,7 +350,7 @@ class Bootstrapper:
 
 
 def desired_for(
-    node_id: str, state: JobState, world: Services, place: Callable[[str, str, str], Place], ahead: timedelta
+    node_id: str, state: JobState, services: Services, place: Callable[[str, str, str], Place], ahead: timedelta
 ) -> bytes:
     """Return the node's desired.json.
 
@@ -363,23 +363,23 @@ def desired_for(
     launch, until = None, state.paid_until
     if attempt and node_id in ranks:
         places = tuple(place(member.node_id, node_id, attempt.tree) for member in attempt.members)
-        launch = _launch(ranks[node_id], attempt, world, places)
+        launch = _launch(ranks[node_id], attempt, services, places)
     desired = Desired(
         epoch=state.epoch,
         launch=launch,
         stop=attempt.ordered if attempt and launch else Stop.NO,
-        paid_until=until + ahead if until is not None and world.job.cloud is Cloud.SSH else until,
+        paid_until=until + ahead if until is not None and services.job.cloud is Cloud.SSH else until,
     )
     return desired_to_json(desired).encode()
 
 
-def _launch(rank: int, attempt: Attempt, world: Services, places: tuple[Place, ...]) -> Launch:
+def _launch(rank: int, attempt: Attempt, services: Services, places: tuple[Place, ...]) -> Launch:
     start = AttemptStart(
         number=attempt.number,
         port=attempt.port,
-        store_url=world.store.url,
-        checkpoints=world.jobs.checkpoints,
-        secret=attempt_secret(world.key, world.name, attempt.number),
-        profile_steps=world.job.profile_steps,
+        store_url=services.store.url,
+        checkpoints=services.jobs.checkpoints,
+        secret=attempt_secret(services.key, services.name, attempt.number),
+        profile_steps=services.job.profile_steps,
     )
-    return launch_of(rank, world.job, start, places, world.secrets)
+    return launch_of(rank, services.job, start, places, services.secrets)

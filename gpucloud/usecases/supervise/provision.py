@@ -44,7 +44,7 @@ _LIST_AGAIN_S = 2.0
 class MachineProvisioner:
     """Rents one job's machines, and gives them back. Everything may be done twice."""
 
-    world: Services
+    services: Services
     lease: Lease
     bootstrapper: Bootstrapper
     tracker: SpendTracker
@@ -53,7 +53,7 @@ class MachineProvisioner:
     def act(self, action: OnTheCloud) -> None:
         """Do it, if the lease is still ours. Raises LeaseHeld, and the cloud's errors."""
         self.lease.confirm()  # time may have passed since it was decided, and another may have followed us
-        state, group = self.lease.state, self.world.group
+        state, group = self.lease.state, self.services.group
         name = state.group or ""
         match action:
             case Provision():
@@ -85,13 +85,13 @@ class MachineProvisioner:
         The group's name and the image are in the books before anything is made: a teardown then finds it all.
         """
         self.bootstrapper.data.wanted()  # data that cannot be read is said before a machine is paid
-        state, provisioner = self.lease.state, self.world.provisioner
+        state, provisioner = self.lease.state, self.services.provisioner
         region = state.pool.region
         images = dict(state.images)
         image = images.get(region) or provisioner.image(region)
         if image is not None:
             images[region] = image
-        group = provisioner.group(self.world.cluster, region)
+        group = provisioner.group(self.services.cluster, region)
         self.lease.write(replace(state, group=group, images=tuple(sorted(images.items()))))
         self.bootstrapper.publish(
             state.pool, self.lease.state.gpu
@@ -107,10 +107,10 @@ class MachineProvisioner:
         promised = self.lease.state.paid_until
         if promised is not None and until < promised:
             self.lease.write(replace(self.lease.state, paid_until=until))
-        drives = self.world.order is not None or (self.lease.state.drives_itself and not self.world.on_machine)
+        drives = self.services.order is not None or (self.lease.state.drives_itself and not self.services.on_machine)
         if drives and (promised is None or until >= promised):
             self._write_arming(until)
-        self.world.group.arm(group, until)
+        self.services.group.arm(group, until)
         if drives and promised is not None and until < promised:
             self._write_arming(until)  # after it is so: what was armed before counts until then
         if self.lease.state.paid_until != until:
@@ -118,46 +118,46 @@ class MachineProvisioner:
 
     def _bill_drill(self) -> None:
         """There is one a job; written down before it is asked for, so that none is forgotten."""
-        rates, number = self.world.terms.rates_in(self.lease.state.pool.region), len(self.lease.state.attempts)
-        if charges := drill_charges(number, self.world.clock.now(), rates):
-            self.world.jobs.bill_outside_budget("drill", charges)
+        rates, number = self.services.terms.rates_in(self.lease.state.pool.region), len(self.lease.state.attempts)
+        if charges := drill_charges(number, self.services.clock.now(), rates):
+            self.services.jobs.bill_outside_budget("drill", charges)
 
     def _cap(self, usd_per_hour: Decimal) -> Decimal | None:
         """Return what the machine alone may cost: the cloud caps that, and not what is paid beside it."""
-        return max(usd_per_hour - self.world.terms.extras_usd_per_hour, Decimal(0)) or None
+        return max(usd_per_hour - self.services.terms.extras_usd_per_hour, Decimal(0)) or None
 
     def _tell_of(self, machines: int) -> None:
         """Whatever machines are asked for that are to drive the job: an arming tells of so many of them before."""
         state = self.lease.state
-        if self.world.order is None or state.paid_until is None:
+        if self.services.order is None or state.paid_until is None:
             return
         most = max(machines, len(state.alive))
-        wanted = arming(state, at=self.world.clock.now(), machines=most, until=state.paid_until)
-        if most and not tells_of(newest_of(self.world.jobs.armings()), wanted):
-            self.world.jobs.arm(wanted)
+        wanted = arming(state, at=self.services.clock.now(), machines=most, until=state.paid_until)
+        if most and not tells_of(newest_of(self.services.jobs.armings()), wanted):
+            self.services.jobs.arm(wanted)
 
     def _write_arming(self, until: datetime) -> None:
         """What machines say of the time that they drive the job proves nothing: this is what it may cost."""
-        state, nodes = self.lease.state, self.world.job.resources.nodes
+        state, nodes = self.lease.state, self.services.job.resources.nodes
         machines = most_machines(state, nodes)
-        self.world.jobs.arm(arming(state, at=self.world.clock.now(), machines=machines, until=until))
+        self.services.jobs.arm(arming(state, at=self.services.clock.now(), machines=machines, until=until))
 
     def close_armings(self) -> None:
         """Write down that from now on the machines that there are, or none, are seen from outside."""
-        if self.world.jobs.armings():
-            now = self.world.clock.now()
-            self.world.jobs.arm(arming(self.lease.state, at=now, machines=0, until=now))
+        if self.services.jobs.armings():
+            now = self.services.clock.now()
+            self.services.jobs.arm(arming(self.lease.state, at=now, machines=0, until=now))
 
     def _move(self, action: Move) -> None:
         """In the same region the group stays; in another one it is made anew, when nothing is left of the old one."""
-        state, world = self.lease.state, self.world
-        new = world.provisioner.group(world.cluster, action.offer.pool.region)
+        state, services = self.lease.state, self.services
+        new = services.provisioner.group(services.cluster, action.offer.pool.region)
         if state.group is not None and state.group != new:
             self._end_group(state.group)
         kept = state.group if state.group == new else None
         if kept is not None:  # an old listing may not have shown that machines were asked for in the pool that is left
-            world.group.resize(kept, 0, action.offer.pool)
-        self.lease.write(transitions.move(self.lease.state, action, kept, world.clock.now()))
+            services.group.resize(kept, 0, action.offer.pool)
+        self.lease.write(transitions.move(self.lease.state, action, kept, services.clock.now()))
         if kept is not None and self.lease.state.efa != state.efa:
             self.provision()  # machines of another shape need a template of their own
         elif kept is not None:
@@ -175,52 +175,52 @@ class MachineProvisioner:
 
     def _end_group(self, name: str) -> None:
         """End the machines, bill them, and only then forget the group that lists them."""
-        self.world.group.purge(name)
+        self.services.group.purge(name)
         self._bill(name)
         if self.lease.state.drives_itself:
             self.close_armings()
-        self.world.provisioner.destroy(name, story=self.watcher.story)
+        self.services.provisioner.destroy(name, story=self.watcher.story)
 
     def _cluster(self, image: str | None) -> ClusterSpec:
         pool = self.lease.state.pool
         return ClusterSpec(
-            name=self.world.cluster,
+            name=self.services.cluster,
             region=pool.region,
             zones=(pool.zone,),
             node_type=pool.instance_type,
             market=pool.market,
-            tags=(*self.world.job.tags, (JOB, self.world.name), (STORE, self.world.store.url)),
-            public_key=self.world.public_key,
-            store=self.world.store.url,
+            tags=(*self.services.job.tags, (JOB, self.services.name), (STORE, self.services.store.url)),
+            public_key=self.services.public_key,
+            store=self.services.store.url,
             image=image,
             efa=self.lease.state.efa,
-            unattended=self.world.order is not None,
-            data=tuple(source for source, _ in self.world.job.data if source.startswith("s3://")),
+            unattended=self.services.order is not None,
+            data=tuple(source for source, _ in self.services.job.data if source.startswith("s3://")),
         )
 
     def _bill(self, name: str) -> None:
         """Bill every machine of a group that was purged; one whose end the list never tells is charged up to now."""
         lives = self._last_lives(name)
-        now = self.world.clock.now()
+        now = self.services.clock.now()
         lives = tuple(ended(life, self.lease.state.paid_until, now) for life in lives)
         self.lease.write(self.tracker.settle(replace(self.lease.state, nodes=lives), now))
 
     def _last_lives(self, name: str) -> tuple[NodeLife, ...]:
         """Return the lives as the list tells them once it is up to date: for a while it may show what was so before."""
-        deadline = self.world.clock.now() + _LISTED_WITHIN
+        deadline = self.services.clock.now() + _LISTED_WITHIN
         while True:
-            lives = as_listed(self.lease.state, self.world.group.describe(name), self.world.clock.now()).nodes
-            if all(life.ended_at is not None for life in lives) or self.world.clock.now() >= deadline:
+            lives = as_listed(self.lease.state, self.services.group.describe(name), self.services.clock.now()).nodes
+            if all(life.ended_at is not None for life in lives) or self.services.clock.now() >= deadline:
                 return lives
-            self.world.clock.sleep(_LIST_AGAIN_S)
+            self.services.clock.sleep(_LIST_AGAIN_S)
 
     def _incomplete(self, name: str, error: ProvisionError) -> CleanupIncomplete:
         until = self.lease.state.paid_until
         alive = ", ".join(life.node_id for life in self.lease.state.alive)
-        ends = f"; they end by themselves at {format_moment(until, self.world.clock.now())}" if until else ""
+        ends = f"; they end by themselves at {format_moment(until, self.services.clock.now())}" if until else ""
         return CleanupIncomplete(
             f"group {name} could not be removed: {error}; may be alive: {alive or 'nothing known'}{ends}",
-            hint=f"gpucloud down {self.world.name}",
+            hint=f"gpucloud down {self.services.name}",
             may_pass=error.may_pass,
         )
 

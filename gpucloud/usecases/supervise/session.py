@@ -59,7 +59,7 @@ class Session:
     order, and raises where he leaves. `left` hears how the job was known to stand when the session failed.
     """
 
-    world: Services
+    services: Services
     orders: Orders
     watcher: Watcher
     who: Supervising = OUTSIDE
@@ -90,17 +90,17 @@ class Session:
 
     @contextmanager
     def _held(self, entering: Entering | None, *, saves: bool = True) -> Iterator[Supervisor]:
-        world = replace(self.world, clock=StoreClock(self.world.clock, self.world.jobs, self.watcher.story))
-        orders = replace(self.orders, clock=world.clock)
-        who = replace(self.who, began_at=world.clock.now(), saving=world.saving)
-        with take(world.jobs, world.clock, node=self.who.node) as lease:
+        services = replace(self.services, clock=StoreClock(self.services.clock, self.services.jobs, self.watcher.story))
+        orders = replace(self.orders, clock=services.clock)
+        who = replace(self.who, began_at=services.clock.now(), saving=services.saving)
+        with take(services.jobs, services.clock, node=self.who.node) as lease:
             if entering is None:
                 orders.acted_on()
             else:
                 _enter(entering, orders, lease)
             if not saves and not lease.state.status.ended:
-                lease.write(transitions.abandon(lease.state, world.clock.now(), world.job.outputs))
-            with supervisor(world, who, orders, lease, self.watcher, self.asked) as one, self._telling(lease):
+                lease.write(transitions.abandon(lease.state, services.clock.now(), services.job.outputs))
+            with supervisor(services, who, orders, lease, self.watcher, self.asked) as one, self._telling(lease):
                 if not who.node:
                     one.begin()
                 yield one
@@ -143,7 +143,7 @@ class CannotLeave(Exception):
 class Supervisor:
     """One supervisor of one job, holding its lease. It goes by the newest order, read at every pass."""
 
-    world: Services
+    services: Services
     who: Supervising
     orders: Orders
     lease: Lease
@@ -166,7 +166,7 @@ class Supervisor:
         if _is_news(self.lease.state, recorded):
             self.lease.write(recorded)  # a machine is in the books before anything else is done about it
         self.lease.remember(recorded)
-        action = decide(goal, seen, self.world.rules)
+        action = decide(goal, seen, self.services.rules)
         unproven = self.tracker.unproven_usd(recorded, seen.group, seen.now)
         if (line := self.observer.usage.warning()) is not None:
             self.watcher.story(line)
@@ -185,7 +185,7 @@ class Supervisor:
 
     def _patiently(self, work: Callable[[], T]) -> T:
         """Do it; what may pass is waited for, up to two minutes: the machines work on meanwhile."""
-        clock, told = self.world.clock, False
+        clock, told = self.services.clock, False
         tries = _PATIENCE.begin(clock.sleep, now=lambda: clock.now().timestamp())
         while True:
             try:
@@ -206,17 +206,17 @@ class Supervisor:
                 busy = self.observer.bootstrapper.busy or self.observer.inspector.busy or self.observer.home.busy
                 if not action.briefly and not busy:
                     break
-                self.world.clock.sleep(self.world.period_s)
+                self.services.clock.sleep(self.services.period_s)
         self._patiently(self.logs.flush)
 
     def run(self) -> JobState:
         """Tick until nothing is left to do for the goal; return the state then. Raises CannotLeave."""
-        flushed = self.world.clock.now()
+        flushed = self.services.clock.now()
         while not isinstance(action := self._patiently(self.tick), Done | Pause | StayOn):
             if isinstance(action, Wait):
-                self.world.clock.sleep(self.world.period_s)
-            now = self.world.clock.now()
-            if (now - flushed).total_seconds() >= self.world.flush_s:
+                self.services.clock.sleep(self.services.period_s)
+            now = self.services.clock.now()
+            if (now - flushed).total_seconds() >= self.services.flush_s:
                 self._patiently(self.logs.flush)
                 flushed = now
         self._patiently(self.logs.flush)
@@ -233,7 +233,7 @@ def _is_news(old: JobState, new: JobState) -> bool:
 
 @contextmanager
 def supervisor(
-    world: Services,
+    services: Services,
     who: Supervising,
     orders: Orders,
     lease: Lease,
@@ -242,23 +242,23 @@ def supervisor(
 ) -> Iterator[Supervisor]:
     """Give a supervisor whose threads and connections end with the block; the lease is held already."""
     threads = _Threads()
-    told = RedactingWatcher(watcher, words_of(world.secrets.values()))
-    observer = _observer(world, threads, told)
+    told = RedactingWatcher(watcher, words_of(services.secrets.values()))
+    observer = _observer(services, threads, told)
     try:
         yield Supervisor(
-            world=world,
+            services=services,
             who=who,
             orders=orders,
             lease=lease,
             observer=observer,
-            actor=_actor(world, lease, observer, told),
+            actor=_actor(services, lease, observer, told),
             tracker=observer.tracker,
             logs=observer.logs,
             watcher=told,
             asked=asked,
         )
     finally:
-        world.shell.close()
+        services.shell.close()
         threads.end()
 
 
@@ -281,41 +281,47 @@ class _Threads:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _observer(world: Services, threads: _Threads, watcher: RedactingWatcher) -> Observer:
+def _observer(services: Services, threads: _Threads, watcher: RedactingWatcher) -> Observer:
     bootstrapper = Bootstrapper(
-        world=world,
+        services=services,
         watcher=watcher,
         pool=threads.makers,
         syncs=threads.syncs,
-        data=JobData(job=world.job, jobs=world.jobs, sets=world.data_sets, story=watcher.story),
-        records=NodeRecords(world=world),
-        agent_writer=AgentWriter(world=world, pool=threads.agent_writers),
+        data=JobData(job=services.job, jobs=services.jobs, sets=services.data_sets, story=watcher.story),
+        records=NodeRecords(services=services),
+        agent_writer=AgentWriter(services=services, pool=threads.agent_writers),
     )
     return Observer(
-        world=world,
+        services=services,
         bootstrapper=bootstrapper,
-        inspector=Inspector(world=world, bootstrapper=bootstrapper, pool=threads.makers),
-        home=OutputsHome(world=world, bootstrapper=bootstrapper, pool=threads.makers, watcher=watcher),
-        tracker=SpendTracker(world.jobs, world.market, world.terms),
-        logs=LogReader(world.jobs, watcher.output, watcher.hidden),
+        inspector=Inspector(services=services, bootstrapper=bootstrapper, pool=threads.makers),
+        home=OutputsHome(services=services, bootstrapper=bootstrapper, pool=threads.makers, watcher=watcher),
+        tracker=SpendTracker(services.jobs, services.market, services.terms),
+        logs=LogReader(services.jobs, watcher.output, watcher.hidden),
         pool=threads.readers,
-        history=HistoryKeeper(world.jobs, world.clock),
-        usage=UsageMeter(lasting=world.job.idle.lasting if world.job.idle else None),
-        peer_reports=PeerReports(world=world, bootstrapper=bootstrapper, pool=threads.readers),
-        learning=Learning(make=world.make_tables, pool=threads.makers),
+        history=HistoryKeeper(services.jobs, services.clock),
+        usage=UsageMeter(lasting=services.job.idle.lasting if services.job.idle else None),
+        peer_reports=PeerReports(services=services, bootstrapper=bootstrapper, pool=threads.readers),
+        learning=Learning(make=services.make_tables, pool=threads.makers),
     )
 
 
-def _actor(world: Services, lease: Lease, observer: Observer, watcher: Watcher) -> Actor:
+def _actor(services: Services, lease: Lease, observer: Observer, watcher: Watcher) -> Actor:
     return Actor(
-        world=world,
+        services=services,
         lease=lease,
         bootstrapper=observer.bootstrapper,
         inspector=observer.inspector,
         machine_provisioner=MachineProvisioner(
-            world=world, lease=lease, bootstrapper=observer.bootstrapper, tracker=observer.tracker, watcher=watcher
+            services=services,
+            lease=lease,
+            bootstrapper=observer.bootstrapper,
+            tracker=observer.tracker,
+            watcher=watcher,
         ),
-        closing=Closing(world=world, home=observer.home, logs=observer.logs, history=observer.history, watcher=watcher),
+        closing=Closing(
+            services=services, home=observer.home, logs=observer.logs, history=observer.history, watcher=watcher
+        ),
         watcher=watcher,
     )
 

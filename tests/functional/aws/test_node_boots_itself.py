@@ -75,7 +75,7 @@ class Rig:
 
     @property
     def records(self) -> NodeRecords:
-        return NodeRecords(world=self.world)
+        return NodeRecords(services=self.world)
 
     def publish(self) -> None:
         self.records.publish(self.needs, POOL, GPU, lambda line: None)
