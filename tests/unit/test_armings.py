@@ -122,6 +122,43 @@ def life(node_id, begins, ends=None, **more):
     return NodeLife(node_id=node_id, pool=POOL, launched_at=NOW + begins * HOUR, ended_at=at, **more)
 
 
+def test_a_machine_that_ended_costs_what_it_lived_once_the_user_has_taken_the_job_back(store):
+    """Its own bill proves nothing; the cloud's list, as it stood at `down`, does when the group is long gone."""
+    users, machines = JobStore(store, "digits"), JobStore(store, "digits", on_machine=True)
+    lived = life("a", 0, 0.1, charged=True)
+    put_job(users, state(nodes=(lived,), drives_itself=True))
+    users.arm(arming(state(), at=NOW, machines=1, until=NOW + 8 * HOUR))
+    machines.bill("a", (charge("a", 0, 0.1, "0.05"),))
+    down_at, later = NOW + HOUR / 5, NOW + 4 * HOUR
+
+    def unproven(now):
+        return SpendTracker(users, OnePrice(), Terms()).unproven_usd(users.believed()[0], NO_GROUP, now)
+
+    assert unproven(later) == Decimal("3.325")  # 3.75 h of a machine at 0.9 USD an hour, less 0.05 told
+    users.arm(arming(state(), at=down_at, machines=0, until=down_at, listed=(lived,)))
+    assert unproven(later) == unproven(down_at) == 0
+
+
+def test_a_machine_that_lives_when_the_job_is_taken_back_is_known_up_to_then(store):
+    users = JobStore(store, "digits")
+    put_job(users, state(drives_itself=True))
+    users.arm(arming(state(), at=NOW, machines=1, until=NOW + 8 * HOUR))
+    users.arm(arming(state(), at=NOW + HOUR, machines=0, until=NOW + HOUR, listed=(life("a", 0),)))
+
+    tracker = SpendTracker(users, OnePrice(), Terms())
+    assert tracker.unproven_usd(state(), NO_GROUP, NOW + 9 * HOUR) == Decimal("0.5")  # its own books are empty
+
+
+def test_what_was_forgotten_before_the_job_was_taken_back_stays_unproven(store):
+    users = JobStore(store, "digits")
+    put_job(users, state(drives_itself=True))
+    users.arm(arming(state(), at=NOW, machines=1, until=NOW + 8 * HOUR))
+    users.arm(arming(state(), at=NOW + 2 * HOUR, machines=0, until=NOW + 2 * HOUR, listed=()))
+
+    tracker = SpendTracker(users, OnePrice(), Terms())
+    assert tracker.unproven_usd(state(), NO_GROUP, NOW + 9 * HOUR) == Decimal("1.575")  # 1.75 h at the cap
+
+
 LEFT_AT_FOUR = state(nodes=(life("a", 0, 4, charged=True), life("b", 0)))
 """Four hours of two machines beside a supervisor, 4 USD; then the one that is left drives the job for two more."""
 

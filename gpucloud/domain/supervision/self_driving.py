@@ -166,7 +166,8 @@ class Rented:
 class Arming:
     """So many machines at most were paid until `until`, at no more than the cap, from `at` on or the next arming's.
 
-    `unbilled` are the machines that had no bill on the user's side then: those that were alive.
+    `unbilled` are the machines that had no bill on the user's side then: those that were alive. `listed` are those that
+    the cloud listed then, where it was asked because the user's side took the job back: their lives are known for good.
     """
 
     version: int = ARMINGS_VERSION
@@ -176,15 +177,30 @@ class Arming:
     until: datetime
     rented: Rented
     unbilled: tuple[NodeLife, ...] = ()
+    listed: tuple[NodeLife, ...] | None = None
 
 
-def arming(state: JobState, *, at: datetime, machines: int, until: datetime) -> Arming:
+def arming(
+    state: JobState, *, at: datetime, machines: int, until: datetime, listed: tuple[NodeLife, ...] | None = None
+) -> Arming:
     """Return the arming for the job as its state stands on the user's side; none drive it any more for 0 machines."""
     rented = Rented(**{one.name: getattr(state, one.name) for one in fields(Rented)})
     # What machines wrote of each other while they drove is no word of the user's side when it takes the job back.
     unbilled = tuple(life for life in state.nodes if not life.charged) if machines else ()
     cap = state.dearest_usd_per_hour
-    return Arming(at=at, machines=machines, cap_usd_per_hour=cap, until=until, rented=rented, unbilled=unbilled)
+    return Arming(
+        at=at, machines=machines, cap_usd_per_hour=cap, until=until, rented=rented, unbilled=unbilled, listed=listed
+    )
+
+
+def witnessed(armings: Iterable[Arming]) -> tuple[NodeLife, ...]:
+    """Return the lives that the cloud listed when the user's side took the job back: of each machine as told last.
+
+    One that lived then is known up to then alone.
+    """
+    told = ((life, one.at) for one in sorted(armings, key=lambda one: one.at) for life in one.listed or ())
+    lives = {life.node_id: replace(life, ended_at=life.ended_at or at) for life, at in told}
+    return tuple(lives.values())
 
 
 def most_machines(state: JobState, nodes: int, listed: int = 0) -> int:
@@ -235,8 +251,15 @@ def unproven_usd(
     `listed` is from when to when each machine that the cloud lists lived, `listed_charges` what that costs; `told` are
     the charges of the books, of which those below zero count for nothing. Within each arming the larger sum counts.
     """
-    lives, sums, books = tuple(listed), tuple(listed_charges), tuple(told)
-    return sum((_lacking(one, end, lives, sums, books, now) for one, end in _windows(armings, now)), ZERO)
+    lives, sums, books, every = tuple(listed), tuple(listed_charges), tuple(told), tuple(armings)
+    looks = [now, *(one.at for one in every if one.listed is not None)]
+    return sum(
+        (
+            _lacking(one, end, lives, sums, books, min(look for look in looks if look >= end))
+            for one, end in _windows(every, now)
+        ),
+        ZERO,
+    )
 
 
 def earlier_usd(
@@ -277,10 +300,11 @@ def _lacking(
     lives: tuple[tuple[datetime, datetime], ...],
     sums: tuple[Charge, ...],
     books: tuple[Charge, ...],
-    now: datetime,
+    looked_at: datetime,
 ) -> Decimal:
+    """`looked_at` is when the cloud was asked first after the end: it listed all that had ended not long before."""
     seen = sum((_within(charge, arming.at, end) for charge in sums), ZERO)
-    forgotten = min(end, now - LISTED)
+    forgotten = min(end, looked_at - LISTED)
     paid = arming.machines * max(timedelta(0), forgotten - arming.at)
     shown = sum((_overlap(life, (arming.at, forgotten)) for life in lives), timedelta(0))
     least = seen + usd_for(arming.cap_usd_per_hour, max(timedelta(0), paid - shown))

@@ -14,7 +14,7 @@ from gpucloud.domain.money.prepaid import Wall, paid_until
 from gpucloud.domain.node.node import GroupView
 from gpucloud.domain.state.state import JobState, NodeLife
 from gpucloud.domain.supervision.budget import Standing
-from gpucloud.domain.supervision.self_driving import Arming, earlier_usd, unproven_usd
+from gpucloud.domain.supervision.self_driving import Arming, earlier_usd, unproven_usd, witnessed
 from gpucloud.domain.supervision.transitions import as_listed
 from gpucloud.ports import BillingData, MarketData
 from gpucloud.usecases.jobstore.jobstore import JobStore
@@ -129,9 +129,10 @@ class SpendTracker:
         armings = () if self._jobs.on_machine else self._jobs.armings()
         if not armings:
             return ZERO
-        lives = as_listed(replace(state, nodes=()), listed, now).nodes
-        charges = [charge for life in lives for charge in self._meter(life, replace(state, attempts=()), now)]
-        spans = [(life.launched_at, life.ended_at or now) for life in lives]
+        told_lives = {life.node_id: life for life in witnessed(armings)}
+        lives = {**told_lives, **{one.node_id: one for one in as_listed(replace(state, nodes=()), listed, now).nodes}}
+        charges = [charge for life in lives.values() for charge in self._meter(life, replace(state, attempts=()), now)]
+        spans = [(life.launched_at, life.ended_at or now) for life in lives.values()]
         told = self.charges(state, now)
         # A bill of a machine that the state does not tell of, or tells another story of, was paid all the same.
         untold = max(ZERO, total(charge for charge in told if charge.node_id) - self.spent_usd(state, now))

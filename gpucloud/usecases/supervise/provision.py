@@ -143,10 +143,17 @@ class MachineProvisioner:
         self.services.jobs.arm(arming(state, at=self.services.clock.now(), machines=machines, until=until))
 
     def close_armings(self) -> None:
-        """Write down that from now on the machines that there are, or none, are seen from outside."""
-        if self.services.jobs.armings():
-            now = self.services.clock.now()
-            self.services.jobs.arm(arming(self.lease.state, at=now, machines=0, until=now))
+        """Write down that from now on the machines that there are, or none, are seen from outside; and which were there.
+
+        The cloud forgets those that have ended, and their own word for their lives would count for nothing.
+        """
+        if not self.services.jobs.armings():
+            return
+        now, state = self.services.clock.now(), self.lease.state
+        listed = None
+        if state.group is not None:
+            listed = as_listed(replace(state, nodes=()), self.services.group.describe(state.group), now).nodes
+        self.services.jobs.arm(arming(state, at=now, machines=0, until=now, listed=listed))
 
     def _move(self, action: Move) -> None:
         """In the same region the group stays; in another one it is made anew, when nothing is left of the old one."""
