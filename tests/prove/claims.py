@@ -115,7 +115,7 @@ class Driven:
                 "cost": spend.spent_usd + spend.unproven_usd,
                 "budget": stands.spent_usd,
                 "the least budget": Decimal(least),
-                "the next holder's": payable.spent_usd,
+                "the next holder's": payable.used.usd,
             },
             shut_offs={
                 "paid for": payable.until or _NOW,

@@ -8,6 +8,7 @@ from decimal import Decimal
 
 import pytest
 
+from gpucloud.domain.money.ledger import Used
 from gpucloud.domain.node.status import Stop
 from gpucloud.domain.state.order import BudgetChange
 from gpucloud.domain.state.state import CheckpointRef, ExitReason, Interruption, InterruptionKind, JobStatus
@@ -21,7 +22,15 @@ from gpucloud.domain.supervision.action import (
     TearDown,
     Wait,
 )
-from gpucloud.domain.supervision.budget import Standing, least_to_lower_to, plain_usd, refusal, shut_off, used_up
+from gpucloud.domain.supervision.budget import (
+    Standing,
+    least_to_lower_to,
+    plain_usd,
+    refusal,
+    shut_off,
+    told_of_money,
+    used_up,
+)
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import Rules
 from gpucloud.domain.supervision.transitions import close_attempt
@@ -191,16 +200,46 @@ SAVED = CheckpointRef(step=70, sha256="0" * 64)
 def test_the_end_at_the_wall_says_what_was_kept_aside_and_names_the_command_that_goes_on():
     job = replace(state(attempts=(opened("a", "b"),)), checkpoint=SAVED)
 
-    assert used_up(job, Decimal("0.50"), Decimal("0.395"), RULES.wall) == (
-        "the budget of 0.50 USD pays for no more machine time (0.395 USD are spent, 0.105 USD kept aside for the last"
+    assert used_up(job, Decimal("0.50"), Used(spent_usd=Decimal("0.395")), RULES.wall) == (
+        "the budget of 0.50 USD pays for no more machine time (0.395 USD spent, 0.105 USD kept aside for the last"
         " save and the machines' end), step 70 is saved: gpucloud train digits --budget '1 USD' goes on from there"
     )
 
 
 def test_what_is_too_little_for_another_start_is_not_called_kept_aside():
-    assert " (0.36 USD are spent, 0.14 USD left, which is too little to start machines and train 1 min on them)," in (
-        used_up(state(attempts=(opened("a", "b"),)), Decimal("0.50"), Decimal("0.36"), RULES.wall)
+    assert " (0.36 USD spent, 0.14 USD left, which is too little to start machines and train 1 min on them)," in (
+        used_up(state(attempts=(opened("a", "b"),)), Decimal("0.50"), Used(spent_usd=Decimal("0.36")), RULES.wall)
     )
+
+
+def test_a_rest_that_is_more_than_what_is_kept_aside_is_told_apart_from_it():
+    job = state(attempts=(opened("a"),))
+    assert "(0.0340 USD spent, 0.0525 USD kept aside for the last save and the machines' end, 0.00350 USD too" in (
+        used_up(job, Decimal("0.09"), Used(spent_usd=Decimal("0.034")), RULES.wall)
+    )
+
+
+def test_what_was_said_of_money_at_the_end_is_said_anew_by_the_budget_and_sums_of_now():
+    job = replace(state(attempts=(opened("a"),)), exit_reason=ExitReason.BUDGET, status=JobStatus.FAILED)
+    ended = replace(job, message=used_up(job, Decimal("0.09"), Used(spent_usd=Decimal("0.034")), RULES.wall))
+
+    raised = told_of_money(ended, Decimal("0.12"), Used(spent_usd=Decimal("0.034")), RULES.wall, nodes=1)
+    assert raised.startswith("the time that its machines were paid for is over (0.0340 USD spent, 0.0860 USD left)")
+    other = replace(job, message="unattended time is over")
+    assert told_of_money(other, Decimal("0.12"), Used(), RULES.wall, nodes=1) == "unattended time is over"
+
+
+def test_what_is_enough_for_another_start_is_never_called_too_little():
+    """As where its own machines end with the time that was paid for them at the highest price, having cost less."""
+    left = Used(spent_usd=Decimal("0.0156"), unproven_usd=Decimal("0.01"))
+    told = (
+        "the time that its machines were paid for is over (0.0156 USD spent, 0.01 USD unproven, 0.0845 USD left),"
+        " step 70 is saved: gpucloud train digits goes on from there"
+    )
+    job = replace(state(attempts=(opened("a"),)), checkpoint=SAVED)
+
+    assert used_up(job, Decimal("0.1101"), left, RULES.wall) == told  # the least for one machine is 0.0825 USD
+    assert "pays for no more machine time" in used_up(job, Decimal("0.1101"), left, RULES.wall, nodes=2)
 
 
 def test_a_budget_that_is_proposed_pays_for_the_steps_to_go_where_they_are_known():
@@ -208,12 +247,12 @@ def test_a_budget_that_is_proposed_pays_for_the_steps_to_go_where_they_are_known
     job = replace(state(attempts=(attempt,)), checkpoint=SAVED)
 
     # from step 70: 600 steps of 6 s, after a start of 60 s, and 210 s are kept aside; 2 machines at 0.9 USD an hour
-    assert used_up(job, Decimal("0.50"), Decimal("0.50"), RULES.wall) == (
+    assert used_up(job, Decimal("0.50"), Used(spent_usd=Decimal("0.50")), RULES.wall) == (
         "the budget of 0.50 USD pays for no more machine time, step 70 is saved:"
         " gpucloud train digits --budget '2.44 USD' goes on from there, and pays for the 1 h to go"
     )
     almost = replace(job, attempts=(replace(attempt, total_steps=71),))  # it is refused for less training than a minute
-    assert "--budget '0.67 USD'" in used_up(almost, Decimal("0.50"), Decimal("0.50"), RULES.wall)
+    assert "--budget '0.67 USD'" in used_up(almost, Decimal("0.50"), Used(spent_usd=Decimal("0.50")), RULES.wall)
 
 
 def test_the_end_at_the_deadline_says_what_is_saved_and_how_the_job_goes_on():

@@ -35,7 +35,7 @@ from gpucloud.domain.job.spec import (
 )
 from gpucloud.domain.market.catalog import Catalog, Machine, PriceList, SpotList
 from gpucloud.domain.market.outcome import Outcome, Summary
-from gpucloud.domain.money.ledger import Terms
+from gpucloud.domain.money.ledger import Terms, Used
 from gpucloud.domain.money.prepaid import Wall
 from gpucloud.usecases.money.estimate import QUICK, Estimate, Estimator, Planner
 from gpucloud.usecases.money.simulate import Outlooks
@@ -488,7 +488,7 @@ def test_a_budget_is_said_to_train_at_every_price_that_is_named_without_what_is_
 
 def test_a_plan_names_what_is_spent_of_the_budget_and_no_time_beyond_a_year() -> None:
     plan = planner_of(JOB, V100).plan(JOB)
-    rows = plan_rows(replace(plan, spent_usd=Decimal("0.25"), trains=timedelta(days=36525)))
+    rows = plan_rows(replace(plan, used=Used(spent_usd=Decimal("0.25")), trains=timedelta(days=36525)))
     assert rows["budget"] == (
         "200.00 USD less 0.25 USD spent, less what is kept aside and a start of 1 min:"
         " trains more than a year at this price, 66 h 36 min at 3.00 USD an hour"

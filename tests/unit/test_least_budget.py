@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpucloud.domain.errors import BudgetTooSmall, PlanRefused
 from gpucloud.domain.job.spec import Job, Market, MarketPolicy, Resources
 from gpucloud.domain.market.plan import make_plan
-from gpucloud.domain.money.ledger import usd_for
+from gpucloud.domain.money.ledger import Used, usd_for
 from gpucloud.domain.money.prepaid import Wall, paid_until
 from gpucloud.domain.offer import Offer, Pool
 from tests.unit.worlds import NOW
@@ -36,7 +36,7 @@ def planned(budget, one, nodes=1, wall=WALLS[0], spent=Decimal(0)):
         source=None,
         code=None,
     )
-    return make_plan(job, (one,), NOW, wall, spent_usd=spent)
+    return make_plan(job, (one,), NOW, wall, used=Used(spent_usd=spent))
 
 
 def least_of(one, nodes=1, wall=WALLS[0]):
@@ -103,6 +103,6 @@ def test_what_is_left_of_a_budget_is_refused_with_the_whole_sum_that_goes_on():
         planned("0.35", offer(), spent=SPENT)
 
     assert "what is left of 0.35 USD would end before" in refused.value.message
-    assert "the least that works is 0.39 USD, of which 0.30 USD are spent: 1 min to start" in refused.value.message
+    assert "the least that works is 0.39 USD: 0.30 USD spent, 1 min to start" in refused.value.message
     assert refused.value.hint == "budget: 0.39 USD"
     assert planned("0.39", offer(), spent=SPENT).trains == timedelta(seconds=90)

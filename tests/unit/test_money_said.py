@@ -24,7 +24,7 @@ from gpucloud.domain.errors import PlanRefused
 from gpucloud.domain.job.spec import CheckpointPolicy, Job, Market, MarketPolicy, Policy, Resources
 from gpucloud.domain.market.outcome import Outcome, summary
 from gpucloud.domain.market.plan import make_plan
-from gpucloud.domain.money.ledger import Spend
+from gpucloud.domain.money.ledger import Spend, Used
 from gpucloud.domain.state.state import JobStatus
 from gpucloud.domain.supervision.action import Arm
 from gpucloud.domain.supervision.deadline import heading
@@ -87,7 +87,7 @@ def test_a_job_that_may_go_on_demand_does_where_spot_machines_do_not_pay() -> No
 def test_a_run_that_goes_on_without_machines_chooses_as_it_did_at_first() -> None:
     dear, alone = replace(UNSAVED, budget_usd=Decimal(5000)), replace(A100, zones="a")
     planner = planner_of(dear, alone, saving=Saving.NOTHING)
-    spent = {"spent_usd": Decimal(100)}
+    spent = {"used": Used(spent_usd=Decimal(100))}
     plan = make_plan(dear, planner.offers(dear), NOW, planner.wall, **spent)
     assert plan.offer.pool.market is Market.SPOT
     assert planner.safer(dear, plan, planner.wall, **spent).offer.pool.market is Market.ON_DEMAND

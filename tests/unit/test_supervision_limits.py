@@ -300,7 +300,7 @@ def test_a_machine_that_the_cloud_has_forgotten_costs_what_was_paid_for_and_no_m
     tracker = SpendTracker(JobStore(MemoryStore(JumpingClock(NOW)), "digits"), OneUsdAnHour())
     one = seen(group_size=0, armed=None, state=stored)
     wall = RULES.wall
-    assert round(tracker.payable(stored, one.group, 2, NOW, Decimal(5), wall).spent_usd, 3) == Decimal("0.583")
+    assert round(tracker.payable(stored, one.group, 2, NOW, Decimal(5), wall).used.usd, 3) == Decimal("0.583")
     kept = tracker.settle(transitions.record(one), NOW)
     assert (kept.nodes[0].ended_at, kept.nodes[0].charged) == (stored.paid_until, True)
     assert round(tracker.spend(kept, NOW, Decimal(5)).spent_usd, 3) == Decimal("0.583")

@@ -18,10 +18,10 @@ from gpucloud.cli.render.words import say, say_json, say_words, table, tell, usd
 from gpucloud.cli.target import known_job, report_of
 from gpucloud.domain import codec
 from gpucloud.domain.errors import BudgetRefused, GpucloudError, LeaseHeld, UsageError
-from gpucloud.domain.job.quantities import format_usd, parse_usd
+from gpucloud.domain.job.quantities import format_usd, in_cents, parse_usd
 from gpucloud.domain.state.order import BudgetChange, Order, is_closed, with_budget
 from gpucloud.domain.state.state import JobState, JobStatus
-from gpucloud.domain.supervision.budget import plain_usd, refusal
+from gpucloud.domain.supervision.budget import least_to_go_on, plain_usd, refusal
 from gpucloud.domain.supervision.seen import Rules, rules_for
 from gpucloud.usecases.job.jobs import Asker, bring_closer, budget_standing, least_usd, obey_here
 from gpucloud.usecases.jobstore.lease import take
@@ -213,7 +213,8 @@ def _change(cloud: Gpucloud, known: KnownJob, asker: Asker, wanted: Decimal) -> 
     if before.order.budget_usd == wanted and not orders.is_trusted(before):
         return
     rules = rules_for(before.order.unattended, cloud.cloud_of(known).cloud_profile.rules)
-    why = refusal(state, before.order.budget_usd, wanted, budget_standing(asker, state), rules)
+    standing = budget_standing(asker, state)
+    why = refusal(state, before.order.budget_usd, wanted, standing, rules)
     if why is not None:
         raise _too_small(asker, known, why, least_usd(asker, state, rules))
     order = orders.change(lambda newest: with_budget(newest, wanted)).order
@@ -221,6 +222,8 @@ def _change(cloud: Gpucloud, known: KnownJob, asker: Asker, wanted: Decimal) -> 
     await_order(cloud, known, asker, order, rules)
     for change in order.budget_changes[-1:] if is_news else ():
         tell(budget_line(change))
+    if not standing.alive and wanted < (least := least_to_go_on(state, standing, rules)):
+        tell(f"that is too little to go on with: the least is {in_cents(least)} USD")
 
 
 def await_order(cloud: Gpucloud, known: KnownJob, asker: Asker, order: Order, rules: Rules) -> None:

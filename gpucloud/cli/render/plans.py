@@ -53,7 +53,7 @@ def plan_rows(plan: Plan) -> dict[str, str]:
         trains += f", {_long(plan.trains_at_dearest)} at {dearest}"
         price += f"; on others, where these are not to be had, up to {format_usd(plan.dearest_usd_per_hour)}"
         kept += f", or {format_usd(plan.kept_at_dearest_usd)} at {dearest}"
-    spent = f" less {format_usd(plan.spent_usd)} spent," if plan.spent_usd else ""
+    spent = f" less {plan.used}," if plan.used.usd else ""
     return {
         "machines": f"{plan.nodes} × {plan.offer.pool}, {workers}{fewer}",
         "price": price,

@@ -14,6 +14,7 @@ from gpucloud.domain.job.spec import Cloud, Job, Market
 from gpucloud.domain.market.catalog import Headroom
 from gpucloud.domain.market.policies import Reason
 from gpucloud.domain.market.sizing import Memory, memory, way_to_fit, work_of
+from gpucloud.domain.money.ledger import NOTHING_USED, Used
 from gpucloud.domain.money.prepaid import Wall, least_budget_usd, reserve_usd, trains_for
 from gpucloud.domain.node.gate.models import MODELS
 from gpucloud.domain.offer import Offer, rank, worth
@@ -27,7 +28,7 @@ class Plan:
 
     `offers` are all that would do, the chosen one first. `trains` is for how long the budget trains at today's price,
     `trains_at_cap` at the chosen offer's highest price, `trains_at_dearest` at that of the dearest of all: without
-    `spent_usd`, after a first start, which takes `start`, and without `reserve` at the highest price, which only the
+    what is `used`, after a first start, which takes `start`, and without `reserve` at the highest price, which only the
     last save and the machines' end may use: `kept_usd`, on the dearest `kept_at_dearest_usd`.
     """
 
@@ -40,7 +41,7 @@ class Plan:
     cap_usd_per_hour: Decimal
     budget_usd: Decimal
     worst_usd: Decimal
-    spent_usd: Decimal
+    used: Used
     kept_usd: Decimal
     kept_at_dearest_usd: Decimal
     reserve: timedelta
@@ -72,7 +73,7 @@ class Plan:
         return self.offers[1:4]
 
 
-def make_plan(job: Job, offers: tuple[Offer, ...], now: datetime, wall: Wall, *, spent_usd: Decimal) -> Plan:
+def make_plan(job: Job, offers: tuple[Offer, ...], now: datetime, wall: Wall, *, used: Used = NOTHING_USED) -> Plan:
     """Return the plan for the job: the cheapest offer that does what it asks and that the budget can start.
 
     Raises PlanRefused, naming what must change, or BudgetTooSmall where it is what was spent that leaves too little.
@@ -84,11 +85,11 @@ def make_plan(job: Job, offers: tuple[Offer, ...], now: datetime, wall: Wall, *,
         _refuse_what_is_too_large(job, offers)
         hint = _meant(job.resources.gpu) or "more `regions`, or other `resources`; gpucloud offers"
         raise PlanRefused(_nothing_matches(job, offers), hint=hint)
-    nodes, left = job.resources.nodes, job.budget_usd - spent_usd
+    nodes, left = job.resources.nodes, job.budget_usd - used.usd
     payable = affordable(ranked, nodes, left, wall)
     if not payable:
         cheapest = min(ranked, key=lambda offer: offer.cap_usd_per_hour)
-        raise _too_small(job, cheapest, wall, spent_usd)
+        raise _too_small(job, cheapest, wall, used)
     best = payable[0]
     dearest_usd = _dearest_usd(payable)
 
@@ -107,7 +108,7 @@ def make_plan(job: Job, offers: tuple[Offer, ...], now: datetime, wall: Wall, *,
         cap_usd_per_hour=best.cap_usd_per_hour * nodes,
         budget_usd=job.budget_usd,
         worst_usd=job.budget_usd,
-        spent_usd=spent_usd,
+        used=used,
         kept_usd=reserve_usd(nodes, best.cap_usd_per_hour, wall),
         kept_at_dearest_usd=reserve_usd(nodes, dearest_usd, wall),
         reserve=wall.reserve,
@@ -119,17 +120,17 @@ def make_plan(job: Job, offers: tuple[Offer, ...], now: datetime, wall: Wall, *,
     )
 
 
-def _too_small(job: Job, offer: Offer, wall: Wall, spent_usd: Decimal) -> PlanRefused | BudgetTooSmall:
+def _too_small(job: Job, offer: Offer, wall: Wall, used: Used) -> PlanRefused | BudgetTooSmall:
     """Return the error for a budget that would end before anything is trained: what the least is, and what is in it."""
     nodes, cap_usd = job.resources.nodes, offer.cap_usd_per_hour
-    least = in_cents(spent_usd + least_budget_usd(nodes, cap_usd, wall))
-    of, told = format_usd(job.budget_usd), f"{least} USD"
-    if spent_usd:
-        of, told = f"what is left of {of}", f"{told}, of which {format_usd(spent_usd)} are spent"
-    refused = BudgetTooSmall if spent_usd else PlanRefused  # what a job has used up is no fault of its file
+    least = in_cents(used.usd + least_budget_usd(nodes, cap_usd, wall))
+    of, told = format_usd(job.budget_usd), ""
+    if used.usd:
+        of, told = f"what is left of {of}", f"{used}, "
+    refused = BudgetTooSmall if used.usd else PlanRefused  # what a job has used up is no fault of its file
     return refused(
-        f"{of} would end before {nodes} × {offer.pool} could train; the least that works is {told}:"
-        f" {format_span(wall.start)} to start and {format_span(wall.least)} to train at"
+        f"{of} would end before {nodes} × {offer.pool} could train; the least that works is {least} USD:"
+        f" {told}{format_span(wall.start)} to start and {format_span(wall.least)} to train at"
         f" {format_usd(cap_usd * nodes)} an hour, and {format_usd(reserve_usd(nodes, cap_usd, wall))} kept aside for"
         " the last save and the machines' end",
         hint=f"budget: {least} USD" + (", or fewer nodes" if nodes > 1 else ""),

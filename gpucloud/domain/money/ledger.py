@@ -23,6 +23,7 @@ from datetime import datetime, timedelta, timezone
 from decimal import ROUND_HALF_UP, ROUND_UP, Decimal
 from enum import Enum
 
+from gpucloud.domain.job.quantities import format_usd
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.node.node import EndCause
 from gpucloud.domain.offer import Offer, Pool, PricePoint
@@ -175,6 +176,26 @@ class Charge:
     kind: ChargeKind = ChargeKind.COMPUTE
     note: str = ""
     estimated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Used:
+    """What counts of a budget as used: what the books tell, and what was paid beside it that nobody can show."""
+
+    spent_usd: Decimal = ZERO
+    unproven_usd: Decimal = ZERO
+
+    @property
+    def usd(self) -> Decimal:
+        """Both together."""
+        return self.spent_usd + self.unproven_usd
+
+    def __str__(self) -> str:
+        unproven = f", {format_usd(self.unproven_usd)} unproven" if self.unproven_usd else ""
+        return f"{format_usd(self.spent_usd)} spent{unproven}"
+
+
+NOTHING_USED = Used()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

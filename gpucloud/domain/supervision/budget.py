@@ -7,12 +7,14 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 
 from gpucloud.domain.job.quantities import format_span, format_usd, in_cents, span_of
-from gpucloud.domain.money.ledger import usd_for
+from gpucloud.domain.money.ledger import Used, usd_for
 from gpucloud.domain.money.prepaid import Wall, least_budget_usd, reserve_usd, sooner
-from gpucloud.domain.state.state import JobState
+from gpucloud.domain.state.state import ExitReason, JobState
 from gpucloud.domain.supervision.action import Arm, ObeyOrder
 from gpucloud.domain.supervision.seen import Goal, Rules, Seen
 
+_BUDGET_OF, _TIME_IS_OVER = "the budget of", "the time that its machines were paid for is over"
+_SHOWN = Decimal("0.0001")
 _ABOUT = Decimal("1.25")
 """Of the reserve: machines end some seconds before nothing else is left."""
 
@@ -64,7 +66,12 @@ def least_to_lower_to(state: JobState, standing: Standing, rules: Rules) -> Deci
         return standing.spent_usd + saving + reserve_usd(standing.alive, cap, wall)
     if state.status.ended:
         return standing.spent_usd
-    return standing.spent_usd + least_budget_usd(standing.needed, cap, wall)
+    return least_to_go_on(state, standing, rules)
+
+
+def least_to_go_on(state: JobState, standing: Standing, rules: Rules) -> Decimal:
+    """Return the least budget with which a job without machines starts once more."""
+    return standing.spent_usd + least_budget_usd(standing.needed, state.dearest_usd_per_hour, rules.wall)
 
 
 def shut_off(state: JobState, budget_usd: Decimal, standing: Standing, rules: Rules) -> datetime:
@@ -81,27 +88,47 @@ def shut_off(state: JobState, budget_usd: Decimal, standing: Standing, rules: Ru
     return standing.now + min(wall.horizon, span_of(seconds))
 
 
-def used_up(state: JobState, budget_usd: Decimal, spent_usd: Decimal, wall: Wall) -> str:
+def used_up(state: JobState, budget_usd: Decimal, used: Used, wall: Wall, *, nodes: int = 1) -> str:
     """Return what to say when a job ends at its budget: what was not spent, and why; what is saved; how it goes on.
 
-    The sum that it goes on with is enough for the steps that it still has to make, where these are known.
+    The sum that it goes on with is enough for the steps that it still has to make, where these are known. What is left
+    may be enough for a start of `nodes` machines: those that drive a job may not have their paid time prolonged.
     """
-    cap_usd, nodes = state.dearest_usd_per_hour, len(state.attempts[-1].members) if state.attempts else 1
-    rest_usd, reserve = budget_usd - spent_usd, reserve_usd(nodes, cap_usd, wall)
-    why = "kept aside for the last save and the machines' end"
-    if rest_usd > reserve * _ABOUT:
-        why = f"left, which is too little to start machines and train {format_span(wall.least)} on them"
-    kept = f" ({format_usd(spent_usd)} are spent, {format_usd(rest_usd)} {why})" if rest_usd > 0 else ""
+    cap_usd, nodes = state.dearest_usd_per_hour, max(nodes, len(state.attempts[-1].members) if state.attempts else 1)
+    rest_usd, reserve = budget_usd - used.usd, reserve_usd(nodes, cap_usd, wall)
+    if cap_usd > 0 and rest_usd >= least_budget_usd(nodes, cap_usd, wall):
+        return (
+            f"{_TIME_IS_OVER} ({used}, {format_usd(rest_usd)} left),"
+            f" {_saved(state)}: gpucloud train {state.job} goes on from there"
+        )
+    kept = f" ({used}, {_rest(rest_usd, reserve, wall)})" if rest_usd > 0 else ""
     more_usd, enough = max(budget_usd, least_budget_usd(nodes, cap_usd, wall)), ""
     if (to_go := to_go_after(state)) is not None:
         trains = wall.start + max(to_go, wall.least)
         more_usd = usd_for(cap_usd * nodes, trains) + reserve
         enough = f", and pays for the {format_span(to_go)} to go"
     return (
-        f"the budget of {plain_usd(budget_usd)} USD pays for no more machine time{kept}, {_saved(state)}:"
+        f"{_BUDGET_OF} {plain_usd(budget_usd)} USD pays for no more machine time{kept}, {_saved(state)}:"
         f" gpucloud train {state.job} --budget '{plain_usd(Decimal(in_cents(budget_usd + more_usd)))} USD' goes on"
         f" from there{enough}"
     )
+
+
+def told_of_money(state: JobState, budget_usd: Decimal, used: Used, wall: Wall, *, nodes: int) -> str | None:
+    """Return the state's message; what it says of money by the budget and the sums of now, which others say too."""
+    said = state.message
+    if state.exit_reason is not ExitReason.BUDGET or said is None or not said.startswith((_BUDGET_OF, _TIME_IS_OVER)):
+        return said
+    return used_up(state, budget_usd, used, wall, nodes=nodes)
+
+
+def _rest(rest_usd: Decimal, reserve: Decimal, wall: Wall) -> str:
+    trains = f"train {format_span(wall.least)}"
+    if rest_usd > reserve * _ABOUT:
+        return f"{format_usd(rest_usd)} left, which is too little to start machines and {trains} on them"
+    kept = f"{format_usd(min(rest_usd, reserve))} kept aside for the last save and the machines' end"
+    over = rest_usd - reserve
+    return kept + (f", {format_usd(over)} too little to {trains}" if over >= _SHOWN else "")
 
 
 def to_go_after(state: JobState) -> timedelta | None:

@@ -292,6 +292,8 @@ class Seen:
     inspection: Inspection | None = None
     use: GpuUse | None = None
     spent_usd: Decimal = Decimal(0)
+    unproven_usd: Decimal = Decimal(0)
+    """What of `spent_usd` nobody can show to have been paid, or not."""
     lasts_until: datetime | None = None
     heading: Heading | None = None
     payable_with_successor: datetime | None = None

@@ -17,7 +17,7 @@ from gpucloud.domain.node.node import NO_GROUP, GroupView
 from gpucloud.domain.node.output import DatedPiece
 from gpucloud.domain.state.order import Order, held_until, keeps, undrilled
 from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState
-from gpucloud.domain.supervision.budget import Standing, least_to_lower_to, shut_off
+from gpucloud.domain.supervision.budget import Standing, least_to_lower_to, shut_off, told_of_money
 from gpucloud.domain.supervision.capacity import standing
 from gpucloud.domain.supervision.seen import Limits, Rules
 from gpucloud.domain.supervision.self_driving import arming, most_machines
@@ -68,14 +68,18 @@ class Asker:
         listed = self.listed(state)
         state = as_listed(state, listed, now)
         charges = tracker.charges(state, now)
-        unproven = tracker.unproven_usd(state, listed, now)
+        used = tracker.used(state, listed, now)
         given = self._orders.newest()
-        spend = tracker.spend(state, now, given.order.budget_usd, unproven_usd=unproven)
+        spend = tracker.spend(state, now, given.order.budget_usd, unproven_usd=used.unproven_usd)
         if state.alive and not state.status.ended:
             spend = replace(spend, kept_usd=reserve_usd(len(state.alive), state.dearest_usd_per_hour, self.wall))
         told = report(state, spend, charges, listed, supervisor)
         if (why := undrilled(given.order, state)) is not None:
             told = replace(told, message=why, exit_code=ExitReason.USER_ERROR.exit_code)
+        else:
+            fewest = given.order.resolved.resources.least
+            said = told_of_money(state, given.order.budget_usd, used, self.wall, nodes=fewest)
+            told = replace(told, message=said)
         told = replace(
             told,
             backoff=standing(state, now, Limits()),

@@ -14,7 +14,7 @@ from gpucloud.domain.job.code import LARGEST_CODE_BYTES
 from gpucloud.domain.job.quantities import in_cents
 from gpucloud.domain.job.spec import Job
 from gpucloud.domain.market.plan import Plan, make_plan
-from gpucloud.domain.money.ledger import ZERO, Terms
+from gpucloud.domain.money.ledger import NOTHING_USED, ZERO, Terms, Used
 from gpucloud.domain.money.prepaid import Wall, least_budget_usd, paid_until
 from gpucloud.domain.node.node import NO_GROUP, GroupView
 from gpucloud.domain.state.order import Order, Until, held_until, is_closed, is_finished, with_budget
@@ -249,7 +249,7 @@ class Starter:
         reopens = self._waits(found, job, now, trusted=trusted)
         ends = is_finished(state) and not reopens  # then it lacks its teardown alone
         before = replace(before, first_at=min(before.first_at, now))  # another's may say that it is of the future
-        spent = ZERO if ends else self._tracker(jobs).used_usd(state, self._listed(state), now)
+        used = NOTHING_USED if ends else self._tracker(jobs).used(state, self._listed(state), now)
         budget = _budget(before, job, asked)
         order = self._next(before, job, spec, asked, now)
         packed, plan = None, None
@@ -259,9 +259,9 @@ class Starter:
             code_sha256, packed = self._packed(job)
             order = with_budget(replace(order, code_sha256=code_sha256), budget)
         if reopens:
-            self._require_rest(state, order, now, spent)
+            self._require_rest(state, order, now, used.usd)
         elif not ends and state.attempt is None:
-            plan = self._plan_again(replace(job, name=found.name, budget_usd=order.budget_usd), state, now, spent)
+            plan = self._plan_again(replace(job, name=found.name, budget_usd=order.budget_usd), state, now, used)
         elif not ends:
             self._require_payable(jobs, state, before, order, now)
         check(Prospect(name=found.name, plan=plan, state=state, reopens=reopens))
@@ -349,14 +349,14 @@ class Starter:
             return NO_GROUP
         return self.group.describe(state.group)
 
-    def _plan_again(self, job: Job, state: JobState, now: datetime, spent: Decimal) -> Plan:
+    def _plan_again(self, job: Job, state: JobState, now: datetime, used: Used) -> Plan:
         offers = self.planner.offers(job)
         wall = _wall_for(state, self.rules.wall)
         if state.group is not None:
-            return make_plan(job, offers, now, wall, spent_usd=spent)
+            return make_plan(job, offers, now, wall, used=used)
         # Asked of a run without a group alone: machines of its own would count as used of its quota.
-        plan = make_plan(job, self.planner.allowed(job, offers), now, wall, spent_usd=spent)
-        return self.planner.safer(job, plan, wall, spent_usd=spent)
+        plan = make_plan(job, self.planner.allowed(job, offers), now, wall, used=used)
+        return self.planner.safer(job, plan, wall, used=used)
 
     def _require_payable(self, jobs: JobStore, state: JobState, before: Order, order: Order, now: datetime) -> None:
         """An attempt that runs needs no plan; lowered below what it must still cost, it could not even save."""

@@ -28,7 +28,7 @@ from gpucloud.domain.market.recordings import RecordedMarket
 from gpucloud.domain.market.scenario import recovery_of, restart_within
 from gpucloud.domain.market.sizing import Work, work_of
 from gpucloud.domain.money.costs import remark
-from gpucloud.domain.money.ledger import ZERO, Terms, with_beside
+from gpucloud.domain.money.ledger import NOTHING_USED, Terms, Used, with_beside
 from gpucloud.domain.money.prepaid import Wall
 from gpucloud.domain.offer import Offer, Pool
 from gpucloud.ports import Account, Clock, DataSets, MarketData
@@ -273,7 +273,7 @@ class Planner:
         """
         offers = self.allowed(job, self.offers(job))
         try:
-            plan = make_plan(job, offers, self.clock.now(), self.wall, spent_usd=ZERO)
+            plan = make_plan(job, offers, self.clock.now(), self.wall)
         except PlanRefused:
             # The whole work wants more than a start: the larger sum is the one to name.
             if found := fitting(job, offers):
@@ -282,7 +282,7 @@ class Planner:
         self._refuse_what_cannot_be_kept(job, plan.offers)
         return self.safer(job, plan, self.wall)
 
-    def safer(self, job: Job, plan: Plan, wall: Wall, *, spent_usd: Decimal = ZERO) -> Plan:
+    def safer(self, job: Job, plan: Plan, wall: Wall, *, used: Used = NOTHING_USED) -> Plan:
         """Say where spot machines do not pay; a job that may go on demand then does, where its budget holds that.
 
         It is asked of the whole work: what a run has spent was for a part of it. A job whose policy begins on demand
@@ -291,7 +291,7 @@ class Planner:
         needs = needs_of(job, plan.offers, self.changeover)
         if needs is None:
             return plan
-        begun = self._begun_on_demand(job, plan, needs, wall, spent_usd)
+        begun = self._begun_on_demand(job, plan, needs, wall, used)
         if begun is not None:
             return begun
         if self.outlooks is None or _stage_of(job, plan.offers, needs, self.terms, Saving.NONE) is None:
@@ -302,28 +302,28 @@ class Planner:
         usd = on_demand_usd(job, needs)
         expected_usd = _never_interrupted(job, needs).mean_usd
         told = replace(plan, on_demand_usd=expected_usd, spot_usd=spot.mean_usd if spot is not None else None)
-        safe = self._on_demand(job, plan, wall, spent_usd) if job.deadline is None else None
+        safe = self._on_demand(job, plan, wall, used) if job.deadline is None else None
         if safe is None or usd + safe.kept_usd > job.budget_usd:
             return told
         return with_on_demand_first(told, safe)
 
-    def _begun_on_demand(self, job: Job, plan: Plan, needs: Needs, wall: Wall, spent_usd: Decimal) -> Plan | None:
+    def _begun_on_demand(self, job: Job, plan: Plan, needs: Needs, wall: Wall, used: Used) -> Plan | None:
         """Return the plan of a job whose policy first asks for machines on demand; None for any other."""
         is_spot = plan.offer.pool.market is Market.SPOT
-        safe = self._on_demand(job, plan, wall, spent_usd) if is_spot else None
+        safe = self._on_demand(job, plan, wall, used) if is_spot else None
         if safe is None:
             return None
-        left_usd = job.budget_usd - spent_usd - safe.kept_usd
+        left_usd = job.budget_usd - used.usd - safe.kept_usd
         why = begins_on_demand_for(job, plan.offers, needs, left_usd)
         if why is None or on_demand_usd(job, needs) > left_usd:  # without the money it goes on with spot machines
             return None
         return replace(with_on_demand_first(plan, safe), on_demand_for=why)
 
-    def _on_demand(self, job: Job, plan: Plan, wall: Wall, spent_usd: Decimal) -> Plan | None:
+    def _on_demand(self, job: Job, plan: Plan, wall: Wall, used: Used) -> Plan | None:
         """Return the plan on those of its machines that are had on demand; None where there is no such plan."""
         fixed = tuple(offer for offer in plan.offers if offer.pool.market is Market.ON_DEMAND)
         try:
-            return make_plan(job, fixed, plan.made_at, wall, spent_usd=spent_usd) if fixed else None
+            return make_plan(job, fixed, plan.made_at, wall, used=used) if fixed else None
         except (PlanRefused, BudgetTooSmall):
             return None
 

@@ -9,7 +9,7 @@ from functools import partial
 
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.money.costs import Billed
-from gpucloud.domain.money.ledger import ZERO, Charge, Spend, Terms, by_node, meter, total, usd_for
+from gpucloud.domain.money.ledger import ZERO, Charge, Spend, Terms, Used, by_node, meter, total, usd_for
 from gpucloud.domain.money.prepaid import Wall, paid_until
 from gpucloud.domain.node.node import GroupView
 from gpucloud.domain.state.state import JobState, NodeLife
@@ -27,9 +27,9 @@ PAGE = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payable:
-    """What is spent, and until when the rest can be promised: for a start, with one more node, for those that run."""
+    """What is used, and until when the rest can be promised: for a start, with one more node, for those that run."""
 
-    spent_usd: Decimal
+    used: Used
     until: datetime | None
     with_another: datetime | None
     lasts_until: datetime | None
@@ -72,16 +72,16 @@ class SpendTracker:
             self._unproven = (now, self._reckon(state, listed, now))
         return self._unproven[1]
 
-    def used_usd(self, state: JobState, listed: GroupView, now: datetime) -> Decimal:
+    def used(self, state: JobState, listed: GroupView, now: datetime) -> Used:
         """Return what counts of the budget as used: what the books, the cloud's list and the armings tell."""
         state = as_listed(state, listed, now)
-        return self.spent_usd(state, now) + self.unproven_usd(state, listed, now)
+        return Used(spent_usd=self.spent_usd(state, now), unproven_usd=self.unproven_usd(state, listed, now))
 
     def standing(self, state: JobState, listed: GroupView, now: datetime) -> Standing:
         """Return what the money rule needs of the job, as anybody sees it from the books and the cloud's list."""
         members = len(state.attempts[-1].members) if state.attempts else 1
-        used, alive = self.used_usd(state, listed, now), listed.most_alive
-        return Standing(now=now, spent_usd=used, alive=alive, needed=max(alive, members))
+        used, alive = self.used(state, listed, now), listed.most_alive
+        return Standing(now=now, spent_usd=used.usd, alive=alive, needed=max(alive, members))
 
     def spend(
         self,
@@ -114,12 +114,12 @@ class SpendTracker:
         """
         state = as_listed(state, group, now)
         nodes = max(len(state.alive), group.most_alive + max(0, wanted - group.size))
-        spent = self.used_usd(state, group, now)
+        used = self.used(state, group, now)
         cap, launched = state.dearest_usd_per_hour, bool(state.alive or group.most_alive)
-        until = partial(paid_until, now, left_usd=budget_usd - spent, cap_usd_per_hour=cap)
+        until = partial(paid_until, now, left_usd=budget_usd - used.usd, cap_usd_per_hour=cap)
         least = usd_for(cap, self._terms.minimum)
         return Payable(
-            spent_usd=spent,
+            used=used,
             until=until(nodes=nodes, wall=wall, launched=launched, coming_usd=ZERO if launched else least * nodes),
             with_another=until(nodes=nodes + 1, wall=wall, coming_usd=least),
             lasts_until=until(nodes=nodes, wall=replace(wall, least=timedelta(0))),

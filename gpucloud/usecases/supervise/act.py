@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from gpucloud.domain.job.spec import CheckpointPolicy, Market
+from gpucloud.domain.money.ledger import Used
 from gpucloud.domain.node.bootstrap.facts import attempt_lock
 from gpucloud.domain.node.node import Fault, Refusal
 from gpucloud.domain.node.output import DatedPiece
@@ -263,7 +264,9 @@ class Actor:
         """Say of a job that ended at its budget what became of that, and with how much it comes to its end."""
         if state.exit_reason is not ExitReason.BUDGET or state.message is not None:
             return state
-        return replace(state, message=used_up(state, goal.budget_usd, seen.spent_usd, self.services.rules.wall))
+        used = Used(spent_usd=seen.spent_usd - seen.unproven_usd, unproven_usd=seen.unproven_usd)
+        message = used_up(state, goal.budget_usd, used, self.services.rules.wall, nodes=goal.fewest(state.pool.market))
+        return replace(state, message=message)
 
     def _keep_failed_setup(self, action: Finish, seen: Seen) -> None:
         """What a setup wrote is told, and kept before its machine ends, as the output of what came before attempt 1.

@@ -143,7 +143,7 @@ class MachineProvisioner:
         self.services.jobs.arm(arming(state, at=self.services.clock.now(), machines=machines, until=until))
 
     def close_armings(self) -> None:
-        """Write down that from now on the machines that there are, or none, are seen from outside; and which were there.
+        """Write down that from now on the machines that there are, or none, are seen from outside, and which lived.
 
         The cloud forgets those that have ended, and their own word for their lives would count for nothing.
         """
