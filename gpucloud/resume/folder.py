@@ -93,7 +93,11 @@ class Standing(Protocol):
     """Where a run stands; what does not change while the steps are counted is read when it is written."""
 
     steps_done: int
-    total_steps: int | None
+
+    @property
+    def total_steps(self) -> int | None:
+        """How many there will be, None where nobody knows."""
+        ...
 
     @property
     def committed_step(self) -> int:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,20 +11,20 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 
 from gpucloud.domain.errors import UsageError
+from gpucloud.resume.batches import Batches, Position
 from gpucloud.resume.state import randomness
 
 Place = tuple[int, int]
 """Epoch and index: what a sample's randomness depends on, beside the seed."""
 
-_COLLATION = 1  # the samples of a batch and its collation draw other numbers
+COLLATION = 1  # the samples of a batch and its collation draw other numbers
 
 
-class Loader:
+class Loader(Batches):
     """Batches without end, epoch after epoch; `for` ends when the run's `total_steps` are done.
 
-    Each rank gets its strided share of a global batch. Samples that do not fill the last batch of an epoch are left
-    out of that epoch. `batches` counts those handed out, from 0 over all epochs; `trained` counts up to the last step,
-    and is what a checkpoint keeps. Another `for` begins after the last step: what was only looked at comes again.
+    In `run.epochs` it ends with the epoch. Each rank gets its strided share of a global batch. Samples that do not fill
+    the last batch of an epoch are left out of that epoch.
     """
 
     def __init__(
@@ -39,94 +37,33 @@ class Loader:
         shuffle: bool = True,
         options: dict[str, Any],
     ) -> None:
+        super().__init__()
         self._rank, self._world = ranks
         self._samples = _count(dataset)
         require_split(global_batch, (self._world,))
         _require_batch(global_batch, self._samples)
         self.global_batch = global_batch
-        self.batches = self.trained = self._first = 0
         self.steps_per_epoch = self._samples // global_batch
+        self._first = Position()
         self._seed = seed
         self._shuffle = shuffle
         self._generator = torch.Generator()  # its own, which keeps DataLoader from drawing from the script's
         self._torch_loader = DataLoader(
             Seeded(dataset, seed),
-            batch_sampler=_Rest(self._rest),
+            batch_sampler=Rest(self._rest),
             generator=self._generator,
             **{**options, "collate_fn": Collated(options.get("collate_fn") or default_collate)},
         )
-        self._one_iterator = bool(options.get("persistent_workers"))
-        self._newest: object = None
-        self._taken: tuple[int, ...] = ()
-        self.begin: Callable[[], None] = lambda: None
-        self.asked: Callable[[], None] = lambda: None
-        self.ended: Callable[[], bool] = lambda: False
-        self.waited: Callable[[float], None] = lambda _seconds: None
-        self.wait: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        self._again = False
-
-    @property
-    def epoch(self) -> int:
-        """The epoch, from 0, of the batch handed out last."""
-        return max(self.batches - 1, 0) // self.steps_per_epoch
+        self.one_iterator = bool(options.get("persistent_workers"))
 
     def __len__(self) -> int:
         """The number of batches in an epoch."""
         return self.steps_per_epoch
 
-    def __iter__(self) -> Iterator[Any]:
-        """Yield batches from the one after the last step on."""
-        before, began, this = self.batches, self.trained, object()
-        try:
-            yield from self._all(this)
-        finally:
-            if self._newest is this and self.trained == began:  # only looked at, perhaps in the midst of a step
-                self.batches = before
-        self.begin()  # for a run that was finished already: what follows finds the generators as they were
-
-    def _all(self, this: object) -> Iterator[Any]:
-        at = self.trained
-        while not self.ended():
-            self._again = False
-            self._first, self._newest = at, this
-            self._generator.manual_seed(randomness.mix(self._seed, at // self.steps_per_epoch, self._rank) >> 1)
-            batches = iter(self._torch_loader)
-            self.begin()
-            for batch in self._timed(batches):
-                at += 1
-                self.batches = at
-                yield batch
-                if self._again or self.ended() or (self._one_iterator and self._newest is not this):
-                    break
-            if self._again:
-                at = self.trained
-
-    def _timed(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield the batches, and tell how long each was waited for."""
-        while True:
-            self.asked()
-            asked = time.monotonic()
-            try:
-                with self.wait:
-                    batch = next(batches)
-            except StopIteration:
-                return
-            self.waited(time.monotonic() - asked)
-            yield batch
-
-    def stepped(self) -> None:
-        """Say that a step was made of all that was handed out."""
-        self._taken = (*self._taken, self.batches - self.trained)[:2]
-        self.trained = self.batches
-
     @property
-    def ahead(self) -> int:
-        """How many batches the script took before its first step that this was not made of, as the second shows."""
-        return max(0, self._taken[0] - self._taken[1]) if len(self._taken) > 1 else 0
-
-    def go_back(self) -> None:
-        """Begin again at the position that was loaded, when the next batch is asked for."""
-        self._again = True
+    def length(self) -> int | None:
+        """The same."""
+        return self.steps_per_epoch
 
     @property
     def rules(self) -> dict[str, int]:
@@ -140,16 +77,24 @@ class Loader:
 
     def state_dict(self) -> dict[str, int]:
         """Return the position as epoch and samples of it used, which hold for another global batch too."""
-        epoch, batch = divmod(self.trained, self.steps_per_epoch)
-        return {"epoch": epoch, "used": batch * self.global_batch, **self.rules}
+        place = self.trained
+        return {"epoch": place.epoch, "used": place.batch * self.global_batch, "over": place.over, **self.rules}
 
     def load_state_dict(self, state: dict[str, int]) -> tuple[str, ...]:
         """Continue from a position; return which rules were others there, each as `name before → now`."""
-        self.batches = self.trained = state["epoch"] * self.steps_per_epoch + state["used"] // self.global_batch
+        batch = min(state["used"] // self.global_batch, self.steps_per_epoch)
+        self._continue_from(Position(state["epoch"], batch, over=bool(state.get("over"))))
         return tuple(f"{name} {state[name]} → {now}" for name, now in self.rules.items() if state[name] != now)
 
+    def _open(self, start: Position) -> Iterator[Any]:
+        if start.batch >= self.steps_per_epoch:
+            return iter(())
+        self._first = start
+        self._generator.manual_seed(randomness.mix(self._seed, start.epoch, self._rank) >> 1)
+        return iter(self._torch_loader)
+
     def _rest(self) -> Iterator[list[Place]]:
-        epoch, first = divmod(self._first, self.steps_per_epoch)
+        epoch, first = self._first.epoch, self._first.batch
         order = self._order(epoch)
         for batch in range(first, self.steps_per_epoch):
             start = batch * self.global_batch
@@ -183,7 +128,7 @@ class Seeded(Dataset[Any]):
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:
         self._dataset = dataset
         self._seed = seed
-        self._together = getattr(dataset, "__getitems__", None) if _fetches_batches(dataset) else None
+        self._together = getattr(dataset, "__getitems__", None) if fetches_batches(dataset) else None
 
     def __getitems__(self, places: list[Place]) -> Fetched:
         """Return the samples at these places; the generators are left as they were."""
@@ -193,7 +138,7 @@ class Seeded(Dataset[Any]):
                 samples = self._together([index for _, index in places])
             else:
                 samples = [self._sample(place) for place in places]
-        return Fetched(samples, randomness.mix(self._seed, *places[0], _COLLATION))
+        return Fetched(samples, randomness.mix(self._seed, *places[0], COLLATION))
 
     def _sample(self, place: Place) -> Any:
         randomness.seed_sample(randomness.mix(self._seed, *place))
@@ -225,20 +170,20 @@ class Collated:
             return self._collate(fetched.samples)
 
 
-def _fetches_batches(dataset: Any) -> bool:
+def fetches_batches(dataset: Any) -> bool:
     """Whether the data set itself fetches whole batches: torch's `Subset` does for one that does not, too."""
     while isinstance(dataset, Subset) and type(dataset).__getitems__ is Subset.__getitems__:
         dataset = dataset.dataset
     return callable(getattr(dataset, "__getitems__", None))
 
 
-class _Rest:
+class Rest:
     """A batch sampler that begins each iteration where the loader stands."""
 
-    def __init__(self, rest: Callable[[], Iterator[list[Place]]]) -> None:
+    def __init__(self, rest: Callable[[], Iterator[Any]]) -> None:
         self._rest = rest
 
-    def __iter__(self) -> Iterator[list[Place]]:
+    def __iter__(self) -> Iterator[Any]:
         return self._rest()
 
 

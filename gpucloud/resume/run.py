@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, RandomSampler, SequentialSampler
 
 from gpucloud.domain.checkpoint.manifest import Level, Promise
 from gpucloud.domain.errors import CredentialsError, StoreError, UsageError
+from gpucloud.resume.batches import Batches
 from gpucloud.resume.folder import AttemptFolder, Progress, say
 from gpucloud.resume.leaving import Leaving
 from gpucloud.resume.loader import Loader, require_split
@@ -30,6 +31,7 @@ from gpucloud.resume.state import randomness
 from gpucloud.resume.state.state import TrainingState
 from gpucloud.resume.state.traits import rebuckets
 from gpucloud.resume.state.tree import Shares
+from gpucloud.resume.wrapped import Wrapped, source_of
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
 
@@ -71,7 +73,9 @@ def init(
     return Run(settings, state, total_steps=total_steps, seed=seed, rebuckets=anew)
 
 
-_NO_LOADER = Promise(Level.BEST_EFFORT, "without `run.loader`, which samples come next is up to the script")
+_NO_LOADER = Promise(
+    Level.BEST_EFFORT, "without `run.loader` or `run.wrap`, which samples come next is up to the script"
+)
 
 
 _NO_GRADIENT = (
@@ -85,19 +89,32 @@ _LATE_SCHEDULE = "a schedule's step comes after `run.step()`, so that no checkpo
 _AHEAD = "batches are taken before the step ahead of them ends, as a prefetcher does, and a resume leaves those out"
 
 
+_BETWEEN = "it was saved after a schedule's step at the end of an epoch, which is done once more: evaluate before it"
+
+
+_REGROUPED = Promise(
+    Level.SAME_SAMPLES, "DDP groups gradients anew in its first steps, which are not taken back between two epochs"
+)
+
+
 class Run:
     """One attempt's part of a job, on this rank. Steps count from 1; `steps_done` is the last one done."""
 
+    _epoch: int | None = None  # of `epochs`
+    _epochs: int | None = None
     _randomness_set = False
     _after_step: dict[str, Any] | None = None  # the generators, as the last step left them
     _put: Put | None = None  # until the first step
+    _taken_back = 0  # steps, of a window of gradients that is still open
+    _between_epochs: str | None = None  # what the state says of itself there, with steps to be taken back
     _is_fresh = False
+    _seeds = True  # the generators; a script with a loader of its own does so itself
     _schedules: Schedules  # from the loader on
 
     def __init__(
         self, settings: Settings, state: TrainingState, *, total_steps: int | None, seed: int, rebuckets: bool
     ) -> None:
-        self.total_steps = total_steps
+        self._total_steps = total_steps
         self._promise = Promise()
         self._reasons: set[str] = set()
         self._settings = settings
@@ -107,7 +124,7 @@ class Run:
         self._ranks = Ranks()
         self._surroundings = surroundings(self._ranks.world, state.arrangement)
         self._data_ranks = self._ranks.rank, self._ranks.world
-        self._loader: Loader | None = None
+        self._loader: Batches | None = None
         self._checkpoints = Checkpoints(open_store(settings.store), settings.prefix, keep=settings.keep)
         self._trying = Trying(settings.trial)
         capture = Capture(state, self._ranks)
@@ -117,7 +134,7 @@ class Run:
         with randomness.kept(), self._barred():  # what the script draws next is the same whether it resumes or not
             restored = find(self._checkpoints, self._ranks, state)
             self._own = self._put_back(restored) if restored else {}
-        self.steps_done = restored.commit.step if restored else 0
+        self.steps_done = self._first_step = restored.commit.step if restored else 0
         self._is_fresh = restored is None
         self._restored = restored if rebuckets else None
         self._vain_steps = _vain_steps(self._ranks)
@@ -139,8 +156,21 @@ class Run:
         return self._ranks.rank
 
     @property
+    def total_steps(self) -> int | None:
+        """How many steps the run has; by its epochs where nobody said, and None where their length is not known."""
+        loader = self._loader
+        if self._total_steps is not None or self._epochs is None or loader is None or not (length := loader.length):
+            return self._total_steps
+        to_come = (self._epochs - loader.trained.epoch) * length - loader.trained.batch
+        done = self.steps_done - self._first_step
+        each = loader.trained_batches / done if done and loader.trained_batches else 1.0
+        return self.steps_done + max(0, round(to_come / each))
+
+    @property
     def epoch(self) -> int:
         """The epoch, from 0, of the loader's last batch; of that before the resume, where there is none yet."""
+        if self._epoch is not None:
+            return self._epoch
         if self._loader is not None:
             return self._loader.epoch
         place: dict[str, int] = self._own.get("loader") or {"epoch": 0, "used": 0}
@@ -166,21 +196,15 @@ class Run:
         `global_batch` is the number of samples in a step over all ranks: keep it, and the same samples make the
         same steps on any number of ranks. With tensor parallelism, where some ranks train on the same samples, `over`
         is the dimension of the device mesh over which batches are split, as `mesh["data"]`; ranks that share their
-        samples then draw the same random numbers. Raises UsageError for a second loader, without `total_steps`, where
-        ranks disagree on the order of samples, and when it cannot be split: neither over these ranks nor, in a job on a
-        range of nodes, over any number of them that it may come to.
+        samples then draw the same random numbers. Within `run.epochs` a `for` ends with the epoch, else with the run's
+        `total_steps`. Raises UsageError for a second loader, where ranks disagree on the order of samples, and when it
+        cannot be split: neither over these ranks nor, in a job on a range of nodes, over any number of them that it may
+        come to. The first step raises it where nothing says when the run ends.
         """
-        self._pauses.over()
-        if self._loader is not None:
-            raise UsageError("a run has one loader", hint="use torch's DataLoader for evaluation data")
+        self._require_no_loader()
         for name, instead in _OURS.items():
             if name in options:
                 raise UsageError(f"run.loader({name}=…): the run itself makes that", hint=instead)
-        if self.total_steps is None:
-            raise UsageError(
-                "batches come without end, and nothing says how many steps the run has",
-                hint="resume.init(total_steps=EPOCHS * (len(dataset) // GLOBAL_BATCH))",
-            )
         if over is not None:
             self._data_ranks = over.get_local_rank(), over.size()
         else:
@@ -193,21 +217,79 @@ class Run:
             shuffle=shuffle,
             options={"num_workers": num_workers, **options},
         )
+        loader.by_epoch = self._epoch is not None
+        self._take_from(loader, dataset, in_workers=num_workers > 0)
+        return loader
+
+    def wrap(self, loader: Any, *, over: Any = None) -> Wrapped:
+        """Return the batches of a loader of your own, from the one after the last step on; `for` ends with the epoch.
+
+        Torch's DataLoader with any sampler continues exactly, and so does what has `state_dict()` or can be read again,
+        as far as `docs/scripts-and-checkpoints` tells; what makes it less is said. A function that returns an iterable
+        will do as well. Your own seeds count; samples of a map-style set draw random numbers by the run's seed, the
+        epoch and their place in it. With tensor parallelism, `over` is the dimension of the device mesh over which your
+        loader splits its batches. Raises UsageError for a second loader, and where ranks' loaders do not go together.
+        """
+        self._require_no_loader()
+        if over is not None:
+            self._data_ranks = over.get_local_rank(), over.size()
+        source = source_of(loader, self._seed, self._data_ranks[0])
+        wrapped = Wrapped(
+            source, self._ranks.world, lambda why: self._lower(Promise(Level.BEST_EFFORT, why)), self._say
+        )
+        if self._own and self._own["surroundings"]["world"] != self._ranks.world:
+            self._lower(
+                Promise(Level.BEST_EFFORT, "on another number of ranks your own loader hands out other batches")
+            )
+        if over is None and self._ranks.world > 1 and (whole := _takes_all(loader)):
+            self._say(f"{whole} has every rank draw from the whole data set: torch's DistributedSampler splits it")
+        self._seeds = False
+        self._take_from(wrapped, getattr(loader, "dataset", None), in_workers=bool(getattr(loader, "num_workers", 0)))
+        if not source.can_wait:
+            wrapped.wait = contextlib.nullcontext()
+        if source.lacks:
+            self._lower(Promise(Level.BEST_EFFORT, source.lacks))
+        return wrapped
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yield the epochs that are left of `count`; inside, a `for` over the run's loader ends with the epoch.
+
+        A run that was interrupted in an epoch begins with it, and its `for` has what is left of it: nothing, where the
+        last step was its last, so that what follows the `for` is done.
+        """
+        place = self._own.get("loader") or {"epoch": 0}
+        self._epochs = count
+        for epoch in range(place["epoch"] if self._loader is None else self._loader.handed.epoch, count):
+            if self._total_steps is not None and self.steps_done >= self._total_steps:
+                return
+            self._epoch = epoch
+            if self._loader is not None:
+                self._loader.by_epoch = True
+                self._loader.enter(epoch)
+            yield epoch
+
+    def _require_no_loader(self) -> None:
+        self._pauses.over()
+        if self._loader is not None:
+            raise UsageError("a run has one loader", hint="use torch's DataLoader for evaluation data")
+
+    def _take_from(self, loader: Batches, dataset: Any, *, in_workers: bool) -> None:
+        """Have this be what the run's batches come from."""
         self._require_one_order(loader)
-        if own := self._state.own_generator(dataset, in_workers=num_workers > 0):
+        if own := self._state.own_generator(dataset, in_workers=in_workers):
             self._lower(Promise(Level.BEST_EFFORT, own))
         position = self._own.get("loader")
         if position and (changed := loader.load_state_dict(position)):
             self._lower(Promise(Level.BEST_EFFORT, ", ".join(changed)))
-        loader.begin = self._begin_batches
         self._schedules = Schedules(self._state.others)
+        loader.begin = self._begin_batches
         loader.asked = self._go_on_as_the_step_left
+        loader.opened = self._progress.batch_wanted
+        loader.over = self._epoch_is_over
         loader.waited = self._progress.waited
         loader.wait = self._pauses.stalls(self._at_rest)
-        last = self.total_steps
-        loader.ended = lambda: self.steps_done >= last
+        loader.ended = lambda: self._total_steps is not None and self.steps_done >= self._total_steps
         self._loader = loader
-        return loader
 
     def step(self, *, loss: Any = None) -> None:
         """Say that a step is done; `loss` (number or tensor) is for reports.
@@ -229,6 +311,8 @@ class Run:
         self._pauses.over()
         if self._loader is None:
             self._go_on_without_loader()
+        else:
+            self._require_an_end()
         window = self._windows.now()
         if self._in_vain(window):
             return
@@ -292,6 +376,8 @@ class Run:
         self._trying.put_back(content.own)
         self._lower(restored.manifest.promise)
         self._lower(promised(content.own["surroundings"], self._surroundings))
+        for optimizer in self._state.optimizers:  # it has stepped: torch need not warn of a schedule that goes on now
+            optimizer._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001
         shares = Shares(self._ranks) if self._state.sharded else None
         self._put = Put(self._state.present())
         if why := unlike(restored.saved(self._ranks.rank), self._put, self._ranks, shares):
@@ -302,9 +388,9 @@ class Run:
 
     def _require_steps_left(self, step: int) -> None:
         """UsageError for a checkpoint of a longer run than this one: it would be done before it begins."""
-        if self.total_steps is not None and step > self.total_steps:
+        if self._total_steps is not None and step > self._total_steps:
             raise UsageError(
-                f"the checkpoint is of step {step}, and this run has {self.total_steps} steps: it is over already",
+                f"the checkpoint is of step {step}, and this run has {self._total_steps} steps: it is over already",
                 hint="raise total_steps, or give the job file another `name:` to begin at step 0",
             )
 
@@ -326,6 +412,10 @@ class Run:
             self._folder.tell(f"barred-{self._ranks.rank}.json", {"why": str(error)})
             raise
 
+    def _say(self, text: str) -> None:
+        if self._ranks.rank == 0:
+            say(text)
+
     def _lower(self, promise: Promise) -> None:
         if promise.reason and promise.reason not in self._reasons and self._ranks.rank == 0:
             told = "a resume from what is saved" if self._is_fresh else "this resume"
@@ -333,9 +423,35 @@ class Run:
         self._reasons.add(promise.reason)
         self._promise = self._promise.weaker(promise)
 
-    def _require_one_order(self, loader: Loader) -> None:
+    def _require_an_end(self) -> None:
+        if self._total_steps is None and self._epochs is None:
+            raise UsageError(
+                "batches come without end, and nothing says how many steps the run has",
+                hint="for epoch in run.epochs(10): around it, or resume.init(total_steps=…)",
+            )
+
+    def _epoch_is_over(self) -> None:
+        """See to it that no step is taken back to before that."""
+        if self._restored is None or not self._vain_steps or self._loader is None:
+            return
+        self._between_epochs = self._state.told()
+        if self._taken_back:  # steps of a window of gradients that the epoch ends in: they count after all
+            self._take_nothing_back()
+            self.steps_done += self._taken_back
+            self._loader.stepped()
+            self._after_step = randomness.capture()
+
+    def _ended_an_epoch(self, why: str | None) -> bool:
+        """Whether the script changed anything between epochs, as a schedule's step does: it must not be taken back."""
+        return self._between_epochs is not None and (bool(why) or self._state.told() != self._between_epochs)
+
+    def _take_nothing_back(self) -> None:
+        self._restored = None
+        self._lower(_REGROUPED)
+
+    def _require_one_order(self, loader: Batches) -> None:
         """Ranks that order the samples each in its own way would train on some twice, and on others never."""
-        rules = {**loader.rules, "total_steps": self.total_steps}
+        rules = {**loader.rules, "total_steps": self._total_steps}
         told = [json.loads(one) for one in self._ranks.gathered(json.dumps(rules).encode())]
         for rank, theirs in enumerate(told):
             for name, ours in told[0].items():
@@ -349,25 +465,28 @@ class Run:
     def _begin_batches(self) -> None:
         # Whatever the script drew since `init`, the first batch finds the generators as the last step left them; and so
         # it does again after batches that the script only looked at.
-        if self._after_step is None and self._nothing_is_handed_out:
+        if self.steps_done == self._first_step and self._nothing_is_handed_out:
             self._randomness_set = False
-            if self._put is not None and self._restored is None and (why := self._put.changed(self._state.present())):
+            why = self._put.changed(self._state.present()) if self._put is not None else None
+            if why and self._restored is None:
                 self._lower(Promise(Level.BEST_EFFORT, why))
+            elif self._restored is not None and self._ended_an_epoch(why):
+                self._take_nothing_back()
         self._set_randomness()
         self._progress.batch_wanted()
 
     @property
     def _nothing_is_handed_out(self) -> bool:
         """Whether the next batch is the first of those that the next step takes."""
-        return self._loader is not None and self._loader.batches == self._loader.trained
+        return self._loader is not None and not self._loader.untrained
 
-    def _go_on_as_the_step_left(self) -> None:
+    def _go_on_as_the_step_left(self, first_of_epoch: bool) -> None:  # noqa: FBT001
         """Have the next batch find the generators as the last step left them: a resumed run does not draw again what
         was drawn since, as an evaluation does.
         """
         if not self._nothing_is_handed_out:
             return
-        if self._schedules.late():
+        if not (first_of_epoch and self._loader is not None and self._loader.by_epoch) and self._schedules.late():
             self._lower(Promise(Level.BEST_EFFORT, _LATE_SCHEDULE))
         if self._after_step is not None and not randomness.stands(self._after_step):
             randomness.put_back(self._after_step)
@@ -392,7 +511,7 @@ class Run:
         self._randomness_set = True
         if "randomness" in self._own:
             randomness.put_back(self._own["randomness"])
-        else:
+        elif self._seeds or self._own:
             randomness.seed_all(randomness.mix(self._seed, self.steps_done), self._data_ranks[0])
 
     def _in_vain(self, window: Window) -> bool:
@@ -403,21 +522,25 @@ class Run:
             return False
         (still,) = self._ranks.highest(window)
         self._vain_steps -= not still
+        self._taken_back = self._taken_back + 1 if still else 0
         if self._vain_steps:
             # A schedule may end with the run's last step, so it is not to go on.
             self._state.apply_others(restored.content(self._ranks.rank))
+            if self._loader.by_epoch and not still:  # the epoch may end before all are done
+                self._loader.go_back(self._own["loader"])
         else:
             self._restored = None
             self._own = self._put_back(restored)
-            self._loader.load_state_dict(self._own["loader"])
-            self._loader.go_back()
+            self._loader.go_back(self._own["loader"])
             self._randomness_set, self._after_step = False, None
         return True
 
     def _moment(self) -> Moment:
         lacks = self._windows.lacks
-        promise = self._promise if self._loader else self._promise.weaker(_NO_LOADER)
+        promise = self._promise if self._loader is not None else self._promise.weaker(_NO_LOADER)
         promise = promise.weaker(tuned()) if lacks is None else Promise(Level.BEST_EFFORT, lacks)
+        if self._loader is not None and self._loader.trained.over and self._schedules.moved:
+            promise = promise.weaker(Promise(Level.BEST_EFFORT, _BETWEEN))
         return Moment(
             step=self.steps_done,
             promise=promise,
@@ -426,12 +549,18 @@ class Run:
             own={
                 "longest_window": self._windows.longest,
                 "randomness": self._after_step or randomness.capture(),
-                "loader": self._loader.state_dict() if self._loader else None,
+                "loader": self._loader.state_dict() if self._loader is not None else None,
                 "surroundings": self._surroundings,
                 "changed": self._state.changed(),
                 **self._trying.state(),
             },
         )
+
+
+def _takes_all(loader: Any) -> str | None:
+    """Return the sampler's name where every rank has one that knows of no other."""
+    sampler = getattr(loader, "sampler", None)
+    return type(sampler).__name__ if type(sampler) in (RandomSampler, SequentialSampler) else None
 
 
 def _vain_steps(ranks: Ranks) -> int:

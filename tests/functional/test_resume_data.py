@@ -150,9 +150,11 @@ def test_what_fetches_whole_batches_is_seeded_once_a_batch(wrap):
 
 def test_batches_without_end_are_refused(job):
     run, *_ = begin(total_steps=None)
+    next(iter(run.loader(DATA, global_batch=4)))
     with pytest.raises(UsageError, match="nothing says how many steps") as refused:
-        run.loader(DATA, global_batch=4)
+        run.step()
     assert "total_steps" in refused.value.hint
+    assert "run.epochs" in refused.value.hint
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,15 @@ from dataclasses import dataclass
 from enum import Enum
 
 PARALLEL = ("fsdp", "single", "ddp", "tp")
-LOADERS = ("workers0", "workers2", "collation")
+OF_THE_RUN = ("workers0", "workers2", "collation")
 """The run's own loader with that many workers; a collation that draws random numbers, in two workers."""
+
+WRAPPED = ("wrapped0", "wrapped2", "stateful0", "stateful2", "iterable0", "iterable2")
+"""The script's own, in no or two workers: a DataLoader with a sampler, torchdata's over a set that knows where it is,
+a DataLoader over a stream that must be read again.
+"""
+
+LOADERS = (*OF_THE_RUN, *WRAPPED)
 
 SETTINGS = ("channels_last", "fused", "foreach", "ema_module", "ema_own", "bf16", "accumulation", "scaler")
 PLAIN = "plain"
@@ -30,6 +37,7 @@ _QUICK = 12
 """The most that a cell for every change costs; one is an eager process of `single`, a quarter of a second."""
 
 _COSTS = {"single": 1, "ddp": 1, "tp": 2, "fsdp": 3, "compiled": 4, "workers2": 2, "collation": 2}
+_COSTS |= {"wrapped2": 2, "stateful2": 2, "iterable2": 2}
 """How many times more a process takes with it; three of them on two cores twice as much."""
 
 _ASKED = 40  # cells are looked at for each that is taken
@@ -110,7 +118,9 @@ class Cell:
             return "same_samples"
         if self.parallel == "single" and self.execution == "graph":
             return None
-        return "exact" if self.before == self.after else "same_samples"
+        if self.before == self.after:
+            return "exact"
+        return "same_samples" if self.loader in OF_THE_RUN else "best_effort"
 
     @property
     def _ranks(self) -> str:

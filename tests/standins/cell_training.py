@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import importlib
 import json
 import os
 import random
@@ -26,7 +27,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from gpucloud import resume
-from tests.prove.cells import Cell, Device
+from tests.prove.cells import OF_THE_RUN, Cell, Device
 from tests.standins.any_training import Losses, remember
 
 SAMPLES, GLOBAL_BATCH = 130, 12  # ten samples are left out of each epoch, and two ranks or three share a batch
@@ -56,6 +57,48 @@ def masked(samples: list[Any]) -> Any:
     index, x, y = torch.utils.data.default_collate(samples)
     kept = torch.rand_like(x) < 0.85 + 0.1 * np.random.rand()
     return index, x * kept * random.uniform(0.9, 1.1), y
+
+
+class Stream(torch.utils.data.IterableDataset[tuple[int, torch.Tensor, torch.Tensor]]):
+    """The same images in no order that can be asked for: a share of them, out of a buffer from which one is drawn."""
+
+    def __init__(self, share: int, shares: int) -> None:
+        self._images, self._share, self._shares, self._epoch = Images(), share, shares, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+        held: list[int] = []
+        for index in self._order():
+            held.append(index)
+            if len(held) > 5:
+                yield self._images[held.pop(random.randrange(len(held)))]
+        yield from (self._images[index] for index in held)
+
+    def _order(self) -> list[int]:
+        worker = torch.utils.data.get_worker_info()
+        workers, number = (worker.num_workers, worker.id) if worker else (1, 0)
+        order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(self._epoch)).tolist()
+        return order[self._share * workers + number :: self._shares * workers]
+
+
+class Resumable(Stream):
+    """A stream that knows where it is."""
+
+    _done = 0
+
+    def __iter__(self) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+        for index in self._order()[self._done :]:
+            self._done += 1
+            yield self._images[index]
+        self._done = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"done": self._done}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._done = state["done"]
 
 
 class Stem(nn.Module):
@@ -346,10 +389,7 @@ def main() -> None:
     run = resume.init(total_steps=args.steps, seed=3, **training.parts())
     started = run.steps_done
     torch.rand(3 + 5 * started)  # what a script draws before its loop must not matter
-    workers = {"num_workers": 0 if cell.loader == "workers0" else 2}
-    collation = {"collate_fn": masked} if cell.loader == "collation" else {}
-    batches = run.loader(Images(), global_batch=GLOBAL_BATCH, over=training.over, **workers, **collation)
-    for number, batch in enumerate(batches, 1):
+    for number, batch in enumerate(_batches(run, cell, training.over), 1):
         loss = training.take(*batch[1:], last=number % training.gathered == 0)
         if cell.parallel != "tp" or rank == 0:  # with tensor parallelism ranks share their samples
             remember(args.out / f"seen-{rank}.jsonl", run.steps_done + 1, [batch])
@@ -361,10 +401,39 @@ def main() -> None:
         dist.destroy_process_group()
 
 
+def _batches(run: resume.Run, cell: Cell, over: Any) -> Iterator[Any]:
+    """Yield the batches of the run's own loader, or, epoch by epoch, of one that the script makes."""
+    workers = 0 if cell.loader.endswith("0") else 2
+    if cell.loader in OF_THE_RUN:
+        collation = {"collate_fn": masked} if cell.loader == "collation" else {}
+        yield from run.loader(Images(), global_batch=GLOBAL_BATCH, over=over, num_workers=workers, **collation)
+        return
+    loader = run.wrap(_own_loader(cell, workers), over=over)
+    for _ in run.epochs(100):
+        yield from loader
+
+
+def _own_loader(cell: Cell, workers: int) -> Any:
+    splits = cell.parallel in ("ddp", "fsdp") and dist.get_world_size() > 1
+    rank, world = (dist.get_rank(), dist.get_world_size()) if splits else (0, 1)
+    options = {"batch_size": GLOBAL_BATCH // world, "num_workers": workers, "drop_last": True}
+    if cell.loader.startswith("wrapped"):
+        images = Images()
+        if splits:
+            options["sampler"] = torch.utils.data.DistributedSampler(images, seed=11, drop_last=True)
+        return torch.utils.data.DataLoader(images, **options, **({} if splits else {"shuffle": True}))
+    if cell.loader.startswith("stateful"):
+        stateful = importlib.import_module("torchdata.stateful_dataloader")
+        return stateful.StatefulDataLoader(Resumable(rank, world), **options)
+    return torch.utils.data.DataLoader(Stream(rank, world), **options)
+
+
 def _prepared(kind: str, rank: int) -> torch.device:
     """Return the rank's device; what is done on it is done alike each time."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
+    random.seed(0)  # with a loader of its own, a script's own seeds count
+    np.random.seed(0)
     if kind != "cuda":
         return torch.device(kind)
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # without it cuBLAS does not do everything alike each time

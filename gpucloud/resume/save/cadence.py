@@ -268,10 +268,15 @@ class Schedules:
 
     def late(self) -> bool:
         """Whether one went on since the step before; asked ahead of the first batch of each step."""
-        moved = self._now() != self._places
+        moved = self.moved
         if not self._has_stepped:
             self._ahead = self._ahead or moved
         return moved and not self._ahead
+
+    @property
+    def moved(self) -> bool:
+        """Whether one went on since the step before."""
+        return self._now() != self._places
 
     def _now(self) -> list[Any]:
         return [getattr(one, _PLACE) for one in self._all]

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import random
 import sys
+import zlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -135,6 +136,30 @@ def kept() -> Iterator[None]:
         _kept.outside.pop()
 
 
+@contextlib.contextmanager
+def apart(origins: tuple[int, ...], number: int) -> Iterator[None]:
+    """Have what is inside draw from generators of that number after `origins`, and leave the CPU's as they were."""
+    with kept():
+        torch_seed, python_seed, numpy_seed = (mix(origin, number) for origin in origins)
+        torch.default_generator.manual_seed(torch_seed >> 1)
+        random.seed(python_seed)
+        numpy = _numpy()
+        if numpy is not None:
+            numpy.seed(numpy_seed & 0xFFFFFFFF)
+        yield
+
+
+def origins() -> tuple[int, int, int]:
+    """Return a number for where torch's, Python's and NumPy's generator stand, each by itself."""
+    numpy = _numpy()
+    states = torch.get_rng_state().numpy().tobytes(), repr(random.getstate()).encode(), b""
+    if numpy is not None:
+        _, words, place, *_ = numpy.get_state()
+        states = (*states[:2], words.tobytes() + place.to_bytes(4, "big"))
+    first, second, third = map(zlib.crc32, states)
+    return first, second, third
+
+
 def mix(*numbers: int) -> int:
     """Return 64 well-mixed bits of the numbers (the finalizer of SplitMix64, once for each)."""
     mixed = 0
@@ -195,16 +220,32 @@ def is_generator(thing: Any) -> bool:
 
 def own_generator(thing: Any, known: Collection[int] = ()) -> str | None:
     """Return where an object has a generator of its own, as `transform.rng`; `known` are the ids of those saved."""
-    return next(_found(thing, "", known, _DEEP, set()), None)
+    return next((place for place, _ in _found(thing, "", known, _DEEP, set())), None)
 
 
-def _found(thing: Any, place: str, known: Collection[int], deep: int, met: set[int]) -> Iterator[str]:
+def generators_of(thing: Any) -> dict[str, Generator]:
+    """Return the generators of an object's own, by where it has them."""
+    return {place: Generator(own) for place, own in _found(thing, "", (), _DEEP, set())}
+
+
+def states_of(generators: Mapping[str, Generator]) -> dict[str, Any]:
+    """Return where they stand, by their names."""
+    return {name: one.state_dict() for name, one in generators.items()}
+
+
+def put_states(generators: Mapping[str, Generator], states: Mapping[str, Any]) -> None:
+    """Have those stand there that were there too."""
+    for name in generators.keys() & states.keys():
+        generators[name].load_state_dict(states[name])
+
+
+def _found(thing: Any, place: str, known: Collection[int], deep: int, met: set[int]) -> Iterator[tuple[str, Any]]:
     if id(thing) in met or deep < 0:
         return
     met.add(id(thing))
     if is_generator(thing):
         if id(thing) not in {*known, *_of_all()}:
-            yield place
+            yield place, thing
         return
     for name, part in _parts(thing):
         yield from _found(part, f"{place}.{name}" if place else name, known, deep - 1, met)

@@ -156,6 +156,13 @@ class TrainingState:
         """What is neither module nor optimizer."""
         return tuple(self._others.values())
 
+    def told(self) -> str:
+        """Return as text what is no tensor in optimizers' settings and in what is neither module nor optimizer."""
+        groups = [
+            {k: v for k, v in group.items() if k != "params"} for one in self.optimizers for group in one.param_groups
+        ]
+        return f"{groups} {encode([one.state_dict() for one in self.others], '', {})}"
+
     def collect(
         self, rank: int, world: int, extra: dict[str, Any], shares: Shares | None = None, *, alone: bool = False
     ) -> Collected:
