@@ -673,7 +673,7 @@ _SCRIPT_TESTS = ("pytest", "tests/functional/test_resume_scripts.py")
 @seeded("resume.run:Run._go_on_as_the_step_left", *_SCRIPT_TESTS)
 def evaluation_draws_for_training(original: Any) -> Any:
     """What is drawn between a step and the next batch changes what that trains with."""
-    return lambda self: None
+    return lambda self, first_of_epoch: None
 
 
 @seeded("resume.state.traits:Traits.put_back", *_SCRIPT_TESTS)
