@@ -240,7 +240,8 @@ GOAL = Goal(
     real="training scripts of any make (1 to 4 ranks, 0 to 4 workers, another number in each attempt, dropout, "
     "BatchNorm, bfloat16, float16 with a scaler, accumulation, averages, schedules, kinds of DDP), and cells of a "
     "matrix (DDP, FSDP2, tensor parallelism, alone; eager and compiled; the run's loader and the script's own, with a "
-    "sampler, a state or neither; collation that draws; memory formats, fused and foreach optimizers, fp32 masters) over gloo; SIGKILL, and the agent's notice",
+    "sampler, a state or neither; collation that draws; memory formats, fused and foreach "
+    "optimizers, fp32 masters) over gloo; SIGKILL, and the agent's notice",
     simulated="the ranks are processes of one machine, started again by this proof and not by a supervisor; compiled "
     "is by aot_eager, whose code is not generated (on GPUs it is)",
     run=run,
