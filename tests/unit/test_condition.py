@@ -21,15 +21,18 @@ from gpucloud.domain.state.state import (
     Interruption,
     InterruptionKind,
     JobStatus,
+    NodeLife,
     Owner,
     Quarantine,
 )
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import Arm, Done, Prepare, TearDown, Wait
+from gpucloud.domain.supervision.self_driving import hands_over
 from gpucloud.usecases.jobstore.report import Condition, Left, NodeStanding, condition_of, report
 from gpucloud.usecases.supervise.story import tell_story
-from tests.unit.worlds import NOW, cooldown, opened, part, seen, state, up
+from tests.unit.worlds import NOW, POOL, cooldown, opened, part, seen, state, up
 
+HOUR = timedelta(hours=1)
 SPEND = Spend(budget_usd=Decimal(1), spent_usd=Decimal("0.011"), promised_usd=Decimal(0))
 
 
@@ -72,6 +75,40 @@ def test_a_job_stands_in_one_way(ended, open_attempt, trained, supervised, machi
 def test_a_job_that_is_over_says_what_its_machines_are_there_for(left, machines, condition):
     stands = {"ended": True, "open_attempt": False, "trained": False, "supervised": False}
     assert condition_of(**stands, machines=machines, left=left) is condition
+
+
+def test_a_job_that_one_of_its_machines_is_about_to_take_is_handed_over():
+    trains = replace(told(*TRAINS), hands_over=True)
+    assert trains.condition is Condition.HANDING_OVER
+    assert replace(trains, attempts=()).condition is Condition.HANDING_OVER
+    assert replace(trains, supervisor="its own node b").condition is Condition.TRAINING
+
+
+@pytest.mark.parametrize(
+    ("changes", "unattended", "quiet_s", "hands"),
+    [
+        ({}, HOUR, 59, True),
+        ({}, HOUR, 60, False),  # none of them has come
+        ({}, None, 1, False),  # the user took it back
+        ({"drives_itself": False}, HOUR, 1, False),
+        ({"nodes": ()}, HOUR, 1, False),
+        ({"status": JobStatus.STOPPED}, HOUR, 1, False),
+    ],
+)
+def test_machines_take_a_job_within_a_minute_or_not_at_all(changes, unattended, quiet_s, hands):
+    known = replace(state(drives_itself=True, nodes=(NodeLife(node_id="a", pool=POOL, launched_at=NOW),)), **changes)
+    assert hands_over(known, unattended, timedelta(seconds=quiet_s)) is hands
+
+
+def test_a_job_that_is_handed_over_alarms_nobody():
+    handed = replace(told(*TRAINS), hands_over=True, drives_itself=True)
+    assert report_text(handed).split("\n\n")[:2] == [
+        "live: handing over to its machines, step 605 of 768, 10 steps/s, 16.3 s to go",
+        "its supervisor, process 20984 on vm, was last seen at 11:59:44 UTC, 16 s ago\n"
+        "its own machines go on with it: one of them takes over within a minute",
+    ]
+    assert report_json(handed)["condition"] == "handing_over"
+    assert "live  handing over to its machines  " in jobs_text([handed])
 
 
 def over(status, reason, *nodes, **changes):

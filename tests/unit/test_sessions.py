@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -18,6 +19,7 @@ from gpucloud.domain.money.ledger import ChargeKind, Rates, Terms
 from gpucloud.domain.state.order import with_budget
 from gpucloud.domain.state.state import ExitReason, Owner
 from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.jobstore.lease import take
 from gpucloud.usecases.jobstore.orders import Orders
 from tests.fakes.agent import Training
 from tests.faults.process import Ended, run
@@ -318,6 +320,37 @@ def test_who_leaves_a_job_to_its_machines_leaves_when_one_has_shown_that_it_can_
     assert ended.code == 0
     assert not state(outside).status.ended
     assert orders(outside).newest().order.unattended == timedelta(hours=2)
+
+
+@pytest.mark.usefixtures("drives")
+def test_who_leaves_a_job_to_its_machines_waits_until_one_of_them_supervises_it(
+    outside: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleep = outside.clock.sleep
+
+    def pass_by(seconds: float) -> None:
+        sleep(seconds)
+        if orders(outside).newest().order.unattended is not None:
+            with suppress(LeaseHeld):
+                take(jobs(outside), outside.clock, node="node-1")
+
+    monkeypatch.setattr(outside.clock, "sleep", pass_by)
+    ended = give(outside, "train", "small.yaml", "--detach", "--unattended", "2h", "--json")
+    told = json.loads(ended.stdout)
+    assert (ended.code, told["supervisor"], told["condition"]) == (0, "its own node node-1", "waiting")
+    assert "none of its machines" not in ended.stderr
+
+
+@pytest.mark.usefixtures("drives")
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_who_leaves_a_job_that_no_machine_takes_over_hears_that_none_has(
+    outside: Outside, words: tuple[str, ...]
+) -> None:
+    ended = give(outside, "train", "small.yaml", "--detach", "--unattended", "2h", *words)
+    assert ended.code == 0
+    assert "none of its machines has taken over within 1 min: `gpucloud status small`" in ended.stderr
+    assert "drives itself" not in ended.stdout
+    assert "unsupervised" in ended.stdout if words else "nobody supervises" in ended.stdout.lower()
 
 
 @pytest.mark.usefixtures("drives")

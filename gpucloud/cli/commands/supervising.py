@@ -20,11 +20,13 @@ from gpucloud.cli.render.words import say, say_json, say_words, tell
 from gpucloud.cli.target import Target, called
 from gpucloud.domain.checkpoint.protection import NEVER, NOTHING_COMES_HOME, Protection
 from gpucloud.domain.errors import GpucloudError, LandingRefused, StoreError
-from gpucloud.domain.job.quantities import format_moment
+from gpucloud.domain.job.quantities import format_moment, format_span
 from gpucloud.domain.job.spec import Job
 from gpucloud.domain.state.order import Until
 from gpucloud.domain.state.state import JobState, JobStatus
 from gpucloud.domain.supervision.seen import Supervising
+from gpucloud.domain.supervision.self_driving import TAKES_OVER
+from gpucloud.retries import Retry
 from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.job.start import Start, adopt
 from gpucloud.usecases.jobstore.report import JobReport
@@ -179,16 +181,35 @@ def launch(begun: Begun, *, as_json: bool) -> int:
     except Leave as leave:
         say_what_lives(asker.state(), asker.clock.now())
         return leave.exit_code
+    driven = _is_driven(asker)
     report = asker.report()
     if report.status.ended:
         return answer(report, as_json=as_json)
+    if not driven:
+        tell(f"none of its machines has taken over within {format_span(TAKES_OVER)}: `gpucloud status {begun.name}`")
     if as_json:
         say_json({**report_json(report), "plan": _plan_json(begun)})
-    else:
+    elif driven:
         say(f"{begun.name} drives itself until {report.paid_until:%Y-%m-%d %H:%M} UTC at the latest")
+    else:
+        say_words(report_text(report))
+    if not as_json:
         tell(f"`gpucloud logs -f {begun.name}` follows it, `gpucloud down {begun.name}` ends it")
         tell(f"`gpucloud train {begun.name}` brings its results home, and goes on when that time is over")
     return 0
+
+
+_TAKING_OVER = Retry(first_s=0.25, longest_s=2.0, within_s=TAKES_OVER.total_seconds())
+
+
+def _is_driven(asker: Asker) -> bool:
+    """Wait until one of the job's machines holds it, or it has ended; return False where none does in time."""
+    clock = asker.clock
+    tries = _TAKING_OVER.begin(clock.sleep, now=lambda: clock.now().timestamp())
+    while asker.supervisor() is None and not asker.stored_state().status.ended:
+        if not tries.again():
+            return False
+    return True
 
 
 def detach(begun: Begun, *, as_json: bool) -> int:

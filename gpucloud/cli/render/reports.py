@@ -60,7 +60,7 @@ def report_text(report: JobReport) -> str:
 
 def going_on_line(report: JobReport) -> str | None:
     """Return what a process finds that goes on with a job; None where nothing trains, or somebody sees to it."""
-    if report.condition is not Condition.UNSUPERVISED:
+    if report.condition not in (Condition.UNSUPERVISED, Condition.HANDING_OVER) or not report.attempts:
         return None
     attempt = report.attempts[-1]
     step = f" ({_counts(report).named(attempt.last_step)})" if attempt.last_step is not None else ""
@@ -101,8 +101,8 @@ def _lacking(report: JobReport) -> list[str]:
         told.append(f"its supervisor, {report.last_supervisor}, was last seen at {seen}")
     until = f" at {format_moment(report.paid_until, report.looked_at)}" if report.paid_until else ""
     match report.condition:
-        case Condition.UNSUPERVISED if report.drives_itself:
-            told.append("its own machines go on with it: one of them takes its place within 15 s")
+        case Condition.HANDING_OVER:
+            told.append("its own machines go on with it: one of them takes over within a minute")
         case Condition.UNSUPERVISED:
             told.append(f"nobody replaces a machine that is interrupted now; all switch themselves off{until}")
         case Condition.TRAINED if report.supervisor is None:

@@ -23,6 +23,10 @@ _LONGEST_S = 3600.0  # between two passes or two writes: a supervisor outside ha
 USUAL_TIME = timedelta(hours=8)
 """For how long a job drives itself where nobody says."""
 
+TAKES_OVER = timedelta(minutes=1)
+"""Within so long one of its machines has the job that nobody holds: a lease of 15 s is over, or given back, and drivers
+look every few seconds, or half a minute after an error."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriveOrder:
@@ -79,6 +83,15 @@ def unkept(job: Job, market: Market) -> str | None:
         f" {format_span(job.deadline)}: it keeps spot machines, and may be late. A supervisor that stays, or"
         f" `resources: {{market: on_demand}}`, keeps it"
     )
+
+
+def hands_over(state: JobState, unattended: timedelta | None, quiet: timedelta) -> bool:
+    """Whether one of its machines is about to take the job that nobody holds, and whose state is `quiet` for so long.
+
+    `unattended` is what the newest order says: None takes the job back from its machines.
+    """
+    driven = state.drives_itself and unattended is not None and not state.status.ended
+    return driven and bool(state.alive) and quiet < TAKES_OVER
 
 
 def order_key(cluster: str) -> str:

@@ -20,7 +20,7 @@ from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState
 from gpucloud.domain.supervision.budget import Standing, least_to_lower_to, shut_off, told_of_money
 from gpucloud.domain.supervision.capacity import standing
 from gpucloud.domain.supervision.seen import Limits, Rules
-from gpucloud.domain.supervision.self_driving import arming, most_machines
+from gpucloud.domain.supervision.self_driving import arming, hands_over, most_machines
 from gpucloud.domain.supervision.transitions import as_listed, with_commit
 from gpucloud.ports import Clock, MarketData, NodeGroup
 from gpucloud.store import Stored, TooMany, newest_commit
@@ -91,6 +91,8 @@ class Asker:
             last_supervisor=supervised_by(state.owner) if state.owner is not None else None,
             written_at=stored.modified,
             looked_at=stored.store_time,
+            hands_over=supervisor is None
+            and hands_over(state, given.order.unattended, stored.store_time - stored.modified),
             outputs=given.order.resolved.outputs,
         )
         return without_lost_outputs(told)

@@ -85,6 +85,8 @@ class JobReport:
     looked_at: datetime | None = None
     """When the report was made, by the same clock."""
     drives_itself: bool = False
+    hands_over: bool = False
+    """Whether nobody holds it, and one of its machines is about to take it."""
     outputs: tuple[str, ...] = ()
     """What its order wants brought home from its machines when it has trained."""
     prepared: bool = False
@@ -106,7 +108,7 @@ class JobReport:
     def condition(self) -> Condition:
         """How it stands, as its state and those of its nodes tell that were asked."""
         attempt = self._open
-        return condition_of(
+        found = condition_of(
             ended=self.status.ended,
             open_attempt=attempt is not None,
             trained=attempt is not None and self._is_trained(attempt),
@@ -114,6 +116,8 @@ class JobReport:
             machines=len(self.nodes) if self.status.ended or attempt is None else self._machines_of(attempt),
             left=Left(torn_down=self.torn_down, held=self.held_until is not None, kept=self.kept_until is not None),
         )
+        nobody = found in (Condition.UNSUPERVISED, Condition.LEFT)
+        return Condition.HANDING_OVER if nobody and self.hands_over else found
 
     @property
     def _open(self) -> Attempt | None:
@@ -209,6 +213,7 @@ class Condition(str, Enum):
 
     TRAINING = "training"
     UNSUPERVISED = "training_unsupervised"
+    HANDING_OVER = "handing_over"  # one of its machines is about to supervise it, whether it trains or not
     TRAINED = "trained"  # its results are not home yet
     WAITING = "waiting"  # for machines, or until they are ready
     LEFT = "waiting_unsupervised"
@@ -228,7 +233,13 @@ class Left:
 
 
 def condition_of(
-    *, ended: bool, open_attempt: bool, trained: bool, supervised: bool, machines: int, left: Left = Left()
+    *,
+    ended: bool,
+    open_attempt: bool,
+    trained: bool,
+    supervised: bool,
+    machines: int,
+    left: Left = Left(),
 ) -> Condition:
     """Return how a job stands.
 
@@ -254,6 +265,7 @@ def _of_ended(machines: int, left: Left) -> Condition:
 WORDS = {
     Condition.TRAINING: "training",
     Condition.UNSUPERVISED: "TRAINING, NOBODY SUPERVISES",
+    Condition.HANDING_OVER: "handing over to its machines",
     Condition.TRAINED: "trained, its results are not home yet",
     Condition.WAITING: "waiting for machines",
     Condition.LEFT: "waiting, nobody supervises",
