@@ -1,4 +1,4 @@
-"""What is found by looking: jobs of a store, strays of any job in a cloud, what is left of one, and this machine."""
+"""What is found by looking: jobs of a store, strays of any job in a cloud, and this machine."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ from gpucloud.store import ObjectStore, open_store
 from gpucloud.usecases.jobstore.jobstore import JobStore, job_names
 from gpucloud.usecases.jobstore.orders import may_be_run
 from gpucloud.usecases.machines import Check, Here, Sweeper
-from gpucloud.usecases.services import cluster_of
 from gpucloud.usecases.supervise.needs import parse_checked
-from gpucloud.wiring.jobs import asker_of
 from gpucloud.wiring.root import Gpucloud
 
 if TYPE_CHECKING:
@@ -89,7 +87,7 @@ def _is_same(path: Path, spec: bytes) -> bool:
         return False
 
 
-# What a cloud still lists: strays of any job, and what is left of one.
+# What a cloud still lists of any job: strays.
 
 
 _SWEPT = (CloudName.LOCAL, CloudName.AWS)  # what stands on the user's own hosts is theirs
@@ -123,21 +121,6 @@ def swept_clouds(gpucloud: Gpucloud, clouds: tuple[CloudName, ...]) -> tuple[Clo
         raise UsageError("own hosts have no strays: what stands there is yours", hint="gpucloud gc")
     known = gpucloud.home.known()
     return clouds or tuple(one for one in _SWEPT if one is CloudName.LOCAL or _on(known, one))
-
-
-def leftovers(gpucloud: Gpucloud, known: KnownJob) -> tuple[str, ...]:
-    """Return what the cloud still lists for a job, of any kind: its group, machines, disks, keys, roles."""
-    asker, cloud, cluster = asker_of(gpucloud, known), gpucloud.cloud_of(known), cluster_of(known.name)
-    provisioner, store = cloud.provisioner(gpucloud.store_of(known)), gpucloud.store_of(known)
-    found: list[str] = []
-    for region in dict.fromkeys((asker.state().pool.region, *(one.rented.pool.region for one in asker.jobs.armings()))):
-        name = provisioner.group(cluster, region)
-        listed = asker.group.describe(name)
-        found += [f"group {name}", *(node.id for node in listed.alive)] if listed.exists else []
-        if known.cloud is CloudName.AWS:
-            census = gpucloud.aws(AwsChoices(profile=known.profile), Resources(regions=(region,))).census(store)
-            found += [f"{one.kind} {one.id}" for one in census.of_cluster(cluster)]
-    return tuple(dict.fromkeys(found))
 
 
 def _sweeper(gpucloud: Gpucloud, census: Census, store: ObjectStore, story: Callable[[str], None]) -> Sweeper:

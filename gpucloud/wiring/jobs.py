@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpucloud.domain.errors import ToolMissing
-from gpucloud.domain.job.spec import Job, KnownJob
+from gpucloud.domain.job.spec import AwsChoices, Cloud, Job, KnownJob, Resources
 from gpucloud.wiring.root import Gpucloud
 
 if TYPE_CHECKING:
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from gpucloud.domain.market.plan import Plan
     from gpucloud.domain.node.node import Node
     from gpucloud.ports import Markets, PolicyTables, Shell
+    from gpucloud.usecases.job.ending import Deleter, Ender
     from gpucloud.usecases.job.jobs import Asker
     from gpucloud.usecases.job.ordered import Access
+    from gpucloud.usecases.job.passes import BudgetChanger, Reconciler
     from gpucloud.usecases.job.start import Starter
     from gpucloud.usecases.jobstore.report import JobReport
     from gpucloud.usecases.money.estimate import Estimator
@@ -57,6 +59,70 @@ def access_to(gpucloud: Gpucloud, known: KnownJob) -> Access:
     from gpucloud.usecases.job.ordered import Access
 
     return Access(ordered=gpucloud.ordered(known), key=partial(gpucloud.machine_key, known), services=gpucloud.services)
+
+
+def ender_of(gpucloud: Gpucloud, known: KnownJob) -> Ender:
+    """Return what ends a known job. Raises CredentialsError."""
+    from gpucloud.usecases.job.ending import Ender
+
+    return Ender(
+        asker=asker_of(gpucloud, known),
+        access=access_to(gpucloud, known),
+        leftovers=lambda: leftovers(gpucloud, known),
+    )
+
+
+def reconciler_of(gpucloud: Gpucloud, known: KnownJob, tell: Callable[[str], None]) -> Reconciler:
+    """Return what makes passes for a known job. Raises CredentialsError."""
+    from gpucloud.usecases.job.passes import Reconciler
+
+    return Reconciler(asker=asker_of(gpucloud, known), access=access_to(gpucloud, known), tell=tell)
+
+
+def budget_changer(
+    gpucloud: Gpucloud, known: KnownJob, settle: Callable[[], object], tell: Callable[[str], None]
+) -> BudgetChanger:
+    """Return what changes a known job's budget; `settle` makes a pass for the job. Raises CredentialsError."""
+    from gpucloud.usecases.job.passes import BudgetChanger
+
+    return BudgetChanger(
+        asker=asker_of(gpucloud, known),
+        orders=gpucloud.orders(known),
+        file=known.file,
+        rules=gpucloud.cloud_of(known).cloud_profile.rules,
+        settle=settle,
+        tell=tell,
+    )
+
+
+def deleter_of(gpucloud: Gpucloud, known: KnownJob, require_over: Callable[[], None]) -> Deleter:
+    """Return what deletes a known job that is over, as `require_over` says."""
+    from gpucloud.usecases.job.ending import Deleter
+    from gpucloud.usecases.jobstore.jobstore import JobStore
+
+    return Deleter(
+        jobs=JobStore(gpucloud.store_of(known), known.name),
+        clock=gpucloud.clock,
+        require_over=require_over,
+        clear=lambda: gpucloud.home.clear(known),
+    )
+
+
+def leftovers(gpucloud: Gpucloud, known: KnownJob) -> tuple[str, ...]:
+    """Return what the cloud still lists for a job, of any kind: its group, machines, disks, keys, roles."""
+    from gpucloud.usecases.services import cluster_of
+
+    asker, cloud, cluster = asker_of(gpucloud, known), gpucloud.cloud_of(known), cluster_of(known.name)
+    provisioner, store = cloud.provisioner(gpucloud.store_of(known)), gpucloud.store_of(known)
+    found: list[str] = []
+    for region in dict.fromkeys((asker.state().pool.region, *(one.rented.pool.region for one in asker.jobs.armings()))):
+        name = provisioner.group(cluster, region)
+        listed = asker.group.describe(name)
+        found += [f"group {name}", *(node.id for node in listed.alive)] if listed.exists else []
+        if known.cloud is Cloud.AWS:
+            census = gpucloud.aws(AwsChoices(profile=known.profile), Resources(regions=(region,))).census(store)
+            found += [f"{one.kind} {one.id}" for one in census.of_cluster(cluster)]
+    return tuple(dict.fromkeys(found))
 
 
 def visitor(gpucloud: Gpucloud, known: KnownJob) -> Shell:

@@ -23,7 +23,8 @@ from gpucloud.domain.supervision.seen import Rules, rules_for
 from gpucloud.domain.supervision.self_driving import arming
 from gpucloud.domain.untrusted import COUNTED
 from gpucloud.store import ObjectStore
-from gpucloud.usecases.job.jobs import Asker, bring_closer, budget_standing, least_usd
+from gpucloud.usecases.job.jobs import Asker
+from gpucloud.usecases.job.passes import bring_closer, budget_standing, least_usd
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import take
 from gpucloud.usecases.jobstore.orders import Orders

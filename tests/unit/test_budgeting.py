@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
 
 from gpucloud.cli.commands.machines import shortage_line
-from gpucloud.cli.commands.passes import await_order, budget, meant
+from gpucloud.cli.commands.passes import budget, meant
 from gpucloud.cli.render.bills import left_amount
 from gpucloud.domain.errors import BudgetRefused, UsageError
 from gpucloud.domain.money.ledger import Spend, Terms
@@ -20,7 +20,8 @@ from gpucloud.domain.state.state import ExitReason, JobStatus, Owner, Successor
 from gpucloud.domain.supervision.seen import Limits, Rules, rules_for
 from gpucloud.domain.supervision.self_driving import arming
 from gpucloud.store import open_store
-from gpucloud.usecases.job.jobs import Asker, bring_closer, budget_standing, least_usd, obey_here
+from gpucloud.usecases.job.jobs import Asker
+from gpucloud.usecases.job.passes import BudgetChanger, bring_closer, budget_standing, least_usd, obey_here
 from gpucloud.usecases.job.start import Asked, Starter
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import take
@@ -189,7 +190,10 @@ def test_the_command_moves_the_shut_off_whatever_machines_say_and_waits_for_none
     owner = Owner(id="x", host="elsewhere", pid=1, started="", since=NOW, node=node)
     asker.jobs.replace(replace(current, order_number=claimed, owner=owner, lease_s=1e9), stored.version)
 
-    await_order(None, SimpleNamespace(name="digits"), asker, replace(lowered(), unattended=HOURS), RULES)
+    changer = BudgetChanger(
+        asker=asker, orders=None, file=Path("digits.yaml"), rules=RULES, settle=lambda: None, tell=lambda _: None
+    )
+    changer.await_order(replace(lowered(), unattended=HOURS), RULES)
     assert armed(asker) == NOW + timedelta(seconds=1730)
 
 

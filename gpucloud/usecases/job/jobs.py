@@ -1,4 +1,4 @@
-"""Questions about jobs, from any terminal at any time (report, logs, what a run keeps), and another budget."""
+"""Questions about jobs, from any terminal at any time (report, logs, what a run keeps)."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
-from gpucloud.domain.job.quantities import counted, format_moment, in_cents
+from gpucloud.domain.job.quantities import counted, format_moment
 from gpucloud.domain.money.costs import Sundries, charges_of
 from gpucloud.domain.money.ledger import Terms
-from gpucloud.domain.money.prepaid import Wall, reserve_usd, sooner
+from gpucloud.domain.money.prepaid import Wall, reserve_usd
 from gpucloud.domain.node.member import workers_per_node
 from gpucloud.domain.node.node import NO_GROUP, GroupView
 from gpucloud.domain.node.output import DatedPiece
 from gpucloud.domain.state.order import Order, held_until, keeps, undrilled
 from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState
-from gpucloud.domain.supervision.budget import Standing, least_to_lower_to, shut_off, told_of_money
+from gpucloud.domain.supervision.budget import told_of_money
 from gpucloud.domain.supervision.capacity import standing
-from gpucloud.domain.supervision.seen import Limits, Rules
-from gpucloud.domain.supervision.self_driving import arming, hands_over, most_machines
+from gpucloud.domain.supervision.seen import Limits
+from gpucloud.domain.supervision.self_driving import hands_over
 from gpucloud.domain.supervision.transitions import as_listed, with_commit
 from gpucloud.ports import Clock, MarketData, NodeGroup
 from gpucloud.store import Stored, TooMany, newest_commit
 from gpucloud.store.contract import Tally
 from gpucloud.usecases.jobstore.jobstore import JobStore
-from gpucloud.usecases.jobstore.lease import Lease, is_over, supervised_by
+from gpucloud.usecases.jobstore.lease import is_over, supervised_by
 from gpucloud.usecases.jobstore.orders import Given, Orders, Reader
 from gpucloud.usecases.jobstore.records import LogPart
 from gpucloud.usecases.jobstore.report import JobReport, report, without_lost_outputs
@@ -223,53 +223,7 @@ def _supervisor(state: JobState, stored: Stored) -> str | None:
     return None if state.owner is None or is_over(state, stored) else supervised_by(state.owner)
 
 
-# Another budget for a job: an order like any other, in force once the cloud has the shut-off that it pays for.
-
-
-def budget_standing(asker: Asker, state: JobState) -> Standing:
-    """Return what the money rule needs of a job, as it is seen from any terminal."""
-    tracker = SpendTracker(asker.jobs, asker.market, asker.terms)
-    return tracker.standing(state, asker.listed(state), asker.clock.now())
-
-
-def bring_closer(asker: Asker, order: Order, rules: Rules) -> bool:
-    """Have the cloud shut the machines off no later than the order's budget pays for; return whether that was closer.
-
-    What the cloud has armed counts. It needs no lease: nobody who goes by the same order arms a later time.
-    """
-    state = asker.state()
-    listed = asker.listed(state)
-    if state.group is None or not listed.most_alive:
-        return False
-    closer = sooner(listed.armed_until, shut_off(state, order.budget_usd, budget_standing(asker, state), rules))
-    if closer is None:
-        return False
-    asker.group.arm(state.group, closer)
-    if order.unattended is not None:  # after it is so: what was armed before counts until then
-        machines = most_machines(state, order.resolved.resources.nodes, listed.most_alive)
-        acted_on = replace(state, order_number=max(state.order_number, order.number))
-        asker.jobs.arm(arming(acted_on, at=asker.clock.now(), machines=machines, until=closer))
-    return True
-
-
-def obey_here(asker: Asker, lease: Lease, order: Order, rules: Rules) -> bool:
-    """Act on the order with the lease that nobody else holds; return whether the shut-off came closer."""
-    lease.confirm()
-    closer = bring_closer(asker, order, rules)
-    listed = asker.listed(lease.state)
-    lease.write(
-        replace(
-            lease.state,
-            order_number=max(lease.state.order_number, order.number),
-            paid_until=listed.armed_until if listed.exists else lease.state.paid_until,
-        )
-    )
-    return closer
-
-
-def least_usd(asker: Asker, state: JobState, rules: Rules) -> str:
-    """Return the least sum that the budget can be lowered to now, in USD, rounded up to cents."""
-    return in_cents(least_to_lower_to(state, budget_standing(asker, state), rules))
+# What a run that succeeded keeps.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
