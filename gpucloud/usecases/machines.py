@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from difflib import get_close_matches
+from pathlib import Path
 
 from gpucloud.domain.codec import Malformed
 from gpucloud.domain.errors import GpucloudError, LeaseHeld, NodeError, StoreError, UsageError
@@ -137,6 +138,34 @@ class Here:
 
     checks: tuple[Check, ...]
     checked: Checked
+
+
+_LEAST_FREE = 5 << 30
+
+
+def disk_check(folder: Path, free: int) -> Check:
+    """Return whether the disk of gpucloud's folder has room; `free` in bytes."""
+    text = f"{free / 2**30:.1f} GiB free at {folder}"
+    return Check(name="disk", ok=free >= _LEAST_FREE, text=text, hint="free 5 GiB there")
+
+
+def terraform_check(find: Callable[[], Path]) -> Check:
+    """Return whether there is a Terraform that is new enough; `find` raises ToolMissing."""
+    try:
+        return Check(name="Terraform", ok=True, text=str(find()))
+    except GpucloudError as error:
+        return Check(name="Terraform", ok=None, text=f"{error.message}; needed for AWS only", hint=error.hint)
+
+
+def aws_check(caller: Callable[[], str] | None) -> Check:
+    """Return whether AWS knows who calls it; `caller` None where no credentials are set up: AWS may not be wanted."""
+    if caller is None:
+        text, hint = "no credentials; needed for cloud: aws only", "aws sso login, aws configure, or AWS_PROFILE=…"
+        return Check(name="AWS", ok=None, text=text, hint=hint)
+    try:
+        return Check(name="AWS", ok=True, text=caller())
+    except GpucloudError as error:
+        return Check(name="AWS", ok=False, text=error.message, hint=error.hint)
 
 
 # Finding and removing strays: the cloud is listed first, then the jobs' states are read.

@@ -9,11 +9,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpucloud import smi
-from gpucloud.adapters.home import Home, SightingsFile
+from gpucloud.adapters.home import SightingsFile
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.errors import CredentialsError, GpucloudError, NodeError, UsageError
 from gpucloud.domain.job.spec import AwsChoices, Cloud, KnownJob, Resources
@@ -25,7 +26,7 @@ from gpucloud.ports import Census
 from gpucloud.store import ObjectStore, open_store
 from gpucloud.usecases.jobstore.jobstore import JobStore, job_names
 from gpucloud.usecases.jobstore.orders import may_be_run
-from gpucloud.usecases.machines import Check, Here, Sweeper
+from gpucloud.usecases.machines import Check, Here, Sweeper, aws_check, disk_check, terraform_check
 from gpucloud.usecases.supervise.needs import parse_checked
 from gpucloud.wiring.root import Gpucloud
 
@@ -146,14 +147,13 @@ def _on(known: tuple[KnownJob, ...], cloud: CloudName) -> tuple[KnownJob, ...]:
 
 # Looking at this machine itself: what gpucloud needs, then its GPUs by the code that nodes run.
 
-_LEAST_FREE = 5 << 30
 _LIMIT_S = 400.0
 
 
 def look_here(gpucloud: Gpucloud, *, full: bool) -> Here:
     """Return how this machine is; with `full`, its GPUs are put to work with this interpreter's torch."""
     home = gpucloud.home
-    checks = (_python(), _terraform(home), _disk(home), _aws(gpucloud))
+    checks = tuple(_checks(gpucloud))
     count = len(smi.gpus()[0] or ())
     order = GateOrder(wanted=GateWanted(gpus=count, full=full, torch=full), digest="", python=sys.executable)
     root = home.root / "cache" / "doctor"
@@ -168,41 +168,21 @@ def look_here(gpucloud: Gpucloud, *, full: bool) -> Here:
     return Here(checks=checks, checked=checked)
 
 
-def _python() -> Check:
-    return Check(name="Python", ok=True, text=f"{sys.version.split()[0]} ({sys.executable})")
-
-
-def _terraform(home: Home) -> Check:
+def _checks(gpucloud: Gpucloud) -> Iterator[Check]:
     from gpucloud.adapters.terraform.program import require_terraform
 
-    cache = home.root / "cache" / "terraform.json"
-    try:
-        program = require_terraform(os.environ, cache, tools=home.tools)
-    except GpucloudError as error:
-        return Check(name="Terraform", ok=None, text=f"{error.message}; needed for AWS only", hint=error.hint)
-    return Check(name="Terraform", ok=True, text=str(program))
-
-
-def _disk(home: Home) -> Check:
+    home = gpucloud.home
     folder = next(path for path in (home.root, *home.root.parents) if path.exists())
-    free = shutil.disk_usage(folder).free
-    text = f"{free / 2**30:.1f} GiB free at {folder}"
-    return Check(name="disk", ok=free >= _LEAST_FREE, text=text, hint="free 5 GiB there")
 
+    def caller() -> str:
+        known = gpucloud.aws(AwsChoices(), Resources()).account().caller()
+        return f"{known.arn}, region {known.region}"
 
-def _aws(gpucloud: Gpucloud) -> Check:
-    if not _has_credentials():
-        return Check(
-            name="AWS",
-            ok=None,
-            text="no credentials; needed for cloud: aws only",
-            hint="aws sso login, aws configure, or AWS_PROFILE=…",
-        )
-    try:
-        caller = gpucloud.aws(AwsChoices(), Resources()).account().caller()
-    except GpucloudError as error:
-        return Check(name="AWS", ok=False, text=error.message, hint=error.hint)
-    return Check(name="AWS", ok=True, text=f"{caller.arn}, region {caller.region}")
+    yield Check(name="Python", ok=True, text=f"{sys.version.split()[0]} ({sys.executable})")
+    cache = home.root / "cache" / "terraform.json"
+    yield terraform_check(partial(require_terraform, os.environ, cache, tools=home.tools))
+    yield disk_check(folder, shutil.disk_usage(folder).free)
+    yield aws_check(caller if _has_credentials() else None)
 
 
 def _has_credentials() -> bool:

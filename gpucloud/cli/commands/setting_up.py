@@ -24,8 +24,8 @@ from gpucloud.usecases.services import cluster_of
 from gpucloud.wiring import Gpucloud, install_pipeline, job_schema, job_templates, sample_job, template_job
 
 if TYPE_CHECKING:
+    from gpucloud.adapters.aws.printed import PrintedPolicies
     from gpucloud.wiring.aws import AwsCloud
-    from gpucloud.wiring.iam import PrintedPolicies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,14 +8,17 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from gpucloud.adapters.aws.account import account_of, profile_of
+from gpucloud.adapters.aws.bucket import bucket_name
+from gpucloud.adapters.aws.policy import boundary_arn, boundary_policy, node_policy, user_policy
+from gpucloud.adapters.aws.session import Aws, partition_of
+from gpucloud.adapters.aws.statements import Uses
 from gpucloud.domain.errors import CredentialsError, ProvisionError, UsageError
 from gpucloud.domain.job.spec import Access, AwsChoices, Job, Resources
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpucloud.adapters.aws.session import Aws
-    from gpucloud.adapters.aws.statements import Uses
 
 # In angle brackets: a number that looks like an account's would be pasted as it stands; this names nothing that exists.
 ACCOUNT, REGION, ROLE = "<ACCOUNT>", "<REGION>", "<ROLE>"
@@ -56,7 +59,6 @@ class PrintedPolicies:
 
         Not `bounded`: roles may be made without a boundary. Not `makes_roles`: no role can be made at all.
         """
-        from gpucloud.adapters.aws.policy import user_policy
 
         return user_policy(
             partition=self._partition,
@@ -69,7 +71,6 @@ class PrintedPolicies:
 
     def boundary(self, job: Job | None, kms_keys: tuple[str, ...] = ()) -> dict[str, Any]:
         """Return the most that roles of gpucloud's making may do: a policy to be made once, as `boundary_name`."""
-        from gpucloud.adapters.aws.policy import boundary_policy
 
         return boundary_policy(
             partition=self._partition,
@@ -82,8 +83,6 @@ class PrintedPolicies:
         self, job: Job, cluster: str, *, unattended: bool = False, kms_keys: tuple[str, ...] = ()
     ) -> dict[str, Any]:
         """Return the least IAM policy of the job's machines, which drive it if it is `unattended`."""
-        from gpucloud.adapters.aws.bucket import bucket_name
-        from gpucloud.adapters.aws.policy import node_policy
 
         region = self._first_region or self._lacking(REGION, "--region us-east-1 puts the region in")
         store = urlsplit(job.store) if job.store else None
@@ -118,13 +117,11 @@ class PrintedPolicies:
 
     @property
     def _boundary(self) -> str:
-        from gpucloud.adapters.aws.policy import boundary_arn
 
         return self._choices.permissions_boundary or boundary_arn(self._partition, self._account)
 
     @cached_property
     def _aws(self) -> Aws:
-        from gpucloud.adapters.aws.session import Aws
 
         return Aws(self._choices.profile, self._named[0] if self._named else None)
 
@@ -146,7 +143,6 @@ class PrintedPolicies:
 
     @cached_property
     def _partition(self) -> str:
-        from gpucloud.adapters.aws.session import partition_of
 
         return partition_of(self._first_region or _ANY_REGION)
 
@@ -154,8 +150,6 @@ class PrintedPolicies:
     def _account(self) -> str:
         if self._asked_for is not None:
             return self._asked_for
-        from gpucloud.adapters.aws.account import account_of
-        from gpucloud.adapters.aws.session import Aws
 
         try:
             return account_of(Aws(self._choices.profile, self._first_region or _ANY_REGION))
@@ -175,7 +169,6 @@ class PrintedPolicies:
         return self._asked_for is None and self._account != ACCOUNT
 
     def _uses(self, job: Job | None, kms_keys: tuple[str, ...]) -> Uses:
-        from gpucloud.adapters.aws.statements import Uses
 
         choices = self._choices
         profile, role = self._own_profile(choices.instance_profile) if choices.instance_profile else (None, None)
@@ -196,8 +189,6 @@ class PrintedPolicies:
     def _own_profile(self, name: str) -> tuple[str, str]:
         """Return the ARNs of the user's own profile and of its role, which only IAM knows."""
         if self._knows_the_account:
-            from gpucloud.adapters.aws.account import profile_of
-
             own = profile_of(self._aws, name)
             return own.arn, own.role_arn
         iam = f"arn:{self._partition}:iam::{self._account}"
