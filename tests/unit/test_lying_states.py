@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.cli.commands import ending
 from gpucloud.domain import codec, untrusted
 from gpucloud.domain.errors import CredentialsError, ProvisionError, ToolMissing
 from gpucloud.domain.job.spec import KnownJob
 from gpucloud.domain.state.state import ExitReason, JobState, NodeLife, Owner
 from gpucloud.domain.supervision.self_driving import arming
 from gpucloud.domain.untrusted import RECORD_BYTES
+from gpucloud.usecases.job import ending
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from tests.fakes.agent import Training
 from tests.faults.process import Ended, run
