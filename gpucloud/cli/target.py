@@ -17,7 +17,7 @@ from gpucloud.domain.job.spec import Cloud, Job
 from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.state.order import run_of
 from gpucloud.usecases.jobstore.orders import current_run, require_own, sha256_of
-from gpucloud.usecases.jobstore.report import Condition, JobReport
+from gpucloud.usecases.jobstore.report import Condition, JobReport, with_forecast
 from gpucloud.wiring import Gpucloud, KnownJob
 from gpucloud.wiring.jobs import asker_of, visited_report
 
@@ -154,7 +154,8 @@ def report_of(cloud: Gpucloud, known: KnownJob) -> JobReport:
     report = asker.report()
     if report.died_unheard:
         return asker.with_stored_checkpoint(report)
-    return visited_report(cloud, known, report) if report.condition is Condition.UNSUPERVISED else report
+    alone = report.condition is Condition.UNSUPERVISED
+    return with_forecast(visited_report(cloud, known, report) if alone else report)
 
 
 def report_or_line(cloud: Gpucloud, known: KnownJob) -> JobReport | None:

@@ -12,7 +12,7 @@ import pytest
 from gpucloud.cli.commands.reaching import _look
 from gpucloud.cli.render.onlookers import snapshot
 from gpucloud.cli.render.reports import going_on_line, jobs_text, report_json, report_text
-from gpucloud.cli.render.use import condition_word, headline
+from gpucloud.cli.render.use import condition_word, headline, step_words
 from gpucloud.domain.money.ledger import Spend
 from gpucloud.domain.node.status import Outcome, Stop
 from gpucloud.domain.state.state import (
@@ -328,13 +328,43 @@ def test_machines_of_an_attempt_that_another_supervisor_began_are_not_prepared()
     ("changes", "cell"),
     [
         ({}, " 385 (11:59:44) "),
-        ({"last_step": None}, " - "),
-        ({"attempts": ()}, " 385 "),
+        ({"attempts": ()}, " - "),
     ],
 )
 def test_the_list_of_jobs_says_how_old_a_step_is(changes, cell):
     listed = jobs_text([replace(told(up("a"), up("b"), visited=False), **changes)]).splitlines()[1]
     assert cell in listed
+
+
+def test_a_step_is_as_old_as_the_word_of_the_node_that_tells_it():
+    """The supervisor writes every few seconds, whether anything is heard or not."""
+    attempt = replace(opened("a", "b", first_step=1, last_step=385), total_steps=768)
+    lives = tuple(NodeLife(node_id=one, pool=POOL, launched_at=NOW - HOUR) for one in ("a", "b"))
+    for frozen, at in ((None, "11:59:58"), ("a", "11:59:20"), ("b", "11:59:58")):
+        since = NOW - timedelta(seconds=40)
+        nodes = tuple(replace(one, silent_at=since if one.node_id == frozen else None) for one in lives)
+        known = state(job="live", attempts=(attempt,), nodes=nodes, looked_at=NOW - timedelta(seconds=2))
+        world = seen(up("a"), up("b"), state=known)
+        said = report(world.state, SPEND, (), world.group, "process 1 on vm")
+        said = replace(said, written_at=NOW - timedelta(seconds=1), looked_at=NOW)
+        assert step_words(said) == [f"step 385 of 768 as of {at} UTC"]
+        assert f" 385 ({at}) " in jobs_text([said])
+        assert report_json(said)["last_step_at"] == f"2026-03-01T{at}+00:00"
+
+
+def test_steps_that_were_lost_are_in_no_view_the_step_where_a_job_stands():
+    """The first attempt came to 300 and saved 200; the second has come to 210, then none goes on."""
+    first = replace(opened("a", first_step=1, last_step=300), reason=ExitReason.LOST)
+    second = opened("a", number=2, first_step=201, last_step=210)
+    saved = CheckpointRef(step=200, sha256="0" * 64)
+    for attempts, step in (((first, second), 210), ((first, opened("a", number=2)), 200), ((first,), 200)):
+        world = seen(up("a"), state=state(job="live", attempts=attempts, checkpoint=saved))
+        said = report(world.state, SPEND, (), world.group, "process 1 on vm")
+        assert report_json(said)["last_step"] == step
+        assert f"  {step}  " in jobs_text([said])
+        assert "300" not in report_text(said).splitlines()[0]
+    nothing = report(state(job="live", attempts=(first,)), SPEND, (), world.group, "process 1 on vm")
+    assert report_json(nothing)["last_step"] is None
 
 
 def test_the_list_of_jobs_has_the_step_that_nodes_say_now():

@@ -59,7 +59,7 @@ def left(monkeypatch: pytest.MonkeyPatch, checkpoint: CheckpointRef = LAST, **ch
     """Return the report of a job whose machines are off, with what its store has."""
     monkeypatch.setattr(jobs, "newest_commit", lambda *_: Newest(checkpoint.step, checkpoint.sha256))
     asker: Any = SimpleNamespace(jobs=SimpleNamespace(store=None, checkpoints=""))
-    return Asker.with_stored_checkpoint(asker, replace(told(**changes), attempts=(HEARD,), last_step=146))
+    return Asker.with_stored_checkpoint(asker, replace(told(**changes), attempts=(HEARD,)))
 
 
 def test_an_attempt_whose_machines_are_off_does_not_run_and_has_the_step_that_is_stored(

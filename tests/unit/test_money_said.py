@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from dataclasses import replace
 from datetime import timedelta
@@ -9,15 +10,19 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from gpucloud.adapters.jobfile import values
 from gpucloud.cli.commands.asking import _with_forecast
 from gpucloud.cli.commands.passes import _budget_text
-from gpucloud.cli.render.bills import left_rows, money_line, spend_text
+from gpucloud.cli.render.bills import left_rows, money_line, spend_json, spend_text
 from gpucloud.cli.render.estimates import estimate_text
+from gpucloud.cli.render.live import _panel
+from gpucloud.cli.render.onlookers import line_of, snapshot
 from gpucloud.cli.render.plans import plan_rows
+from gpucloud.cli.render.reports import report_text
 from gpucloud.cli.render.simulations import _HEAD, _SPARE
-from gpucloud.cli.render.use import step_words
+from gpucloud.cli.render.use import headline, step_words
 from gpucloud.cli.render.words import fitted
 from gpucloud.domain.checkpoint.protection import Saving
 from gpucloud.domain.errors import PlanRefused
@@ -26,14 +31,15 @@ from gpucloud.domain.market.outcome import Outcome, summary
 from gpucloud.domain.market.plan import make_plan
 from gpucloud.domain.money.ledger import Spend, Used
 from gpucloud.domain.state.state import JobStatus
-from gpucloud.domain.supervision.action import Arm
+from gpucloud.domain.supervision.action import Arm, Wait
 from gpucloud.domain.supervision.deadline import heading
+from gpucloud.usecases.jobstore.report import with_forecast
 from gpucloud.usecases.supervise.story import tell_story
 from tests.fakes.market import A100, NOW, V100
 from tests.unit.test_capacity_decision import RULES, goal, world
 from tests.unit.test_condition import told
 from tests.unit.test_estimate import HOUR, JOB, estimated, planner_of
-from tests.unit.worlds import LATER, order, part, seen, up
+from tests.unit.worlds import LATER, opened, order, part, seen, state, up
 from tests.unit.worlds import NOW as TICK
 
 UNSAVED = replace(
@@ -307,6 +313,41 @@ def test_what_a_job_will_cost_that_nobody_supervises_is_what_its_machines_cost_u
     alone = _with_forecast(known, known, report).spend
     assert (alone.forecast_usd, alone.unattended_until) == (Decimal("0.29"), NOW + HOUR)
     assert "forecast  0.29 USD at 13:00 UTC, when its machines switch themselves off: nobody" in spend_text(alone)
+
+
+def test_a_forecast_is_never_more_than_the_budget_pays_for_and_says_that_the_budget_ends_first() -> None:
+    spend = Spend(
+        budget_usd=Decimal(1),
+        spent_usd=Decimal("0.25"),
+        promised_usd=Decimal("0.3"),
+        unproven_usd=Decimal("0.05"),
+        kept_usd=Decimal("0.1"),
+        usd_per_hour=Decimal("0.6"),
+        as_of=NOW,
+    )
+    short, long = spend.for_job_of(HOUR), spend.for_job_of(2 * HOUR)
+    assert (short.forecast_usd, short.ends_at) == (Decimal("0.85"), None)
+    assert (long.forecast_usd, long.ends_at) == (Decimal("0.85"), NOW + HOUR)
+    assert "forecast  0.85 USD at the end, at today's price and pace" in spend_text(short)
+    first = "forecast  0.85 USD at today's price and pace: its budget ends first, in 1 h"
+    assert first in spend_text(long)
+    told_json = spend_json(long)
+    assert (told_json["forecast_usd"], told_json["budget_ends_at"]) == ("0.85", "2026-03-01T13:00:00+00:00")
+    assert spend_json(short)["budget_ends_at"] is None
+    assert spend.for_job_of(None).forecast_usd is None
+
+
+def test_every_view_of_a_job_that_trains_says_that_its_budget_ends_first() -> None:
+    spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal(1), usd_per_hour=Decimal(60))
+    node = up("a", part(1, step=10, total_steps=400, step_seconds=1.0))
+    report = with_forecast(replace(told(node, supervisor="you"), spend=spend))
+    now = snapshot(seen(node, state=state(attempts=(opened("a"),))), Wait(why="running"), spend)
+    panel = io.StringIO()
+    Console(file=panel, width=160).print(_panel(now, (), 160))
+    for view in (report_text(report), headline(report), line_of(now), panel.getvalue()):
+        assert "6 min 30 s to go" in view
+        assert "its budget ends first, in 1 min" in view
+    assert "forecast  1.00 USD at today's price and pace: its budget ends first, in 1 min" in report_text(report)
 
 
 @pytest.mark.parametrize(("rate", "said"), [("0.27", False), ("60", True)])

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpucloud.domain.errors import NodeError
+from gpucloud.domain.money.prepaid import Wall
 from gpucloud.domain.node.hardware import GpuSample
 from gpucloud.domain.node.node import Fault
 from gpucloud.domain.node.status import UNTOLD, Outcome, Status, Stop
@@ -303,7 +304,7 @@ def test_a_machine_that_the_cloud_has_forgotten_costs_what_was_paid_for_and_no_m
     assert round(tracker.payable(stored, one.group, 2, NOW, Decimal(5), wall).used.usd, 3) == Decimal("0.583")
     kept = tracker.settle(transitions.record(one), NOW)
     assert (kept.nodes[0].ended_at, kept.nodes[0].charged) == (stored.paid_until, True)
-    assert round(tracker.spend(kept, NOW, Decimal(5)).spent_usd, 3) == Decimal("0.583")
+    assert round(tracker.spend(kept, NOW, Decimal(5), Wall()).spent_usd, 3) == Decimal("0.583")
 
 
 def test_a_machine_that_is_listed_late_lives_on_in_the_books_and_one_that_stays_away_ended_when_it_was_missed():

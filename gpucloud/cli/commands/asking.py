@@ -6,22 +6,21 @@ import csv
 import gc
 import io
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta, timezone
+from dataclasses import dataclass
+from datetime import datetime, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from gpucloud.cli.render.bills import charge_json, cost_json, cost_text, rows_json, rows_text
 from gpucloud.cli.render.reports import jobs_text, newest_first, report_json, report_text
-from gpucloud.cli.render.use import history_json, history_rows, progress_of_report
+from gpucloud.cli.render.use import history_json, history_rows
 from gpucloud.cli.render.words import say, say_json, say_words, table, tell, usd
 from gpucloud.cli.target import all_called, called, known_job, report_of, report_or_line
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.quantities import counted
 from gpucloud.domain.money.costs import LAG, Beside, Billed, Grouping, Item, Row, after, beside, grouped, grouping
-from gpucloud.domain.money.ledger import usd_for
-from gpucloud.usecases.jobstore.report import JobReport, time_to_go
+from gpucloud.usecases.jobstore.report import JobReport, with_forecast
 from gpucloud.usecases.money.spend import Reconciler
 from gpucloud.usecases.supervise.usage import read_history
 from gpucloud.wiring import Gpucloud, KnownJob
@@ -41,7 +40,7 @@ def status(target: str | None, *, history: bool, every: bool, as_json: bool) -> 
         return _status_of_all(cloud, every=every, as_json=as_json)
     known = known_job(cloud, target)
     asker = asker_of(cloud, known)
-    report = asker.with_stored_checkpoint(visited_report(cloud, known, asker.report()))
+    report = with_forecast(asker.with_stored_checkpoint(visited_report(cloud, known, asker.report())))
     if as_json:
         say_json(report_json(report))
     else:
@@ -149,20 +148,9 @@ def _reports(cloud: Gpucloud, targets: Sequence[str], asked: Asked) -> list[JobR
 
 
 def _with_forecast(cloud: Gpucloud, known: KnownJob, report: JobReport) -> JobReport:
-    """Return the report with what the whole job will have cost, where its nodes say how far they are."""
-    spend = report.spend
-    if not report.nodes or report.status.ended:
-        return report
-    until = spend.off_at if report.supervisor is None else None  # nobody ends them with their script
-    if until is not None and spend.as_of is not None:
-        left: timedelta | None = until - spend.as_of
-    else:
-        seen = report if report.standing else visited_report(cloud, known, report)
-        left = time_to_go(progress_of_report(seen))
-    if left is None:
-        return report
-    forecast = spend.spent_usd + usd_for(spend.usd_per_hour, left)
-    return replace(report, spend=replace(spend, forecast_usd=forecast, unattended_until=until))
+    """Return the report with what the whole job will have cost; its nodes are asked how far they are."""
+    asked = bool(report.standing) or report.supervisor is None
+    return with_forecast(report if asked else visited_report(cloud, known, report))
 
 
 def _day(text: str | None) -> datetime | None:

@@ -24,7 +24,7 @@ from gpucloud.store import ObjectStore
 from gpucloud.store.contract import TooLarge
 from gpucloud.store.landing import Landing
 from gpucloud.usecases.job.jobs import Asker
-from gpucloud.usecases.jobstore.report import Condition, JobReport
+from gpucloud.usecases.jobstore.report import Condition, JobReport, with_forecast
 from gpucloud.usecases.money.sundries import bytes_in
 from gpucloud.usecases.supervise.look import visited
 from gpucloud.wiring import Gpucloud, KnownJob, local_file, local_folder
@@ -85,7 +85,7 @@ def _live() -> Display:
 def _look(asker: Asker, shell: Shell, sleep: Callable[[float], None], shown: Display, *, every_s: float) -> JobReport:
     report, age_s = asker.with_stored_checkpoint(asker.report()), 0.0
     while True:
-        report = visited(report, shell, sleep)
+        report = with_forecast(visited(report, shell, sleep))
         shown.show(report)
         if report.status.ended and (not report.nodes or report.condition in (Condition.HELD, Condition.KEPT)):
             return report

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpucloud.cli.render.words import pool_json, quarantine_json, table, usd
 from gpucloud.domain import codec
-from gpucloud.domain.job.quantities import format_moment, format_usd
+from gpucloud.domain.job.quantities import format_moment, format_span, format_usd
 from gpucloud.domain.money.costs import Row
 from gpucloud.domain.money.ledger import Charge, ChargeKind, Spend, total
 from gpucloud.usecases.jobstore.report import JobReport
@@ -109,7 +109,18 @@ def left_amount(spend: Spend) -> str:
     return f"{spend.left_usd.quantize(Decimal(1).scaleb(-len(places)), ROUND_HALF_UP):f}"
 
 
+def to_go_words(left: timedelta | None, spend: Spend) -> list[str]:
+    """Return how long a job has to its last step, and that its budget ends first where it does."""
+    if not left:
+        return []
+    lasts = spend.lasts
+    short = [f"its budget ends first, in {format_span(lasts)}"] if lasts is not None and lasts < left else []
+    return [f"{format_span(left)} to go", *short]
+
+
 def _forecast_of(spend: Spend) -> str:
+    if spend.is_short and spend.lasts is not None:
+        return f"at today's price and pace: its budget ends first, in {format_span(spend.lasts)}"
     if spend.unattended_until is None:
         return "at the end, at today's price and pace"
     until = format_moment(_whole_minute(spend.unattended_until), spend.as_of, seconds=False)
@@ -175,8 +186,8 @@ def money_json(report: JobReport) -> dict[str, Any]:
     }
 
 
-def spend_json(spend: Spend) -> dict[str, str | None]:
-    """Return the money as decimal strings."""
+def spend_json(spend: Spend) -> dict[str, Any]:
+    """Return the money as decimal strings; `budget_ends_at` only where that is before the job's last step."""
     return {
         "spent_usd": usd(spend.spent_usd),
         "promised_usd": usd(spend.promised_usd),
@@ -186,6 +197,7 @@ def spend_json(spend: Spend) -> dict[str, str | None]:
         "usd_per_hour": usd(spend.usd_per_hour),
         "budget_usd": usd(spend.budget_usd),
         "forecast_usd": usd(spend.forecast_usd) if spend.forecast_usd is not None else None,
+        "budget_ends_at": codec.plain(spend.ends_at),
         "outside_budget_usd": usd(spend.outside_budget_usd),
     }
 

@@ -12,12 +12,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from gpucloud.cli.render.bills import money_line
+from gpucloud.cli.render.bills import money_line, to_go_words
 from gpucloud.cli.render.onlookers import Snapshot, snapshot
 from gpucloud.cli.render.output import FirstRank
 from gpucloud.cli.render.use import Rows, headline, use_rows
 from gpucloud.cli.render.words import folded, with_short_ids
-from gpucloud.domain.job.quantities import format_span
 from gpucloud.domain.money.ledger import Spend
 from gpucloud.domain.node.output import without_code_folder
 from gpucloud.domain.node.status import UNTOLD
@@ -172,8 +171,7 @@ def _progress(now: Snapshot, width: int) -> Table:
     told = [Text(in_one_line(now.phase), style="bold")]
     if now.step is not None and now.phase != UNTOLD:
         told.append(Text(f"step {now.step}" + (f" of {now.total_steps}" if now.total_steps else "")))
-    if now.time_left is not None:
-        told.append(Text(f"{format_span(now.time_left)} to go"))
+    told += map(Text, to_go_words(now.time_left, now.spend))
     if now.committed_step is not None:
         told.append(Text(f"{now.counts.named(now.committed_step)} is saved", style="green"))
     if now.loss is not None:

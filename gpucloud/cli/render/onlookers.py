@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Protocol
 
-from gpucloud.cli.render.bills import money_line
+from gpucloud.cli.render.bills import money_line, to_go_words
 from gpucloud.cli.render.output import MOVING_EVERY_S, FirstRank, Paced
 from gpucloud.cli.render.use import brief
 from gpucloud.cli.render.words import silence, tell
@@ -186,8 +186,7 @@ def line_of(now: Snapshot) -> str:
         parts.append(f"loss {now.loss:.4f}")
     if now.gpus:
         parts.append(now.gpus)
-    if now.time_left is not None:
-        parts.append(f"{format_span(now.time_left)} to go")
+    parts += to_go_words(now.time_left, now.spend)
     return f"{', '.join(parts)}, spent {money_line(now.spend)}"
 
 

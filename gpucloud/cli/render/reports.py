@@ -9,8 +9,6 @@ from typing import Any
 from gpucloud.cli.render.bills import charges_text, plain_amount, spend_json, spend_text
 from gpucloud.cli.render.use import (
     condition_and_reason,
-    is_committed,
-    progress_of_report,
     step_words,
     use_json,
     use_rows,
@@ -21,7 +19,7 @@ from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import counted, format_moment, format_span, format_usd
 from gpucloud.domain.node.node import Node
 from gpucloud.domain.node.output import advice_for
-from gpucloud.domain.node.status import UNTOLD, Progress
+from gpucloud.domain.node.status import Progress
 from gpucloud.domain.state.order import OWN
 from gpucloud.domain.state.state import Attempt, CapacityDecision, Cooldown, ExitReason, Interruption, JobState
 from gpucloud.domain.untrusted import in_one_line, set_off
@@ -147,7 +145,7 @@ def _ago(report: JobReport) -> str:
 def _tables(report: JobReport) -> list[str]:
     parts = []
     if report.attempts:
-        farthest = progress_of_report(report)
+        farthest = report.progress
         rows = [
             ("attempt", "nodes", _counts(report).value, "ended", "took"),
             *(_attempt_row(attempt, farthest, report) for attempt in report.attempts),
@@ -226,7 +224,8 @@ def report_json(report: JobReport) -> dict[str, Any]:
         "signed_by": report.signed_by,
         "attempts": [_attempt_json(attempt) for attempt in report.attempts],
         "interruptions": [_interruption_json(i) for i in report.interruptions],
-        "last_step": report.last_step,
+        "last_step": report.reached.step if report.reached is not None else None,
+        "last_step_at": codec.plain(report.reached.at if report.reached is not None else None),
         "missing_outputs": [codec.plain(output) for output in report.missing_outputs],
         "checkpoint": codec.plain(report.checkpoint),
         "spend": spend_json(report.spend),
@@ -271,17 +270,12 @@ def _counts(report: JobReport) -> Counts:
 
 
 def _step_cell(report: JobReport) -> str:
-    """Return the step that its nodes say now; else the one that its supervisor wrote last, with when it did."""
-    progress = progress_of_report(report)
-    if progress is not None and progress.phase != UNTOLD:
-        return str(progress.step)
-    if report.last_step is None:
+    """Return the newest step that counts, and when a node told it where that was not just now."""
+    reached = report.reached
+    if reached is None:
         return "-"
-    is_open = bool(report.attempts) and report.attempts[-1].reason is None
-    is_of_then = report.written_at is not None and is_open and not is_committed(report, report.last_step)
-    counts = _counts(report)
-    step = str(report.last_step) if counts is Counts.STEPS else counts.named(report.last_step)
-    return f"{step} ({report.written_at:%H:%M:%S})" if is_of_then else step
+    step = str(reached.step) if reached.counts is Counts.STEPS else reached.counts.named(reached.step)
+    return f"{step} ({reached.at:%H:%M:%S})" if reached.at is not None else step
 
 
 def _decision_json(made: CapacityDecision | None) -> dict[str, Any] | None:
@@ -339,9 +333,9 @@ def _attempt_row(attempt: Attempt, farthest: Progress | None, report: JobReport)
     steps = f"{first}–{last}" if last is not None else "none"
     until = attempt.ended_at or datetime.now(timezone.utc)
     reason = attempt.reason.value if attempt.reason else "running"
-    if attempt.reason is None and report.died_unheard and report.written_at is not None:
-        until = max(report.written_at, attempt.started_at)
-        unheard = format_moment(report.written_at, report.looked_at, seconds=False)
+    if attempt.reason is None and report.died_unheard and report.told_at is not None:
+        until = max(report.told_at, attempt.started_at)
+        unheard = format_moment(report.told_at, report.looked_at, seconds=False)
         reason = f"unheard since {unheard}, its machines are off"
     return str(attempt.number), str(len(attempt.members)), steps, reason, format_span(until - attempt.started_at)
 

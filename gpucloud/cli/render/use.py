@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gpucloud.cli.render.bills import money_line
+from gpucloud.cli.render.bills import money_line, to_go_words
 from gpucloud.domain import codec
-from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import format_moment, format_span, span_of
 from gpucloud.domain.node.hardware import GpuSample, HostSample
-from gpucloud.domain.node.status import UNTOLD, Progress
 from gpucloud.domain.node.use import GpuSpan, Span
 from gpucloud.domain.untrusted import in_one_line, set_off
 from gpucloud.usecases.jobstore.report import WORDS, Condition, JobReport, time_to_go
@@ -49,13 +47,6 @@ def use_json(report: JobReport) -> list[dict[str, Any]]:
         }
         for node in report.standing
     ]
-
-
-def progress_of_report(report: JobReport) -> Progress | None:
-    """Return the farthest progress that any asked node tells of."""
-    parts = [node.status.attempt for node in report.standing if node.status and node.status.attempt]
-    found = [part.progress for part in parts if part.progress is not None]
-    return max(found, key=lambda progress: progress.step, default=None)
 
 
 def headline(report: JobReport) -> str:
@@ -115,43 +106,28 @@ def condition_and_reason(report: JobReport) -> str:
 
 def step_words(report: JobReport) -> list[str]:
     """Return step, pace and time to go as the nodes say now, else how old they are; nothing without an open attempt."""
-    if report.status.ended or not report.attempts or report.attempts[-1].reason is not None:
+    reached, progress = report.reached, report.progress
+    if report.status.ended or not report.attempts or report.attempts[-1].reason is not None or reached is None:
         return []
-    progress, attempt = progress_of_report(report), report.attempts[-1]
-    if progress is not None and progress.phase != UNTOLD:
-        total = f" of {progress.total_steps}" if progress.total_steps else ""
-        pace = [f"{1 / progress.step_seconds:.3g} steps/s"] if progress.step_seconds else []
-        to_go = time_to_go(progress)
-        words = [f"step {progress.step}{total}", *pace, *([f"{format_span(to_go)} to go"] if to_go else [])]
-        if to_go and (lasts := report.spend.lasts) is not None and lasts < to_go:
-            words.append(f"its budget ends first, in {format_span(lasts)}")
-        return words
-    if attempt.last_step is None:
-        return []
-    total = f" of {attempt.total_steps}" if attempt.total_steps else ""
-    counts = report.checkpoint.counts if report.checkpoint is not None else Counts.STEPS
-    step = f"{counts.named(attempt.last_step)}{total}"
-    if is_committed(report, attempt.last_step):
-        return [f"{step} (checkpoint)"]
-    as_of = f" as of {format_moment(report.written_at, report.looked_at)}" if report.written_at is not None else ""
-    return [f"{step}{as_of}"]
-
-
-def is_committed(report: JobReport, step: int) -> bool:
-    """Whether the step of a job that nobody supervises is known from its store: it is of no time then."""
-    return report.supervisor is None and report.checkpoint is not None and report.checkpoint.step >= step
+    if reached.is_saved:
+        return [f"{reached} (checkpoint)"]
+    if reached.at is not None:
+        return [f"{reached} as of {format_moment(reached.at, report.looked_at)}"]
+    if progress is None:
+        return [str(reached)]
+    pace = [f"{1 / progress.step_seconds:.3g} steps/s"] if progress.step_seconds else []
+    return [str(reached), *pace, *to_go_words(time_to_go(progress), report.spend)]
 
 
 def _state(report: JobReport) -> list[str]:
     parts = [condition_word(report)]
     if report.attempts and not report.exit_reason:
         parts.append(f"attempt {report.attempts[-1].number}")
-    progress = progress_of_report(report)
+    progress = report.progress
     if progress is not None:
-        total = f" of {progress.total_steps}" if progress.total_steps else ""
-        parts.append(f"{in_one_line(progress.phase)}, {progress.counts.named(progress.step)}{total}")
-        if progress.step_seconds:
-            parts.append(f"{1 / progress.step_seconds:.3g} steps/s")
+        parts.append(in_one_line(progress.phase))
+    parts += step_words(report)
+    if progress is not None:
         if progress.waiting_share is not None:
             parts.append(f"{progress.waiting_share:.0%} waiting for data")
         if progress.loss is not None:

@@ -207,8 +207,9 @@ class Spend:
 
     `promised` is what of that the machines that live now may still cost until `off_at`, when they end by themselves
     unless somebody moves that on, at the highest price that they can have; `usd_per_hour` is what they cost now.
-    `forecast_usd` is what the whole job will have cost at today's price, None when unknown; where nobody supervises it,
-    `unattended_until` is when its machines end, which go on until then whatever its script does.
+    `forecast_usd` is what the whole job will have cost at today's price, None when unknown, and never more than the
+    budget pays for; where nobody supervises it, `unattended_until` is when its machines end, which go on until then
+    whatever its script does.
     `outside_budget_usd` is what the budget does not count: what was stored, asked of the store, brought home, read
     from other regions, and drills.
     """
@@ -217,6 +218,8 @@ class Spend:
     spent_usd: Decimal
     promised_usd: Decimal
     forecast_usd: Decimal | None = None
+    is_short: bool = False
+    """Whether the budget ends before the job's last step."""
     unattended_until: datetime | None = None
     outside_budget_usd: Decimal = ZERO
     unproven_usd: Decimal = ZERO
@@ -237,6 +240,27 @@ class Spend:
         """How long the budget pays for training at the rate of now, what is kept aside left out; None for no rate."""
         usable = max(ZERO, self.left_usd - self.kept_usd)
         return timedelta(hours=float(usable / self.usd_per_hour)) if self.usd_per_hour else None
+
+    @property
+    def ends_at(self) -> datetime | None:
+        """When the budget ends that does so before the job's last step; None where it does not, as far as is known."""
+        lasts = self.lasts if self.is_short else None
+        return self.as_of + lasts if lasts is not None and self.as_of is not None else None
+
+    def for_job_of(self, left: timedelta | None) -> Spend:
+        """Return the money with what the job will have cost that has so long to its last step; None where unknown."""
+        if left is None:
+            return self
+        whole = self.spent_usd + usd_for(self.usd_per_hour, left)
+        most = self.spent_usd + max(ZERO, self.left_usd - self.kept_usd)
+        return replace(self, forecast_usd=min(whole, most), is_short=whole > most)
+
+    def until_off(self) -> Spend:
+        """Return the money with what the job will have cost when its machines switch themselves off."""
+        if self.off_at is None or self.as_of is None:
+            return self
+        whole = self.spent_usd + min(self.promised_usd, usd_for(self.usd_per_hour, self.off_at - self.as_of))
+        return replace(self, forecast_usd=whole, unattended_until=self.off_at)
 
     @property
     def free_usd(self) -> Decimal:

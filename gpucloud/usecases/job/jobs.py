@@ -11,7 +11,7 @@ from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
 from gpucloud.domain.job.quantities import counted, format_moment
 from gpucloud.domain.money.costs import Sundries, charges_of
 from gpucloud.domain.money.ledger import Terms
-from gpucloud.domain.money.prepaid import Wall, reserve_usd
+from gpucloud.domain.money.prepaid import Wall
 from gpucloud.domain.node.member import workers_per_node
 from gpucloud.domain.node.node import NO_GROUP, GroupView
 from gpucloud.domain.node.output import DatedPiece
@@ -70,9 +70,7 @@ class Asker:
         charges = tracker.charges(state, now)
         used = tracker.used(state, listed, now)
         given = self._orders.newest()
-        spend = tracker.spend(state, now, given.order.budget_usd, unproven_usd=used.unproven_usd)
-        if state.alive and not state.status.ended:
-            spend = replace(spend, kept_usd=reserve_usd(len(state.alive), state.dearest_usd_per_hour, self.wall))
+        spend = tracker.spend(state, now, given.order.budget_usd, self.wall, used.unproven_usd)
         told = report(state, spend, charges, listed, supervisor)
         if (why := undrilled(given.order, state)) is not None:
             told = replace(told, message=why, exit_code=ExitReason.USER_ERROR.exit_code)
@@ -108,9 +106,7 @@ class Asker:
             newest = newest_commit(self.jobs.store, self.jobs.checkpoints)
             if newest is not None:
                 attempts = with_commit(report.attempts, newest.step)
-                last = max((one.last_step for one in attempts if one.last_step is not None), default=None)
-                found = CheckpointRef(**newest._asdict())
-                return replace(report, checkpoint=found, attempts=attempts, last_step=last)
+                return replace(report, checkpoint=CheckpointRef(**newest._asdict()), attempts=attempts)
         return report
 
     def listed(self, state: JobState) -> GroupView:

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import Enum
 
+from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import span_of
 from gpucloud.domain.money.ledger import Charge, Spend, total
 from gpucloud.domain.node.node import GroupView, Node
-from gpucloud.domain.node.status import Outcome, Progress, Status
+from gpucloud.domain.node.status import UNTOLD, Outcome, Progress, Status
 from gpucloud.domain.state.state import (
     Attempt,
     CapacityDecision,
@@ -36,6 +37,24 @@ class NodeStanding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """The newest step that counts: of the attempt that trains, else the one that the next attempt goes on after."""
+
+    step: int
+    total_steps: int | None = None
+    counts: Counts = Counts.STEPS
+    at: datetime | None = None
+    """When a node told it; None for one that a node tells now, and for one of no time: it is saved, or the last."""
+    is_saved: bool = False
+    """Whether it is known from the job's store."""
+
+    def __str__(self) -> str:
+        """As people are told of it: its number, of how many."""
+        total = f" of {self.total_steps}" if self.total_steps else ""
+        return f"{self.counts.named(self.step)}{total}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobReport:
     """A job as users see it. `nodes` are those alive; `charges` are all so far; `standing` is of nodes that were asked.
 
@@ -52,7 +71,6 @@ class JobReport:
     supervisor: str | None
     attempts: tuple[Attempt, ...]
     interruptions: tuple[Interruption, ...]
-    last_step: int | None
     checkpoint: CheckpointRef | None
     spend: Spend
     paid_until: datetime | None
@@ -81,7 +99,9 @@ class JobReport:
     last_supervisor: str | None = None
     """Who held it last, where nobody does."""
     written_at: datetime | None = None
-    """When its state was written last, by the store's clock: what is said of its steps may be as old."""
+    """When its state was written last, by the store's clock."""
+    heard_at: datetime | None = None
+    """When the node that tells its steps was heard last, as far as its supervisor wrote that down."""
     looked_at: datetime | None = None
     """When the report was made, by the same clock."""
     drives_itself: bool = False
@@ -120,6 +140,37 @@ class JobReport:
         return Condition.HANDING_OVER if nobody and self.hands_over else found
 
     @property
+    def told_at(self) -> datetime | None:
+        """When a node last said what is known of the open attempt: no later than its state was written."""
+        return min((at for at in (self.heard_at, self.written_at) if at is not None), default=None)
+
+    @property
+    def progress(self) -> Progress | None:
+        """The farthest progress in the open attempt that any asked node tells of."""
+        number = self._open.number if self._open is not None else None
+        parts = [node.status.attempt for node in self.standing if node.status and node.status.attempt]
+        found = [part.progress for part in parts if part.progress is not None and part.attempt == number]
+        return max(found, key=lambda progress: progress.step, default=None)
+
+    @property
+    def reached(self) -> Reached | None:
+        """The newest step that counts; None before the first. What was trained and lost does not."""
+        progress, attempt, saved = self.progress, self._open, self.checkpoint
+        counts = saved.counts if saved is not None else Counts.STEPS
+        if progress is not None and progress.phase != UNTOLD:
+            return Reached(step=progress.step, total_steps=progress.total_steps, counts=progress.counts)
+        last = self.attempts[-1] if self.attempts else None
+        if attempt is not None and attempt.last_step is not None:
+            alone = self.supervisor is None and saved is not None and saved.step >= attempt.last_step
+            at = None if alone else self.told_at
+            return Reached(
+                step=attempt.last_step, total_steps=attempt.total_steps, counts=counts, at=at, is_saved=alone
+            )
+        if self.status.ended and last is not None and last.last_step is not None:
+            return Reached(step=last.last_step, total_steps=last.total_steps, counts=counts)
+        return Reached(step=saved.step, counts=counts, is_saved=True) if saved is not None else None
+
+    @property
     def _open(self) -> Attempt | None:
         return self.attempts[-1] if self.attempts and self.attempts[-1].reason is None else None
 
@@ -144,7 +195,6 @@ def report(
     state: JobState, spend: Spend, charges: tuple[Charge, ...], group: GroupView, supervisor: str | None
 ) -> JobReport:
     """Return the report on a job's state."""
-    steps = [attempt.last_step for attempt in state.attempts if attempt.last_step is not None]
     return JobReport(
         job=state.job,
         status=status_of(state),
@@ -154,7 +204,6 @@ def report(
         supervisor=supervisor,
         attempts=state.attempts,
         interruptions=state.interruptions,
-        last_step=max(steps) if steps else None,
         checkpoint=state.checkpoint,
         spend=replace(spend, outside_budget_usd=total(charge for charge in charges if not charge.kind.in_budget)),
         paid_until=state.paid_until,
@@ -170,7 +219,27 @@ def report(
         ended_at=state.ended_at,
         setup_failed=state.setup_failed,
         torn_down=state.torn_down,
+        heard_at=_heard_at(state),
     )
+
+
+def _heard_at(state: JobState) -> datetime | None:
+    """Return when the node of rank 0, which tells the steps, was heard last; None where the state does not know."""
+    first = state.attempt.members[0].node_id if state.attempt is not None else None
+    silent = next((life.silent_at for life in state.nodes if life.node_id == first), None)
+    return silent or state.looked_at
+
+
+def with_forecast(report: JobReport) -> JobReport:
+    """Return the report with what the whole job will have cost, where its nodes say how far they are.
+
+    Where nobody supervises it, its machines go on until they switch themselves off, whatever their script does.
+    """
+    if not report.nodes or report.status.ended:
+        return report
+    alone = report.supervisor is None and not report.hands_over and report.spend.off_at is not None
+    spend = report.spend.until_off() if alone else report.spend.for_job_of(time_to_go(report.progress))
+    return replace(report, spend=spend)
 
 
 def without_lost_outputs(report: JobReport) -> JobReport:

@@ -10,7 +10,7 @@ from functools import partial
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.money.costs import Billed
 from gpucloud.domain.money.ledger import ZERO, Charge, Spend, Terms, Used, by_node, meter, total, usd_for
-from gpucloud.domain.money.prepaid import Wall, paid_until
+from gpucloud.domain.money.prepaid import Wall, paid_until, reserve_usd
 from gpucloud.domain.node.node import GroupView
 from gpucloud.domain.state.state import JobState, NodeLife
 from gpucloud.domain.supervision.budget import Standing
@@ -88,20 +88,20 @@ class SpendTracker:
         state: JobState,
         now: datetime,
         budget_usd: Decimal,
-        forecast: timedelta | None = None,
+        wall: Wall,
         unproven_usd: Decimal = ZERO,
     ) -> Spend:
-        """Return the money now, under that budget; `forecast` is how long the job is thought to go on."""
-        spent = self.spent_usd(state, now)
+        """Return the money now, under that budget."""
+        kept = reserve_usd(len(state.alive), state.dearest_usd_per_hour, wall)
         return Spend(
             budget_usd=budget_usd,
-            spent_usd=spent,
+            spent_usd=self.spent_usd(state, now),
+            kept_usd=ZERO if state.status.ended else kept,
             promised_usd=self._promised(state, state.alive, now),
             unproven_usd=unproven_usd,
             usd_per_hour=self._rate(state.alive, now),
             as_of=now,
             off_at=state.paid_until if state.alive and state.paid_until and state.paid_until > now else None,
-            forecast_usd=None if forecast is None else spent + self._running_cost(state.alive, now, forecast),
         )
 
     def payable(
@@ -189,15 +189,10 @@ class SpendTracker:
             return ZERO
         return usd_for(state.dearest_usd_per_hour * len(alive), state.paid_until - now)
 
-    def _running_cost(self, alive: tuple[NodeLife, ...], now: datetime, span: timedelta) -> Decimal:
-        return usd_for(self._compute_rate(alive, now), span)
-
     def _rate(self, alive: tuple[NodeLife, ...], now: datetime) -> Decimal:
         """Return what the machines cost an hour now, with their disks and addresses."""
-        return self._compute_rate(alive, now) + self._terms.extras_usd_per_hour * len(alive)
-
-    def _compute_rate(self, alive: tuple[NodeLife, ...], now: datetime) -> Decimal:
-        return sum((self._market.prices(life.pool, now, now)[-1].usd_per_hour for life in alive), ZERO)
+        hourly = (self._market.prices(life.pool, now, now)[-1].usd_per_hour for life in alive)
+        return sum(hourly, self._terms.extras_usd_per_hour * len(alive))
 
 
 # The ledger beside the cloud's own bill, which costs money to ask for: asked once a day, and kept in the store.

@@ -168,11 +168,10 @@ class Supervisor:
         self.lease.remember(recorded)
         action = decide(goal, seen, self.services.rules)
         unproven = self.tracker.unproven_usd(recorded, seen.group, seen.now)
+        spend = self.tracker.spend(recorded, seen.now, goal.budget_usd, self.services.rules.wall, unproven)
         if (line := self.observer.usage.warning()) is not None:
             self.watcher.story(line)
-        self.watcher.tick(
-            seen, action, self.tracker.spend(recorded, seen.now, goal.budget_usd, time_left(seen), unproven)
-        )
+        self.watcher.tick(seen, action, spend.for_job_of(time_left(seen)))
         self.actor.act(action, seen, goal)
         return action
 
