@@ -282,6 +282,31 @@ def test_a_restart_took_as_long_as_the_nodes_own_steps_say_whoever_looked_late()
     assert again.resumed_at == NOW - timedelta(seconds=40.1)
 
 
+@pytest.mark.parametrize(
+    ("kind", "ended_ago", "again"),
+    [
+        (InterruptionKind.FROZEN, None, "1 min 10 s"),  # a minute was waited before it was given up
+        (InterruptionKind.NOTICE, None, "1 min 10 s"),
+        (InterruptionKind.LOST, 65, "1 min 5 s"),  # as the cloud says, whoever came back late to see it
+        (InterruptionKind.LOST, None, "1 min 10 s"),
+    ],
+)
+def test_training_goes_on_again_so_long_after_it_stopped_and_not_after_that_was_noticed(kind, ended_ago, again):
+    """The last step was made 70 s ago, the machine given up 8 s ago, and the next attempt's first step is now."""
+    noticed = Interruption(node_id="b", kind=kind, attempt=1, noticed_at=NOW - timedelta(seconds=8))
+    end = NOW - timedelta(seconds=ended_ago) if ended_ago is not None else None
+    lives = (NodeLife(node_id="b", pool=POOL, launched_at=NOW - HOUR, ended_at=end),)
+    first = replace(opened("a", "b"), reason=ExitReason.LOST, last_step=9, last_step_at=NOW - timedelta(seconds=70))
+    second = replace(opened("a", number=2), started_at=NOW)
+    nodes = (up("a", part(2, step=10, first_step=10)),)
+    known = state(attempts=(first, second), interruptions=(noticed,), nodes=lives)
+    recorded = transitions.record(seen(*nodes, state=known))
+    said = report(recorded, SPEND, (), seen(*nodes).group, "here")
+    row = next(line for line in report_text(said).splitlines() if line.startswith("b "))
+    assert row.split("  ")[-1].strip() == again
+    assert report_json(said)["interruptions"][0]["stopped_at"] is not None
+
+
 def test_machines_that_are_ready_and_have_no_attempt_are_prepared():
     ready = replace(told(up("a"), up("b")), attempts=(), prepared=True)
     assert condition_word(ready) == "prepared, nothing trains on it"

@@ -301,6 +301,7 @@ def _interruption_json(interruption: Interruption) -> dict[str, Any]:
         "node": interruption.node_id,
         "kind": interruption.kind.value,
         "attempt": interruption.attempt,
+        "stopped_at": codec.plain(interruption.stopped_at),
         "noticed_at": codec.plain(interruption.noticed_at),
         "resumed_at": codec.plain(interruption.resumed_at),
     }
@@ -346,7 +347,7 @@ def _interruption_row(interruption: Interruption, attempts: Sequence[Attempt]) -
     later = next((one for one in attempts if number is not None and one.number > number), None)
     again = "-"
     if interruption.resumed_at is not None:
-        again = format_span(interruption.resumed_at - interruption.noticed_at)
+        again = format_span(interruption.resumed_at - (interruption.stopped_at or interruption.noticed_at))
     elif later is not None and later.first_step is None:
         again = f"started after {format_span(later.started_at - interruption.noticed_at)}, tells no steps"
     attempt = str(interruption.attempt) if interruption.attempt is not None else "none"

@@ -200,6 +200,8 @@ class Interruption:
     attempt: int | None
     """The attempt that it had a part in; None for one that stood beside, or between two attempts."""
     noticed_at: datetime
+    stopped_at: datetime | None = None
+    """When training stopped for it: it may be noticed long after. None until the attempt after its own trains."""
     resumed_at: datetime | None = None
     """When the attempt after its own made its first step."""
 

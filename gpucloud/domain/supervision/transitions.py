@@ -13,6 +13,7 @@ from gpucloud.domain.state.state import (
     Attempt,
     ExitReason,
     Interruption,
+    InterruptionKind,
     JobState,
     JobStatus,
     Member,
@@ -325,11 +326,23 @@ def _first_stepped_at(attempt: Attempt, progress: Progress, now: datetime) -> da
 def _resumed(state: JobState, attempt: Attempt, progress: Progress, now: datetime) -> tuple[Interruption, ...]:
     at = _first_stepped_at(attempt, progress, now)
     return tuple(
-        replace(i, resumed_at=max(at, i.noticed_at))
+        replace(i, stopped_at=_stopped_at(i, state), resumed_at=max(at, i.noticed_at))
         if i.resumed_at is None and i.attempt is not None and i.attempt < attempt.number
         else i
         for i in state.interruptions
     )
+
+
+def _stopped_at(interruption: Interruption, state: JobState) -> datetime:
+    """Return when training stopped for it: when its machine went without notice, else with the attempt's last step.
+
+    Who was away, or waited whether a silent machine comes again, noticed it later.
+    """
+    last = next((one.last_step_at for one in state.attempts if one.number == interruption.attempt), None)
+    if interruption.kind is InterruptionKind.LOST:
+        end = next((life.ended_at for life in state.nodes if life.node_id == interruption.node_id), None)
+        return min(interruption.noticed_at, end or last or interruption.noticed_at)
+    return last or interruption.noticed_at
 
 
 # The machines that a job has had, brought up to date with what the cloud lists.
