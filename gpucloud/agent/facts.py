@@ -1,23 +1,27 @@
-"""What this node is and has, and what earlier runs left written: how the machine was left, what passed at the gate."""
+"""What this node is and has, and what earlier runs left written: how the machine was left, what passed at the
+gate, which data sets are whole.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import sys
 import time
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from gpucloud import processes, smi
 from gpucloud.agent.attempt.composing import image_fact
-from gpucloud.agent.data.staged import staged
 from gpucloud.agent.layer.environment import base as base_python
 from gpucloud.agent.layer.environment import gpu_kind, layer_fact, places
 from gpucloud.agent.metrics.kernel_log import newest_event
 from gpucloud.agent.single_process import agent_process, boots_itself, driver_process, note_visit, package_sha256
 from gpucloud.domain.codec import Malformed, from_json, plain, to_json
+from gpucloud.domain.job.data import DataFile
 from gpucloud.domain.node.bootstrap.facts import Asked, Facts
 from gpucloud.domain.node.gate.report import Finding, GateFact, Report, figures
 from gpucloud.domain.node.machine.facts import MachineFact, Source
@@ -167,3 +171,65 @@ def write_down(root: Path, digest: str, report: Report, findings: tuple[Finding,
     remarks = tuple(f"{finding} ({finding.hint})" for finding in findings)
     fact = GateFact(digest=digest, at=report.at, newest=report.newest, figures=figures(report), remarks=remarks)
     write_whole(root / _RECORD, json.dumps({"boot_id": processes.boot_id(), **plain(fact)}))
+
+
+# Which data sets are whole on this node, told quickly.
+
+
+MARK = ".gpucloud-data.json"
+"""In a set's folder, written last: with it the set is whole."""
+
+_LOOKED_AT = 10_000  # files of a set, spread evenly: 0.05 s
+
+
+def staged(root: Path, keys: tuple[str, ...]) -> tuple[str, ...]:
+    """Return those of the keys whose set is marked whole, undamaged as far as sizes and times tell, at its target."""
+    return tuple(key for key in keys if _is_staged(root, key))
+
+
+def _is_staged(root: Path, key: str) -> bool:
+    record = _record_at(root / "data" / f"{key}.json")
+    folder, target = record.get("folder"), record.get("target")
+    if (
+        not isinstance(folder, str)
+        or not isinstance(target, str)
+        or os.path.realpath(target) != os.path.realpath(folder)
+    ):
+        return False
+    files = marked(Path(folder))
+    return bool(files) and all(_is_whole(folder, row) for row in files[:: max(1, len(files) // _LOOKED_AT)])
+
+
+def marked(folder: Path) -> list[Any]:
+    """Return what the folder's mark says of each file of its set, for `of_mark`; a script may have spoiled it."""
+    files = _record_at(folder / MARK).get("files")
+    return files if isinstance(files, list) else []
+
+
+def of_mark(row: object) -> tuple[str, int, str] | None:
+    """Return path, size and identity of a file of which a mark tells; None for what is no file of the set's folder."""
+    match row:
+        case [str(path), int(size), str(identity)] if "\0" not in path and not {"", ".", ".."} & {*path.split("/")}:
+            return path, size, identity
+    return None
+
+
+def _is_whole(folder: str, row: object) -> bool:
+    file = of_mark(row)
+    if file is None:
+        return False
+    path, size, identity = file
+    try:
+        status = os.lstat(f"{folder}/{path}")
+    except OSError:
+        return False
+    stamp_s = DataFile(path=path, size=size, sha256=identity.partition(" ")[2]).stamp_s
+    return status.st_size == size and status.st_mtime_ns == stamp_s * 10**9
+
+
+def _record_at(path: Path) -> dict[str, Any]:
+    try:
+        body = json.loads(read_text(path) or "{}")
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}

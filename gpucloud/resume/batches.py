@@ -1,12 +1,17 @@
-"""How batches are handed out: which come next, what a step was made of, and when a `for` ends."""
+"""How batches are handed out, the run's own and those of a loader of the script's: which come next, what a step was
+made of, and when a `for` ends.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
+
+from gpucloud.resume.state import randomness
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,3 +181,190 @@ class Batches:
                 return
             self.waited(time.monotonic() - asked)
             yield batch
+
+
+# A loader of the script's own, continued at its next batch: exactly where its source allows it, and told where not.
+
+
+Summed = tuple[Any, int]
+"""A batch, and a sum by which it, or all until it, can be told from others."""
+
+
+class Source(Protocol):
+    """Where a wrapped loader's batches come from. `lacks` says why a resume may be less than exact, "" if nothing."""
+
+    loader: Any
+    lacks: str
+    can_wait: bool  # another thread may ask for its state while the script waits for a batch
+
+    @property
+    def rules(self) -> Mapping[str, Any]:
+        """What must be the same for the same batches to come again."""
+        ...
+
+    def first(self) -> dict[str, Any]:
+        """Return what an epoch that begins now depends on, beside the global generators."""
+        ...
+
+    def put(self, first: Mapping[str, Any]) -> None:
+        """Have the next epoch begin so."""
+        ...
+
+    def open(self, epoch: int, used: int, first: Mapping[str, Any]) -> tuple[Iterator[Summed], int]:
+        """Begin an epoch for which all was put, and return the batches after those `used`, with the last one's sum.
+
+        The global generators are as they were when the epoch began.
+        """
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Return what of it a checkpoint must have beside that, after the last step."""
+        ...
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take it back; what it says holds for the next `open`."""
+        ...
+
+
+class Wrapped(Batches):
+    """The batches of a loader that the script made; a `for` ends with the epoch, as that loader's does.
+
+    What the loader has is found here too, as `sampler` and `dataset`.
+    """
+
+    by_epoch = True
+
+    def __init__(
+        self, source: Source, world: int, lower: Callable[[str], None], tell: Callable[[str], None] = lambda _text: None
+    ) -> None:
+        super().__init__()
+        self._source = source
+        self._world, self._is_of_others = world, False
+        self._tell, self._lower = tell, lower
+        self._first: dict[str, Any] | None = None  # of the epoch that was opened last
+        self._stream: Iterator[Summed] | None = None
+        self._at = Position()  # the stream's next batch
+        self._window: list[tuple[Any, int, Any]] = []  # handed out since the last step
+        self._sum = self._trained_sum = 0
+
+    def __len__(self) -> int:
+        """The number of batches in an epoch. TypeError where nobody knows."""
+        return len(self._source.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        if "_source" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self._source.loader, name)
+
+    @property
+    def length(self) -> int | None:
+        """How many batches an epoch has; None where nobody knows."""
+        return length_of(self._source.loader)
+
+    @property
+    def rules(self) -> Mapping[str, Any]:
+        """What decides which samples make which step: the same on all ranks and in all attempts of an exact run."""
+        return {"batches": self.length, **self._source.rules}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position, how its epoch began, and the source's own state."""
+        place = self.trained
+        if place.batch and not place.over and self._first is not None:
+            first = self._first
+        else:  # the next epoch begins as the generators are then
+            begun = self._first if self._stream is not None and self._at.epoch == place.epoch else None
+            first = {"generators": None, "source": begun["source"] if begun else self._source.first()}
+        return {
+            "epoch": place.epoch,
+            "used": place.batch,
+            "over": place.over,
+            "first": first,
+            "sum": self._trained_sum,
+            "world": self._world,
+            "source": self._source.state(),
+            "rules": dict(self.rules),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> tuple[str, ...]:
+        """Continue from a position; return which rules were others there, each as `name before → now`."""
+        used = state["used"] * state["world"] // self._world  # each rank's share of what all were trained on
+        self._is_of_others = state["world"] != self._world
+        self._continue_from(Position(state["epoch"], used, over=state["over"]))
+        self._first, self._trained_sum = state["first"], state["sum"]
+        self._source.load(state["source"])
+        if not state["used"] or state["over"]:
+            self._source.put(state["first"]["source"])
+        return changed(state["rules"], self.rules)
+
+    def stepped(self) -> None:
+        """Say that a step was made of all that was handed out."""
+        super().stepped()
+        self._window.clear()
+        self._trained_sum = self._sum
+        if self._source.lacks:
+            self._lower(self._source.lacks)
+
+    def go_back(self, state: dict[str, Any]) -> None:  # noqa: ARG002
+        """Hand out again what came since the last step."""
+        self.handed, self.untrained, self._again = self.trained, 0, True
+
+    def _open(self, start: Position) -> Iterator[Any]:
+        window, self._window = self._window, []
+        if self._stream is not None and self._at == Position(start.epoch, start.batch + len(window)):
+            return itertools.chain(self._replayed(window), self._watched(self._stream))
+        self._window = window if start != self.trained else []
+        if start.batch:
+            here = randomness.capture()
+            self._stream = self._opened(start)
+            randomness.put_back(here)
+        else:  # what is drawn to begin an epoch is drawn once, and the next epoch is another
+            self._first = {"generators": randomness.capture(), "source": self._source.first()}
+            self._stream, _ = self._source.open(start.epoch, 0, self._first["source"])
+        self._at = start
+        return self._watched(self._stream)
+
+    def _opened(self, start: Position) -> Iterator[Summed]:
+        """Begin the epoch as it was begun, and go on after what was trained on."""
+        first = self._first
+        assert first is not None  # noqa: S101  an epoch that is gone on with was begun, here or before
+        randomness.put_back(first["generators"])
+        began = time.monotonic()
+        self._source.put(first["source"])
+        stream, last = self._source.open(start.epoch, start.batch, first["source"])
+        if last != self._trained_sum and not self._is_of_others:
+            self._lower("the data came in another order than before, or is other data: what comes next is another, too")
+        if (took := time.monotonic() - began) > 1:
+            self._tell(f"{start.batch} batches of epoch {start.epoch} were passed over, in {took:.0f} s")
+        return stream
+
+    def _watched(self, stream: Iterator[Summed]) -> Iterator[Any]:
+        for batch, self._sum in stream:
+            after = None if self._at.batch else randomness.capture()
+            self._at = Position(self._at.epoch, self._at.batch + 1)
+            self._window.append((batch, self._sum, after))
+            yield batch
+        self._stream = None
+
+    def _close(self) -> None:
+        self._stream = None
+        self._window.clear()
+
+    def _replayed(self, window: list[tuple[Any, int, Any]]) -> Iterator[Any]:
+        for batch, self._sum, after in window:
+            if after is not None:
+                randomness.put_back(after)
+            self._window.append((batch, self._sum, after))
+            yield batch
+
+
+def length_of(thing: Any) -> int | None:
+    """Return its length, None where it has none."""
+    try:
+        return len(thing)
+    except (TypeError, AttributeError, NotImplementedError):
+        return None
+
+
+def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return which rules were others, each as `name before → now`."""
+    return tuple(f"{name} {before.get(name)} → {value}" for name, value in now.items() if before.get(name) != value)

@@ -92,7 +92,10 @@ _LEAST_S = 0.2  # between two files within one phase
 class Standing(Protocol):
     """Where a run stands; what does not change while the steps are counted is read when it is written."""
 
-    steps_done: int
+    @property
+    def steps_done(self) -> int:
+        """The last step that is done."""
+        ...
 
     @property
     def total_steps(self) -> int | None:

@@ -1,9 +1,15 @@
-"""The training data in one order for ever: the same global batches on any number of ranks, from any step on."""
+"""Map-style data in an order that can be gone through again: the run's own, the same global batches on any number of
+ranks, or that of a sampler of the script's.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator
+import zlib
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +17,16 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 
 from gpucloud.domain.errors import UsageError
-from gpucloud.resume.batches import Batches, Position
+from gpucloud.resume.batches import Batches, Position, Summed, length_of
 from gpucloud.resume.state import randomness
 
 Place = tuple[int, int]
 """Epoch and index: what a sample's randomness depends on, beside the seed."""
 
 COLLATION = 1  # the samples of a batch and its collation draw other numbers
+
+NONE = object()
+"""What comes when nothing comes."""
 
 
 class Loader(Batches):
@@ -202,3 +211,183 @@ def _require_batch(global_batch: int, samples: int) -> None:
             f"the data set has {samples} samples, fewer than global_batch={global_batch}",
             hint="choose a smaller global_batch",
         )
+
+
+# A DataLoader over a map-style set: the sampler is gone through again, and nothing of what was trained on is fetched.
+
+
+_WATCHED = 4  # draws of a sampler, at the begin of each epoch of an attempt
+
+
+class Order:
+    """What a sampler or batch sampler says, fetched so that a sample's random numbers depend on no worker."""
+
+    lacks = ""
+    can_wait = True
+
+    def __init__(self, loader: DataLoader[Any], seed: int, rank: int) -> None:
+        self.loader = loader
+        together = loader.batch_sampler is not None
+        self._keys: Any = loader.batch_sampler if together else loader.sampler
+        self._own = randomness.generators_of(self._keys)
+        self._seed, self._rank = seed, rank
+        self._rest: Iterator[Any] = iter(())
+        self._sums: deque[int] = deque()
+        self._generator = torch.Generator()
+        if not getattr(loader, "in_order", True):
+            self.lacks = "in_order=False hands out what is ready first, which is another batch each time"
+        collate: Any = loader.collate_fn if together else Alone(loader.collate_fn)
+        self._torch_loader = DataLoader(
+            Drawn(loader.dataset, seed, together=together),
+            batch_sampler=Rest(lambda: self._rest),
+            generator=self._generator,
+            collate_fn=Collated(collate),  # type: ignore[arg-type]  # what comes from `Drawn` is no list
+            **{name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)},
+        )
+
+    @property
+    def rules(self) -> Mapping[str, Any]:
+        """How the sampler draws, as far as its attributes tell, and from how many samples."""
+        sampler = getattr(self._keys, "sampler", self._keys)
+        told = {name: getattr(sampler, name, None) for name in ("seed", "shuffle")}
+        return {
+            "sampler": type(sampler).__name__,
+            "batch_size": getattr(self._keys, "batch_size", None),
+            "samples": length_of(self.loader.dataset),
+            **{name: value for name, value in told.items() if isinstance(value, (bool, int))},
+        }
+
+    def first(self) -> dict[str, Any]:
+        """Return the states of the sampler, as far as it has one, and of its own generators."""
+        states = [one.state_dict() if has_state(one) else None for one in self._samplers()]
+        return {"own": randomness.states_of(self._own), "samplers": states}
+
+    def put(self, first: Mapping[str, Any]) -> None:
+        """Have them so again."""
+        for one, state in zip(self._samplers(), first["samplers"], strict=False):
+            if state is not None and has_state(one):
+                one.load_state_dict(state)
+        randomness.put_states(self._own, first["own"])
+
+    def open(self, epoch: int, used: int, first: Mapping[str, Any]) -> tuple[Iterator[Summed], int]:  # noqa: ARG002
+        """Go through the sampler from the epoch's begin."""
+        set_epoch(epoch, *self._samplers(), self.loader.dataset)
+        last, keys = 0, iter(self._keys)
+        for one in itertools.islice(keys, used):
+            last = sum_of_keys(one, last)
+        if (following := next(keys, NONE)) is NONE:  # asked for now: here samplers draw what the epoch's order is
+            return iter(()), last
+        self._sums.clear()
+        self._rest = self._numbered(epoch, used, itertools.chain((following,), self._seen(keys)), last)
+        self._generator.manual_seed(randomness.mix(self._seed, epoch, self._rank) >> 1)
+        return ((batch, self._sums.popleft()) for batch in iter(self._torch_loader)), last
+
+    def state(self) -> dict[str, Any]:
+        """Return nothing: the position, and how the epoch began, are all there is."""
+        return {}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take nothing."""
+
+    def _samplers(self) -> tuple[Any, ...]:
+        inner = getattr(self._keys, "sampler", None)
+        return (self._keys,) if inner is None else (self._keys, inner)
+
+    def _numbered(self, epoch: int, first: int, keys: Iterable[Any], last: int) -> Iterator[tuple[int, int, Any]]:
+        for number, one in enumerate(keys, first):
+            last = sum_of_keys(one, last)
+            self._sums.append(last)
+            yield epoch, number, one
+
+    def _seen(self, keys: Iterator[Any]) -> Iterator[Any]:
+        """Yield the keys, and see whether random numbers are drawn for the first of them."""
+        for _ in range(_WATCHED):
+            before = randomness.capture()
+            one = next(keys, NONE)
+            if not randomness.stands(before):
+                self.lacks = (
+                    f"{type(self._keys).__name__} draws random numbers in the midst of an epoch, as training does"
+                )
+            if one is NONE:
+                return
+            yield one
+        yield from keys
+
+
+_KEPT = (
+    "num_workers",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "prefetch_factor",
+    "persistent_workers",
+    "pin_memory_device",
+)
+"""Options of torch's DataLoader that do not say which samples come when."""
+
+
+class Drawn(Dataset[Any]):
+    """A data set whose samples draw from generators seeded by (seed, epoch, batch, place in the batch, key).
+
+    A sampler may draw a sample twice in an epoch: it is augmented otherwise each time. A data set that fetches whole
+    batches is seeded once a batch.
+    """
+
+    def __init__(self, dataset: Any, seed: int, *, together: bool) -> None:
+        self._dataset, self._seed, self._together = dataset, seed, together
+        self._fetch = getattr(dataset, "__getitems__", None) if together and fetches_batches(dataset) else None
+
+    def __getitems__(self, batch: tuple[int, int, Any]) -> Fetched:
+        """Return the samples of a batch; the generators are left as they were."""
+        epoch, number, keys = batch
+        keys = list(keys) if self._together else [keys]
+        first = _number_of(keys[0]) if keys else 0
+        with randomness.kept():
+            if self._fetch is not None:
+                randomness.seed_sample(randomness.mix(self._seed, epoch, number, first))
+                samples = self._fetch(keys)
+            else:
+                samples = [self._sample((epoch, number, place), key) for place, key in enumerate(keys)]
+        return Fetched(samples, randomness.mix(self._seed, epoch, number, first, COLLATION))
+
+    def _sample(self, place: tuple[int, int, int], key: Any) -> Any:
+        randomness.seed_sample(randomness.mix(self._seed, *place, _number_of(key)))
+        return self._dataset[key]
+
+
+class Alone:
+    """The `collate_fn` of a loader whose data set makes the batches."""
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, samples: list[Any]) -> Any:
+        """Return the only one, converted."""
+        return self._collate(samples[0])
+
+
+def sum_of_keys(keys: Any, before: int = 0) -> int:
+    """Return a sum of a batch's keys, and of those before it."""
+    try:
+        data = array("q", keys).tobytes()
+    except (TypeError, OverflowError):
+        data = repr(keys).encode()
+    return zlib.crc32(data, before)
+
+
+def _number_of(key: Any) -> int:
+    return key if type(key) is int else zlib.crc32(repr(key).encode())
+
+
+def set_epoch(epoch: int, *things: Any) -> None:
+    """Tell the epoch to those that want to know it."""
+    for one in things:
+        tell = getattr(one, "set_epoch", None)
+        if callable(tell):
+            tell(epoch)
+
+
+def has_state(thing: Any) -> bool:
+    """Whether it tells where it stands, and can be put back there."""
+    return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")

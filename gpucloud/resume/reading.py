@@ -28,7 +28,7 @@ from gpucloud.domain.job.quantities import format_size
 from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.state.state import TIED, Content, Present
 from gpucloud.resume.state.tree import DTYPES, Name, Shares, Tensors, chunk_at, decode, local
-from gpucloud.store import integrity
+from gpucloud.store import parts as store_parts
 from gpucloud.store.checkpoints import Checkpoints
 
 Whole = Callable[[str, list[Chunk]], torch.Tensor]
@@ -364,7 +364,7 @@ def fingerprint_of(tensor: torch.Tensor, offset: Sequence[int] = ()) -> Fingerpr
     if tensor.is_cuda:
         return on_device(tensor, first, last)
     array = tensor.view(_WHOLE[tensor.element_size()]).numpy()
-    return integrity.of_words(integrity.words_of(array), first, last)
+    return store_parts.of_words(store_parts.words_of(array), first, last)
 
 
 def on_device(tensor: torch.Tensor, first: int = 0, last: int = 0) -> Fingerprint:

@@ -39,8 +39,7 @@ from gpucloud.domain.checkpoint.objects import PART_BYTES, cut
 from gpucloud.domain.errors import CheckpointUnreadable, GpucloudError, StoreError, UsageError
 from gpucloud.domain.untrusted import COUNTED
 from gpucloud.store.contract import ObjectStore, get_small, put_once
-from gpucloud.store.integrity import crc32_of
-from gpucloud.store.threads import all_done
+from gpucloud.store.parts import all_done, crc32_of
 
 HURRIED_S = 1.0
 """So long old checkpoints are deleted although a save waits: without that there would be more and more of them."""

@@ -17,8 +17,7 @@ from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.domain.untrusted import most_of
 from gpucloud.processes import try_lock
 from gpucloud.store.contract import RESERVED, Conflict, Stored, TooLarge, checked, within
-from gpucloud.store.integrity import crc32_of
-from gpucloud.store.threads import all_done
+from gpucloud.store.parts import all_done, crc32_of
 
 _LOCKS = f"{RESERVED}locks"
 _LOCK_LIMIT_S = 10.0

@@ -20,8 +20,8 @@ from gpucloud.domain.job.quantities import format_size
 from gpucloud.domain.untrusted import OBJECT_BYTES, most_of
 from gpucloud.retries import Retry
 from gpucloud.store.contract import Conflict, NoBucket, Stored, TooLarge, checked, within
+from gpucloud.store.parts import Pace
 from gpucloud.store.s3client import Door, authorities, error_code, is_aws, make_client, make_signer, may_pass, refusal
-from gpucloud.store.threads import Pace
 
 if TYPE_CHECKING:
     from gpucloud.store.s3parts import S3Parts

@@ -23,10 +23,8 @@ from typing import TYPE_CHECKING, Any
 from gpucloud.domain.checkpoint.objects import PART_BYTES, Part, Sums, bytes_in, count_of, cut
 from gpucloud.domain.errors import StoreError
 from gpucloud.retries import Retry
-from gpucloud.store.integrity import crc32_of
-from gpucloud.store.s3client import Door, error_code
-from gpucloud.store.threads import THREADS, Pace, all_done
-from gpucloud.store.wire import FAILURES, Reply, Wire, behind_a_proxy
+from gpucloud.store.parts import THREADS, Pace, all_done, crc32_of
+from gpucloud.store.s3client import FAILURES, Door, Reply, Wire, behind_a_proxy, error_code
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

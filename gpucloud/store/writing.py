@@ -46,7 +46,7 @@ from gpucloud.domain.checkpoint.manifest import (
 )
 from gpucloud.domain.checkpoint.objects import SUM_BYTES, place, read_header, sums_at, written
 from gpucloud.domain.errors import CredentialsError, StoreError
-from gpucloud.store import integrity, open_store
+from gpucloud.store import open_store, parts
 from gpucloud.store.checkpoints import Checkpoints, Fenced
 
 _NICENESS = 5
@@ -127,11 +127,11 @@ def put_fingerprints(data: memoryview, stretches: memoryview) -> None:
     header = read_header(data)
     room = place(data, len(header.tensors))
     try:
-        name = integrity.torn(data, header, stretches)
+        name = parts.torn(data, header, stretches)
         if name is not None:
             raise Torn(f"{name} was changed while it was copied: from now on saves wait")
         if room is not None:
-            data[room] = written(integrity.of_object(data, header))
+            data[room] = written(parts.of_object(data, header))
     except ImportError:
         return
 

@@ -31,7 +31,7 @@ from gpucloud.domain.checkpoint.manifest import (
 from gpucloud.domain.checkpoint.objects import PART_BYTES, entries_of, header_bytes, placed
 from gpucloud.store import ObjectStore, open_store
 from gpucloud.store.directory import DirectoryStore
-from gpucloud.store.threads import THREADS
+from gpucloud.store.parts import THREADS
 from gpucloud.usecases.checkpoint import pulling
 from gpucloud.usecases.checkpoint.checkpoints import StoredCheckpoints
 from gpucloud.usecases.checkpoint.pulling import Puller

@@ -42,8 +42,7 @@ def directory(state: memoryview, folder: Path) -> tuple[Work, Work]:
 def _stored(url: str, state: memoryview) -> tuple[Work, Work]:
     """Write the state; read it back and compare every part with its CRC32."""
     from gpucloud.store import open_store
-    from gpucloud.store.integrity import crc32_of
-    from gpucloud.store.threads import all_done
+    from gpucloud.store.parts import all_done, crc32_of
 
     store = open_store(url)
     into, sums = memoryview(bytearray(len(state))), []
@@ -131,7 +130,7 @@ def boto3_file(state: memoryview, folder: Path) -> tuple[Work, Work]:
 
 def crt(state: memoryview, folder: Path) -> tuple[Work, Work]:
     """s3transfer's CRT client, from and into memory."""
-    from gpucloud.store.integrity import crc32_of
+    from gpucloud.store.parts import crc32_of
     from gpucloud.store.s3parts import PartFile
 
     manager, into, sums = _crt_manager(), bytearray(len(state)), []
@@ -152,7 +151,7 @@ def crt_file(state: memoryview, folder: Path) -> tuple[Work, Work]:
     """s3transfer's CRT client, from a file and into one, both in memory."""
     import mmap
 
-    from gpucloud.store.integrity import crc32_of
+    from gpucloud.store.parts import crc32_of
 
     manager, sums = _crt_manager(), []
     source, target = folder / "crt-source", folder / "crt-target"

@@ -12,7 +12,7 @@ import pytest
 
 from gpucloud.domain.errors import StoreError
 from gpucloud.store import open_store
-from gpucloud.store.threads import all_done
+from gpucloud.store.parts import all_done
 
 ROOT = Path(__file__).parents[2]
 

@@ -608,7 +608,7 @@ def graph_replayed_into_the_copy(original: Any) -> Any:
     return lambda self, own, shared, sums, *, waits: original(self, own, shared, sums, waits=False)
 
 
-@seeded("store.integrity:torn", *_BESIDE_TESTS, quick=True)
+@seeded("store.parts:torn", *_BESIDE_TESTS, quick=True)
 def torn_copy_believed(original: Any) -> Any:
     """What the GPU has summed is compared with nothing."""
     return lambda data, header, stretches: None
@@ -632,7 +632,7 @@ def collation_unseeded(original: Any) -> Any:
     return lambda self, fetched: self._collate(fetched.samples)
 
 
-@seeded("resume.run:Run._require_one_order", *_DATA_TESTS)
+@seeded("resume.feed:Feed._require_one_order", *_DATA_TESTS)
 def ranks_order_as_they_like(original: Any) -> Any:
     """Ranks whose seeds differ train on overlapping samples."""
     return lambda self, loader: None
@@ -661,7 +661,7 @@ def deep_ddp_overlooked(original: Any) -> Any:
     return rebuckets
 
 
-@seeded("resume.run:Run._go_on_without_loader", *_STATE_TESTS)
+@seeded("resume.feed:Feed._go_on_without_loader", *_STATE_TESTS)
 def generators_left_without_a_loader(original: Any) -> Any:
     """A loop of the script's own finds its generators as they begin."""
     return lambda self: None
@@ -670,7 +670,7 @@ def generators_left_without_a_loader(original: Any) -> Any:
 _SCRIPT_TESTS = ("pytest", "tests/functional/test_resume_scripts.py")
 
 
-@seeded("resume.run:Run._go_on_as_the_step_left", *_SCRIPT_TESTS)
+@seeded("resume.feed:Feed._go_on_as_the_step_left", *_SCRIPT_TESTS)
 def evaluation_draws_for_training(original: Any) -> Any:
     """What is drawn between a step and the next batch changes what that trains with."""
     return lambda self, first_of_epoch: None

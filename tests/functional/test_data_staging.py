@@ -18,7 +18,7 @@ from gpucloud import processes
 from gpucloud.adapters.transfer.datasets import Sources
 from gpucloud.agent.data import fetching
 from gpucloud.agent.data.fetching import beside
-from gpucloud.agent.data.staged import staged
+from gpucloud.agent.facts import staged
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.domain.job.data import DataFile, data_set, wanted

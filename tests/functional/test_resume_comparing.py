@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from gpucloud import resume
 from gpucloud.domain.checkpoint.manifest import Level
 from gpucloud.resume.state.state import TrainingState
-from gpucloud.store import integrity
+from gpucloud.store import parts
 from tests.functional.resuming import begin, job, train
 from tests.standins.saved_runs import SavedRun, forking
 
@@ -53,7 +53,7 @@ def test_what_was_made_in_inference_mode_is_compared_too(job):
             return value.clone()
 
     run = resumed(job, Average(put_back))
-    next(iter(run._loader))
+    next(iter(run._feed.loader))
     assert run.level is Level.EXACT
 
 
@@ -144,6 +144,6 @@ def test_without_numpy_where_it_goes_on_nothing_is_called_exact(job, monkeypatch
         raise ImportError
 
     train(*begin(), steps=2)
-    monkeypatch.setattr(integrity, "of_words", missing)
+    monkeypatch.setattr(parts, "of_words", missing)
     assert begin()[0].level is Level.BEST_EFFORT
     assert "NumPy is missing" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gpucloud import resume
 from gpucloud.domain.checkpoint.manifest import Level
 from gpucloud.domain.errors import UsageError
-from gpucloud.resume.leaving import SAVED_AND_LEFT
+from gpucloud.resume.attempt import SAVED_AND_LEFT
 from gpucloud.resume.settings import promised, surroundings, tuned
 from gpucloud.resume.state import randomness
 from gpucloud.resume.state.traits import rebuckets

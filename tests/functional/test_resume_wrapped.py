@@ -13,9 +13,10 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from gpucloud import resume
 from gpucloud.domain.checkpoint.manifest import Level
 from gpucloud.domain.errors import UsageError
+from gpucloud.resume.batches import Wrapped
+from gpucloud.resume.sources import source_of
 from gpucloud.resume.state import randomness
 from gpucloud.resume.state.tree import decode, encode
-from gpucloud.resume.wrapped import Wrapped, source_of
 from tests.functional.resuming import job
 
 __all__ = ["job"]  # a fixture
@@ -460,7 +461,7 @@ def test_a_run_without_an_end_is_refused_at_its_first_step(job):
 
 def test_ranks_whose_loaders_have_other_lengths_are_refused(job, monkeypatch):
     training = Training(DataLoader(Noisy(), BATCH))
-    training.run._loader = None
+    training.run._feed.loader = None
 
     def gathered(told):
         return told, json.dumps({**json.loads(told), "batches": 7}).encode()

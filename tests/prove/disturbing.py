@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from gpucloud.agent.attempt.files import AttemptFolder
-from gpucloud.resume.leaving import SAVED_AND_LEFT
+from gpucloud.resume.attempt import SAVED_AND_LEFT
 from gpucloud.resume.run import Run
 from tests.prove.cells import Cell, Device
 from tests.standins.cell_training import Model, main

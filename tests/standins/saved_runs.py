@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch._dynamo
 
-from gpucloud.resume.leaving import SAVED_AND_LEFT
+from gpucloud.resume.attempt import SAVED_AND_LEFT
 from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.restoring import Restored, find
 from gpucloud.store import ObjectStore, open_store

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
+from gpucloud.store.parts import Pace
 from gpucloud.store.s3parts import EACH_PART, Meaning, PartFile, meaning, said
-from gpucloud.store.threads import Pace
 
 
 def body(code):

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from gpucloud import processes
 from gpucloud.agent.data.fetching import Fetched, fetch
-from gpucloud.agent.data.staged import MARK, marked, of_mark
+from gpucloud.agent.facts import MARK, marked, of_mark
 from gpucloud.domain.codec import from_json
 from gpucloud.domain.errors import GpucloudError, NodeError
 from gpucloud.domain.job.data import DataFile, DataSet, gigabytes, place_of, unpack

@@ -176,6 +176,58 @@ def _numpy() -> Any:
     return numpy.random if numpy is not None else None
 
 
+class Draws:
+    """What a run's training draws from: put where its first batch is to find it, and then where each step left it.
+
+    `rank` is that among the ranks that draw otherwise. Without `seeds`, a fresh run draws as the script has seeded.
+    """
+
+    def __init__(self, seed: int, rank: int) -> None:
+        self.rank = rank
+        self.seeds = True
+        self._seed = seed
+        self._saved: dict[str, Any] | None = None
+        self._is_resumed = self._is_begun = False
+        self._after: dict[str, Any] | None = None
+
+    @property
+    def are_saved(self) -> bool:
+        """Whether a checkpoint says where they stood, and they are not put there yet."""
+        return self._saved is not None and not self._is_begun
+
+    def resumed(self, saved: dict[str, Any] | None) -> None:
+        """Have the next `begin` put them there; None where a checkpoint does not say."""
+        self._saved, self._is_resumed = saved, True
+        self._is_begun, self._after = False, None
+
+    def again(self) -> None:
+        """Have the next `begin` do so once more: nothing was trained on yet."""
+        self._is_begun = False
+
+    def begin(self, step: int) -> None:
+        """Put them where the first batch after that step is to find them, unless that is done."""
+        if self._is_begun:
+            return
+        self._is_begun = True
+        if self._saved is not None:
+            put_back(self._saved)
+        elif self.seeds or self._is_resumed:
+            seed_all(mix(self._seed, step), self.rank)
+
+    def stepped(self) -> None:
+        """Remember where a step has left them."""
+        self._after = capture_again(self._after)
+
+    def go_on(self) -> None:
+        """Put them where the last step left them, whatever was drawn since."""
+        if self._after is not None and not stands(self._after):
+            put_back(self._after)
+
+    def state(self) -> dict[str, Any]:
+        """Return where the last step left them."""
+        return self._after or capture()
+
+
 # Random number generators of a script's own: given to `init` they are saved, in a data set no checkpoint has them.
 
 

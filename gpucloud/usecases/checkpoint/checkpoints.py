@@ -24,8 +24,7 @@ from gpucloud.domain.untrusted import RECORD_BYTES
 from gpucloud.ports import Clock
 from gpucloud.store import ObjectStore, get_small
 from gpucloud.store.checkpoints import base_of, under
-from gpucloud.store.integrity import crc32_of
-from gpucloud.store.threads import all_done
+from gpucloud.store.parts import all_done, crc32_of
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import take
 

@@ -26,7 +26,7 @@ from gpucloud.domain.checkpoint.standing import Standing
 from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.domain.job.spec import CheckpointPolicy, Job
 from gpucloud.store.checkpoints import base_of
-from gpucloud.store.threads import all_done
+from gpucloud.store.parts import all_done
 from gpucloud.usecases.checkpoint.checkpoints import Part, StoredCheckpoints, parts_of
 
 

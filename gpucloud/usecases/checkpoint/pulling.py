@@ -24,10 +24,9 @@ from gpucloud.domain.untrusted import Arriving, Tree
 from gpucloud.store.checkpoints import under
 from gpucloud.store.directory import DirectoryStore
 from gpucloud.store.filling import Filling, take_room
-from gpucloud.store.integrity import crc32_of
 from gpucloud.store.landing import Landing
 from gpucloud.store.landing import Part as Arrived
-from gpucloud.store.threads import all_done
+from gpucloud.store.parts import all_done, crc32_of
 from gpucloud.usecases.checkpoint.checkpoints import Moved, Part, StoredCheckpoints, parts_of, unheard
 
 

@@ -1,0 +1,241 @@
+"""How a rank's part in an attempt begins and ends: it goes on from a checkpoint, and is done, or leaves when asked to.
+
+What the agent reads of the end: `done-<rank>.json` or `left-<rank>.json` in the attempt's folder, and the exit code.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch.distributed as dist
+
+from gpucloud.domain.checkpoint.manifest import Level, Promise, Why
+from gpucloud.domain.checkpoint.protection import Trial
+from gpucloud.domain.errors import StoreError, UsageError
+from gpucloud.resume.batches import Batches
+from gpucloud.resume.folder import AttemptFolder, Progress, say
+from gpucloud.resume.profiling import Profiling, Trying
+from gpucloud.resume.ranks import HINT, Ranks
+from gpucloud.resume.reading import Put, unlike
+from gpucloud.resume.restoring import Restored
+from gpucloud.resume.save.cadence import Window
+from gpucloud.resume.save.keeping import Keeper, Moment
+from gpucloud.resume.settings import end_quickly, promised
+from gpucloud.resume.state.randomness import Draws
+from gpucloud.resume.state.state import TrainingState
+from gpucloud.resume.state.tree import Shares
+
+_REGROUPED = Promise(
+    Level.SAME_SAMPLES, "DDP groups gradients anew in its first steps, which are not taken back between two epochs"
+)
+
+
+class Exactness:
+    """What a resume from what is saved now can promise, as far as is known; rank 0 says once what lowers it."""
+
+    def __init__(self, *, says: bool) -> None:
+        self.promise = Promise()
+        self.is_fresh = False
+        self._reasons: set[str] = set()
+        self._says = says
+
+    def lower(self, promise: Promise) -> None:
+        """Promise no more than that from now on."""
+        if promise.reason and promise.reason not in self._reasons and self._says:
+            told = "a resume from what is saved" if self.is_fresh else "this resume"
+            say(f"{told} is {promise.level.value}, not exact: {promise.reason}")
+        self._reasons.add(promise.reason)
+        self.promise = self.promise.weaker(promise)
+
+    def best_effort(self, why: str) -> None:
+        """Promise no more than that, for this reason; an empty one is none."""
+        if why:
+            self.lower(Promise(Level.BEST_EFFORT, why))
+
+
+class Continued:
+    """Puts the state of a checkpoint back; where DDP groups gradients anew, takes back the first steps after it.
+
+    `own` is what the checkpoint of `step` holds of this rank, empty for a fresh run. All ranks do all of it together.
+    """
+
+    def __init__(
+        self, state: TrainingState, ranks: Ranks, surroundings: dict[str, Any], exactness: Exactness, draws: Draws
+    ) -> None:
+        self.own: dict[str, Any] = {}
+        self.step = 0
+        self._state = state
+        self._ranks = ranks
+        self._surroundings = surroundings
+        self._exactness = exactness
+        self.draws = draws
+        self._put: Put | None = None  # until the first step
+        self._restored: Restored | None = None  # while steps are taken back
+        self._vain_steps = _vain_steps(ranks)
+        self._taken_back = 0  # steps, of a window of gradients that is still open
+        self._between_epochs: str | None = None  # what the state says of itself there, with steps to be taken back
+
+    def begin(self, restored: Restored, trying: Trying, *, rebuckets: bool) -> None:
+        """Put all of it back; with `rebuckets`, the first steps are taken back. UsageError where it does not fit."""
+        self.step = restored.commit.step
+        self._put_back(restored)
+        trying.put_back(self.own)
+        if rebuckets:
+            self._restored = restored
+
+    def see_changes(self) -> None:
+        """Ahead of the first batch: see what the script has changed since it was put back."""
+        self.draws.again()
+        why = self._put.changed(self._state.present()) if self._put is not None else ""
+        if self._restored is None:
+            self._exactness.best_effort(why)
+        elif self._between_epochs is not None and (why or self._state.told() != self._between_epochs):
+            self._take_nothing_back()  # as a schedule's step between epochs, which must not be
+
+    def begun(self) -> None:
+        """The first step that counts is done."""
+        self._put = None
+
+    def in_vain(self, window: Window, loader: Batches | None) -> bool:
+        """Whether the step just done is one that is taken back; what counts are those of the optimizer."""
+        restored = self._restored
+        if restored is None or loader is None or not self._vain_steps:
+            self._restored = None
+            return False
+        (still,) = self._ranks.highest(window)
+        self._vain_steps -= not still
+        self._taken_back = self._taken_back + 1 if still else 0
+        if self._vain_steps:
+            # A schedule may end with the run's last step, so it is not to go on.
+            self._state.apply_others(restored.content(self._ranks.rank))
+            if loader.by_epoch and not still:  # the epoch may end before all are done
+                loader.go_back(self.own["loader"])
+        else:
+            self._restored = None
+            self._put_back(restored)
+            loader.go_back(self.own["loader"])
+        return True
+
+    def epoch_is_over(self) -> int:
+        """See to it that no step is taken back to before that; return how many count after all, of an open window."""
+        if self._restored is None or not self._vain_steps:
+            return 0
+        self._between_epochs = self._state.told()
+        if self._taken_back:
+            self._take_nothing_back()
+        return self._taken_back
+
+    def _put_back(self, restored: Restored) -> None:
+        content = restored.content(self._ranks.rank)
+        self._state.fit(content, restored.commit.step)
+        self._exactness.best_effort(self._state.change(content.own.get("changed", {})))
+        self._exactness.lower(restored.manifest.promise)
+        self._exactness.lower(promised(content.own["surroundings"], self._surroundings))
+        for optimizer in self._state.optimizers:  # it has stepped: torch need not warn of a schedule that goes on now
+            optimizer._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001
+        shares = Shares(self._ranks) if self._state.sharded else None
+        self._put = Put(self._state.present())
+        self._exactness.best_effort(unlike(restored.saved(self._ranks.rank), self._put, self._ranks, shares))
+        self.own = content.own
+        alike = content.own_rank == self._ranks.rank and self.own["surroundings"]["world"] == self._ranks.world
+        self.draws.resumed(self.own["randomness"] if alike else None)
+
+    def _take_nothing_back(self) -> None:
+        self._restored = None
+        self._exactness.lower(_REGROUPED)
+
+
+def require_steps_left(step: int, total_steps: int | None) -> None:
+    """UsageError for a checkpoint of a longer run than this one: it would be done before it begins."""
+    if total_steps is not None and step > total_steps:
+        raise UsageError(
+            f"the checkpoint is of step {step}, and this run has {total_steps} steps: it is over already",
+            hint="raise total_steps, or give the job file another `name:` to begin at step 0",
+        )
+
+
+def _vain_steps(ranks: Ranks) -> int:
+    """Return how many steps after a resume are done in vain and taken back, where DDP groups gradients anew.
+
+    DDP regroups its gradients after the first backward pass. Sums of three or more numbers then round differently, and
+    with NCCL those of two do: measured on four H200, weights are bit-equal after three passes of the very step that
+    is trained, with its autocast, and are not after two without it.
+    """
+    if ranks.device.type == "cuda":
+        return 3 if ranks.world > 1 else 0
+    return 1 if ranks.world > 2 else 0
+
+
+# How it ends.
+
+
+SAVED_AND_LEFT = 75
+"""Exit code of a rank that saved and left because it was asked to."""
+
+
+class Leaving:
+    """The end of this rank's part; `moment` says what is saved beside the state of the last step."""
+
+    def __init__(
+        self, folder: AttemptFolder, ranks: Ranks, keeper: Keeper, profiling: Profiling, moment: Callable[[], Moment]
+    ) -> None:
+        self._folder = folder
+        self._ranks = ranks
+        self._keeper = keeper
+        self._profiling = profiling
+        self._moment = moment
+
+    def done(self, step: int, progress: Progress) -> None:
+        """Commit the final state, then say that the job is done. Raises StoreError."""
+        self._profiling.close()
+        if not self._keeper.last(step, self._moment, Why.LAST):
+            lacking = self._keeper.no_memory
+            raise StoreError(
+                f"the final checkpoint, of step {step}, could not be committed" + (f": {lacking}" if lacking else ""),
+                hint=HINT if lacking else "start the job again: it continues from its last checkpoint",
+            )
+        progress.done()
+        self._folder.write(f"done-{self._ranks.rank}.json", self._standing(step))
+        self._close()
+
+    def leave(self, step: int) -> NoReturn:
+        """Save this step if it can be, and leave with the exit code that says so."""
+        self._profiling.close()
+        if not self._keeper.last(step, self._moment) and self._ranks.rank == 0:
+            why = f", {lacking}" if (lacking := self._keeper.no_memory) else ""
+            say(f"step {step} could not be saved{why}: the job continues from step {self._keeper.committed}")
+        self._folder.write(f"left-{self._ranks.rank}.json", self._standing(step))
+        if self._ranks.rank == 0:
+            say(f"asked to stop ({self._folder.stop_reason()}): saved step {self._keeper.committed}, leaving")
+        self._close()
+        atexit.register(_end_groups)  # the script's own `finally` may still end them, as torch's examples do
+        raise SystemExit(SAVED_AND_LEFT)
+
+    def try_(self, trial: Trial, step: int, progress: Progress, *, is_fresh: bool) -> None:
+        """End the run where its trial ends; die in the middle of it, once, as ranks do whose machine is interrupted."""
+        if step >= trial.steps:
+            self.done(step, progress)
+            atexit.register(_end_groups)
+            raise SystemExit(0)
+        if is_fresh and step == trial.killed_at:
+            self._keeper.settle()
+            self._folder.write(f"left-{self._ranks.rank}.json", self._standing(step))  # so that another attempt follows
+            self._ranks.highest(0)  # when all have written that
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _close(self) -> None:
+        self._keeper.close()
+        self._ranks.close()
+        atexit.register(end_quickly)
+
+    def _standing(self, step: int) -> dict[str, int]:
+        return {"rank": self._ranks.rank, "step": step, "committed_step": self._keeper.committed}
+
+
+def _end_groups() -> None:
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()

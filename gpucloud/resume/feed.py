@@ -1,0 +1,198 @@
+"""Where a run stands in its data: which steps and epochs are done, and what holds ahead of each batch and step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import RandomSampler, SequentialSampler
+
+from gpucloud.domain.checkpoint.manifest import Level, Promise
+from gpucloud.domain.errors import UsageError
+from gpucloud.resume.attempt import Continued, Exactness
+from gpucloud.resume.batches import Batches
+from gpucloud.resume.folder import Progress
+from gpucloud.resume.ranks import Ranks
+from gpucloud.resume.save.cadence import Schedules
+from gpucloud.resume.state.randomness import Draws
+from gpucloud.resume.state.state import TrainingState
+
+_NO_LOADER = Promise(
+    Level.BEST_EFFORT, "without `run.loader` or `run.wrap`, which samples come next is up to the script"
+)
+_LATE_SCHEDULE = "a schedule's step comes after `run.step()`, so that no checkpoint has it: call it before"
+_AHEAD = "batches are taken before the step ahead of them ends, as a prefetcher does, and a resume leaves those out"
+_BETWEEN = "it was saved after a schedule's step at the end of an epoch, which is done once more: evaluate before it"
+
+
+class Feed:
+    """What a run's batches come from, and how far it came; `total_steps` is what the script said, `loader` is its own.
+
+    Generators stand ahead of each batch where the last step left them: what is drawn between, as in an evaluation,
+    changes nothing of what is trained on.
+    """
+
+    loader: Batches | None = None
+    _epoch: int | None = None  # of `epochs`
+    _epochs: int | None = None
+    _schedules: Schedules  # from the loader on
+
+    def __init__(
+        self, state: TrainingState, ranks: Ranks, continued: Continued, exactness: Exactness, *, total_steps: int | None
+    ) -> None:
+        self._state = state
+        self._ranks = ranks
+        self._continued = continued
+        self._exactness = exactness
+        self._total_steps = total_steps
+        self.draws: Draws = continued.draws
+        self.steps_done = self._first_step = continued.step
+
+    @property
+    def total_steps(self) -> int | None:
+        """How many steps the run has; by its epochs where nobody said, and None where their length is not known."""
+        loader = self.loader
+        if self._total_steps is not None or self._epochs is None or loader is None or not (length := loader.length):
+            return self._total_steps
+        to_come = (self._epochs - loader.trained.epoch) * length - loader.trained.batch
+        done = self.steps_done - self._first_step
+        each = loader.trained_batches / done if done and loader.trained_batches else 1.0
+        return self.steps_done + max(0, round(to_come / each))
+
+    @property
+    def epoch(self) -> int:
+        """The epoch, from 0, of the loader's last batch; of that before the resume, where there is none yet."""
+        if self._epoch is not None:
+            return self._epoch
+        if self.loader is not None:
+            return self.loader.epoch
+        place: dict[str, int] = self._continued.own.get("loader") or {"epoch": 0, "used": 0}
+        return max(place["epoch"] - (not place["used"]), 0)
+
+    @property
+    def by_epoch(self) -> bool:
+        """Whether this is inside `epochs`."""
+        return self._epoch is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether as many steps are done as the script said."""
+        return self._total_steps is not None and self.steps_done >= self._total_steps
+
+    @property
+    def nothing_is_handed_out(self) -> bool:
+        """Whether the next batch is the first of those that the next step takes."""
+        return self.loader is not None and not self.loader.untrained
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yield the epochs that are left of `count`."""
+        place = self._continued.own.get("loader") or {"epoch": 0}
+        self._epochs = count
+        for epoch in range(place["epoch"] if self.loader is None else self.loader.handed.epoch, count):
+            if self.is_over:
+                return
+            self._epoch = epoch
+            if self.loader is not None:
+                self.loader.by_epoch = True
+                self.loader.enter(epoch)
+            yield epoch
+
+    def take_from(self, loader: Batches, dataset: Any, progress: Progress, *, in_workers: bool) -> None:
+        """Have this be what the run's batches come from. UsageError where ranks disagree."""
+        self._require_one_order(loader)
+        self._exactness.best_effort(self._state.own_generator(dataset, in_workers=in_workers) or "")
+        if position := self._continued.own.get("loader"):
+            self._exactness.best_effort(", ".join(loader.load_state_dict(position)))
+        self._schedules = Schedules(self._state.others)
+        self._progress = progress
+        loader.begin = self._begin_batches
+        loader.asked = self._go_on_as_the_step_left
+        loader.opened = progress.batch_wanted
+        loader.over = self._epoch_is_over
+        loader.waited = progress.waited
+        loader.ended = lambda: self.is_over
+        self.loader = loader
+
+    def ahead_of_step(self) -> None:
+        """See to what must hold at the end of a step. UsageError where nothing says how many the run has."""
+        if self.loader is None:
+            self._go_on_without_loader()
+        elif self._total_steps is None and self._epochs is None:
+            raise UsageError(
+                "batches come without end, and nothing says how many steps the run has",
+                hint="for epoch in run.epochs(10): around it, or resume.init(total_steps=…)",
+            )
+
+    def stepped(self) -> None:
+        """A step is done that counts."""
+        self.steps_done += 1
+        self._continued.begun()
+        if self.loader is not None:
+            self.loader.stepped()
+            self._schedules.stepped()
+            self.draws.stepped()
+            if self.loader.ahead:
+                self._exactness.best_effort(_AHEAD)
+
+    def promise(self) -> Promise:
+        """Return what a resume from after the last step can promise, as far as data and schedules go."""
+        if self.loader is None:
+            return _NO_LOADER
+        if self.loader.trained.over and self._schedules.moved:
+            return Promise(Level.BEST_EFFORT, _BETWEEN)
+        return Promise()
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint holds of it."""
+        position = self.loader.state_dict() if self.loader is not None else None
+        return {"randomness": self.draws.state(), "loader": position}
+
+    def _require_one_order(self, loader: Batches) -> None:
+        """Ranks that order the samples each in its own way would train on some twice, and on others never."""
+        rules = {**loader.rules, "total_steps": self._total_steps}
+        told = [json.loads(one) for one in self._ranks.gathered(json.dumps(rules).encode())]
+        for rank, theirs in enumerate(told):
+            for name, ours in told[0].items():
+                if theirs[name] != ours:
+                    one_for_all = "resume.init(seed=…): the same on all ranks, each then draws its own random numbers"
+                    raise UsageError(
+                        f"the ranks differ in {name}: {ours} on rank 0, {theirs[name]} on rank {rank}",
+                        hint=one_for_all if name == "seed" else f"give every rank the same {name}",
+                    )
+
+    def _begin_batches(self) -> None:
+        # Whatever the script drew since `init`, the first batch finds the generators as the last step left them; and so
+        # it does again after batches that the script only looked at.
+        if self.steps_done == self._first_step and self.nothing_is_handed_out:
+            self._continued.see_changes()
+        self.draws.begin(self.steps_done)
+        self._progress.batch_wanted()
+
+    def _go_on_as_the_step_left(self, first_of_epoch: bool) -> None:  # noqa: FBT001
+        """Have the next batch find the generators as the last step left them: a resumed run does not draw again what
+        was drawn since, as an evaluation does.
+        """
+        if not self.nothing_is_handed_out:
+            return
+        if not (first_of_epoch and self.loader is not None and self.loader.by_epoch) and self._schedules.late():
+            self._exactness.best_effort(_LATE_SCHEDULE)
+        self.draws.go_on()
+
+    def _epoch_is_over(self) -> None:
+        if self.loader is not None and (steps := self._continued.epoch_is_over()):
+            self.steps_done += steps
+            self.loader.stepped()
+            self.draws.stepped()
+
+    def _go_on_without_loader(self) -> None:
+        """No number is drawn again that steps before the resume drew, but for those of the first step."""
+        if self.draws.are_saved:
+            self._exactness.lower(_NO_LOADER)
+            self.draws.begin(self.steps_done)
+
+
+def takes_all(loader: Any) -> str | None:
+    """Return the sampler's name where every rank has one that knows of no other."""
+    sampler = getattr(loader, "sampler", None)
+    return type(sampler).__name__ if type(sampler) in (RandomSampler, SequentialSampler) else None
