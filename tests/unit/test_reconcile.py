@@ -258,10 +258,14 @@ def test_a_machine_beside_the_attempt_has_its_notice_written_down_before_another
     assert decide(GOAL, noted, RULES) == Relieve(node_id="c")
 
 
+UNHEARD = "did not come home: whatever the script had written there by then went with the machines of attempt 1"
+"""Of outputs that were never seen: they may never have been."""
+
+
 @pytest.mark.parametrize(
     ("reason", "missing"),
     [
-        (ExitReason.INTERRUPTED, ["lost with the machines of attempt 1: it was to be followed by another one"]),
+        (ExitReason.INTERRUPTED, [f"{UNHEARD}, which was to be followed by another one"]),
         (ExitReason.STOPPED, []),  # its outputs were seen to when it was closed, and it may have gone on since
     ],
 )
@@ -275,11 +279,8 @@ def test_a_job_that_ends_between_two_attempts_says_that_its_outputs_stayed(reaso
 @pytest.mark.parametrize(
     ("attempt", "why"),
     [
-        (opened("a"), "lost with the machines of attempt 1: it was ended without a last save"),
-        (
-            replace(opened("a"), reason=ExitReason.LOST),
-            "lost with the machines of attempt 1",  # they went, whatever was to follow
-        ),
+        (opened("a"), f"{UNHEARD}, which was ended without a last save"),
+        (replace(opened("a"), reason=ExitReason.LOST), UNHEARD),  # they went, whatever was to follow
     ],
 )
 def test_a_job_that_is_given_up_as_it_stands_says_that_its_outputs_stayed(attempt, why):

@@ -207,7 +207,7 @@ def left_behind(state: JobState, outputs: tuple[str, ...]) -> JobState:
     last = state.attempts[-1] if state.attempts else None
     if last is None or last.reason is None or not last.reason.retried:
         return state
-    was_to_go_on = "" if last.reason is ExitReason.LOST else ": it was to be followed by another one"
+    was_to_go_on = "" if last.reason is ExitReason.LOST else ", which was to be followed by another one"
     why = f"{lost_with_machines(last)}{was_to_go_on}"
     missing = tuple(MissingOutput(path=path, why=why) for path in outputs)
     return _with_attempt(state, replace(last, missing_outputs=missing))
@@ -217,14 +217,20 @@ def abandon(state: JobState, now: datetime, outputs: tuple[str, ...] = ()) -> Jo
     """Return the state of a job that is given up as it stands, without a last save; its outputs are missing."""
     if state.attempt is None:
         return left_behind(finish(state, Finish(reason=ExitReason.STOPPED), now), outputs)
-    why = f"{lost_with_machines(state.attempt)}: it was ended without a last save"
+    why = f"{lost_with_machines(state.attempt)}, which was ended without a last save"
     missing = tuple(MissingOutput(path=path, why=why) for path in outputs)
     return close_attempt(state, CloseAttempt(reason=ExitReason.STOPPED), now, missing)
 
 
 def lost_with_machines(attempt: Attempt) -> str:
-    """Return why outputs of the attempt are missing that nobody brought home in time."""
-    return f"lost with the machines of attempt {attempt.number}"
+    """Return why outputs of the attempt are missing that nobody brought home in time.
+
+    Of a script that came to its end they were there; of any other nobody can tell what it had written by then.
+    """
+    went = f"the machines of attempt {attempt.number}"
+    if all(member.outcome is Outcome.DONE for member in attempt.members):
+        return f"lost with {went}"
+    return f"did not come home: whatever the script had written there by then went with {went}"
 
 
 def reopen(state: JobState) -> JobState:
