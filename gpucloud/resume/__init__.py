@@ -13,10 +13,11 @@ Outside gpucloud the same script keeps its checkpoints in `./.gpucloud-checkpoin
 from __future__ import annotations
 
 from gpucloud.resume.loader import Loader
+from gpucloud.resume.restoring import Peek, peek
 from gpucloud.resume.run import Run, init
 from gpucloud.resume.settings import import_ahead
 from gpucloud.store.checkpoints import Fenced
 
-__all__ = ["Fenced", "Loader", "Run", "init"]
+__all__ = ["Fenced", "Loader", "Peek", "Run", "init", "peek"]
 
 import_ahead()

@@ -1,4 +1,4 @@
-"""Finds the newest checkpoint that every rank can read whole."""
+"""Finds the newest checkpoint that every rank can read whole, and tells of it beforehand."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from gpucloud.domain.checkpoint.chunks import OWN, Box, Chunk, chunks_of, overlap, span
-from gpucloud.domain.checkpoint.manifest import Commit, Manifest, manifest_bytes, read_manifest
+from gpucloud.domain.checkpoint.manifest import Commit, Level, Manifest, manifest_bytes, read_manifest
 from gpucloud.domain.checkpoint.objects import ITEM_BYTES, LENGTH_BYTES, PART_BYTES, Header, covering, start_of
 from gpucloud.domain.errors import CheckpointUnreadable
 from gpucloud.resume.folder import say
@@ -31,8 +32,10 @@ from gpucloud.resume.reading import (
     shapes_only,
     whole_of,
 )
+from gpucloud.resume.settings import read_settings
 from gpucloud.resume.state.state import Content, TrainingState
 from gpucloud.resume.state.tree import DTYPES, Layout
+from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints, all_damaged
 
 # Bytes that are as their manifest says and still no checkpoint, whoever wrote them: JSON of other shapes or nested
@@ -103,6 +106,36 @@ class Restored:
                 tensor[inside(chunk)] = part
         # Step counts that an optimizer keeps on the CPU are found there; one that wants them on the GPU moves them.
         return tensor.cpu() if tensor.numel() == 1 else tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peek:
+    """What a run would go on from: the step, the epoch of the last batch (from 0, None without a loader of the run's),
+    what the script had put into `run.values`, and what a resume can promise.
+    """
+
+    step: int
+    epoch: int | None
+    values: Mapping[str, Any]
+    level: Level
+
+
+def peek() -> Peek | None:
+    """Return what `init` will go on from, None at a first start; nothing is loaded, so that it is quick.
+
+    Ask it before the model is built, on any rank, as for the model's configuration. Where the objects of that
+    checkpoint turn out to be damaged, `init` takes the one before. Raises UsageError where none can be read, StoreError
+    when the store does not answer.
+    """
+    settings = read_settings()
+    damaged: list[Commit] = []
+    checkpoints = Checkpoints(open_store(settings.store), settings.prefix, keep=settings.keep)
+    for manifest in checkpoints.candidates(damaged.append):
+        notes = manifest.notes
+        return Peek(step=manifest.commit.step, epoch=notes.epoch, values=notes.values, level=manifest.promise.level)
+    if damaged:
+        raise all_damaged(len(damaged))
+    return None
 
 
 def find(checkpoints: Checkpoints, ranks: Ranks, state: TrainingState | None = None) -> Restored | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from gpucloud.domain.checkpoint.manifest import Level, Promise
+from gpucloud.domain.checkpoint.manifest import MOST_VALUES, Level, Notes, Promise
 from gpucloud.domain.errors import CredentialsError, StoreError, UsageError
+from gpucloud.domain.job.quantities import format_size
 from gpucloud.resume.attempt import Continued, Exactness, Leaving, require_steps_left
 from gpucloud.resume.batches import Batches, Wrapped
 from gpucloud.resume.feed import Feed, takes_all
@@ -61,15 +63,25 @@ def init(
 
     Call it on every rank, after the process group and everything with state is made: a model that is sharded, by
     `fully_shard` or `parallelize_module`, must be so already. `others` are further objects with state_dict() and
-    load_state_dict(), and generators of the script's own. `seed`, the same on all ranks, orders the data of
-    `run.loader` and seeds every rank's random number generators with it, each otherwise. Raises UsageError when the
-    checkpoint does not fit, StoreError when the store does not answer.
+    load_state_dict(), and generators of the script's own. Each may be a list, a tuple or a dict of such. `seed`, the
+    same on all ranks, orders the data of `run.loader` and seeds every rank's random number generators with it, each
+    otherwise. Raises UsageError when the checkpoint does not fit, StoreError when the store does not answer.
     """
     settings = read_settings()
-    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, **others}
-    state = TrainingState({name: part for name, part in parts.items() if part is not None})
+    given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, **others}
+    parts = dict(one for name, part in given.items() for one in _each(name, part))
+    state = TrainingState(parts)
     anew = any(rebuckets(part) for part in parts.values() if isinstance(part, torch.nn.Module))
     return Run(settings, state, total_steps=total_steps, seed=seed, rebuckets=anew)
+
+
+def _each(name: str, part: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what has a state, of lists, tuples and dicts each of what they hold, as `optimizer.0`."""
+    if isinstance(part, (list, tuple, dict)) and not hasattr(part, "state_dict"):
+        for key, one in part.items() if isinstance(part, dict) else enumerate(part):
+            yield from _each(f"{name}.{key}", one)
+    elif part is not None:
+        yield name, part
 
 
 _NO_GRADIENT = (
@@ -78,7 +90,11 @@ _NO_GRADIENT = (
 
 
 class Run:
-    """One attempt's part of a job, on this rank. Steps count from 1."""
+    """One attempt's part of a job, on this rank. Steps count from 1.
+
+    `values` are the script's own, as its model's configuration: what JSON has, saved with each checkpoint (rank 0's
+    hold), there again after a resume, and told by `resume.peek` before that.
+    """
 
     def __init__(
         self, settings: Settings, state: TrainingState, *, total_steps: int | None, seed: int, rebuckets: bool
@@ -103,6 +119,7 @@ class Run:
             if restored:
                 require_steps_left(restored.commit.step, total_steps)
                 self._continued.begin(restored, self._trying, rebuckets=rebuckets)
+        self.values: dict[str, Any] = dict(restored.manifest.notes.values) if restored else {}
         self._feed = Feed(state, self._ranks, self._continued, self._exactness, total_steps=total_steps)
         self._exactness.is_fresh = restored is None
         self._windows = Windows(state.optimizers, state.modules, self._continued.own.get("longest_window", 0))
@@ -316,6 +333,22 @@ class Run:
         if self._ranks.rank == 0:
             say(text)
 
+    def _told_values(self) -> dict[str, Any]:
+        """Return the script's own values as they are now. UsageError for what JSON does not have, or too much of it."""
+        try:
+            text = json.dumps(self.values)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UsageError(
+                f"run.values cannot be saved: {error}", hint="numbers, texts, lists and dicts; all else goes to init"
+            ) from error
+        if len(text) > MOST_VALUES:
+            raise UsageError(
+                f"run.values has {format_size(len(text))}, of {format_size(MOST_VALUES)} that it may have",
+                hint="give init what is large: anything with state_dict() and load_state_dict()",
+            )
+        told: dict[str, Any] = json.loads(text)
+        return told
+
     def _moment(self) -> Moment:
         lacks = self._windows.lacks
         promise = self._exactness.promise.weaker(self._feed.promise())
@@ -325,6 +358,7 @@ class Run:
             promise=promise,
             lacks=lacks,
             steps_are_seen=self._windows.seen,
+            notes=Notes(epoch=self._feed.epoch if self._feed.loader is not None else None, values=self._told_values()),
             own={
                 "longest_window": self._windows.longest,
                 **self._feed.state(),

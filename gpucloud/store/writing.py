@@ -15,9 +15,9 @@ in lines on standard output. The bytes to write lie in the memory behind the des
 Before it writes an object it puts the fingerprints of its tensors into the object's header
 (`gpucloud.domain.checkpoint.objects`).
 
-A save that carries `"alone": {"level": …, "reason": …, "why": …, "base": …}` is that of the only rank: it is committed
-at once, and both answers follow. After a commit it deletes what is no longer needed, and goes on with that after the
-next one when a save waits; what goes wrong with that is `{"note": "…"}`.
+A save that carries `"alone": {"level": …, "reason": …, "why": …, "base": …, "epoch": …, "values": …}` is that of the
+only rank: it is committed at once, and both answers follow. After a commit it deletes what is no longer needed, and
+goes on with that after the next one when a save waits; what goes wrong with that is `{"note": "…"}`.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from gpucloud.domain.checkpoint.manifest import (
     Why,
     manifest_bytes,
     read_manifest,
+    read_notes,
 )
 from gpucloud.domain.checkpoint.objects import SUM_BYTES, place, read_header, sums_at, written
 from gpucloud.domain.errors import CredentialsError, StoreError
@@ -140,7 +141,14 @@ def _manifest(saving: Command, piece: Piece) -> Manifest:
     alone = saving["alone"]
     commit = Commit(*saving["commit"])
     promise = Promise(Level(alone["level"]), alone["reason"])
-    return Manifest(commit=commit, world=1, promise=promise, pieces=(piece,), why=Why(alone["why"]))
+    return Manifest(
+        commit=commit,
+        world=1,
+        promise=promise,
+        pieces=(piece,),
+        why=Why(alone["why"]),
+        notes=read_notes(alone),
+    )
 
 
 def _settle() -> Any:

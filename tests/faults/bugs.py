@@ -283,7 +283,7 @@ def order_given_over_another(original: Any) -> Any:
     return lambda self, order, over: original(self, order, self.newest())
 
 
-@seeded("usecases.job.jobs:sooner", "pytest", "tests/unit/test_budgeting.py")
+@seeded("usecases.job.passes:sooner", "pytest", "tests/unit/test_budgeting.py")
 def shut_off_left_to_machines(original: Any) -> Any:
     """A budget that was lowered is left to the machines that drive the job, whatever they may do on their cloud."""
     return lambda armed, until: None

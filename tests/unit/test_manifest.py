@@ -11,6 +11,7 @@ from gpucloud.domain.checkpoint.manifest import (
     Commit,
     Level,
     Manifest,
+    Notes,
     Piece,
     Promise,
     Why,
@@ -58,6 +59,14 @@ def test_what_a_resume_promises_is_read_as_it_was_written_and_cut_where_it_is_lo
     assert len(read_manifest(manifest_bytes(long)).promise.reason) == 1000
     body = unseal(manifest_bytes(MANIFEST))
     assert not any(readable(seal({**body, "reason": reason})) for reason in (None, 7, "x" * 5000))
+
+
+def test_what_a_script_noted_is_read_as_it_was_written_and_bounded():
+    noted = replace(MANIFEST, notes=Notes(epoch=3, values={"config": {"width": 2}, "names": ["a"]}))
+    assert read_manifest(manifest_bytes(noted)) == noted
+    body = unseal(manifest_bytes(noted))
+    wrong = ({"epoch": -1}, {"epoch": "3"}, {"values": []}, {"values": None}, {"values": {"text": "x" * 70_000}})
+    assert not any(readable(seal({**body, **change})) for change in wrong)
 
 
 @pytest.mark.parametrize("one", Level)

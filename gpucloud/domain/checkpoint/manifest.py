@@ -14,7 +14,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -24,8 +24,12 @@ from gpucloud.domain.untrusted import COUNTED, MOST_RANKS
 LEAST_KEPT = 2
 """However few a job wants to keep: one may turn out damaged."""
 
-_FORMAT = 5
+_FORMAT = 6
 _LONGEST_REASON = 1000
+
+MOST_VALUES = 64 * 2**10
+"""Bytes of JSON that a script's own values may have."""
+
 _GENERATION_KEY = re.compile(r"gen/([0-9]{6,15})\.json")  # no number here comes to COUNTED
 _STARTING_KEY = re.compile(r"gen/([0-9]{6,15})\.start\.json")
 _CALL_KEY = re.compile(r"gen/([0-9]{6,15})\.call\.json")
@@ -109,10 +113,24 @@ class Counts(str, Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Notes:
+    """What can be known of a checkpoint before anything of it is read: the epoch, from 0, and the script's own values.
+
+    The epoch is that of the last batch, None where batches come from elsewhere. Values are what JSON has.
+    """
+
+    epoch: int | None = None
+    values: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+NO_NOTES = Notes()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """A whole checkpoint: its objects, how many ranks wrote it and why, and what a resume from it can promise.
 
-    `counts` says what the commit's number is of.
+    `counts` says what the commit's number is of, `notes` what a script can know of it beforehand.
     """
 
     commit: Commit
@@ -121,6 +139,7 @@ class Manifest:
     pieces: tuple[Piece, ...]
     why: Why = Why.DUE
     counts: Counts = Counts.STEPS
+    notes: Notes = NO_NOTES
 
     def __str__(self) -> str:
         """As people are told of it: by its number."""
@@ -232,6 +251,7 @@ def manifest_bytes(manifest: Manifest) -> bytes:
             "reason": manifest.promise.reason[:_LONGEST_REASON],
             "why": manifest.why.value,
             "counts": manifest.counts.value,
+            **notes_entry(manifest.notes),
             "pieces": pieces,
         }
     )
@@ -253,9 +273,23 @@ def read_manifest(data: bytes) -> Manifest:
             pieces=tuple(piece_of(piece) for piece in listed(body["pieces"])),
             why=Why(body["why"]),
             counts=Counts(body["counts"]),
+            notes=read_notes(body),
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"not a manifest: {error!r}") from error
+
+
+def notes_entry(notes: Notes) -> dict[str, Any]:
+    """Return the notes as JSON."""
+    return {"epoch": notes.epoch, "values": dict(notes.values)}
+
+
+def read_notes(body: Mapping[str, Any]) -> Notes:
+    """Return what `notes_entry` was given; ValueError or KeyError for anything else."""
+    epoch, values = body["epoch"], body["values"]
+    if not isinstance(values, dict) or len(json.dumps(values)) > MOST_VALUES:
+        raise ValueError("not values that can be")
+    return Notes(epoch=None if epoch is None else counted(epoch), values=values)
 
 
 def _text(value: object) -> str:

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from gpucloud.domain.checkpoint.manifest import Commit, Promise, Why
+from gpucloud.domain.checkpoint.manifest import NO_NOTES, Commit, Notes, Promise, Why
 from gpucloud.domain.errors import UsageError
 from gpucloud.resume.folder import AttemptFolder, Progress, say
 from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.save.cadence import Cadence, Window
-from gpucloud.resume.save.saving import News, Saver
+from gpucloud.resume.save.saving import Flight, News, Saver
 from gpucloud.store.checkpoints import Checkpoints
 
 _FOREVER_S = 10.0**7
@@ -92,7 +92,8 @@ _TRIES = 3
 class Moment:
     """What a save holds beside the script's objects: `own` is this rank's, `promise` what a resume can.
 
-    `lacks` says what it may lack that came before this step; `steps_are_seen`: an optimizer was seen to step in it.
+    `lacks` says what it may lack that came before this step; `steps_are_seen`: an optimizer was seen to step in it;
+    `notes` can be read before all else.
     """
 
     step: int
@@ -100,6 +101,7 @@ class Moment:
     own: dict[str, Any]
     lacks: str | None = None
     steps_are_seen: bool = True
+    notes: Notes = NO_NOTES
 
 
 class Keeper:
@@ -177,8 +179,8 @@ class Keeper:
             return None
         if not self._saver.in_flight:
             at = now()
-            commit = Commit(self._generation, step)
-            self._saver.hold(commit, at.promise, at.own, Why.STOP, steps_are_seen=at.steps_are_seen)
+            flight = Flight(Commit(self._generation, step), at.promise, Why.STOP, at.notes)
+            self._saver.hold(flight, at.own, steps_are_seen=at.steps_are_seen)
         return self._saver.step
 
     def land(self, step: int) -> None:
@@ -229,8 +231,8 @@ class Keeper:
         if now.lacks is not None and self._ranks.rank == 0 and not self._told_lacks:
             self._told_lacks = True
             say(f"step {now.step} is saved as {now.promise.level.value}: {now.lacks}")
-        commit = Commit(generation, now.step)
-        self._saver.begin(commit, now.promise, now.own, why, steps_are_seen=now.steps_are_seen)
+        flight = Flight(Commit(generation, now.step), now.promise, why, now.notes)
+        self._saver.begin(flight, now.own, steps_are_seen=now.steps_are_seen)
 
     def _is_in_the_way(self, step: int, left_s: float) -> bool:
         first = self._ranks.rank == 0

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from gpucloud.domain.checkpoint.manifest import Commit, Manifest, Piece, Promise, Why
+from gpucloud.domain.checkpoint.manifest import NO_NOTES, Commit, Manifest, Notes, Piece, Promise, Why, notes_entry
 from gpucloud.domain.errors import CredentialsError, StoreError, UsageError
 from gpucloud.resume.folder import say
 from gpucloud.resume.ranks import HINT, NoMemory, Ranks
@@ -107,19 +107,15 @@ class Saver:
         except NoMemory as error:
             self._lacks_memory(error)
 
-    def begin(
-        self, commit: Commit, promise: Promise, extra: dict[str, Any], why: Why, *, steps_are_seen: bool = True
-    ) -> None:
+    def begin(self, flight: Flight, extra: dict[str, Any], *, steps_are_seen: bool = True) -> None:
         """Copy this rank's share and have it written. The save before must be over. Raises UsageError."""
-        flight = self._copy(commit, promise, extra, why, steps_are_seen=steps_are_seen)
+        self._copy(flight, extra, steps_are_seen=steps_are_seen)
         if not flight.told and not self._capture.under_way():
             self._tell(flight)
         self._saved_at = time.monotonic()
         flight.stall_s = self._saved_at - flight.began
 
-    def hold(
-        self, commit: Commit, promise: Promise, extra: dict[str, Any], why: Why, *, steps_are_seen: bool = True
-    ) -> None:
+    def hold(self, flight: Flight, extra: dict[str, Any], *, steps_are_seen: bool = True) -> None:
         """Copy this rank's share, and wait until it is copied; nothing is written of it before `release`.
 
         Each rank does so by itself; nothing is held where they would have to agree first. The save before must be over.
@@ -127,7 +123,7 @@ class Saver:
         """
         self._held = True
         try:
-            flight = self._copy(commit, promise, extra, why, steps_are_seen=steps_are_seen, alone=True)
+            self._copy(flight, extra, steps_are_seen=steps_are_seen, alone=True)
         except Unplanned:
             self.drop()
             return
@@ -149,18 +145,8 @@ class Saver:
         if self._held:
             self._flight, self._stage, self._held = None, _Stage.IDLE, False
 
-    def _copy(
-        self,
-        commit: Commit,
-        promise: Promise,
-        extra: dict[str, Any],
-        why: Why,
-        *,
-        steps_are_seen: bool,
-        alone: bool = False,
-    ) -> Flight:
-        began = time.monotonic()
-        flight = self._flight = Flight(commit, promise, why, began)
+    def _copy(self, flight: Flight, extra: dict[str, Any], *, steps_are_seen: bool, alone: bool = False) -> None:
+        self._flight, flight.began = flight, time.monotonic()
         self._stage = _Stage.WRITING
         try:
             self._capture.begin(extra, steps_are_seen=steps_are_seen, alone=alone)
@@ -170,7 +156,6 @@ class Saver:
         except (NoMemory, torch.OutOfMemoryError) as error:
             self._lacks_memory(error)
             flight.told, flight.entry = True, FAILED
-        return flight
 
     def news(self, wait_s: float = 0.0) -> News:
         """Return what the other ranks must know; waits at most so long for the writer to say something."""
@@ -307,7 +292,8 @@ class Flight:
     commit: Commit
     promise: Promise
     why: Why
-    began: float
+    notes: Notes = NO_NOTES
+    began: float = 0.0
     stall_s: float = 0.0
     told: bool = False
     entry: bytes | None = None
@@ -336,7 +322,8 @@ class Dispatch:
         }
         if world == 1:
             level, reason = flight.promise.level.value, flight.promise.reason
-            saving["alone"] = {"level": level, "reason": reason, "why": flight.why.value, "base": self._base()}
+            alone = {"level": level, "reason": reason, "why": flight.why.value, "base": self._base()}
+            saving["alone"] = {**alone, **notes_entry(flight.notes)}
         try:
             self._writer.tell({"save": saving})
         except Lost as error:
@@ -368,7 +355,9 @@ class Dispatch:
             Piece(key=key, size=size, crc32=tuple(crc32)) for key, size, crc32 in (entry["piece"] for entry in entries)
         )
         world, promise = self._ranks.world, flight.promise
-        manifest = Manifest(commit=flight.commit, world=world, promise=promise, pieces=pieces, why=flight.why)
+        manifest = Manifest(
+            commit=flight.commit, world=world, promise=promise, pieces=pieces, why=flight.why, notes=flight.notes
+        )
         with contextlib.suppress(Lost):  # asked for its answer, it is lost still
             self._writer.tell({"commit": {"manifest": described(manifest), "base": self._base()}})
 
