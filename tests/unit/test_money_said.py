@@ -118,6 +118,23 @@ def test_a_job_of_spot_machines_is_told_that_on_demand_is_cheaper() -> None:
     assert plan_rows(plan)["on demand"].endswith(" USD, whatever the budget. `resources: {market: on_demand}`")
 
 
+def test_each_sum_of_a_plan_is_of_what_its_own_row_buys() -> None:
+    kept = replace(UNSAVED, deadline=100 * HOUR, budget_usd=Decimal(5000))
+    found = estimated(kept, ONE_ZONE, saving=Saving.NOTHING)
+    rows = dict(found.policies)
+    assert rows[Policy.LEARNED] == found.outlook
+    assert rows[Policy.ON_DEMAND] == found.on_demand
+    alone = {one.offer.pool.market: one for one in found.candidates}
+    assert alone[Market.SPOT].outlook == rows[Policy.UNIFORM]  # as the table's head says
+    for one in (alone[Market.ON_DEMAND],):
+        assert one.outlook is not None
+        assert one.outlook.mean_usd == (one.offer.usd_per_hour * (48 + Decimal(10) / 60)).quantize(Decimal("0.01"))
+    assert found.outlook is not None
+    said = plan_rows(found.plan)["on demand"]
+    assert f"is cheaper: {alone[Market.ON_DEMAND].outlook.mean_usd} USD" in said
+    assert f"spot machines are expected to cost {found.outlook.mean_usd} USD, whatever the budget" in said
+
+
 ANEW = replace(JOB, checkpoint=CheckpointPolicy(none=True), work=5 * HOUR, budget_usd=Decimal(60))
 """Five hours of a script that saves nothing, as its file says."""
 

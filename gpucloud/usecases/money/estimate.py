@@ -299,6 +299,10 @@ class Planner:
         spot = self._foresee(job, plan.offers, needs, _ANY_SUM)
         if not is_safer_on_demand(job, needs, spot):
             return plan
+        if job.deadline is not None:  # what is told is of the policy that the job goes by
+            spot = self._foresee(job, plan.offers, needs, _ANY_SUM, job.policy)
+            if not is_safer_on_demand(job, needs, spot):
+                return plan
         usd = on_demand_usd(job, needs)
         expected_usd = _never_interrupted(job, needs).mean_usd
         told = replace(plan, on_demand_usd=expected_usd, spot_usd=spot.mean_usd if spot is not None else None)
@@ -327,11 +331,13 @@ class Planner:
         except (PlanRefused, BudgetTooSmall):
             return None
 
-    def _foresee(self, job: Job, offers: tuple[Offer, ...], needs: Needs, budget_usd: Decimal) -> Summary | None:
+    def _foresee(
+        self, job: Job, offers: tuple[Offer, ...], needs: Needs, budget_usd: Decimal, policy: Policy = QUICK
+    ) -> Summary | None:
         stage = _stage_of(job, offers, needs, self.terms, self.saving(job))
         if self.outlooks is None or stage is None:
             return None
-        asked = _asked(job, stage, QUICK)
+        asked = _asked(job, stage, policy)
         return self.outlooks().outlook(asked, task_of(job, needs), stage, budget_usd=budget_usd)
 
     def _refuse_what_cannot_be_kept(self, job: Job, offers: tuple[Offer, ...]) -> None:
