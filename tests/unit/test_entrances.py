@@ -235,15 +235,46 @@ def test_a_name_that_another_store_has_is_refused_before_anything_stands_in_the_
     elsewhere = KnownJob(name=JOB, store="memory://old", file=old.file, cloud=Cloud.LOCAL)
     new.home.remember(elsewhere)
 
-    strikes = Strikes()
-    cloud = new.over(strikes)
-    here = cloud.store_of
-    cloud.store_of = lambda known: old.store if known.store == elsewhere.store else here(known)  # type: ignore[attr-defined, method-assign]
-    refused = run(("train", str(new.file)), cloud, strikes)
+    def command(name: str) -> Ended:
+        strikes = Strikes()
+        cloud = new.over(strikes)
+        here = cloud.store_of
+        cloud.store_of = lambda known: old.store if known.store == elsewhere.store else here(known)  # type: ignore[attr-defined, method-assign]
+        return run((name, str(new.file)), cloud, strikes)
+
+    refused = command("train")
 
     assert (refused.code, "is unfinished" in refused.stderr) == (UsageError.exit_code, True), refused.stderr
     assert new.store.list("") == ()
     assert new.home.find(JOB) == elsewhere
+    first = command("plan").stderr.splitlines()[0]
+    assert first.startswith(f"warning: small is a run of {old.file}: `gpucloud train` asks for another name")
+    old.file.unlink()  # it is unfinished all the same
+    first = command("plan").stderr.splitlines()[0]
+    assert first.startswith(
+        "warning: `gpucloud train` is refused: small is unfinished on local, its state in memory://"
+    )
+
+
+def test_a_plan_says_first_that_a_start_would_be_refused_or_go_on(tmp_path: Path) -> None:
+    outside = Outside(tmp_path)
+    planned = give(outside, "plan", "small.yaml")
+    assert (planned.code, planned.stdout.startswith("plan for small\n")) == (0, True)
+    assert "gpucloud train" not in planned.stderr
+
+    give(outside, "train", "small.yaml", at=200)
+    goes_on = give(outside, "plan", "small.yaml").stderr.splitlines()[0]
+    assert goes_on.startswith("small is unfinished: `gpucloud train` goes on with it")
+    assert goes_on.endswith("; this is the plan of a new run")
+
+    other = tmp_path / "two" / "small.yaml"
+    other.parent.mkdir()
+    other.write_text(outside.file.read_text())
+    (other.parent / "train.py").touch()
+    outside.file, outside.job = other, read_job(other)
+    refused = give(outside, "plan", "small.yaml").stderr.splitlines()[0]
+    assert refused.startswith("warning: small is a run of ")
+    assert "`gpucloud train` asks for another name, or for --adopt" in refused
 
 
 class Keyed(Rigged):

@@ -170,11 +170,7 @@ class Starter:
         Raises PlanRefused, NoCapacity, BudgetTooSmall, UsageError for a name that another job file has, and what
         `check` raises, before anything is written: whoever reads an order may act on it at once.
         """
-        found = current_run(self.store, job.name, self.clock)
-        if found is not None and not asked.adopts:
-            does = "begins its next run" if is_closed(found.given.order, found.state) else "takes that run over"
-            way = f"gpucloud train {job.source.name} --adopt {does}"
-            require_own(found, job, sha256_of(spec), self.host, way)
+        found = self.found(job, spec, adopts=asked.adopts)
         if found is not None and not is_closed(found.given.order, found.state):
             return self._continue(job, spec, asked, found, check)
         last = found.given.order.run if found is not None else 0
@@ -187,6 +183,15 @@ class Starter:
         if found is None or not self._orders(JobStore(self.store, found.name)).is_trusted(found.given):
             return start
         return replace(start, last=found.given.order)
+
+    def found(self, job: Job, spec: bytes, *, adopts: bool = False) -> Found | None:
+        """Return the newest run of the job, None where there is none; UsageError for a name that another file has."""
+        found = current_run(self.store, job.name, self.clock)
+        if found is not None and not adopts:
+            does = "begins its next run" if is_closed(found.given.order, found.state) else "takes that run over"
+            way = f"gpucloud train {job.source.name} --adopt {does}"
+            require_own(found, job, sha256_of(spec), self.host, way)
+        return found
 
     def _kept(self, found: Found) -> Kept | None:
         listed = self._listed(found.state)
