@@ -18,7 +18,7 @@ from gpucloud.adapters.aws.prices.market import ListedMarket
 from gpucloud.adapters.markets import PackagedMarkets
 from gpucloud.adapters.markets.tables import TableMaker
 from gpucloud.cli.render.estimates import deadline_chart, estimate_json, estimate_text
-from gpucloud.cli.render.plans import plan_rows
+from gpucloud.cli.render.plans import plan_rows, plan_text
 from gpucloud.domain.checkpoint.protection import Protection, Saving
 from gpucloud.domain.errors import PlanRefused, UsageError
 from gpucloud.domain.job.spec import (
@@ -153,6 +153,23 @@ def test_machines_that_nobody_takes_cost_what_they_cost() -> None:
     assert found.quotas == ()
     text = estimate_text(local, found, width=None)
     assert "expected   3.65 USD\n  done after 12 h 10 min, a start of 10 min included;" in text
+
+
+def test_a_start_is_as_long_in_the_time_that_is_expected_as_in_what_the_budget_pays_for() -> None:
+    local = replace(JOB, cloud=Cloud.LOCAL, resources=Resources(market=MarketPolicy.SPOT))
+    planner = planner_of(local, Kind("local.p2.xlarge", None, 1, None, Decimal("0.9")))
+    quick = replace(planner, changeover=timedelta(seconds=30))  # of which a notice undoes the half
+    text = estimate_text(local, Estimator(planner=quick, outlooks=OUTLOOKS).estimate(local), width=None)
+    assert "less what is kept aside and a start of 1 min:" in text
+    assert "done after 12 h 1 min, a start of 1 min included;" in text
+
+
+def test_the_plan_of_a_start_says_when_its_deadline_ends_it() -> None:
+    protection = Protection(saving=Saving.RESUME, row="by gpucloud.resume")
+    said = plan_text(planner_of(JOB, V100).plan(JOB), protection)
+    assert "\n  deadline   16 h after its first start the job is saved and ends, done or not\n" in said
+    without = replace(JOB, deadline=None)
+    assert "deadline" not in plan_text(planner_of(without, V100).plan(without), protection)
 
 
 def test_a_long_job_is_replayed_shorter() -> None:

@@ -153,7 +153,7 @@ def _expected_rows(job: Job, estimate: Estimate) -> Iterator[tuple[str, str]]:
     yield "expected", _cost_text(outlook, estimate.on_demand, job.budget_usd)
     until = f"; the deadline is after {format_span(job.deadline)}" if job.deadline is not None else ""
     if outlook.took is not None or outlook.is_mostly_unfinished:
-        start = "" if outlook.windows else f", a start of {format_span(restart_within(estimate.changeover))} included"
+        start = "" if outlook.windows else f", a start of {format_span(estimate.start)} included"
         yield "done after", f"{_took_text(outlook)}{start}{until}"
     if job.deadline is not None and outlook.windows and estimate.policy is None:
         yield "deadline", "depends on spot machines alone; `market: auto` keeps it on demand"

@@ -50,6 +50,8 @@ class Plan:
     trains_at_cap: timedelta
     trains_at_dearest: timedelta
     made_at: datetime
+    deadline: timedelta | None = None
+    """How long after its first start the job ends, done or not; None for no deadline."""
     spot_usd: Decimal | None = None
     """What replays on spot machines come to, where that is no less than on demand; None where it is, or none ends."""
     on_demand_usd: Decimal | None = None
@@ -117,6 +119,7 @@ def make_plan(job: Job, offers: tuple[Offer, ...], now: datetime, wall: Wall, *,
         trains_at_cap=trains(best.cap_usd_per_hour, best.cap_usd_per_hour),
         trains_at_dearest=trains(dearest_usd, dearest_usd),
         made_at=now,
+        deadline=job.deadline,
     )
 
 

@@ -77,6 +77,8 @@ class Estimate:
 
     plan: Plan
     changeover: timedelta
+    start: timedelta
+    """How long a start takes on machines that nothing interrupts."""
     candidates: tuple[Candidate, ...]
     quotas: tuple[Need, ...] | None
     work: Work | None = None
@@ -104,6 +106,7 @@ class Estimator:
         bare = Estimate(
             plan=plan,
             changeover=self.planner.changeover,
+            start=self.planner.start,
             candidates=_that_finish_first(job, tuple(self._candidates(job, plan))),
             quotas=self._quotas(job, plan.offer),
         )
@@ -114,7 +117,7 @@ class Estimator:
 
     def _foreseen(self, job: Job, bare: Estimate, needs: Needs) -> Estimate:
         stage = self._stage(job, bare.plan.offers, needs)
-        known = replace(bare, work=work_of(job, needs.offer), on_demand=_never_interrupted(job, needs))
+        known = replace(bare, work=work_of(job, needs.offer), on_demand=self.planner.undisturbed(job, needs))
         if stage is None:
             replayed = any(one.outlook is not None and one.outlook.windows for one in bare.candidates)
             recorded = self.outlooks.recordings(needs.offer.gpus) if replayed else ()
@@ -156,7 +159,7 @@ class Estimator:
     def _of(self, job: Job, plan: Plan, needs: Needs, *, few: bool) -> Summary | None:
         stage = self._stage(job, plan.offers, needs)
         if stage is None:
-            return _never_interrupted(job, replace(needs, fallback=needs.offer))
+            return self.planner.undisturbed(job, replace(needs, fallback=needs.offer))
         return self._outlook(job, needs, stage, few=few)
 
     def _outlook(
@@ -172,7 +175,7 @@ class Estimator:
             outlook = self._outlook(job, needs, stage, policy=policy)
             if outlook is not None:
                 yield policy, outlook
-        yield Policy.ON_DEMAND, _never_interrupted(job, needs)
+        yield Policy.ON_DEMAND, self.planner.undisturbed(job, needs)
 
     def _stage(self, job: Job, offers: tuple[Offer, ...], needs: Needs) -> Stage | None:
         return _stage_of(job, offers, needs, self.planner.terms, self.saving)
@@ -235,11 +238,6 @@ def _asked(job: Job, stage: Stage, policy: Policy) -> Policy | None:
     return policy if job.deadline is not None or not stage.fallback else None
 
 
-def _never_interrupted(job: Job, needs: Needs) -> Summary:
-    # A start takes as long as in the replays that stand beside it.
-    return undisturbed(task_of(job, needs), restart_within(needs.changeover))
-
-
 # What a job would rent: the offers that do what it asks, that the account may rent and that can keep its limits.
 
 
@@ -265,6 +263,15 @@ class Planner:
     changeover: timedelta
     outlooks: Callable[[], Outlooks] | None = None
     saving: Callable[[Job], Saving] = _as_the_file_says
+
+    @property
+    def start(self) -> timedelta:
+        """How long a start takes: as in the replays that stand beside it, and no less than the budget pays it for."""
+        return max(restart_within(self.changeover), self.wall.start)
+
+    def undisturbed(self, job: Job, needs: Needs) -> Summary:
+        """Return what the job comes to on machines that nothing interrupts."""
+        return undisturbed(task_of(job, needs), self.start)
 
     def plan(self, job: Job) -> Plan:
         """Return the plan of a new run; nothing is written.
@@ -304,7 +311,7 @@ class Planner:
             if not is_safer_on_demand(job, needs, spot):
                 return plan
         usd = on_demand_usd(job, needs)
-        expected_usd = _never_interrupted(job, needs).mean_usd
+        expected_usd = self.undisturbed(job, needs).mean_usd
         told = replace(plan, on_demand_usd=expected_usd, spot_usd=spot.mean_usd if spot is not None else None)
         safe = self._on_demand(job, plan, wall, used) if job.deadline is None else None
         if safe is None or usd + safe.kept_usd > job.budget_usd:
