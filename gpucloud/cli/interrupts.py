@@ -9,7 +9,7 @@ import signal
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -27,6 +27,9 @@ _BLANK = " \t\r\n\x04"  # with Ctrl-D, as a terminal gives it that gives single 
 _ANSWER_WITHIN_S = 60.0
 _WITHDRAWN_FOR_S = 1.0
 """How long somebody may take to see that there is nothing to answer any more."""
+
+Detaching = Callable[[], str | None]
+"""Returns what somebody should know before he detaches, in one line."""
 
 
 class Leave(BaseException):
@@ -48,11 +51,13 @@ class Detach(Exception):
 class Interrupts:
     """What the user's signals mean; `wanted_end` is asked at every pass. Without `asks`, any of them leaves now.
 
-    Detach is only raised with `detaches`: where the command has something that could go on without it. `saves`:
-    whether the job's script does, before it is stopped.
+    Detach is only raised with `detaches`: where the command has something that could go on without it. It returns what
+    is to be known before the question, None for nothing. `saves`: whether the job's script does, before it is stopped.
     """
 
-    def __init__(self, onlooker: Onlooker, *, asks: bool = True, detaches: bool = False, saves: bool = True) -> None:
+    def __init__(
+        self, onlooker: Onlooker, *, asks: bool = True, detaches: Detaching | None = None, saves: bool = True
+    ) -> None:
         self._onlooker = onlooker
         self._asks = asks
         self._detaches = detaches
@@ -103,6 +108,8 @@ class Interrupts:
 
     def _ask(self) -> None:
         self._onlooker.pause()
+        if self._detaches is not None and (line := self._detaches()) is not None:
+            tell(line)
         self._asked_at = time.monotonic()
         self._keys.begin()
         self._prompt()
@@ -110,7 +117,7 @@ class Interrupts:
     def _prompt(self) -> None:
         with contextlib.suppress(OSError):
             last = _CONTINUE if self._keys.one_by_one else _CONTINUE_BY_LINE
-            sys.stderr.write(self._stop + (_DETACH if self._detaches else "") + last)
+            sys.stderr.write(self._stop + (_DETACH if self._detaches is not None else "") + last)
             sys.stderr.flush()
 
     def _hear(self, since: float) -> None:
@@ -138,7 +145,7 @@ class Interrupts:
 
     def _meant(self, typed: str) -> str | None:
         """Return the first answer in what was typed, None for none."""
-        answers = ("s", "c", *(("d",) if self._detaches else ()))
+        answers = ("s", "c", *(("d",) if self._detaches is not None else ()))
         return next((line.strip()[0] for line in typed.splitlines() if line.strip().startswith(answers)), None)
 
 
@@ -183,7 +190,7 @@ class _Keys:
 
 @contextmanager
 def obeyed(
-    onlooker: Onlooker, *, asks: bool = True, detaches: bool = False, saves: bool = True
+    onlooker: Onlooker, *, asks: bool = True, detaches: Detaching | None = None, saves: bool = True
 ) -> Iterator[Interrupts]:
     """Have signals mean what `Interrupts` says while the block runs."""
     interrupts = Interrupts(onlooker, asks=asks, detaches=detaches, saves=saves)

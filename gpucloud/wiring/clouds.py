@@ -209,6 +209,9 @@ def _limits() -> Limits:
         hang_at_least=hang,
         alone=timedelta(seconds=60),
         changeover=timedelta(seconds=30),
+        # Nobody is told that a shortage is over, and asking next door costs nothing.
+        cooldown=timedelta(seconds=30),
+        cooldown_longest=timedelta(minutes=1),
     )
 
 

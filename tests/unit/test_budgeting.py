@@ -9,27 +9,32 @@ from pathlib import Path
 
 import pytest
 
+from gpucloud.adapters.home import Home
 from gpucloud.cli.commands.machines import shortage_line
 from gpucloud.cli.commands.passes import budget, meant
 from gpucloud.cli.render.bills import left_amount
 from gpucloud.domain.errors import BudgetRefused, UsageError
 from gpucloud.domain.money.ledger import Spend, Terms
 from gpucloud.domain.money.prepaid import Wall
+from gpucloud.domain.node.node import Fault, Refusal
 from gpucloud.domain.offer import PricePoint
 from gpucloud.domain.state.state import ExitReason, JobStatus, Owner, Successor
+from gpucloud.domain.supervision.capacity import cool_down, cooled
 from gpucloud.domain.supervision.seen import Limits, Rules, rules_for
 from gpucloud.domain.supervision.self_driving import arming
 from gpucloud.store import open_store
-from gpucloud.usecases.job.jobs import Asker
+from gpucloud.usecases.job.jobs import Asker, Prepaid
 from gpucloud.usecases.job.passes import BudgetChanger, bring_closer, budget_standing, least_usd, obey_here
 from gpucloud.usecases.job.start import Asked, Starter
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import take
+from gpucloud.usecases.jobstore.orders import Orders
 from gpucloud.wiring import Gpucloud, KnownJob
+from gpucloud.wiring.clouds import LocalCloud
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.fakes.node_group import FakeNodeGroup
-from tests.unit.worlds import NOW, POOL, job, opened, order, put_job, state
+from tests.unit.worlds import NOW, POOL, goal, job, opened, order, put_job, state
 
 HOURS = timedelta(hours=8)
 GROUP = "gpucloud-digits"
@@ -254,6 +259,34 @@ def test_what_is_left_and_what_is_spent_make_up_the_budget(spent, left):
     assert left_amount(Spend(budget_usd=Decimal(2), spent_usd=Decimal(spent), promised_usd=Decimal(0))) == left
 
 
+def test_machines_that_are_left_alone_are_prepaid_for_so_long_or_for_as_long_as_the_budget_lasts(asker):
+    """One machine at 0.9 USD an hour, its first minute spent, and 8 USD, of which 210 s are kept aside."""
+    assert asker.prepaid_for(timedelta(hours=2)) == Prepaid(
+        until=NOW + timedelta(hours=2), usd=Decimal("1.815"), budget_usd=Decimal(8)
+    )
+    found = asker.prepaid_for(timedelta(hours=24))
+    assert found.until == NOW + timedelta(hours=8, minutes=48, seconds=50)
+    assert (round(found.usd, 2), found.budget_usd) == (Decimal("7.95"), Decimal(8))
+    current, stored = asker.jobs.load()
+    asker.jobs.replace(replace(current, cap_usd_per_hour=Decimal(5000)), stored.version)
+    assert replace(asker, jobs=asker.jobs).prepaid_for(timedelta(hours=2)) is None
+
+
+def test_a_raise_that_is_too_small_to_go_on_with_says_so_and_what_the_least_is():
+    """The job waits without machines: 0.9 USD an hour at the most, a start, a minute of training, 210 s kept aside."""
+    jobs, told = JobStore(MemoryStore(JumpingClock(NOW)), "digits"), []
+    put_job(jobs, state(order_number=1, cap_usd_per_hour=Decimal("0.9"), group=None), budget_usd=Decimal("0.01"))
+    waits = Asker(jobs=jobs, market=OnePrice(), group=None, clock=JumpingClock(NOW), terms=Terms())
+    orders = Orders(jobs=jobs, clock=JumpingClock(NOW))
+    changer = BudgetChanger(
+        asker=waits, orders=orders, file=Path("digits.yaml"), rules=Rules(), settle=lambda: None, tell=told.append
+    )
+    changer.make(Decimal("0.05"))
+    assert told[-1] == "that is too little to go on with: the least is 0.09 USD"
+    changer.make(Decimal("0.09"))
+    assert told[-1].startswith("budget: 0.05 USD → 0.09 USD, by ")
+
+
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [
@@ -264,3 +297,13 @@ def test_what_is_left_and_what_is_spent_make_up_the_budget(spent, left):
 )
 def test_a_shortage_that_is_ended_is_no_shortage_until_now(seconds, said):
     assert shortage_line(timedelta(seconds=seconds), NOW) == said
+
+
+def test_a_job_of_the_embedded_fleet_that_was_refused_asks_again_within_a_minute_however_often(tmp_path):
+    limits = LocalCloud(Home(tmp_path)).cloud_profile.rules.limits
+    refusal = Refusal(pool=POOL, fault=Fault.CAPACITY, code="InsufficientInstanceCapacity", message="none", at=NOW)
+    known = state()
+    for waits_s in (30, 60, 60):
+        cools = cool_down(goal(), refusal, limits)
+        known = replace(known, cooldowns=cooled(known, cools, NOW))
+        assert known.cooldowns[0].until == NOW + timedelta(seconds=waits_s)

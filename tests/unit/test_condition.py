@@ -13,7 +13,7 @@ from gpucloud.cli.commands.reaching import _look
 from gpucloud.cli.render.onlookers import snapshot
 from gpucloud.cli.render.reports import going_on_line, jobs_text, report_json, report_text
 from gpucloud.cli.render.use import condition_word, headline, step_words
-from gpucloud.domain.money.ledger import Spend
+from gpucloud.domain.money.ledger import Charge, ChargeKind, Spend
 from gpucloud.domain.node.status import Outcome, Stop
 from gpucloud.domain.state.state import (
     CheckpointRef,
@@ -311,7 +311,30 @@ def test_machines_that_are_ready_and_have_no_attempt_are_prepared():
     ready = replace(told(up("a"), up("b")), attempts=(), prepared=True)
     assert condition_word(ready) == "prepared, nothing trains on it"
     assert condition_word(replace(ready, prepared=False)) == "waiting, nobody supervises"
-    assert condition_word(replace(ready, supervisor="process 1 on vm")) == "waiting for machines"
+    waits = replace(ready, supervisor="process 1 on vm")
+    assert condition_word(replace(waits, least_nodes=2)) == "its machines are ready"
+    assert condition_word(replace(waits, least_nodes=3)) == "waiting for more machines"
+    assert condition_word(replace(waits, nodes=())) == "waiting for machines"
+
+
+def test_an_attempt_took_no_longer_than_its_machines_lived_whenever_its_end_was_seen():
+    """Its one machine switched itself off after 10 min; four hours later somebody ended the job."""
+    began = NOW - 4 * HOUR
+    first = replace(opened("a"), started_at=began, ended_at=NOW, reason=ExitReason.LOST, first_step=1, last_step=5)
+    paid = Charge(
+        node_id="a",
+        attempt=1,
+        pool=POOL,
+        kind=ChargeKind.COMPUTE,
+        start=began,
+        end=began + timedelta(minutes=10),
+        usd_per_hour=Decimal(1),
+        usd=Decimal("0.17"),
+    )
+    known = state(job="live", attempts=(first,), status=JobStatus.STOPPED)
+    world = seen(state=known)
+    assert "1        1      1–5    lost   10 min\n" in report_text(report(known, SPEND, (paid,), world.group, None))
+    assert "1        1      1–5    lost   4 h\n" in report_text(report(known, SPEND, (), world.group, None))
 
 
 def test_machines_that_are_there_are_prepared_and_not_waited_for():

@@ -77,6 +77,15 @@ def test_what_is_answered_some_passes_later_counts(
     assert [terminal.interrupts.wanted_end() for _ in range(3)] == [None, None, end]
 
 
+def test_who_may_detach_hears_first_what_that_prepays(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    terminal = Terminal(monkeypatch, detaches=lambda: "a detach prepays the machines until 19:46 UTC")
+    terminal.interrupts.press(signal.SIGINT, None)
+    assert terminal.interrupts.wanted_end() is None
+    told, question = capsys.readouterr().err.split("\n")
+    assert told == "a detach prepays the machines until 19:46 UTC"
+    assert "[d]etach (it goes on), " in question
+
+
 def test_a_question_is_taken_back_when_the_job_ends_meanwhile(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     terminal = Terminal(monkeypatch)
     terminal.interrupts.close()
@@ -130,7 +139,7 @@ def test_a_terminal_gives_an_answer_as_one_key_and_is_as_before_then(
         before = termios.tcgetattr(stdin)
         keys.write(b"s\n")  # typed ahead of the question: no answer to it
         select.select([stdin], [], [])
-        with obeyed(PlainOnlooker(), detaches=True) as interrupts:
+        with obeyed(PlainOnlooker(), detaches=lambda: None) as interrupts:
             interrupts.press(signal.SIGINT, None)
             assert interrupts.wanted_end() is None
             question = capsys.readouterr().err

@@ -21,7 +21,7 @@ from gpucloud.cli.render.live import _panel
 from gpucloud.cli.render.onlookers import line_of, snapshot
 from gpucloud.cli.render.plans import plan_rows
 from gpucloud.cli.render.reports import report_text
-from gpucloud.cli.render.simulations import _HEAD, _SPARE
+from gpucloud.cli.render.simulations import _HEAD, _SPARE, policy_named
 from gpucloud.cli.render.use import headline, step_words
 from gpucloud.cli.render.words import fitted
 from gpucloud.domain.checkpoint.protection import Saving
@@ -413,3 +413,10 @@ def test_a_plan_says_what_a_deadline_does_to_work_of_unknown_length() -> None:
         "  deadline   after 8 h the job is saved and ends, done or not; whether it will be done by then, only `work:`"
         " could tell\n" in text
     )
+
+
+def test_a_policy_that_no_deadline_asks_is_called_what_the_job_does_in_its_place() -> None:
+    asked = [policy_named(policy) for policy in (Policy.GREEDY, Policy.ON_DEMAND, None)]
+    unasked = [policy_named(policy, asked=False) for policy in (Policy.GREEDY, Policy.ON_DEMAND, None)]
+    assert asked == ["greedy", "on_demand", "spot, else on demand"]
+    assert unasked == ["spot alone", "on_demand", "spot, else on demand"]

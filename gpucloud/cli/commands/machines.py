@@ -298,7 +298,7 @@ def shortage(lasting: str, *, as_json: bool) -> int:
         return 0
     say(shortage_line(span, now))
     if not span:
-        tell("a job that was refused leaves the pool alone for some minutes: gpucloud status JOB says until when")
+        tell("a job that was refused asks again within a minute: gpucloud status JOB says when")
     return 0
 
 

@@ -20,12 +20,12 @@ from gpucloud.cli.render.words import say, say_json, say_words, tell
 from gpucloud.cli.target import Target, called
 from gpucloud.domain.checkpoint.protection import NEVER, NOTHING_COMES_HOME, Protection
 from gpucloud.domain.errors import GpucloudError, LandingRefused, StoreError
-from gpucloud.domain.job.quantities import format_moment, format_span
+from gpucloud.domain.job.quantities import format_moment, format_span, format_usd
 from gpucloud.domain.job.spec import Job
 from gpucloud.domain.state.order import Until
 from gpucloud.domain.state.state import JobState, JobStatus
 from gpucloud.domain.supervision.seen import Supervising
-from gpucloud.domain.supervision.self_driving import TAKES_OVER
+from gpucloud.domain.supervision.self_driving import TAKES_OVER, USUAL_TIME
 from gpucloud.retries import Retry
 from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.job.start import Start, adopt
@@ -76,9 +76,26 @@ def run(begun: Begun, *, leaves: bool = False, asks: bool = True) -> None:
     detaches = begun.start.order.until is Until.FINISHED and not leaves
     protection = how_it_saves(begun.job)
     saves = protection.saving not in NEVER
-    with onlooker() as shown, obeyed(shown, asks=asks, detaches=detaches, saves=saves) as interrupts:
+    told = partial(_what_a_detach_prepays, begun)
+    with onlooker() as shown, obeyed(shown, asks=asks, detaches=told if detaches else None, saves=saves) as interrupts:
         _run(begun, leaves, shown, interrupts)
     say_what_is_lost(begun, protection)
+
+
+def _what_a_detach_prepays(begun: Begun) -> str | None:
+    """Return until when machines that drive the job are paid, and for how much; None where nothing is prepaid."""
+    if begun.cloud.unable(begun.job):
+        return None
+    with suppress(GpucloudError):
+        found = begun.asker.prepaid_for(begun.start.order.unattended or USUAL_TIME)
+        if found is not None:
+            now = begun.asker.clock.now()
+            return (
+                f"a detach prepays the machines until {format_moment(found.until, now, seconds=False)} at the latest,"
+                f" when {format_usd(found.usd)} of {format_usd(found.budget_usd)} are spent at the most;"
+                f" they end sooner with the job"
+            )
+    return None
 
 
 def onlooker() -> Unshaken:
@@ -194,8 +211,10 @@ def launch(begun: Begun, *, as_json: bool) -> int:
     else:
         say_words(report_text(report))
     if not as_json:
-        tell(f"`gpucloud logs -f {begun.name}` follows it, `gpucloud down {begun.name}` ends it")
-        tell(f"`gpucloud train {begun.name}` brings its results home, and goes on when that time is over")
+        tell(
+            f"`gpucloud logs -f {begun.name}` follows it; `gpucloud down {begun.name}` ends it, and brings its results"
+            f" home, then or when it has ended; `gpucloud train {begun.name}` goes on when that time is over"
+        )
     return 0
 
 

@@ -332,13 +332,21 @@ def _attempt_row(attempt: Attempt, farthest: Progress | None, report: JobReport)
     if attempt.reason is None and farthest is not None and farthest.step >= farthest.first_step:
         first, last = farthest.first_step, max(farthest.step, last or 0)
     steps = f"{first}–{last}" if last is not None else "none"
-    until = attempt.ended_at or datetime.now(timezone.utc)
+    until = _worked_until(attempt, report)
     reason = attempt.reason.value if attempt.reason else "running"
     if attempt.reason is None and report.died_unheard and report.told_at is not None:
         until = max(report.told_at, attempt.started_at)
         unheard = format_moment(report.told_at, report.looked_at, seconds=False)
         reason = f"unheard since {unheard}, its machines are off"
     return str(attempt.number), str(len(attempt.members)), steps, reason, format_span(until - attempt.started_at)
+
+
+def _worked_until(attempt: Attempt, report: JobReport) -> datetime:
+    """Return when the attempt ended, or now; it worked no longer than its machines, whenever its end was seen."""
+    members = {member.node_id for member in attempt.members}
+    paid = [charge.end for charge in report.charges if charge.node_id in members]
+    ended = attempt.ended_at or report.looked_at or datetime.now(timezone.utc)
+    return max(min(ended, max(paid, default=ended)), attempt.started_at)
 
 
 def _interruption_row(interruption: Interruption, attempts: Sequence[Attempt]) -> tuple[str, ...]:

@@ -123,7 +123,8 @@ def _swept(done: Simulation) -> list[tuple[str, ...]]:
         deadline = format_hours(result.deadline) if result.deadline is not None else "none"
         place = (zones_named(done.market, result.zones), deadline)
         means.setdefault(place, []).append(f"{result.summary.mean_usd:.2f}{_if_done(result.summary)}")
-    head = ("zones", "deadline", *(f"{policy_named(policy)} USD" for policy in done.study.policies))
+    asked = None not in done.study.deadlines
+    head = ("zones", "deadline", *(f"{policy_named(policy, asked=asked)} USD" for policy in done.study.policies))
     return [head, *((*place, *costs) for place, costs in means.items())]
 
 
@@ -137,7 +138,7 @@ def _row(scenario: Scenario, market: RecordedMarket, result: Result) -> tuple[st
     over, once_in_ten = (found.uses_up(scenario.budget_usd, one_in=times) for times in (2, 10))
     return (
         zones_named(market, result.zones),
-        policy_named(result.policy),
+        policy_named(result.policy, asked=result.deadline is not None),
         _mean(found, is_over=over),
         "over budget" if once_in_ten else f"{found.p90_usd:.2f}",
         f"{found.worst_usd:.2f}",
@@ -163,7 +164,8 @@ def _troubles(done: Simulation) -> list[str]:
     """Say of each result what went wrong in it, or that nothing did in any."""
     lines = []
     for result in done.results:
-        found, which = result.summary, f"{policy_named(result.policy)} in {zones_named(done.market, result.zones)}"
+        found, place = result.summary, zones_named(done.market, result.zones)
+        which = f"{policy_named(result.policy, asked=result.deadline is not None)} in {place}"
         if found.missed and result.deadline is not None:
             lines.append(f"{which}: {found.missed} of {found.windows} missed the deadline")
         if found.unended:
@@ -275,9 +277,11 @@ def _recorded(market: RecordedMarket) -> str:
     return f"{market.started_at:%Y-%m-%d}" if market.started_at else "undated"
 
 
-def policy_named(policy: Policy | None) -> str:
-    """Return what a policy is called, and None, what a job does that asks none."""
-    return policy.value if policy is not None else "spot, else on demand"
+def policy_named(policy: Policy | None, *, asked: bool = True) -> str:
+    """Return what a policy is called; unless it is asked, for there is no deadline, what the job does in its place."""
+    if policy is None:
+        return "spot, else on demand"
+    return "spot alone" if policy is Policy.GREEDY and not asked else policy.value
 
 
 def _lost(recovery: Recovery) -> str:

@@ -94,6 +94,8 @@ def condition_word(report: JobReport) -> str:
         return "prepared, nothing trains on it"
     if report.condition is Condition.WAITING and report.nodes and not report.prepared:
         return "preparing its machines"
+    if report.condition is Condition.WAITING and report.nodes:
+        return "waiting for more machines" if len(report.nodes) < report.least_nodes else "its machines are ready"
     return WORDS.get(report.condition, report.status.value)
 
 

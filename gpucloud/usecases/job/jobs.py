@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
+from decimal import Decimal
 
 from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
 from gpucloud.domain.job.quantities import counted, format_moment
 from gpucloud.domain.money.costs import Sundries, charges_of
-from gpucloud.domain.money.ledger import Terms
-from gpucloud.domain.money.prepaid import Wall
+from gpucloud.domain.money.ledger import Terms, usd_for
+from gpucloud.domain.money.prepaid import Wall, paid_until
 from gpucloud.domain.node.member import workers_per_node
 from gpucloud.domain.node.node import NO_GROUP, GroupView
 from gpucloud.domain.node.output import DatedPiece
@@ -31,6 +32,15 @@ from gpucloud.usecases.jobstore.orders import Given, Orders, Reader
 from gpucloud.usecases.jobstore.records import LogPart
 from gpucloud.usecases.jobstore.report import JobReport, report, without_lost_outputs
 from gpucloud.usecases.money.spend import SpendTracker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepaid:
+    """Until when machines are paid that are left alone, and what the job has cost by then at the most."""
+
+    until: datetime
+    usd: Decimal
+    budget_usd: Decimal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +99,7 @@ class Asker:
             last_supervisor=supervised_by(state.owner) if state.owner is not None else None,
             written_at=stored.modified,
             looked_at=stored.store_time,
+            least_nodes=given.order.resolved.resources.least,
             hands_over=supervisor is None
             and hands_over(state, given.order.unattended, stored.store_time - stored.modified),
             outputs=given.order.resolved.outputs,
@@ -112,6 +123,20 @@ class Asker:
     def listed(self, state: JobState) -> GroupView:
         """Return the job's group as the cloud lists it now."""
         return self.group.describe(state.group) if state.group is not None else NO_GROUP
+
+    def prepaid_for(self, span: timedelta) -> Prepaid | None:
+        """Return what the job's machines are prepaid for that are left alone for so long; None for too little money.
+
+        Where there are none yet, as many as its order wants.
+        """
+        report, cap, wall = self.report(), self.state().dearest_usd_per_hour, replace(self.wall, horizon=span)
+        told, now, launched = report.spend, self.clock.now(), bool(report.nodes)
+        nodes = len(report.nodes) or self.order().resolved.resources.nodes
+        until = paid_until(now, left_usd=told.left_usd, nodes=nodes, cap_usd_per_hour=cap, wall=wall, launched=launched)
+        if until is None:
+            return None
+        usd = told.spent_usd + told.unproven_usd + usd_for(cap * nodes, until - now)
+        return Prepaid(until=until, usd=min(usd, told.budget_usd), budget_usd=told.budget_usd)
 
     def state_as_listed(self) -> JobState:
         """Return the state with machines and shut-off as the cloud lists them; where it does not answer, as stored."""

@@ -94,6 +94,8 @@ class JobReport:
     setup_failed: bool = False
     """Whether it ended by its setup's own error, so that a mended setup is what its machines wait for."""
     torn_down: bool = False
+    least_nodes: int = 1
+    """How many machines an attempt takes at the least."""
     rehearses: bool = False
     """Whether it is one of the short runs of `--verify-resume`."""
     last_supervisor: str | None = None
