@@ -112,6 +112,56 @@ def test_after_a_silent_loss_the_job_goes_on_from_the_newest_save_that_was_commi
     assert told["checkpoint"]["step"] == begun + 40
 
 
+# As nanoGPT does: from scratch unless its command line says otherwise, one file that is written again and again.
+FROM_SCRATCH = """
+import os, sys, time, zipfile
+
+resumes = "--init_from=resume" in sys.argv
+iter_num = 0
+if resumes:
+    with zipfile.ZipFile("out/ckpt.pt") as file:
+        iter_num = int(file.read("iter_num"))
+print("words", *sys.argv[1:], flush=True)
+print("begins at", iter_num, flush=True)
+os.makedirs("out", exist_ok=True)
+total = iter_num + 50 if resumes else 6000
+while iter_num < total:
+    iter_num += 1
+    time.sleep(0.05)
+    if iter_num % 50 == 0:  # longer apart than a file must be at rest
+        with zipfile.ZipFile("out/ckpt.pt", "w") as file:
+            file.writestr("iter_num", str(iter_num))
+        print("saved", iter_num, flush=True)
+print("ended at", iter_num, flush=True)
+"""
+
+
+def test_a_script_that_resumes_only_when_told_is_told_so_after_an_interruption(line):
+    file = job(line, on_notice="none")
+    (line.folder / "code" / "train.py").write_text(FROM_SCRATCH)
+    text = (line.folder / "small.yaml").read_text().replace("nodes: 2", "nodes: 1")
+    added = "on_notice: none, resume_args: --init_from=resume"
+    (line.folder / "small.yaml").write_text(
+        text.replace("on_notice: none", added).replace("train.py", "train.py --lr=0.1")
+    )
+    train = line.start("train", file, "--json")
+    until(lambda: (line.state() or {}).get("checkpoint"), "a commit", 200)
+    line.group.interrupt("gpucloud-small", line.nodes()[0], notice=True)
+
+    assert train.wait(250) == 0, (line.folder / "err").read_text() + output(line, 0)
+    told = json.loads((line.folder / "out").read_text())
+    assert [a["reason"] for a in told["attempts"]] == ["interrupted", "succeeded"]
+    said = output(line, 0)
+    begun = steps_begun_at(said)
+    assert begun[0] == 0
+    assert begun[1] >= 50
+    assert begun[1] % 50 == 0
+    assert re.findall(r"words (.*)", said) == ["--lr=0.1", "--lr=0.1 --init_from=resume"]
+    assert ", with --init_from=resume\n" in (line.folder / "err").read_text()
+    assert "after it, the script gets --init_from=resume" in line.run("status", "small").stdout
+    assert told["resume_args"] == ["--init_from=resume"]
+
+
 # Each rank saves its own part on its own node, and none waits for another.
 PARTS = """
 import json, os, time

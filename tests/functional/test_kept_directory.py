@@ -13,7 +13,7 @@ import pytest
 from gpucloud.agent.scripts.putting import Directory
 from gpucloud.agent.scripts.script import CheckpointLocation, copy, is_whole, look
 from gpucloud.agent.scripts.taking import Taking, Took
-from gpucloud.domain.checkpoint.layouts import Rule
+from gpucloud.domain.checkpoint.layouts import Additions, Rule
 from gpucloud.domain.checkpoint.manifest import Commit, Why, seal, unseal
 from gpucloud.domain.job.spec import Layout, OnNotice
 from tests.standins.bucket import serving
@@ -52,6 +52,35 @@ def test_every_save_at_rest_is_committed_and_another_node_goes_on_from_the_newes
     assert f"put back the checkpoint of {number}: best effort, what your script saves" in script.said()
     assert script.wrong() is None
     assert script.committed()[0].commit == Commit(2, 40 if kind != "file" else last + 1)
+
+
+ADDITIONS = Additions(words=("--resume", "{checkpoint}"), variables=(("RESUME_FROM", "{checkpoint}"),))
+
+
+@pytest.mark.parametrize(("kind", "newest"), [("file", "out/ckpt.pt"), ("hf", "out/checkpoint-20")])
+def test_a_script_is_told_to_resume_where_its_checkpoint_was_put_back_and_not_at_the_beginning(make, kind, newest):
+    script = make(kind)
+    script.start(steps=20, from_scratch=1, waits=kind == "hf", additions=ADDITIONS)
+    assert script.ended() == 0
+    assert "words \n" in script.said()
+
+    script.lose_the_disk()
+    script.start(steps=30, from_scratch=1, waits=kind == "hf", additions=ADDITIONS)
+    assert script.ended() == 0
+    assert f"the script gets --resume {newest} RESUME_FROM={newest}\n" in script.said()
+    assert f"words --resume {newest} {newest}\nbegins at 20\n" in script.said()
+    assert "began anew" not in script.said()
+
+
+def test_a_script_that_begins_at_0_although_its_checkpoint_was_put_back_is_told_of_once(make):
+    script = make("hf")
+    script.start(steps=20, waits=True)
+    assert script.ended() == 0
+    script.lose_the_disk()
+    script.start(steps=30, from_scratch=1, waits=True)
+    assert script.ended() == 0
+    said = "gpucloud: the script began anew: it saved step 10 after the checkpoint of step 20 was put back; "
+    assert script.said().count(said + "tell it to resume by `checkpoint: {resume_args: …}`\n") == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)

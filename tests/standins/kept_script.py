@@ -18,7 +18,7 @@ from gpucloud import processes
 from gpucloud.agent.attempt.composing import MARK
 from gpucloud.agent.scripts.script import is_whole
 from gpucloud.domain.checkpoint.directory import paths_of
-from gpucloud.domain.checkpoint.layouts import KeepOrder, Rule
+from gpucloud.domain.checkpoint.layouts import Additions, KeepOrder, Rule
 from gpucloud.domain.checkpoint.manifest import Manifest
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.job.spec import OnNotice
@@ -89,7 +89,8 @@ asked = []
 if "on" in os.environ:
     ignored = os.environ["handler"] == "ignore"
     signal.signal(getattr(signal, os.environ["on"]), signal.SIG_IGN if ignored else lambda *_: asked.append(True))
-step = newest()
+print("words", *sys.argv[4:], os.environ.get("RESUME_FROM", ""), flush=True)
+step = 0 if os.environ.get("from_scratch") == "1" and "--resume" not in sys.argv else newest()
 print("begins at", step, flush=True)
 while step < total:
     step += 1
@@ -144,11 +145,13 @@ class KeptScript:
         handler: str = "save",
         keep: int = KEEP,
         waits: bool = False,
+        additions: Additions = Additions(),  # noqa: B008  frozen
         **env: object,
     ) -> None:
         """Start the next attempt; `handler` is what the script does about the signal: save, ignore, or none of it.
 
-        With `waits` the script goes on when its save is committed: else a newer one may come first, and it never is.
+        With `from_scratch=1` it begins at 0, whatever is there, unless it is told `--resume`.
+        With `waits` it goes on when its save is committed: else a newer one may come first, and it never is.
         """
         self.attempts += 1
         self.attempt_folder.mkdir()
@@ -165,6 +168,7 @@ class KeptScript:
             rank=0,
             folder=str(self.attempt_folder),
             first_rank=0,
+            additions=additions,
         )
         own = {name: str(value) for name, value in env.items()}
         if waits:

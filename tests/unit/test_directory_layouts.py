@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpucloud.domain.checkpoint.directory import Settling, Signature, object_name, paths_of, written_before
-from gpucloud.domain.checkpoint.layouts import Rule, find_sets, layout_of, leftovers
+from gpucloud.domain.checkpoint.layouts import Rule, find_sets, layout_of, leftovers, newest_checkpoint
 from gpucloud.domain.checkpoint.manifest import (
     Commit,
     Level,
@@ -30,6 +30,7 @@ def complete(rule, *paths, **times):
 
 
 HF = ("out/checkpoint-500/model.safetensors", "out/checkpoint-500/trainer_state.json")
+MEGATRON = ("iter_0000100/mp_rank_00/model_optim_rng.pt", "latest_checkpointed_iteration.txt")
 DCP = ("step-20/__0_0.distcp", "step-20/.metadata")
 
 
@@ -45,6 +46,10 @@ DCP = ("step-20/__0_0.distcp", "step-20/.metadata")
         (("checkpoint-500/model.safetensors",), Layout.HF),
         (("checkpoint-500/global_step500/mp_rank_00_model_states.pt",), Layout.HF),
         (("global_step500/mp_rank_00_model_states.pt",), Layout.DEEPSPEED),
+        (("iter_0000100/mp_rank_00/model_optim_rng.pt",), Layout.MEGATRON),
+        (("iter_0000100/__0_0.distcp", "iter_0000100/.metadata"), Layout.MEGATRON),
+        (("iter_1000.pth", "last_checkpoint"), Layout.FILE),
+        (("checkpoint.pth.tar",), Layout.FILE),
         (("step-20/__0_0.distcp",), Layout.DCP),
         (("checkpoint-500/__0_0.distcp",), Layout.DCP),
         (("checkpoint-500/pytorch_model_fsdp_0/__0_0.distcp",), Layout.HF),
@@ -81,6 +86,13 @@ def test_a_directory_tells_its_layout_before_anything_in_it_is_whole(paths, layo
         (Rule(), ("latest", "global_step7/a.pt"), []),
         (Rule(), ("ckpt.pt",), [("", None)]),
         (Rule(), ("ckpt_500.pt",), [("", 500)]),
+        (Rule(), MEGATRON[:1], []),
+        (Rule(), MEGATRON, [("iter_0000100", 100)]),
+        (Rule(), (*MEGATRON, "iter_0000200/mp_rank_00/model_optim_rng.pt"), [("iter_0000100", 100)]),
+        (Rule(), ("checkpoint.pth.tar", "model_best.pth.tar"), [("", None)]),
+        (Rule(), ("checkpoint_0007.pth.tar",), [("", 7)]),
+        (Rule(), ("last.pt", "best.pt", "epoch10.pt"), [("", 10)]),
+        (Rule(), ("model_0004999.pth", "model_final.pth", "last_checkpoint"), [("", 4999)]),
         (Rule(), ("epoch=0-step=20.ckpt", "last.ckpt"), [("", 20)]),
         (Rule(layout=Layout.FILE), ("deep/model-7.pth", "best.pt"), [("", 7)]),
         (Rule(done_file="DONE"), ("ep_1/a.bin", "ep_1/DONE", "ep_2/a.bin"), [("ep_1", 1)]),
@@ -99,9 +111,33 @@ def test_of_files_that_are_whole_by_themselves_the_newest_of_each_name_belongs_t
 
 
 @pytest.mark.parametrize(
+    ("rule", "paths", "newest"),
+    [
+        (Rule(), ("ckpt.pt",), "ckpt.pt"),
+        (Rule(), ("checkpoint.pth.tar", "model_best.pth.tar"), "checkpoint.pth.tar"),
+        (Rule(), ("last.pt", "best.pt"), "last.pt"),
+        (Rule(), ("best.pt",), "best.pt"),
+        (Rule(), ("epoch=3-step=400.ckpt", "last.ckpt"), "last.ckpt"),
+        (Rule(), ("model_0004999.pth", "last_checkpoint"), "model_0004999.pth"),
+        (Rule(), ("checkpoint-400/trainer_state.json", *HF), "out/checkpoint-500"),
+        (Rule(), MEGATRON, "iter_0000100"),
+        (Rule(), DCP, "step-20"),
+        (Rule(), ("__0_0.distcp", ".metadata"), ""),
+        (Rule(done_file="DONE"), ("ep_1/a.bin", "ep_1/DONE", "ep_2/a.bin", "ep_2/DONE"), "ep_2"),
+        (Rule(layout=Layout.HF), ("ckpt_400.pt", "ckpt_500.pt"), "ckpt_500.pt"),
+    ],
+)
+def test_the_newest_checkpoint_is_the_last_one_written_and_no_copy_of_the_best(rule, paths, newest):
+    assert newest_checkpoint(rule, listing(*paths)) == newest
+
+
+@pytest.mark.parametrize(
     ("rule", "paths", "said"),
     [
         (Rule(), ("model.pt", "optimizer.pt"), "do model.pt and optimizer.pt belong together?"),
+        (Rule(), ("G_last.pt", "D_last.pt"), "do D_last.pt and G_last.pt belong together?"),
+        (Rule(), ("model.pt", "optimizer.pt", "best.pt"), "do model.pt and optimizer.pt belong together?"),
+        (Rule(nodes=2), ("iter_0000100/__0_0.distcp", "latest_checkpointed_iteration.txt"), "writes its own part"),
         (Rule(), ("model-00001-of-00002.safetensors",), "is one of several files that belong together"),
         (Rule(nodes=2), DCP, "each node writes its own part"),
         (Rule(nodes=2), DCP, "checkpoint: {per_node: true}"),

@@ -22,7 +22,7 @@ from gpucloud.cli.help import GROUPS
 from gpucloud.cli.render.reports import report_json
 from gpucloud.cli.render.words import VERSION
 from gpucloud.domain.errors import GpucloudError
-from gpucloud.domain.job.spec import Cloud, ContainerRuntime, Launcher
+from gpucloud.domain.job.spec import CheckpointDirectory, CheckpointPolicy, Cloud, ContainerRuntime, Launcher
 from gpucloud.domain.money.ledger import Spend
 from gpucloud.domain.node.container import ContainerRun, identity
 from gpucloud.domain.node.hardware import gpu_defaults, on_interface, threads
@@ -143,6 +143,7 @@ def test_every_option_that_is_named_is_one_of_some_command():
         "--version",
         "--debug",
         "--help",
+        *("--init", "--load", "--output", "--resume"),  # of users' scripts: `--init_from`, `--output_dir`
     }
     for name, text in TEXTS.items():
         told = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+[a-z]", text)) - theirs
@@ -205,6 +206,7 @@ def test_what_a_script_finds_in_its_environment_is_what_launches_set():
     kinds = {
         *(env for launcher in Launcher for env in names_set("train.py", launcher=launcher)),
         *names_set("train.py", cloud=Cloud.AWS, data=(("s3://b/d", "/data"),)),
+        *names_set("python train.py $GPUCLOUD_RESUME_ARGS", checkpoint=RESUMED),
         *on_interface("eth0"), *gpu_defaults("/a", efa=True), *threads(2, 8), *identity(IN_IMAGE, "ada"),
     }  # fmt: skip
     table = COMMANDS.partition("A script finds these;")[2].partition("\n\n## ")[0]
@@ -220,6 +222,9 @@ NAME = re.compile(r"`(\w+)`")
 IN_IMAGE = ContainerRun(
     name="c", image="i", runtime=ContainerRuntime.DOCKER, devices=(), gpus=1, mounts=(), home="/h/home"
 )
+
+
+RESUMED = CheckpointPolicy(directory=CheckpointDirectory(path="out", resume_args=("--resume",)))
 
 
 def names_set(run, **changes):

@@ -163,6 +163,20 @@ secrets: [HF_TOKEN, WANDB_API_KEY]
             "checkpoint",
             CheckpointPolicy(directory=CheckpointDirectory(path="out", layout=Layout.DCP, per_node=True)),
         ),
+        (
+            "checkpoint: {directory: out, resume_args: \"--resume 'a b' {checkpoint}\", resume_variables: {N: 1}}",
+            "checkpoint",
+            CheckpointPolicy(
+                directory=CheckpointDirectory(
+                    path="out", resume_args=("--resume", "a b", "{checkpoint}"), resume_variables=(("N", "1"),)
+                )
+            ),
+        ),
+        (
+            'checkpoint: {directory: out, resume_args: [--resume, "a b", 1]}',
+            "checkpoint",
+            CheckpointPolicy(directory=CheckpointDirectory(path="out", resume_args=("--resume", "a b", "1"))),
+        ),
         ("checkpoint: {give_up: 7.5x}", "checkpoint", CheckpointPolicy(give_up=7.5)),
         ("checkpoint: {give_up: never}", "checkpoint", CheckpointPolicy(give_up=None)),
         ("checkpoint: {every: 9 steps, give_up: 10 x}", "checkpoint", CheckpointPolicy(every_steps=9, give_up=10.0)),

@@ -283,7 +283,7 @@ BROKEN: list[tuple[str, list[str]]] = [
     (
         HEAD + "checkpoint: {directory: out, layout: lightening}\n",
         [
-            '4:38: checkpoint.layout: "lightening" is not one of auto, hf, lightning, dcp, deepspeed, file'
+            '4:38: checkpoint.layout: "lightening" is not one of auto, hf, lightning, dcp, deepspeed, megatron, file'
             ' (did you mean "lightning"?)'
         ],
     ),
@@ -302,6 +302,56 @@ BROKEN: list[tuple[str, list[str]]] = [
     (
         HEAD + "checkpoint: {directory: out, done_file: DONE, layout: hf}\n",
         ['4:41: checkpoint.done_file: is in place of a layout, and "hf" is named'],
+    ),
+    (
+        HEAD + "checkpoint: {resume_args: --resume}\n",
+        ["4:14: checkpoint.resume_args: is of a script's own `directory`, and none is named"],
+    ),
+    (
+        HEAD + "checkpoint: {directory: out, resume_args: []}\n",
+        ["4:43: checkpoint.resume_args: is empty"],
+    ),
+    (
+        HEAD + "checkpoint: {directory: out, resume_args: --at 'a}\n",
+        ['4:43: checkpoint.resume_args: "--at \'a" has a quote that is never closed'],
+    ),
+    (
+        HEAD + 'checkpoint: {directory: out, resume_args: "--at {Checkpoints}"}\n',
+        [
+            '4:43: checkpoint.resume_args: "{Checkpoints}" stands for nothing (did you mean "{checkpoint}"?)',
+        ],
+    ),
+    (
+        HEAD + 'checkpoint: {directory: out, resume_variables: {PATH: "{checkpoint}", RANK: 1}}\n',
+        [
+            "4:49: checkpoint.resume_variables.PATH: is what programs are started by: not there",
+            "4:71: checkpoint.resume_variables.RANK: RANK is set by gpucloud",
+        ],
+    ),
+    (
+        "name: a\nrun: cd x && python t.py -a 1 2>&1 | tee log\nbudget: 1 USD\n"
+        "checkpoint: {directory: out, resume_args: --go}\n",
+        [
+            "4:43: checkpoint.resume_args: a shell reads `run`, which must say $GPUCLOUD_RESUME_ARGS where they belong"
+            " (run: cd x && python t.py -a 1 $GPUCLOUD_RESUME_ARGS 2>&1 | tee log)"
+        ],
+    ),
+    (
+        "name: a\nrun: python t.py $RESUME_ARGS\nbudget: 1 USD\ncheckpoint: {directory: out, resume_args: --go}\n",
+        [
+            "4:43: checkpoint.resume_args: a shell reads `run`, which must say $GPUCLOUD_RESUME_ARGS where they belong"
+            " ($GPUCLOUD_RESUME_ARGS in place of $RESUME_ARGS)"
+        ],
+    ),
+    (
+        'name: a\nrun: python t.py "$GPUCLOUD_RESUME_ARGS"\nbudget: 1 USD\n'
+        "checkpoint: {directory: out, resume_args: --go}\n",
+        ["2:6: run: $GPUCLOUD_RESUME_ARGS is several words, or none: it stands there without quotes"],
+    ),
+    (
+        "name: a\nrun: python t.py $GPUCLOUD_RESUME_ARGS\nbudget: 1 USD\n"
+        "checkpoint: {directory: out, resume_args: [--at, a b]}\n",
+        ['4:43: checkpoint.resume_args: "a b" is no word that a shell would leave as it is'],
     ),
     (HEAD + "checkpoint: {directory: out, settle: 0s}\n", ["4:38: checkpoint.settle: must be at least 1s"]),
     (

@@ -5,12 +5,13 @@ import os
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from gpucloud.agent.attempt.composing import compose
-from gpucloud.domain.checkpoint.layouts import KeepOrder, Rule
+from gpucloud.domain.checkpoint.layouts import Additions, KeepOrder, Rule
 from gpucloud.domain.codec import from_json
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.spec import (
@@ -116,6 +117,40 @@ def test_the_keeper_of_a_scripts_own_directory_comes_before_the_launcher_on_ever
     assert dict(both[1].env)["GPUCLOUD_CHECKPOINT_DIRECTORY"] == "out"
     assert [dict(one.env)["PET_SHUTDOWN_TIMEOUT"] for one in (*both, *alone)] == ["110", "110", "5", "5"]
     assert [one.keeper for one in alone] == [(), ()]
+
+
+def resuming(run, **options):
+    """What the keeper is to add to a launch of that line, and the launch."""
+    added = {"resume_args": ("--resume", "{checkpoint}"), "resume_variables": (("FROM", "{checkpoint}"),)}
+    kept = CheckpointPolicy(directory=CheckpointDirectory(path="out", **added))
+    (first, _) = two(run, checkpoint=kept, **options)
+    return from_json(KeepOrder, first.keeper[-2]).additions, first
+
+
+@pytest.mark.parametrize("run", ["train.py --epochs 10", "python train.py", "bash train.sh"])
+def test_what_a_script_is_told_after_a_checkpoint_was_put_back_comes_behind_its_own_words(run):
+    added, launch = resuming(run)
+    assert added.after("out/ckpt.pt") == Additions(
+        words=("--resume", "out/ckpt.pt"), variables=(("FROM", "out/ckpt.pt"),)
+    )
+    assert str(added) == "--resume {checkpoint} FROM={checkpoint}"
+    assert launch.argv[-1] == run.split()[-1]
+    assert "GPUCLOUD_RESUME_ARGS" not in dict(launch.env)
+
+
+def test_on_a_line_that_a_shell_reads_it_is_a_variable_that_is_empty_at_the_beginning():
+    added, launch = resuming("python train.py $GPUCLOUD_RESUME_ARGS | tee log")
+    assert added.after("out/ckpt.pt") == Additions(
+        variables=(("FROM", "out/ckpt.pt"), ("GPUCLOUD_RESUME_ARGS", "--resume out/ckpt.pt"))
+    )
+    assert dict(launch.env)["GPUCLOUD_RESUME_ARGS"] == ""
+
+
+def test_a_container_is_handed_the_variables_that_its_keeper_may_set():
+    _, launch = resuming("python3 train.py $GPUCLOUD_RESUME_ARGS", image="img")
+    words = compose(launch, Path("/home/u1/.gpucloud/attempts/0003")).argv
+    handed = {name for option, name in pairwise(words) if option == "--env"}
+    assert {"FROM", "GPUCLOUD_RESUME_ARGS"} <= handed
 
 
 def test_the_keeper_stays_outside_of_the_container():

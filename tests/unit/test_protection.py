@@ -11,9 +11,11 @@ import pytest
 from gpucloud.adapters.jobfile import read_job
 from gpucloud.adapters.scripts import look
 from gpucloud.cli.commands.supervising import say_what_is_lost
+from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.checkpoint.protection import Code, Saving, must_be_meant, protection_of
 from gpucloud.domain.errors import JobFileError
 from gpucloud.domain.job.spec import CheckpointDirectory, CheckpointPolicy, Cloud, MarketPolicy, Resources
+from gpucloud.domain.node.status import UNTOLD
 from gpucloud.domain.state.state import CheckpointRef, ExitReason, Interruption, InterruptionKind, JobStatus
 from gpucloud.domain.supervision.action import NoteInterruptions, OpenAttempt, Wait
 from gpucloud.domain.supervision.seen import Limits
@@ -193,6 +195,31 @@ def test_the_first_minute_says_how_the_script_saves_by_its_own_word():
     assert lines(opened("a"), up("a", part(1)), policy=DIRECTORY) == ()
 
 
+def anew(saved, first_step, policy=DIRECTORY, **changes):
+    part_ = part(1, step=saved, first_step=first_step, phase=UNTOLD, committed_step=saved, **changes)
+    return lines(opened("a"), up("a", part_), policy=policy)
+
+
+def test_a_script_that_began_at_0_although_its_checkpoint_was_put_back_is_told_of_with_the_way_out():
+    assert anew(10, 101) == (
+        "the script began anew: it saved step 10 after the checkpoint of step 100 was put back; "
+        "tell it to resume by `checkpoint: {resume_args: …}`",
+    )
+    told = CheckpointPolicy(directory=CheckpointDirectory(path="out", resume_args=("--resume",)))
+    assert anew(10, 101, told)[0].endswith("was put back; --resume did not have it resume")
+    assert anew(100, 101) == anew(110, 101) == anew(10, 1) == anew(10, 101, counts=Counts.SAVES) == ()
+
+
+def test_that_a_script_began_anew_is_told_once_in_an_attempt():
+    begun = part(1, step=10, first_step=101, phase=UNTOLD, committed_step=10)
+    later = part(1, step=20, first_step=101, phase=UNTOLD, committed_step=20)
+    announcements, told = Announcements(), []
+    for one in (begun, later):
+        world = seen(up("a", one), state=state(attempts=(opened("a"),)))
+        told += announcements.news(Wait(why="running"), world, Limits(), DIRECTORY)
+    assert len(told) == 1
+
+
 def test_a_restart_says_what_was_done_in_vain():
     first = opened("a", reason=ExitReason.INTERRUPTED, ended_at=NOW - timedelta(seconds=44))
     action = OpenAttempt(number=2, node_ids=("a", "b"))
@@ -202,6 +229,11 @@ def test_a_restart_says_what_was_done_in_vain():
     saved = state(attempts=(first,), checkpoint=CheckpointRef(step=153, sha256="0" * 64))
     assert tell_story(action, seen(state=saved)) == "attempt 2 starts after step 153 on a, b"
     assert tell_story(replace(action, number=1), seen()) == "attempt 1 starts on a, b"
+    told = CheckpointDirectory(path="out", resume_args=("--init_from=resume",), resume_variables=(("AT", "the end"),))
+    assert tell_story(action, seen(state=saved), told) == (
+        "attempt 2 starts after step 153 on a, b, with --init_from=resume 'AT=the end'"
+    )
+    assert tell_story(replace(action, number=1), seen(), told) == "attempt 1 starts on a, b"
 
 
 def test_a_notice_does_not_say_that_a_script_saves_which_does_not():

@@ -127,6 +127,10 @@ Runtime = Annotated[
 LayoutName = Annotated[Layout, Read(values.one_of(Layout), {"enum": [word.value for word in Layout]})]
 OnNoticeName = Annotated[OnNotice, Read(values.on_notice, {"enum": [word.value for word in OnNotice]})]
 Inside = Annotated[str, Read(values.inside, _OUTPUT)]
+Words = Annotated[
+    tuple[str, ...],
+    Read(values.words, {"anyOf": [_string(), {"type": "array", "items": _SCALAR, "minItems": 1}]}),
+]
 FileName = Annotated[str, Read(values.file_name, _string(r"[^/\n]+"))]
 Gib = Annotated[int, Read(values.gib, {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 4096}, _string()]})]
 Cadence = Annotated[

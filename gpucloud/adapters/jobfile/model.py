@@ -224,7 +224,7 @@ class CheckpointKeys(_Keys):
     )
     layout: kinds.LayoutName = Field(
         default=_DIRECTORY.layout,
-        description="What is whole there: hf, lightning, dcp, deepspeed, file, or auto: what the folder looks like.",
+        description="What is whole there: hf, lightning, dcp, deepspeed, megatron, file, or auto: as the folder looks.",
     )
     done_file: kinds.FileName | None = Field(
         default=None, description="In place of a layout: a folder is whole once the script wrote this file into it."
@@ -240,6 +240,14 @@ class CheckpointKeys(_Keys):
     )
     settle: kinds.Span = Field(
         default=_DIRECTORY.settle, description="How long nothing may change before a checkpoint there counts."
+    )
+    resume_args: kinds.Words = Field(
+        default=_DIRECTORY.resume_args,
+        description="Words for the script's command line where a checkpoint was put back, as --resume {checkpoint}: "
+        "with the newest one's path; in a `run` that needs a shell, $GPUCLOUD_RESUME_ARGS says where.",
+    )
+    resume_variables: kinds.Env = Field(
+        default_factory=dict, description="Environment variables that the script has where a checkpoint was put back."
     )
 
 

@@ -204,6 +204,8 @@ def _directory(keys: CheckpointKeys, path: str) -> CheckpointDirectory:
         on_notice=keys.on_notice,
         settle=keys.settle,
         per_node=keys.per_node,
+        resume_args=keys.resume_args,
+        resume_variables=tuple(keys.resume_variables.items()),
     )
 
 

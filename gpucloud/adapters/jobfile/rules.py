@@ -5,7 +5,9 @@ They look at the raw values, so that their faults are found together with the ot
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -15,9 +17,18 @@ from typing import Any
 from gpucloud.adapters.jobfile import values
 from gpucloud.adapters.jobfile.values import Fault, nearest
 from gpucloud.adapters.jobfile.values import Path as Key
+from gpucloud.domain.job.spec import CHECKPOINT
+from gpucloud.domain.node.container import OF_THE_CLIENT
 from gpucloud.domain.node.member import needs_shell
 from gpucloud.domain.untrusted import quoted
+from gpucloud.domain.variables import GPUCLOUD_RESUME_ARGS
 
+_OF_A_DIRECTORY = ("layout", "done_file", "on_notice", "settle", "per_node", "resume_args", "resume_variables")
+_PLACEHOLDER = re.compile(r"\{[A-Za-z_]+\}")
+_IN_LINE = re.compile(rf"\$(?:{GPUCLOUD_RESUME_ARGS}\b|\{{{GPUCLOUD_RESUME_ARGS}\b)")
+_QUOTED_IN_LINE = re.compile(rf"[\"']\$\{{?{GPUCLOUD_RESUME_ARGS}\}}?[\"']")
+_OF_A_SCRIPT = re.compile(r"\.py\b(?:(?!\s\d?[<>])[^|;&<>\n])*")
+_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 KEY = "[key]"  # at the end of a path: the key itself, as pydantic writes it
 Report = Callable[[Key, str], Fault]
 
@@ -29,6 +40,7 @@ def broken(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fau
     yield from _conda(root, folder, fault)
     yield from _store(root, fault)
     yield from _checkpoint(root, fault)
+    yield from _resume(root, fault)
     yield from _model(root, fault)
     yield from _policy(root, fault)
     yield from _data(root, folder, fault)
@@ -111,7 +123,7 @@ def _checkpoint(root: Mapping[str, Any], fault: Report) -> Iterator[Fault]:
     if not isinstance(section, dict):
         return
     if section.get("directory") is None:
-        for key in ("layout", "done_file", "on_notice", "settle", "per_node"):
+        for key in _OF_A_DIRECTORY:
             if section.get(key) is not None:
                 yield fault(("checkpoint", key, KEY), "is of a script's own `directory`, and none is named")
         return
@@ -127,6 +139,53 @@ def _checkpoint(root: Mapping[str, Any], fault: Report) -> Iterator[Fault]:
     elif layout in ("lightning", "file"):
         text = f"needs folders whose names end with the step, and `layout: {layout}` is of single files"
         yield fault(("checkpoint", "per_node"), text)
+
+
+def _resume(root: Mapping[str, Any], fault: Report) -> Iterator[Fault]:
+    """What is added after a checkpoint was put back must have a place on the line, and mean what it seems to."""
+    section, run = root.get("checkpoint"), root.get("run")
+    if not isinstance(section, dict) or section.get("directory") is None:
+        return
+    variables = section.get("resume_variables")
+    for name, value in variables.items() if isinstance(variables, dict) else ():
+        if name in OF_THE_CLIENT:
+            yield fault(("checkpoint", "resume_variables", name, KEY), "is what programs are started by: not there")
+        yield from _placeholders(str(value), fault, ("checkpoint", "resume_variables", name))
+    try:
+        args = values.words(section.get("resume_args"))
+    except ValueError:
+        return
+    yield from _placeholders(" ".join(args), fault, ("checkpoint", "resume_args"))
+    if isinstance(run, str) and script_of(run) is None and needs_shell(run):
+        yield from _in_shell(run, args, fault)
+
+
+def _placeholders(written: str, fault: Report, key: Key) -> Iterator[Fault]:
+    for found in _PLACEHOLDER.findall(written):
+        if found != CHECKPOINT and (near := difflib.get_close_matches(found.lower(), (CHECKPOINT,))):
+            yield replace(fault(key, f"{quoted(found)} stands for nothing"), hint=f'did you mean "{near[0]}"?')
+
+
+def _with_words(run: str) -> str:
+    """Return the line with the words behind those of its last Python script, before what a pipe or a file gets."""
+    found = list(_OF_A_SCRIPT.finditer(run))
+    at = len(run[: found[-1].end()].rstrip()) if found else len(run)
+    return f"{run[:at]} ${GPUCLOUD_RESUME_ARGS}{run[at:]}"
+
+
+def _in_shell(run: str, args: tuple[str, ...], fault: Report) -> Iterator[Fault]:
+    key = ("checkpoint", "resume_args")
+    if not _IN_LINE.search(run):
+        told = fault(key, f"a shell reads `run`, which must say ${GPUCLOUD_RESUME_ARGS} where they belong")
+        misspelt = difflib.get_close_matches(GPUCLOUD_RESUME_ARGS, _VARIABLE.findall(run), n=1)
+        near = f"${GPUCLOUD_RESUME_ARGS} in place of ${misspelt[0]}" if misspelt else f"run: {_with_words(run.strip())}"
+        yield replace(told, hint=None if "\n" in near else near)
+    elif _QUOTED_IN_LINE.search(run):
+        yield fault(("run",), f"${GPUCLOUD_RESUME_ARGS} is several words, or none: it stands there without quotes")
+    for word in args:
+        if re.search(r"[\s*?\[]", word) or not word:
+            yield fault(key, f"{quoted(word)} is no word that a shell would leave as it is")
+            return
 
 
 def _model(root: Mapping[str, Any], fault: Report) -> Iterator[Fault]:

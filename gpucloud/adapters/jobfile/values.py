@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from gpucloud.domain.job import quantities
 from gpucloud.domain.job.spec import OnNotice, Policy
+from gpucloud.domain.node.member import parse_words
 from gpucloud.domain.untrusted import quoted
 
 E = TypeVar("E", bound=Enum)
@@ -363,6 +364,14 @@ def inside(value: object) -> str:
     if any(part.startswith(".gpucloud-") for part in parts):
         raise Refused("names that begin with .gpucloud- are gpucloud's own")
     return "/".join(parts) or "."
+
+
+def words(value: object) -> tuple[str, ...]:
+    """Return the words of a command line: a text split as a shell does, or a list as it stands."""
+    written = [text(item) for item in value] if isinstance(value, list) else parse_words(text(value))
+    if not written:
+        raise Refused("is empty")
+    return tuple(written)
 
 
 def file_name(value: object) -> str:

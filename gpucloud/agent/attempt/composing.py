@@ -98,7 +98,7 @@ def end_recorded(folder: Path) -> tuple[str, ...]:
 
 
 def _contained(launch: Launch, run: ContainerRun, inside: Inside, folder: Path, given: Mapping[str, str]) -> Composed:
-    names = {*given, *(name for name in _MARKS if name in os.environ)}
+    names = {*given, *launch.passed, *(name for name in _MARKS if name in os.environ)}
     values: dict[str, str] = {}
     if inside.runtime is ContainerRuntime.DOCKER:
         if given.get("CUDA_VISIBLE_DEVICES") == ",".join(run.devices):

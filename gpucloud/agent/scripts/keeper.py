@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -17,7 +18,7 @@ from gpucloud.agent.scripts.putting import Directory, Fetched
 from gpucloud.agent.scripts.script import CheckpointLocation, Reporting, look
 from gpucloud.agent.scripts.taking import Answering, Calling, Content, Taking, Took
 from gpucloud.domain.checkpoint.directory import FileSet, Listing, Settling
-from gpucloud.domain.checkpoint.layouts import Found, KeepOrder
+from gpucloud.domain.checkpoint.layouts import Additions, Found, KeepOrder, begun_anew
 from gpucloud.domain.checkpoint.manifest import Commit, Counts, Why
 from gpucloud.domain.errors import CredentialsError, GpucloudError, StoreError, UsageError
 from gpucloud.domain.job.spec import OnNotice
@@ -34,8 +35,9 @@ def keep(order: KeepOrder, words: tuple[str, ...]) -> int:
     # Ranks are made to tell where they are by SIGABRT; with `launcher: plain` this process bears a rank's variables.
     signal.signal(signal.SIGABRT, lambda *_: None)
     reporting = Reporting(Path(order.folder), rank=order.first_rank)
+    start = _Start(order, reporting)
     try:
-        taking = _Start(order, reporting).taking()
+        taking = start.taking()
     except _Stopped:
         return LEFT_EXIT_CODE
     except (GpucloudError, OSError) as error:
@@ -44,7 +46,8 @@ def keep(order: KeepOrder, words: tuple[str, ...]) -> int:
         if not isinstance(error, UsageError):  # what cannot be read now may be later, or elsewhere
             reporting.barred(str(error))
         return 1
-    return Keeper(order, _directory(order), reporting, taking).run(words)
+    env = {**os.environ, **dict(start.added.variables)}
+    return Keeper(order, _directory(order), reporting, taking, base=start.base).run((*words, *start.added.words), env)
 
 
 class _Stopped(Exception):
@@ -52,7 +55,10 @@ class _Stopped(Exception):
 
 
 class _Start:
-    """Puts the directory back, from the same commit on every node."""
+    """Puts the directory back, from the same commit on every node.
+
+    `base` is the checkpoint that was, and `added` what the launch then gets beside.
+    """
 
     def __init__(self, order: KeepOrder, reporting: Reporting) -> None:
         self._order = order
@@ -61,6 +67,8 @@ class _Start:
         self._checkpoints = self._location.checkpoints
         self._directory = _directory(order)
         self._copies = Path(order.folder) / "copies"
+        self.base: Commit | None = None
+        self.added = Additions()
 
     def taking(self) -> Taking | None:
         """Return what takes this node's sets, None where they are not wanted. Raises StoreError, OSError, _Stopped."""
@@ -70,7 +78,7 @@ class _Start:
         found = _patiently(self._newest)
         if rule.per_node and order.rank != 0:
             return self._answering(found)
-        base = self._directory.place(found, self._reporting.say)
+        base = self._place(found)
         if order.rank != 0:
             return None
         counts = found.counts if found else Counts.STEPS
@@ -94,9 +102,15 @@ class _Start:
         base = self._checkpoints.base
         if base != (found.commit if found else None):
             found = None if base is None else _patiently(lambda: self._just(base))
-        self._directory.place(found, self._reporting.say)
+        self._place(found)
         rule, attempt = self._order.rule, self._order.attempt
         return Answering(self._location, self._copies, rule, self._reporting.say, attempt=attempt)
+
+    def _place(self, found: Fetched | None) -> Commit | None:
+        self.base = self._directory.place(found, self._reporting.say)
+        if found is not None and self._order.additions != Additions():
+            self.added = self._order.additions.after(self._directory.newest(found))
+        return self.base
 
     def _just(self, base: Commit) -> Fetched:
         manifest = self._checkpoints.manifest(base)
@@ -114,7 +128,8 @@ class _Start:
             say("this store ignores conditional writes: two attempts at once would not notice each other")
         if base is not None:
             self._reporting.first_step = base.step + 1
-            say(f"put back the checkpoint of {counts.named(base.step)}: best effort, what your script saves")
+            adds = f"; the script gets {self.added}" if self.added != Additions() else ""
+            say(f"put back the checkpoint of {counts.named(base.step)}: best effort, what your script saves{adds}")
         self._reporting.progress(base.step if base else 0, counts)
 
 
@@ -151,7 +166,17 @@ _OTHERS_S = 60.0  # for other nodes to hand in their parts of the last checkpoin
 class Keeper:
     """An attempt's script on one node. `taking` is None where node 0's directory alone is kept, and this is another."""
 
-    def __init__(self, order: KeepOrder, directory: Directory, reporting: Reporting, taking: Taking | None) -> None:
+    def __init__(
+        self,
+        order: KeepOrder,
+        directory: Directory,
+        reporting: Reporting,
+        taking: Taking | None,
+        *,
+        base: Commit | None = None,
+    ) -> None:
+        self._base = base
+        self._counts = taking.counts if taking else Counts.STEPS
         self._order = order
         self._reporting = reporting
         self._taking = taking
@@ -167,12 +192,12 @@ class Keeper:
         self._fenced = False
         self._pending = False
 
-    def run(self, words: tuple[str, ...]) -> int:
+    def run(self, words: tuple[str, ...], env: Mapping[str, str]) -> int:
         """Start the script and return the exit code of its attempt on this node: 75 for saved and left."""
         if self._taking is not None:
             listing = look(self._directory.path)
             self._settling.take_all(self._taking.there(self._directory.path, listing).sets, listing)
-        child = subprocess.Popen(words)
+        child = subprocess.Popen(words, env=env)
         code = None
         while code is None and not self._over():
             self._tick()
@@ -241,6 +266,7 @@ class Keeper:
                 self._settling.take(one, content)
             if took is Took.SAVED:
                 self._directory.forget_aside()
+                self._warn(taking)
                 self._reporting.progress(taking.committed, taking.counts)
                 if self._order.on_notice is OnNotice.NONE:  # how long the script itself takes to save, nobody knows
                     self._reporting.saving(taking.longest_s + self._order.settle.total_seconds())
@@ -251,6 +277,14 @@ class Keeper:
             self._reporting.say_once(f"a checkpoint could not be saved: {error} ({error.hint})")
         except OSError as error:
             self._reporting.say_once(f"a checkpoint could not be saved: {error}")
+
+    def _warn(self, taking: Taking) -> None:
+        """Say that the script did not take what was put back, as its first save shows where both tell their step."""
+        counts_steps = self._counts is taking.counts is Counts.STEPS
+        if self._base is None or self._order.rank != 0 or taking.count != 1 or not counts_steps:
+            return
+        if (warning := begun_anew(taking.committed, self._base.step, self._order.additions)) is not None:
+            self._reporting.say(warning)
 
     def _over(self) -> bool:
         """Whether the script is to be ended: nothing more of it can be saved in time."""

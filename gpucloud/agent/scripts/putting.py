@@ -29,7 +29,7 @@ from gpucloud.domain.checkpoint.directory import (
     readdressed,
     written_before,
 )
-from gpucloud.domain.checkpoint.layouts import Rule, checkpoints_of, find_sets, leftovers
+from gpucloud.domain.checkpoint.layouts import Rule, checkpoints_of, find_sets, leftovers, newest_checkpoint
 from gpucloud.domain.checkpoint.manifest import Commit, Counts, Manifest, Piece
 from gpucloud.domain.checkpoint.objects import PART_BYTES
 from gpucloud.store.checkpoints import all_damaged
@@ -59,6 +59,7 @@ class Directory:
     def __init__(self, path: Path, code: Path, rule: Rule) -> None:
         self.path = path
         self.rule = rule
+        self._code = code
         self._own = code / f"{OURS}kept"
         self._before = self._own / "before.json"
         self._incoming = self._own / "incoming"
@@ -117,6 +118,12 @@ class Directory:
         self._put_times_of_folders(paths)
         shutil.rmtree(self._incoming, ignore_errors=True)
         return found.commit if found else None
+
+    def newest(self, found: Fetched) -> str:
+        """Return the path of the newest checkpoint that was put back, as a script in the code folder names it."""
+        listing = {path: about for path, about in look(self.path).items() if path in set(found.paths)}
+        top = newest_checkpoint(self.rule, listing)
+        return os.path.normpath(os.path.join(os.path.relpath(self.path, self._code), top))  # noqa: PTH118
 
     def forget_aside(self) -> None:
         """Free the disk of what was set aside: the script has saved since."""

@@ -180,7 +180,7 @@ class Reporting:
 # A script's directory on the disk: listed, judged file by file, copied while the script goes on.
 
 
-_TORCH = (".pt", ".pth", ".ckpt")
+_TORCH = (".pt", ".pth", ".pth.tar", ".ckpt")
 _JSON_BYTES = 256 << 20
 _COPY_BYTES = 8 << 20
 # Another file system, or one whose kernel cannot: then by our own hands.
@@ -218,7 +218,7 @@ def is_whole(path: Path) -> bool | None:
         return _is_whole_zip(path)
     if path.suffix == ".json":
         return _is_json(path)
-    return False if path.suffix in _TORCH and len(head) < len(b"PK\3\4") else None
+    return False if path.name.endswith(_TORCH) and len(head) < len(b"PK\3\4") else None
 
 
 class Texts:

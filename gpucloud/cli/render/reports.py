@@ -15,6 +15,7 @@ from gpucloud.cli.render.use import (
 )
 from gpucloud.cli.render.words import pool_json, quarantine_json, table
 from gpucloud.domain import codec
+from gpucloud.domain.checkpoint.layouts import Additions
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import counted, format_moment, format_span, format_usd
 from gpucloud.domain.node.node import Node
@@ -156,7 +157,8 @@ def _tables(report: JobReport) -> list[str]:
         rows += [_interruption_row(one, report.attempts) for one in report.interruptions]
         parts.append(table(rows))
     if report.checkpoint:
-        parts.append(f"checkpoint at {report.checkpoint}, manifest {report.checkpoint.sha256[:16]}")
+        added = f"; after it, the script gets {report.additions}" if report.additions != Additions() else ""
+        parts.append(f"checkpoint at {report.checkpoint}, manifest {report.checkpoint.sha256[:16]}{in_one_line(added)}")
     if report.charges:
         parts.append(charges_text(report.charges))
     if report.cooldowns:
@@ -228,6 +230,8 @@ def report_json(report: JobReport) -> dict[str, Any]:
         "last_step_at": codec.plain(report.reached.at if report.reached is not None else None),
         "missing_outputs": [codec.plain(output) for output in report.missing_outputs],
         "checkpoint": codec.plain(report.checkpoint),
+        "resume_args": list(report.additions.words),
+        "resume_variables": dict(report.additions.variables),
         "spend": spend_json(report.spend),
         "paid_until": codec.plain(report.paid_until),
         "capacity_decision": _decision_json(report.capacity_decision),

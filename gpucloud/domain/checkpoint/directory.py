@@ -94,7 +94,7 @@ def family(name: str) -> str:
 
 def last_number(name: str) -> int | None:
     """Return the step that a name ends with, before its suffix: 500 of `global_step500` and of `ckpt_500.pt`."""
-    m = re.search(r"(\d+)(?:\.[A-Za-z]\w*)?$", name)
+    m = re.search(r"(\d+)(?:\.pth\.tar|\.[A-Za-z]\w*)?$", name)
     return int(m[1]) if m else None
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
 
 from gpucloud.domain.checkpoint.directory import FileSet, Listing, above, below, family, folder_of, last_number
-from gpucloud.domain.job.spec import Layout, OnNotice
+from gpucloud.domain.job.spec import CHECKPOINT, CheckpointDirectory, Layout, OnNotice
 
 METADATA = ".metadata"
 RANK_STATE = re.compile(r"rng_state_(\d+)\.pth")
@@ -21,7 +22,13 @@ _STATE = "trainer_state.json"
 _UNFINISHED = (
     "checkpoint-is-incomplete.txt"  # while it saves because of SIGTERM (transformers 5, enable_jit_checkpoint)
 )
-_SINGLE = (".pt", ".pth", ".ckpt", ".safetensors")
+_MEGATRON = re.compile(r"(?:^|.*/)iter_(\d{7})(?=/)")
+_TRACKER = "latest_checkpointed_iteration.txt"  # Megatron-LM's, written when every rank has written
+_SINGLE = (".pt", ".pth", ".pth.tar", ".ckpt", ".safetensors")
+_BEST = re.compile(r"(?:^|[^a-z])best(?![a-z])", re.IGNORECASE)
+_WHOLE = re.compile(r"(?:^|[^a-z])(?:best|last|latest|final)(?![a-z])", re.IGNORECASE)
+"""What names call a copy that needs no other file: YOLO's last.pt and best.pt, detectron2's model_final.pth."""
+_USUAL = re.compile(r"best|latest|last|final|epoch|step|iter|model|checkpoint|ckpt|snapshot|weights|[^a-z]+")
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.")
 _STEP = re.compile(r"step[=_-]?(\d+)")
 T = TypeVar("T")
@@ -67,6 +74,8 @@ def find_sets(rule: Rule, listing: Listing) -> Found:
             return Found(sets=_deepspeed(listing))
         case Layout.DCP:
             return _dcp(listing, apart=rule.nodes > 1 and not rule.per_node)
+        case Layout.MEGATRON:
+            return _megatron(listing, apart=rule.nodes > 1 and not rule.per_node)
         case Layout.LIGHTNING:
             return Found(sets=_newest_files([path for path in listing if path.endswith(".ckpt")], listing))
         case Layout.FILE:
@@ -81,6 +90,7 @@ def layout_of(listing: Listing) -> Layout:
         (Layout.DCP, _DCP_ALONE.fullmatch),  # Trainer's are deeper
         (Layout.HF, _HF.match),
         (Layout.DEEPSPEED, _DEEPSPEED.match),
+        (Layout.MEGATRON, _MEGATRON.match),  # its newer formats are of torch.distributed.checkpoint's files
         (Layout.DCP, lambda path: path.endswith(".distcp") or path.rpartition("/")[2] == METADATA),
         (Layout.LIGHTNING, lambda path: path.endswith(".ckpt")),
         (Layout.FILE, lambda path: "/" not in path and path.endswith(_SINGLE)),
@@ -103,6 +113,20 @@ def checkpoints_of(sets: Iterable[FileSet], listing: Listing) -> dict[str, tuple
     return (
         found | {path: (path,) for path in single} | {one.name: one.paths for one in sets if one.complete and one.name}
     )
+
+
+def newest_checkpoint(rule: Rule, listing: Listing) -> str:
+    """Return the path of the checkpoint that was written last, a folder's or a file's; "" for the directory itself.
+
+    Of single files it is none that calls itself the best, if there is another: copies of that are often newer.
+    """
+    sets = find_sets(rule, listing).sets
+    newest = max(sets, key=lambda one: (one.written_ns(listing), one.step or 0), default=None)
+    if newest is not None and (newest.name or newest.marked):
+        return newest.name
+    paths = newest.paths if newest is not None else tuple(listing)
+    others = [path for path in paths if not _BEST.search(_name(path))] or paths
+    return max(others, key=lambda path: (listing[path].mtime_ns, last_number(path) or 0, path), default="")
 
 
 def leftovers(rule: Rule, listing: Listing, restored: Iterable[str]) -> tuple[str, ...]:
@@ -180,14 +204,30 @@ def _deepspeed(listing: Listing) -> tuple[FileSet, ...]:
     return tuple(sets)
 
 
+def _megatron(listing: Listing, *, apart: bool) -> Found:
+    """Megatron-LM names the newest folder's step in a file beside it, after every rank has written."""
+    if apart and any(path.endswith(".distcp") for path in listing):
+        return _APART
+    sets = []
+    for folder, step in _folders(_MEGATRON, listing):
+        tracker = f"{folder_of(folder)}/{_TRACKER}".lstrip("/")
+        paths = below(folder, listing)
+        complete = tracker in listing and is_last(tracker, paths, listing)
+        sets.append(FileSet(name=folder, step=step, paths=paths, complete=complete, marked=True))
+    return Found(sets=tuple(sets))
+
+
+_APART = Found(
+    unclear="each node writes its own part of a torch.distributed.checkpoint, and only node 0's is kept: "
+    "checkpoint: {per_node: true} keeps them all"
+)
+
+
 def _dcp(listing: Listing, *, apart: bool) -> Found:
     """torch.distributed.checkpoint renames `.metadata` into its place when every rank has written."""
     folders = {folder_of(path) for path in listing if path.endswith(".distcp") or _name(path) == METADATA}
     if apart and folders:
-        return Found(
-            unclear="each node writes its own part of a torch.distributed.checkpoint, and only node 0's is kept: "
-            "checkpoint: {per_node: true} keeps them all"
-        )
+        return _APART
     sets = []
     for folder in sorted(folders):
         paths, marker = below(folder, listing), f"{folder}/{METADATA}".lstrip("/")
@@ -211,16 +251,27 @@ def _with_done_file(name: str, listing: Listing) -> tuple[FileSet, ...]:
 
 def _files(listing: Listing, *, explicit: bool) -> Found:
     found = [path for path in listing if path.endswith(_SINGLE) and (explicit or "/" not in path)]
-    families = sorted({family(path) for path in found})
+    parts = _parts(found)
     if any(_SHARD.search(path) for path in found):
         return Found(unclear=f"{found[0]} is one of several files that belong together: {_SAY_DONE_FILE}")
-    if not explicit and len(families) > 1:
-        one, other = sorted({family(path): path for path in found}.values())[:2]
+    if not explicit and len(parts) > 1:
+        one, other = parts[:2]
         return Found(
             unclear=f"do {one} and {other} belong together? If each is a whole checkpoint: checkpoint: {{layout: "
             f"file}}; else {_SAY_DONE_FILE}"
         )
     return Found(sets=_newest_files(found, listing))
+
+
+def _parts(paths: list[str]) -> list[str]:
+    """Return one path of each kind that may be a part of something: `model.pt` and `optimizer.pt`, G_last and D_last.
+
+    What calls itself the last, the final or the best one is a copy, if the rest of its name is a usual one.
+    """
+    kinds = {family(path): path for path in paths if not _WHOLE.search(_name(path))}
+    stems = {_USUAL.sub("", _name(path).lower().partition(".")[0]): path for path in paths}
+    apart = {stem: path for stem, path in stems.items() if stem}
+    return sorted(kinds.values() if len(kinds) >= len(apart) else apart.values())
 
 
 _SAY_DONE_FILE = "have the script write a file when a folder is whole, and name it: checkpoint: {done_file: NAME}"
@@ -256,6 +307,44 @@ def _name(path: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Additions:
+    """What a launch gets beside where a checkpoint was put back: words behind its own, and variables."""
+
+    words: tuple[str, ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
+
+    def after(self, checkpoint: str) -> Additions:
+        """Return them with the path of the checkpoint that was put back, where they ask for it."""
+        words = tuple(word.replace(CHECKPOINT, checkpoint) for word in self.words)
+        variables = tuple((name, value.replace(CHECKPOINT, checkpoint)) for name, value in self.variables)
+        return Additions(words=words, variables=variables)
+
+    def __str__(self) -> str:
+        words = (*self.words, *(f"{name}={value}" for name, value in self.variables))
+        return " ".join(word if word.split() == [word] else shlex.quote(word) for word in words)
+
+
+def begun_anew(saved: int, put_back: int, additions: Additions) -> str | None:
+    """Return the warning that a script began at 0 though a checkpoint was put back; None when it did not.
+
+    By its first new save: of a step below that of the checkpoint.
+    """
+    if saved >= put_back:
+        return None
+    told = "tell it to resume by `checkpoint: {resume_args: …}`"
+    if additions != Additions():
+        told = f"{additions} did not have it resume"
+    return f"the script began anew: it saved step {saved} after the checkpoint of step {put_back} was put back; {told}"
+
+
+def additions_of(directory: CheckpointDirectory | None) -> Additions:
+    """Return what the job file has a script told where a checkpoint was put back."""
+    if directory is None:
+        return Additions()
+    return Additions(words=directory.resume_args, variables=directory.resume_variables)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeepOrder:
     """One member's directory, and where its checkpoints go: `prefix` in `store`, `keep` of them.
 
@@ -275,3 +364,4 @@ class KeepOrder:
     rank: int
     folder: str
     first_rank: int
+    additions: Additions = Additions()

@@ -166,7 +166,7 @@ def _is_complete(rule: Rule, call: Call, paths: tuple[str, ...], listing: Listin
         return marker in listing and is_last(marker, paths, listing)
     layout = rule.layout if rule.layout is not Layout.AUTO else layout_of(dict.fromkeys(call.paths, Signature(0, 0, 0)))
     match layout:
-        case Layout.DCP:
+        case Layout.DCP | Layout.MEGATRON:
             return True
         case Layout.HF:
             return not _states(call.paths) or set(rule.own_ranks) <= _states(paths)

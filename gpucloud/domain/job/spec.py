@@ -289,7 +289,12 @@ class Layout(str, Enum):
     LIGHTNING = "lightning"  # *.ckpt, each whole by itself
     DCP = "dcp"  # torch.distributed.checkpoint: a folder with .metadata
     DEEPSPEED = "deepspeed"  # global_step500/, named in `latest`
-    FILE = "file"  # ckpt.pt, snapshot.pt, model-500.safetensors: each whole by itself
+    MEGATRON = "megatron"  # iter_0000500/, named in latest_checkpointed_iteration.txt
+    FILE = "file"  # ckpt.pt, checkpoint.pth.tar, model-500.safetensors: each whole by itself
+
+
+CHECKPOINT = "{checkpoint}"
+"""In what is added to a launch: the path of the newest checkpoint that was put back, from the code folder."""
 
 
 class OnNotice(str, Enum):
@@ -306,6 +311,8 @@ class CheckpointDirectory:
 
     With `done_file`, a folder is whole once it holds that file. Files count when nothing changed for `settle`.
     With `per_node`, each node's own folder is a part of a checkpoint; else node 0's alone is one.
+    Where a checkpoint was put back, `resume_args` are added to the script's command line and `resume_variables` to its
+    environment, with the checkpoint's path for CHECKPOINT in them.
     """
 
     path: str
@@ -314,6 +321,8 @@ class CheckpointDirectory:
     on_notice: OnNotice = OnNotice.NONE
     settle: timedelta = timedelta(seconds=1)
     per_node: bool = False
+    resume_args: tuple[str, ...] = ()
+    resume_variables: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from urllib.parse import unquote, urlsplit
 
-from gpucloud.domain.checkpoint.layouts import KeepOrder, Rule
+from gpucloud.domain.checkpoint.layouts import Additions, KeepOrder, Rule, additions_of
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.job.data import variables
 from gpucloud.domain.job.spec import CheckpointPolicy, Cloud, Job, Launcher, OnNotice, Resources
@@ -23,6 +23,7 @@ from gpucloud.domain.node.member import (
     attempt_folder,
     launcher_of,
     parse_run,
+    runs_in_shell,
     workers_per_node,
 )
 from gpucloud.domain.node.status import Launch
@@ -41,6 +42,7 @@ from gpucloud.domain.variables import (
     GPUCLOUD_PROFILE_STEPS,
     GPUCLOUD_RANKS,
     GPUCLOUD_RECIPE,
+    GPUCLOUD_RESUME_ARGS,
     GPUCLOUD_STORE,
     GPUCLOUD_TRIAL,
     GPUCLOUD_WORLDS,
@@ -73,6 +75,7 @@ def launch_of(
         hidden=tuple(sorted((*secrets, SECRET))),
         container=_container(member),
         keeper=keeper_of(member),
+        passed=tuple(name for name, _ in _additions(job).variables),
         sharing=sharing(job, len(places)),
     )
 
@@ -217,8 +220,17 @@ def keeper_of(member: Member) -> tuple[str, ...]:
         rank=member.rank,
         folder=attempt_folder(place.root, start.number),
         first_rank=member.rank * ranks,
+        additions=_additions(job),
     )
     return (place.python, place.package, "keep", "--root", place.root, "--order", to_json(order), "--")
+
+
+def _additions(job: Job) -> Additions:
+    """Return what the keeper adds to the launch: only a shell's line has words elsewhere than at its end."""
+    added = additions_of(job.checkpoint.directory)
+    if not added.words or not runs_in_shell(job):
+        return added
+    return Additions(variables=(*added.variables, (GPUCLOUD_RESUME_ARGS, " ".join(added.words))))
 
 
 # The environment of a member: the user's variables, ours where the user says nothing, and the ranks.
@@ -252,6 +264,7 @@ def env_of(member: Member) -> tuple[tuple[str, str], ...]:
         GPUCLOUD_ATTEMPT_DIR: attempt_folder(place.root, start.number),
         **variables(tuple(target for _, target in job.data), place.root, below_root=job.cloud is Cloud.LOCAL),
         **({GPUCLOUD_CHECKPOINT_DIRECTORY: job.checkpoint.directory.path} if job.checkpoint.directory else {}),
+        **({GPUCLOUD_RESUME_ARGS: ""} if GPUCLOUD_RESUME_ARGS in dict(_additions(job).variables) else {}),
         **({GPUCLOUD_TRIAL: job.trial} if job.trial else {}),
         **({GPUCLOUD_PROFILE_STEPS: str(start.profile_steps)} if start.profile_steps else {}),
     }

@@ -14,7 +14,7 @@ from functools import cache
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.spec import Job, Launcher
 from gpucloud.domain.node.node import Node
-from gpucloud.domain.untrusted import brief
+from gpucloud.domain.untrusted import brief, quoted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +110,14 @@ class CommandLine:
     words: tuple[str, ...]
 
 
+def parse_words(line: str) -> tuple[str, ...]:
+    """Return the words of a line, split as a shell does it that expands nothing; ValueError for a quote left open."""
+    try:
+        return tuple(shlex.split(line))
+    except ValueError as error:
+        raise ValueError(f"{quoted(line)} has a quote that is never closed") from error
+
+
 @cache
 def parse_run(run: str) -> Script | CommandLine:
     """Return the form of a job's `run:`; UsageError when it cannot be split, or a script's line needs a shell."""
@@ -148,6 +156,11 @@ def workers_per_node(job: Job) -> int:
     """Return how many ranks a node has: one a GPU, or one where the launcher starts the job once a node."""
     once = launcher_of(job) in (Launcher.PLAIN, Launcher.TENSORFLOW)
     return 1 if once else job.resources.gpus
+
+
+def runs_in_shell(job: Job) -> bool:
+    """Whether a shell reads the job's `run:`, so that it alone knows where further words belong."""
+    return isinstance(parse_run(job.run), CommandLine) and needs_shell(job.run)
 
 
 def needs_shell(run: str) -> bool:

@@ -46,7 +46,8 @@ class Launch:
     `address` is the node's own private one: where `env` names no interface for collectives, the agent finds it by it.
     The values of the `hidden` variables are shown nowhere. With `container`, `argv` runs in one. `keeper` are words
     before it all: the process that keeps the directory of a script that saves by itself, and starts the rest.
-    `sharing` is how many processes share the node's CPUs, 0 where one has them all.
+    `passed` are variables that it may set, for a container to be handed them too. `sharing` is how many processes share
+    the node's CPUs, 0 where one has them all.
     """
 
     attempt: int
@@ -57,6 +58,7 @@ class Launch:
     hidden: tuple[str, ...] = ()
     container: ContainerRun | None = None
     keeper: tuple[str, ...] = ()
+    passed: tuple[str, ...] = ()
     sharing: int = 0
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 
+from gpucloud.domain.checkpoint.layouts import additions_of
 from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
 from gpucloud.domain.job.quantities import counted, format_moment
 from gpucloud.domain.money.costs import Sundries, charges_of
@@ -103,6 +104,7 @@ class Asker:
             hands_over=supervisor is None
             and hands_over(state, given.order.unattended, stored.store_time - stored.modified),
             outputs=given.order.resolved.outputs,
+            additions=additions_of(given.order.resolved.checkpoint.directory),
         )
         return without_lost_outputs(told)
 

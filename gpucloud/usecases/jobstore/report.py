@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import Enum
 
+from gpucloud.domain.checkpoint.layouts import Additions
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import span_of
 from gpucloud.domain.money.ledger import Charge, Spend, total
@@ -111,6 +112,8 @@ class JobReport:
     """Whether nobody holds it, and one of its machines is about to take it."""
     outputs: tuple[str, ...] = ()
     """What its order wants brought home from its machines when it has trained."""
+    additions: Additions = field(default_factory=Additions)
+    """What its script gets beside where a checkpoint was put back."""
     prepared: bool = False
     """Whether all of its machines are ready for an attempt, as far as its state says."""
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
+from gpucloud.domain.checkpoint.layouts import Additions, additions_of, begun_anew
+from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.spec import CheckpointPolicy, Market
 from gpucloud.domain.money.ledger import Used
 from gpucloud.domain.node.bootstrap.facts import attempt_lock
 from gpucloud.domain.node.node import Fault, Refusal
 from gpucloud.domain.node.output import DatedPiece
-from gpucloud.domain.node.status import RunState
+from gpucloud.domain.node.status import UNTOLD, Progress, RunState
 from gpucloud.domain.state.state import Attempt, ExitReason, JobState
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import (
@@ -76,13 +78,26 @@ class Announcements:
     _refusals: set[Refusal] = field(default_factory=set)
     _silent: bool = False
     _protected: str | None = None
+    _anew: int = 0
+    """The newest attempt of which it was told that its script began anew."""
 
     def news(
         self, action: Action, seen: Seen, limits: Limits, policy: CheckpointPolicy | None = None
     ) -> tuple[str, ...]:
         """Return the lines that were not told yet; `policy` is what the job file says of checkpoints."""
         passing = (*self._excluded(seen), *self._silence(seen, limits))
-        return (*passing, *_decision(seen), *self._protection(seen, policy), *self._lasting(action, seen, limits))
+        saving = (*self._protection(seen, policy), *self._begun_anew(seen, policy))
+        return (*passing, *_decision(seen), *saving, *self._lasting(action, seen, limits))
+
+    def _begun_anew(self, seen: Seen, policy: CheckpointPolicy | None) -> tuple[str, ...]:
+        """Once in an attempt that a script which saves by itself did not take the checkpoint that was put back."""
+        attempt = seen.state.attempt
+        progress = progress_of(attempt, seen) if attempt is not None else None
+        if attempt is None or progress is None or attempt.number == self._anew:
+            return ()
+        told = _anew(progress, additions_of(policy.directory if policy else None))
+        self._anew = attempt.number if told else self._anew
+        return (told,) if told else ()
 
     def _protection(self, seen: Seen, policy: CheckpointPolicy | None) -> tuple[str, ...]:
         """Once how the script saves, by its own word, or after its first minute without one; again when it changes."""
@@ -131,6 +146,12 @@ def _how_it_saves(seen: Seen, policy: CheckpointPolicy | None) -> str | None:
     if saved or meant or young or not _is_at_work(attempt, seen):
         return None
     return "the script has not called gpucloud.resume so far: an interruption starts it at the beginning"
+
+
+def _anew(progress: Progress, additions: Additions) -> str | None:
+    if progress.phase != UNTOLD or progress.counts is not Counts.STEPS or progress.committed_step is None:
+        return None
+    return begun_anew(progress.committed_step, progress.first_step - 1, additions)
 
 
 def _is_at_work(attempt: Attempt, seen: Seen) -> bool:
@@ -199,7 +220,7 @@ class Actor:
     def act(self, action: Action, seen: Seen, goal: Goal) -> None:
         """Do it. Errors of the cloud and of nodes come through as GpucloudError."""
         news = self._announced.news(action, seen, self.services.rules.limits, self.services.job.checkpoint)
-        for line in (*news, tell_story(action, seen)):
+        for line in (*news, tell_story(action, seen, self.services.job.checkpoint.directory)):
             if line:
                 self.watcher.story(line)
         if isinstance(action, OnTheCloud):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+from gpucloud.domain.checkpoint.layouts import Additions, additions_of
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import format_moment, format_span, format_usd
-from gpucloud.domain.job.spec import Market
+from gpucloud.domain.job.spec import CheckpointDirectory, Market
 from gpucloud.domain.market.policies import Mode
 from gpucloud.domain.node.status import Stop
 from gpucloud.domain.state.order import BudgetChange
@@ -46,8 +47,10 @@ from gpucloud.domain.supervision.seen import Seen
 from gpucloud.domain.supervision.transitions import with_commit
 
 
-def tell_story(action: Action, seen: Seen) -> str | None:  # noqa: C901, PLR0911, PLR0912  (one flat match)
-    """Return the line, None when the action is not news."""
+def tell_story(  # noqa: C901, PLR0911, PLR0912  (one flat match)
+    action: Action, seen: Seen, directory: CheckpointDirectory | None = None
+) -> str | None:
+    """Return the line, None when the action is not news; `directory` is of a script that saves by itself."""
     match action:
         case Provision():
             owned = seen.state.pool.market is Market.OWNED
@@ -76,7 +79,9 @@ def tell_story(action: Action, seen: Seen) -> str | None:  # noqa: C901, PLR0911
         case Prepare(node_ids=node_ids):
             return _prepared(node_ids, seen)
         case OpenAttempt(number=number, node_ids=node_ids):
-            return f"attempt {number} starts {_from(seen)}on {', '.join(node_ids)}{_lost(seen)}"
+            return (
+                f"attempt {number} starts {_from(seen)}on {', '.join(node_ids)}{_added(seen, directory)}{_lost(seen)}"
+            )
         case NoteInterruptions(interruptions=interruptions):
             return "; ".join(_interrupted(i, seen) for i in interruptions)
         case Inspect(node_ids=node_ids):
@@ -171,6 +176,13 @@ def _from(seen: Seen) -> str:
     if not seen.state.attempts:
         return ""
     return f"after {saved} " if saved is not None else "from the beginning "
+
+
+def _added(seen: Seen, directory: CheckpointDirectory | None) -> str:
+    """Return what the script gets beside where its checkpoint is put back."""
+    additions = additions_of(directory)
+    saved = seen.checkpoint or seen.state.checkpoint
+    return f", with {additions}" if saved is not None and additions != Additions() else ""
 
 
 def _lost(seen: Seen) -> str:
