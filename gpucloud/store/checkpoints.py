@@ -166,7 +166,7 @@ class Checkpoints:
             found = read_manifest(stored.data)
         except OtherFormat as error:
             raise CheckpointUnreadable(
-                f"the checkpoint of step {commit.step} cannot be read: {error}",
+                f"checkpoint {commit.step} cannot be read: {error}",
                 hint="go on with the gpucloud that saved it, or a newer one; nothing of it was deleted",
             ) from error
         except ValueError:

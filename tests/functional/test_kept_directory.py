@@ -176,7 +176,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(make):
     ("change", "said", "barred"),
     [
         (lambda data: b"torn" + data, "none of the 1 checkpoints that are there can be used", False),
-        (lambda data: seal({**unseal(data), "format": 9}), "the checkpoint of step 10 cannot be read", True),
+        (lambda data: seal({**unseal(data), "format": 9}), "checkpoint 10 cannot be read", True),
     ],
 )
 def test_no_script_begins_anew_beside_checkpoints_that_cannot_be_read(make, change, said, barred):

@@ -23,10 +23,13 @@ from gpucloud.domain.checkpoint.manifest import (
     seal,
     unseal,
 )
+from gpucloud.domain.checkpoint.standing import Found, Standing
+from gpucloud.domain.errors import UsageError
 from gpucloud.domain.state.state import CheckpointRef, ExitReason
 from gpucloud.domain.supervision.action import CloseAttempt, OpenAttempt
 from gpucloud.domain.supervision.budget import overdue
 from gpucloud.store import newest_commit
+from gpucloud.usecases.checkpoint.checkpoints import of_step
 from gpucloud.usecases.supervise.story import tell_story
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
@@ -49,6 +52,12 @@ def test_what_a_checkpoints_number_counts_is_stored_with_it_and_known_from_the_s
     newest = newest_commit(store, "j")
     assert newest is not None
     assert (newest.step, newest.counts) == (12, Counts.SAVES)
+
+
+def test_a_save_that_is_not_there_is_called_what_it_is() -> None:
+    there = Standing(commit=SAVED.commit, found=Found(manifest=SAVED, committed_at=NOW), marks=frozenset())
+    with pytest.raises(UsageError, match="there is no checkpoint of save 7: the nearest is 12"):
+        of_step(7, (there,))
 
 
 def test_a_script_that_reports_through_the_library_counts_steps() -> None:

@@ -7,7 +7,16 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from gpucloud.domain.checkpoint.manifest import Commit, Manifest, Piece, commit_key, commits, generations, read_manifest
+from gpucloud.domain.checkpoint.manifest import (
+    Commit,
+    Counts,
+    Manifest,
+    Piece,
+    commit_key,
+    commits,
+    generations,
+    read_manifest,
+)
 from gpucloud.domain.checkpoint.objects import (
     LENGTH_BYTES,
     PART_BYTES,
@@ -178,8 +187,15 @@ def of_step(step: int, standing: Sequence[Standing]) -> tuple[Standing, ...]:
     there = tuple(one for one in standing if one.commit.step == step)
     if not there:
         near = nearest(step, standing)
-        raise UsageError(f"there is no checkpoint of step {step}: the nearest is {near}", hint=f"--step {near}")
+        named = _counts(standing).named(step)
+        raise UsageError(f"there is no checkpoint of {named}: the nearest is {near}", hint=f"--step {near}")
     return there
+
+
+def _counts(standing: Sequence[Standing]) -> Counts:
+    """Return what the numbers of these checkpoints count, as far as one that can be read tells."""
+    found = (one.found.manifest for one in standing)
+    return next((manifest.counts for manifest in found if manifest is not None), Counts.STEPS)
 
 
 def restorable(step: int | None, standing: Sequence[Standing]) -> Manifest:
@@ -193,7 +209,8 @@ def restorable(step: int | None, standing: Sequence[Standing]) -> Manifest:
             return one.sound
     if step is None or not sound:
         raise StoreError("no checkpoint is whole", hint="gpucloud checkpoints --verify says what is wrong with each")
-    raise StoreError(f"the checkpoint of step {step} is not whole", hint=f"--step {nearest(step, sound)}")
+    named = _counts(standing).named(step)
+    raise StoreError(f"the checkpoint of {named} is not whole", hint=f"--step {nearest(step, sound)}")
 
 
 def parts_of(pieces: Iterable[Piece]) -> Iterator[Part]:
