@@ -17,7 +17,7 @@ from gpucloud.domain.job.spec import Cloud, Job
 from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.state.order import run_of
 from gpucloud.usecases.jobstore.orders import current_run, require_own, sha256_of
-from gpucloud.usecases.jobstore.report import Condition, JobReport, with_forecast
+from gpucloud.usecases.jobstore.report import JobReport, with_forecast
 from gpucloud.wiring import Gpucloud, KnownJob
 from gpucloud.wiring.jobs import asker_of, visited_report
 
@@ -144,18 +144,17 @@ def other_runs(cloud: Gpucloud, known: KnownJob) -> tuple[str, ...]:
     return ()
 
 
-def report_of(cloud: Gpucloud, known: KnownJob) -> JobReport:
+def report_of(cloud: Gpucloud, known: KnownJob, *, visits: bool = False) -> JobReport:
     """Return how the job stands, the same for every command that asks at the same moment.
 
-    The nodes of one that nobody supervises are asked too: its books are of an earlier time. Of machines that are off,
-    the store knows what they saved last.
+    The nodes of one that nobody supervises are asked, and its store for what they saved last: its books are of an
+    earlier time. With `visits` the nodes of any job are asked, for how they are used, its pace and its forecast.
     """
     asker = asker_of(cloud, known)
     report = asker.report()
-    if report.died_unheard:
-        return asker.with_stored_checkpoint(report)
-    alone = report.condition is Condition.UNSUPERVISED
-    return with_forecast(visited_report(cloud, known, report) if alone else report)
+    if visits or report.supervisor is None:
+        report = visited_report(cloud, known, report)
+    return with_forecast(asker.with_stored_checkpoint(report))
 
 
 def report_or_line(cloud: Gpucloud, known: KnownJob) -> JobReport | None:

@@ -159,6 +159,17 @@ def test_what_was_forgotten_before_the_job_was_taken_back_stays_unproven(store):
     assert tracker.unproven_usd(state(), NO_GROUP, NOW + 9 * HOUR) == Decimal("1.575")  # 1.75 h at the cap
 
 
+def test_a_sum_that_comes_of_rounding_alone_is_not_called_unproven(store):
+    """The books cut a machine's time where its attempt ended, the armings do not: each piece is rounded by itself."""
+    users, now = JobStore(store, "digits"), NOW + HOUR
+    known = state(nodes=(life("a", 0, 0.25),), drives_itself=True)
+    put_job(users, known)
+    users.arm(arming(known, at=NOW + HOUR / 12, machines=1, until=NOW + HOUR / 6))
+    users.bill("a", (charge("a", 0, 0.25, "0.12499999"),))
+    group = listed(node("a", pool=POOL, launched_at=NOW, state=NodeState.TERMINATED, ended_at=NOW + HOUR / 4))
+    assert SpendTracker(users, OnePrice(), Terms()).unproven_usd(known, group, now) == 0
+
+
 LEFT_AT_FOUR = state(nodes=(life("a", 0, 4, charged=True), life("b", 0)))
 """Four hours of two machines beside a supervisor, 4 USD; then the one that is left drives the job for two more."""
 

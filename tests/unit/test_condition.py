@@ -28,7 +28,7 @@ from gpucloud.domain.state.state import (
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import Arm, Done, Prepare, TearDown, Wait
 from gpucloud.domain.supervision.self_driving import hands_over
-from gpucloud.usecases.jobstore.report import Condition, Left, NodeStanding, condition_of, report
+from gpucloud.usecases.jobstore.report import Condition, Left, NodeStanding, condition_of, report, with_answers
 from gpucloud.usecases.supervise.story import tell_story
 from tests.unit.worlds import NOW, POOL, cooldown, opened, part, seen, state, up
 
@@ -206,7 +206,7 @@ def told(*nodes, supervisor=None, visited=True, **changes):
         looked_at=NOW,
     )
     standing = tuple(NodeStanding(node_id=one.node.id, status=one.status) for one in nodes)
-    return replace(known, standing=standing) if visited else known
+    return with_answers(known, standing) if visited else known
 
 
 TRAINS = (up("a", part(1, step=605, total_steps=768)), up("b", part(1)))
@@ -238,9 +238,40 @@ def test_a_job_whose_ranks_are_done_has_results_that_are_not_home():
 
 def test_results_that_a_supervisor_brings_home_ask_nobody_to_bring_them():
     done = (up("a", part(1, Outcome.DONE, step=768)), up("b", part(1, Outcome.DONE)))
-    text = report_text(told(*done, supervisor="process 1 on vm"))
+    brings = told(*done, supervisor="process 1 on vm")
+    members = tuple(replace(one, outcome=Outcome.DONE) for one in brings.attempts[0].members)
+    text = report_text(replace(brings, attempts=(replace(brings.attempts[0], members=members),)))
     assert text.startswith("live: trained, its results are not home yet, step 768")
     assert "gpucloud train" not in text.split("\n\n", 2)[2]
+
+
+def test_who_supervises_a_job_says_whether_it_has_trained_to_those_who_ask_its_nodes_too():
+    done = (up("a", part(1, Outcome.DONE, step=768)), up("b", part(1, Outcome.DONE)))
+    asked, others = (told(*done, supervisor="process 1 on vm", visited=visited) for visited in (True, False))
+    assert asked.condition is others.condition is Condition.TRAINING
+
+
+def test_steps_that_nodes_tell_of_are_the_jobs_for_programs_too():
+    told_json = report_json(told(*TRAINS))
+    assert (told_json["last_step"], told_json["attempts"][-1]["last_step"]) == (605, 605)
+    assert report_json(told(*TRAINS, visited=False))["last_step"] == 385
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        (up("a", part(7, step=605)), up("b", part(7))),  # of another attempt, which is over
+        (up("a", part(1)), up("b", part(1, step=605))),  # of another rank than the first
+    ],
+)
+def test_what_is_no_step_of_the_first_rank_in_the_open_attempt_is_none_of_the_job(nodes):
+    known = report_json(told(*nodes))
+    assert (known["last_step"], known["attempts"][-1]["last_step"]) == (385, 385)
+
+
+def test_an_open_attempt_has_taken_so_long_as_it_was_when_the_job_was_looked_at():
+    (row,) = (line for line in report_text(told(*TRAINS)).splitlines() if line.startswith("1  "))
+    assert row == "1        2      1–605  running  1 min"
 
 
 def test_an_attempt_that_has_told_no_step_yet_is_running_all_the_same():

@@ -13,7 +13,6 @@ import pytest
 from rich.console import Console
 
 from gpucloud.adapters.jobfile import values
-from gpucloud.cli.commands.asking import _with_forecast
 from gpucloud.cli.commands.passes import _budget_text
 from gpucloud.cli.render.bills import left_rows, money_line, spend_json, spend_text
 from gpucloud.cli.render.estimates import estimate_text
@@ -317,7 +316,6 @@ def test_the_latest_time_at_which_all_is_off_is_not_said_a_minute_too_early() ->
 
 
 def test_what_a_job_will_cost_that_nobody_supervises_is_what_its_machines_cost_until_they_end_by_themselves() -> None:
-    known: Any = None
     spend = Spend(
         budget_usd=Decimal(1),
         spent_usd=Decimal("0.02"),
@@ -327,7 +325,7 @@ def test_what_a_job_will_cost_that_nobody_supervises_is_what_its_machines_cost_u
         as_of=NOW,
     )
     report = replace(told(up("a", part(1, step=10, total_steps=400)), supervisor=None), spend=spend)
-    alone = _with_forecast(known, known, report).spend
+    alone = with_forecast(report).spend
     assert (alone.forecast_usd, alone.unattended_until) == (Decimal("0.29"), NOW + HOUR)
     assert "forecast  0.29 USD at 13:00 UTC, when its machines switch themselves off: nobody" in spend_text(alone)
 
@@ -371,7 +369,7 @@ def test_every_view_of_a_job_that_trains_says_that_its_budget_ends_first() -> No
 def test_a_budget_that_ends_before_the_script_is_said_beside_the_time_to_go(rate: str, said: bool) -> None:
     spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal(1), usd_per_hour=Decimal(rate))
     node = up("a", part(1, step=10, total_steps=400, step_seconds=1.0))
-    report = replace(told(node, supervisor="you"), spend=spend, standing=(node,))
+    report = replace(told(node, supervisor="you"), spend=spend)
     words = step_words(report)
     assert "6 min 30 s to go" in words
     assert ("its budget ends first, in 1 min" in words) is said

@@ -275,7 +275,8 @@ def test_a_pass_over_all_jobs_is_no_failure_where_one_is_well_supervised(outside
     every = give(outside, "reconcile", "--all", "--json")
     assert every.code == 0, every.stderr
     (found,) = json.loads(every.stdout)["jobs"]
-    assert (found["job"], found["status"], found["error"], found["exit_code"]) == (JOB, None, "lease_held", 0)
+    assert (found["job"], found["error"], found["exit_code"]) == (JOB, "lease_held", 0)
+    assert (found["condition"], found["supervisor"]) == ("waiting", "process 1 on elsewhere")
     assert "elsewhere" in found["message"]
 
 

@@ -20,11 +20,11 @@ from gpucloud.cli.target import all_called, called, known_job, report_of, report
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.quantities import counted
 from gpucloud.domain.money.costs import LAG, Beside, Billed, Grouping, Item, Row, after, beside, grouped, grouping
-from gpucloud.usecases.jobstore.report import JobReport, with_forecast
+from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.usecases.money.spend import Reconciler
 from gpucloud.usecases.supervise.usage import read_history
 from gpucloud.wiring import Gpucloud, KnownJob
-from gpucloud.wiring.jobs import asker_of, visited_report
+from gpucloud.wiring.jobs import asker_of
 
 
 def status(target: str | None, *, history: bool, every: bool, as_json: bool) -> int:
@@ -39,8 +39,7 @@ def status(target: str | None, *, history: bool, every: bool, as_json: bool) -> 
     if target is None:
         return _status_of_all(cloud, every=every, as_json=as_json)
     known = known_job(cloud, target)
-    asker = asker_of(cloud, known)
-    report = with_forecast(asker.with_stored_checkpoint(visited_report(cloud, known, asker.report())))
+    report = report_of(cloud, known, visits=True)
     if as_json:
         say_json(report_json(report))
     else:
@@ -143,14 +142,7 @@ def _reports(cloud: Gpucloud, targets: Sequence[str], asked: Asked) -> list[JobR
         return [report for known in cloud.home.known() if (report := report_or_line(cloud, known))]
     known = [known_job(cloud, target) for target in targets] if targets else [known_job(cloud, None)]
     jobs = tuple({one.name: one for one in known}.values())
-    reports = [report_of(cloud, one) for one in jobs]
-    return [_with_forecast(cloud, jobs[0], reports[0])] if len(jobs) == 1 else reports
-
-
-def _with_forecast(cloud: Gpucloud, known: KnownJob, report: JobReport) -> JobReport:
-    """Return the report with what the whole job will have cost; its nodes are asked how far they are."""
-    asked = bool(report.standing) or report.supervisor is None
-    return with_forecast(report if asked else visited_report(cloud, known, report))
+    return [report_of(cloud, one, visits=len(jobs) == 1) for one in jobs]
 
 
 def _day(text: str | None) -> datetime | None:

@@ -32,7 +32,7 @@ def down(target: str | None, *, as_json: bool) -> int:
         say_what_lives(ender.asker.state_as_listed(), ender.asker.clock.now())
         return leave.exit_code
     ender.require_empty()
-    report = ender.asker.report()
+    report = report_of(cloud, known)
     if as_json:
         say_json({**report_json(report), "left_over": []})
     else:

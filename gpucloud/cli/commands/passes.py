@@ -13,15 +13,14 @@ from typing import Any
 from gpucloud.cli.commands.supervising import answer, bring_stored_home, onlooker
 from gpucloud.cli.faults import known_error
 from gpucloud.cli.render.bills import left_amount, left_rows, money_json, money_line, plain_amount, unproven_rows
-from gpucloud.cli.render.use import condition_word
+from gpucloud.cli.render.use import condition_and_reason, condition_word
 from gpucloud.cli.render.words import say, say_json, say_words, table, tell, usd
 from gpucloud.cli.target import known_job, report_of
 from gpucloud.domain import codec
 from gpucloud.domain.errors import LeaseHeld, UsageError
 from gpucloud.domain.job.quantities import format_usd, parse_usd
 from gpucloud.domain.state.order import BudgetChange, Order
-from gpucloud.domain.state.state import JobState, JobStatus
-from gpucloud.usecases.jobstore.report import Condition, JobReport, status_of
+from gpucloud.usecases.jobstore.report import Condition, JobReport
 from gpucloud.usecases.supervise.story import missing_line
 from gpucloud.wiring import Gpucloud, KnownJob
 from gpucloud.wiring.found import FoundJob, jobs_in
@@ -30,13 +29,13 @@ from gpucloud.wiring.jobs import asker_of, budget_changer, reconciler_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passed:
-    """What became of one job's pass: how the job stands, None where that is not known, or why none was made.
+    """What became of one job's pass: how the job stands, None where that cannot be told, or why none was made.
 
     `error` is the code of what kept it from its pass; `lease_held` by somebody who sees to it is no failure.
     """
 
     job: str
-    status: JobStatus | None = None
+    report: JobReport | None = None
     error: str | None = None
     exit_code: int = 0
     message: str = ""
@@ -80,16 +79,7 @@ def _pass(cloud: Gpucloud, found: FoundJob) -> Passed | None:
     """Make the job's pass; None for a job that has ended and has nothing left."""
     known = found.known
     try:
-        state = asker_of(cloud, known).state()
-        if state.status.ended and state.torn_down:
-            return _brought_late(cloud, known, state)
-        tell(f"{known.name}: one pass")
-        if state.status.ended:
-            reconciler_of(cloud, known, tell).end_unless_trusted(partial(found.to_end, cloud))
-        _settle(cloud, known)
-        return _standing(known, asker_of(cloud, known).state())
-    except LeaseHeld as held:  # somebody sees to it: for a schedule over all jobs that is as it should be
-        return Passed(job=known.name, error=held.code, message=held.message)
+        return _made(cloud, found)
     except Exception as fault:  # noqa: BLE001  what one job's machines wrote must keep nobody from the next one
         error = known_error(fault)
         tell(f"{known.name}: {error}")
@@ -98,25 +88,41 @@ def _pass(cloud: Gpucloud, found: FoundJob) -> Passed | None:
         )
 
 
-def _brought_late(cloud: Gpucloud, known: KnownJob, state: JobState) -> Passed | None:
+def _made(cloud: Gpucloud, found: FoundJob) -> Passed | None:
+    known = found.known
+    state = asker_of(cloud, known).state()
+    if state.status.ended and state.torn_down:
+        return _brought_late(cloud, known)
+    tell(f"{known.name}: one pass")
+    try:
+        if state.status.ended:
+            reconciler_of(cloud, known, tell).end_unless_trusted(partial(found.to_end, cloud))
+        _settle(cloud, known)
+    except LeaseHeld as held:  # somebody sees to it: for a schedule over all jobs that is as it should be
+        return Passed(job=known.name, report=report_of(cloud, known), error=held.code, message=held.message)
+    return _standing(report_of(cloud, known))
+
+
+def _brought_late(cloud: Gpucloud, known: KnownJob) -> Passed | None:
     """Bring home what is still in the store of a job that is over; None where there is none, as almost always."""
     if not cloud.has_stored_outputs(known):
         return None
     tell(f"{known.name}: one pass")
     bring_stored_home(cloud, cloud.ordered(known).newest(), known)
-    return _standing(known, state)
+    return _standing(report_of(cloud, known))
 
 
-def _standing(known: KnownJob, state: JobState) -> Passed:
-    code = state.exit_code if state.status.ended and state.exit_code else 0
-    said = (*((state.message,) if state.message else ()), *map(missing_line, state.missing_outputs))
-    return Passed(job=known.name, status=status_of(state), exit_code=code, message="; ".join(said))
+def _standing(report: JobReport) -> Passed:
+    said = (*((report.message,) if report.message else ()), *map(missing_line, report.missing_outputs))
+    return Passed(job=report.job, report=report, exit_code=report.exit_code or 0, message="; ".join(said))
 
 
 def _json(one: Passed) -> dict[str, object]:
     return {
         "job": one.job,
-        "status": one.status.value if one.status is not None else None,
+        "status": one.report.status.value if one.report is not None else None,
+        "condition": one.report.condition.value if one.report is not None else None,
+        "supervisor": one.report.supervisor if one.report is not None else None,
         "error": one.error,
         "exit_code": one.exit_code,
         "message": one.message or None,
@@ -126,7 +132,7 @@ def _json(one: Passed) -> dict[str, object]:
 
 def _row(one: Passed) -> tuple[str, ...]:
     hint = f"; hint: {one.hint}" if one.hint else ""
-    word = one.status.value if one.status is not None else "supervised" if not one.exit_code else one.error or ""
+    word = condition_and_reason(one.report) if one.report is not None else one.error or ""
     return one.job, word, str(one.exit_code), f"{one.message}{hint}"
 
 

@@ -17,7 +17,7 @@ from gpucloud.cli.render.onlookers import Onlooker, PlainOnlooker, Unshaken
 from gpucloud.cli.render.plans import plan_json
 from gpucloud.cli.render.reports import report_json, report_text
 from gpucloud.cli.render.words import say, say_json, say_words, tell
-from gpucloud.cli.target import Target, called
+from gpucloud.cli.target import Target, called, report_of
 from gpucloud.domain.checkpoint.protection import NEVER, NOTHING_COMES_HOME, Protection
 from gpucloud.domain.errors import GpucloudError, LandingRefused, StoreError
 from gpucloud.domain.job.quantities import format_moment, format_span, format_usd
@@ -64,6 +64,10 @@ class Begun:
     def asker(self) -> Asker:
         """What answers questions about it."""
         return asker_of(self.cloud, self.known)
+
+    def report(self) -> JobReport:
+        """Return how it stands, as every command says it."""
+        return report_of(self.cloud, self.known)
 
 
 def run(begun: Begun, *, leaves: bool = False, asks: bool = True) -> None:
@@ -199,7 +203,7 @@ def launch(begun: Begun, *, as_json: bool) -> int:
         say_what_lives(asker.state(), asker.clock.now())
         return leave.exit_code
     driven = _is_driven(asker)
-    report = asker.report()
+    report = begun.report()
     if report.status.ended:
         return answer(report, as_json=as_json)
     if not driven:
@@ -260,9 +264,9 @@ def detach(begun: Begun, *, as_json: bool) -> int:
         error = _error_of(asker, child.returncode, epoch, log, said_from)
         if error is not None:
             raise error
-        return answer(asker.report(), as_json=as_json)
+        return answer(begun.report(), as_json=as_json)
     if as_json:
-        say_json({**report_json(asker.report()), "plan": _plan_json(begun), "log": str(log)})
+        say_json({**report_json(begun.report()), "plan": _plan_json(begun), "log": str(log)})
     else:
         say(f"{begun.name} goes on in the background (process {child.pid})")
         tell(f"`gpucloud logs -f {begun.name}` follows it, `gpucloud status {begun.name}` says where it stands")

@@ -16,7 +16,7 @@ from gpucloud.cli.render.estimates import deadline_chart, estimate_json, estimat
 from gpucloud.cli.render.plans import plan_text
 from gpucloud.cli.render.reports import ended_words, going_on_line, reopened_line
 from gpucloud.cli.render.words import is_yes, say_json, say_words, tell, width_of
-from gpucloud.cli.target import Target, of_another_file, read_target, refuse_to_forget
+from gpucloud.cli.target import Target, of_another_file, read_target, refuse_to_forget, report_of
 from gpucloud.domain.checkpoint.protection import REMEDY, Protection, must_be_meant
 from gpucloud.domain.errors import CredentialsError, GpucloudError, RunIsOver, UsageError
 from gpucloud.domain.job.quantities import format_span, parse_span
@@ -33,7 +33,6 @@ from gpucloud.domain.state.order import (
 )
 from gpucloud.domain.state.state import JobState
 from gpucloud.domain.supervision.self_driving import USUAL_TIME, unkept
-from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.job.ordered import require_key
 from gpucloud.usecases.job.start import Asked as Wishes
 from gpucloud.usecases.job.start import Prospect
@@ -41,7 +40,7 @@ from gpucloud.usecases.jobstore.report import Condition
 from gpucloud.usecases.money.estimate import data_remarks
 from gpucloud.usecases.supervise.session import CannotLeave
 from gpucloud.wiring import Gpucloud, KnownJob, how_it_saves
-from gpucloud.wiring.jobs import asker_of, estimator, first_plan, plot_into, starter
+from gpucloud.wiring.jobs import estimator, first_plan, plot_into, starter
 
 
 def plan(target: str | None, *, on: Cloud | None, plot: Path | None, as_json: bool) -> int:
@@ -257,7 +256,7 @@ def _leave_by_the_newest(begun: Begun, *, as_json: bool) -> int:
     One that has come to its end meanwhile is not left: its results are brought home.
     """
     begun = _by_the_newest(begun)
-    report = begun.asker.report()
+    report = begun.report()
     if report.condition is Condition.ENDED:
         tell(f"{begun.name} has ended meanwhile: {report.status.value}")
         return answer(report, as_json=as_json)
@@ -311,7 +310,7 @@ def begin(cloud: Gpucloud, read: Target, wishes: Wishes, *, again: bool = False)
         if wishes.until is Until.FINISHED and (prospect.state is None or not prospect.state.attempts):
             _require_meant(read.job, protection)  # `up` has made the state, perhaps, and no script has run yet
         _say_what_it_follows(prospect, cloud.clock.now())
-        _say_what_trains(prospect, asker_of(cloud, cloud.known(read.job, prospect.name, read.file)))
+        _say_what_trains(prospect, cloud, cloud.known(read.job, prospect.name, read.file))
         if prospect.plan is not None:
             cloud.home.require_room(MINIMUM_FREE_BYTES if read.job.cloud is Cloud.LOCAL else 0)
             for line in plan_text(prospect.plan, protection, width_of(sys.stderr)).splitlines():
@@ -364,10 +363,10 @@ def _require_meant_again(read: Target, prospect: Prospect, now: datetime) -> Non
         )
 
 
-def _say_what_trains(prospect: Prospect, asker: Asker) -> None:
+def _say_what_trains(prospect: Prospect, cloud: Gpucloud, known: KnownJob) -> None:
     if prospect.state is None or prospect.state.attempt is None:
         return
-    if (line := going_on_line(asker.report())) is not None:
+    if (line := going_on_line(report_of(cloud, known))) is not None:
         tell(line)
 
 
@@ -458,4 +457,4 @@ def _supervise(begun: Begun, *, as_json: bool) -> int:
         return leave.exit_code
     except Detach:
         return _leave_by_the_newest(begun, as_json=as_json)
-    return answer(asker.report(), as_json=as_json)
+    return answer(begun.report(), as_json=as_json)

@@ -106,7 +106,7 @@ class _Trial:
         except GpucloudError:  # nobody comes back to a trial, and its order would have a later pass go on with it
             self._end(begun)
             raise
-        report = begun.asker.report()
+        report = begun.report()
         tell(f"{begun.name}: {report.status.value}, spent {format_usd(report.spend.spent_usd)}")
         if report.message:
             tell(report.message)

@@ -20,7 +20,6 @@ from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import counted, format_moment, format_span, format_usd
 from gpucloud.domain.node.node import Node
 from gpucloud.domain.node.output import advice_for
-from gpucloud.domain.node.status import Progress
 from gpucloud.domain.state.order import OWN
 from gpucloud.domain.state.state import Attempt, CapacityDecision, Cooldown, ExitReason, Interruption, JobState
 from gpucloud.domain.untrusted import in_one_line, set_off
@@ -146,10 +145,9 @@ def _ago(report: JobReport) -> str:
 def _tables(report: JobReport) -> list[str]:
     parts = []
     if report.attempts:
-        farthest = report.progress
         rows = [
             ("attempt", "nodes", _counts(report).value, "ended", "took"),
-            *(_attempt_row(attempt, farthest, report) for attempt in report.attempts),
+            *(_attempt_row(attempt, report) for attempt in report.attempts),
         ]
         parts.append(table(rows))
     if report.interruptions:
@@ -330,12 +328,9 @@ def _cooldown_json(cooldown: Cooldown) -> dict[str, Any]:
     }
 
 
-def _attempt_row(attempt: Attempt, farthest: Progress | None, report: JobReport) -> tuple[str, ...]:
-    """Return an attempt's cells; the step of an open one is what its nodes say now, where they were asked."""
-    first, last = attempt.first_step, attempt.last_step
-    if attempt.reason is None and farthest is not None and farthest.step >= farthest.first_step:
-        first, last = farthest.first_step, max(farthest.step, last or 0)
-    steps = f"{first}–{last}" if last is not None else "none"
+def _attempt_row(attempt: Attempt, report: JobReport) -> tuple[str, ...]:
+    """Return an attempt's cells."""
+    steps = f"{attempt.first_step}–{attempt.last_step}" if attempt.last_step is not None else "none"
     until = _worked_until(attempt, report)
     reason = attempt.reason.value if attempt.reason else "running"
     if attempt.reason is None and report.died_unheard and report.told_at is not None:

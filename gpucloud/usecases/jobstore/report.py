@@ -11,7 +11,7 @@ from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import span_of
 from gpucloud.domain.money.ledger import Charge, Spend, total
 from gpucloud.domain.node.node import GroupView, Node
-from gpucloud.domain.node.status import UNTOLD, Outcome, Progress, Status
+from gpucloud.domain.node.status import UNTOLD, AttemptStatus, Outcome, Progress, Status
 from gpucloud.domain.state.state import (
     Attempt,
     CapacityDecision,
@@ -125,14 +125,14 @@ class JobReport:
     @property
     def died_unheard(self) -> bool:
         """Whether all machines of its open attempt are off, and nobody has seen to that."""
-        attempt = self._open
+        attempt = self.open_attempt
         gone = attempt is not None and not self.status.ended and not self._machines_of(attempt)
         return gone and self.supervisor is None
 
     @property
     def condition(self) -> Condition:
         """How it stands, as its state and those of its nodes tell that were asked."""
-        attempt = self._open
+        attempt = self.open_attempt
         found = condition_of(
             ended=self.status.ended,
             open_attempt=attempt is not None,
@@ -151,23 +151,22 @@ class JobReport:
 
     @property
     def progress(self) -> Progress | None:
-        """The farthest progress in the open attempt that any asked node tells of."""
-        number = self._open.number if self._open is not None else None
-        parts = [node.status.attempt for node in self.standing if node.status and node.status.attempt]
-        found = [part.progress for part in parts if part.progress is not None and part.attempt == number]
-        return max(found, key=lambda progress: progress.step, default=None)
+        """What rank 0's script tells of the open attempt, where its node was asked: its steps are the job's."""
+        attempt, parts = self.open_attempt, self._parts()
+        first = attempt.members[:1] if attempt is not None else ()
+        return next((parts[member.node_id].progress for member in first if member.node_id in parts), None)
 
     @property
     def reached(self) -> Reached | None:
         """The newest step that counts; None before the first. What was trained and lost does not."""
-        progress, attempt, saved = self.progress, self._open, self.checkpoint
+        progress, attempt, saved = self.progress, self.open_attempt, self.checkpoint
         counts = saved.counts if saved is not None else Counts.STEPS
         if progress is not None and progress.phase != UNTOLD:
             return Reached(step=progress.step, total_steps=progress.total_steps, counts=progress.counts)
         last = self.attempts[-1] if self.attempts else None
         if attempt is not None and attempt.last_step is not None:
             alone = self.supervisor is None and saved is not None and saved.step >= attempt.last_step
-            at = None if alone else self.told_at
+            at = None if alone or progress is not None else self.told_at
             return Reached(
                 step=attempt.last_step, total_steps=attempt.total_steps, counts=counts, at=at, is_saved=alone
             )
@@ -176,7 +175,8 @@ class JobReport:
         return Reached(step=saved.step, counts=counts, is_saved=True) if saved is not None else None
 
     @property
-    def _open(self) -> Attempt | None:
+    def open_attempt(self) -> Attempt | None:
+        """The attempt that has not ended, if any."""
         return self.attempts[-1] if self.attempts and self.attempts[-1].reason is None else None
 
     def _machines_of(self, attempt: Attempt) -> int:
@@ -184,15 +184,23 @@ class JobReport:
         members = {member.node_id for member in attempt.members}
         return sum(node.id in members for node in self.nodes)
 
-    def _is_trained(self, attempt: Attempt) -> bool:
-        told = {
-            one.node_id: one.status.attempt.outcome
-            for one in self.standing
-            if one.status is not None
-            and one.status.attempt is not None
-            and one.status.attempt.attempt == attempt.number
+    def _parts(self) -> dict[str, AttemptStatus]:
+        """Return what asked nodes tell of the open attempt, by their ids; what they tell of an earlier one is over."""
+        attempt = self.open_attempt
+        parts = {one.node_id: one.status.attempt for one in self.standing if one.status is not None}
+        return {
+            node_id: part
+            for node_id, part in parts.items()
+            if attempt is not None and part is not None and part.attempt == attempt.number
         }
-        outcomes = {told.get(member.node_id) or member.outcome for member in attempt.members}
+
+    def _is_trained(self, attempt: Attempt) -> bool:
+        """By the nodes' own word where nobody supervises: else who does knows, and tells all who ask the same."""
+        told = self._parts() if self.supervisor is None else {}
+        outcomes = {
+            (told[member.node_id].outcome if member.node_id in told else None) or member.outcome
+            for member in attempt.members
+        }
         return outcomes == {Outcome.DONE}
 
 
@@ -245,6 +253,18 @@ def with_forecast(report: JobReport) -> JobReport:
     alone = report.supervisor is None and not report.hands_over and report.spend.off_at is not None
     spend = report.spend.until_off() if alone else report.spend.for_job_of(time_to_go(report.progress))
     return replace(report, spend=spend)
+
+
+def with_answers(report: JobReport, standing: tuple[NodeStanding, ...]) -> JobReport:
+    """Return the report with what its nodes say now: the steps that they tell of are the open attempt's."""
+    report = replace(report, standing=standing)
+    progress = report.progress
+    if progress is None or progress.step < progress.first_step:
+        return report
+    *before, attempt = report.attempts
+    last = max(progress.step, attempt.last_step or 0)
+    attempt = replace(attempt, first_step=progress.first_step, last_step=last, total_steps=progress.total_steps)
+    return replace(report, attempts=(*before, attempt))
 
 
 def without_lost_outputs(report: JobReport) -> JobReport:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from decimal import Decimal
+from decimal import ROUND_UP, Decimal
 from functools import partial
 
 from gpucloud.domain.errors import UsageError
@@ -21,6 +21,9 @@ from gpucloud.usecases.jobstore.jobstore import JobStore
 
 _RECKONED_FOR = timedelta(seconds=60)
 _CLOCKS_DIFFER = timedelta(hours=1)
+_PLACES = Decimal("0.00000001")
+_SAME = Decimal("0.000001")
+"""USD. Charges are rounded, and two ways to sum them up differ by less: nothing is unproven then."""
 PAGE = 256
 """How many nodes' bills are copied into one object."""
 
@@ -137,7 +140,8 @@ class SpendTracker:
         # A bill of a machine that the state does not tell of, or tells another story of, was paid all the same.
         untold = max(ZERO, total(charge for charge in told if charge.node_id) - self.spent_usd(state, now))
         lived = self._lived(armings, state, listed, now)
-        return untold + unproven_usd(armings, spans, charges, told, now) + earlier_usd(armings, lived, told, now)
+        lacking = unproven_usd(armings, spans, charges, told, now) + earlier_usd(armings, lived, told, now)
+        return _sum_of(untold + lacking)
 
     def _lived(
         self, armings: tuple[Arming, ...], state: JobState, listed: GroupView, now: datetime
@@ -193,6 +197,11 @@ class SpendTracker:
         """Return what the machines cost an hour now, with their disks and addresses."""
         hourly = (self._market.prices(life.pool, now, now)[-1].usd_per_hour for life in alive)
         return sum(hourly, self._terms.extras_usd_per_hour * len(alive))
+
+
+def _sum_of(unproven_usd: Decimal) -> Decimal:
+    """Return the sum as money is written, rounded up; nothing for what comes of rounding."""
+    return ZERO if unproven_usd < _SAME else unproven_usd.quantize(_PLACES, ROUND_UP)
 
 
 # The ledger beside the cloud's own bill, which costs money to ask for: asked once a day, and kept in the store.

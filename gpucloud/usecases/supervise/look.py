@@ -22,7 +22,7 @@ from gpucloud.domain.supervision.seen import NodeSeen, PeerReport, Readiness, Se
 from gpucloud.domain.untrusted import LOG_BYTES, STATUS_BYTES, masked
 from gpucloud.ports import Host, Shell
 from gpucloud.usecases.jobstore.jobstore import JobStore
-from gpucloud.usecases.jobstore.report import JobReport, NodeStanding
+from gpucloud.usecases.jobstore.report import JobReport, NodeStanding, with_answers
 from gpucloud.usecases.services import Services
 from gpucloud.usecases.supervise.bootstrap import Bootstrapped
 from gpucloud.usecases.supervise.prepare import Bootstrapper
@@ -411,7 +411,7 @@ def visited(report: JobReport, shell: Shell, sleep: Callable[[float], object] | 
             sleep(_TWO_BEATS_S)
             again = pool.map(lambda node: _visit(node, shell), nodes)
             standing = tuple(_moved(before, now) for before, now in zip(standing, again, strict=True))
-    return replace(report, standing=standing)
+    return with_answers(report, standing)
 
 
 def _moved(before: NodeStanding, now: NodeStanding) -> NodeStanding:
