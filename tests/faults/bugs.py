@@ -884,6 +884,31 @@ def machine_tears_down(original: Any) -> Any:
     return lambda goal, seen, rules: original(replace(goal, self_driving=False, within_rights=False), seen, rules)
 
 
+# What is said of a job
+
+
+@seeded("cli.commands.passes:report_of", "views")
+def budget_told_from_the_books_alone(original: Any) -> Any:
+    """One command says how a job stood when its supervisor died, and the others how it stands."""
+    del original
+
+    def report_of(cloud: Any, known: Any) -> Any:
+        from gpucloud.wiring.jobs import asker_of
+
+        return asker_of(cloud, known).report()
+
+    return report_of
+
+
+@seeded("cli.render.bills:plain_amount", "views")
+def what_is_spent_cut_off(original: Any) -> Any:
+    """Sums in words are rounded down, and those for programs are not."""
+    from decimal import ROUND_DOWN, Decimal
+
+    del original
+    return lambda usd: f"{usd.quantize(Decimal('0.01'), ROUND_DOWN):f}"
+
+
 # Who ordered what
 
 

@@ -101,20 +101,20 @@ class Door:
 
     def __init__(self, folder: Path) -> None:
         self._outside = Outside(folder)
-        self._outside.market = _AnyPool()
+        self._outside.market = AnyPool()
         self._outside.home.key(JOB).parent.mkdir(parents=True, exist_ok=True)
         self._outside.home.key(JOB).touch()
         self._outside.home.remember(
             KnownJob(name=JOB, store=self._outside.store.url, file=self._outside.file, cloud=Cloud.LOCAL)
         )
-        self._cloud = _Composition(self._outside, Strikes())
+        self._cloud = Composition(self._outside, Strikes())
         self._taken: list[tuple[Goal, Seen, Action]] = []
         self._gave_up = False
         self._moment: Moment | None = None
 
     def enter(self, moment: Moment, entrance: str) -> Entered:
         """Enter the moment there, on a copy of what is stored."""
-        moment = _here(moment, self._outside, Cloud.AWS if entrance in AWS else Cloud.LOCAL)
+        moment = here(moment, self._outside, Cloud.AWS if entrance in AWS else Cloud.LOCAL)
         if entrance.endswith("lowered"):
             moment = replace(moment, order=_lowered(moment))
         self._moment, self._gave_up = moment, False
@@ -136,11 +136,11 @@ class Door:
             gave_up=self._gave_up,
         )
 
-    def _store(self, moment: Moment) -> _Listed:
+    def _store(self, moment: Moment) -> Listed:
         outside = self._outside
         outside.clock = JumpingClock(moment.seen.now)
         outside.store = MemoryStore(outside.clock)
-        outside.cloud = group = _Listed(moment.seen.group)  # type: ignore[assignment]
+        outside.cloud = group = Listed(moment.seen.group)  # type: ignore[assignment]
         outside.job = replace(moment.order.resolved, budget_usd=moment.order.file_budget_usd, cloud=Cloud.LOCAL)
         self._cloud.clock, self._cloud.rules = outside.clock, moment.rules  # type: ignore[assignment]
         jobs = JobStore(outside.store, JOB)
@@ -175,7 +175,7 @@ class Door:
             mock.patch.object(SpendTracker, "unproven_usd", return_value=ZERO),
             mock.patch.object(SpendTracker, "settle", lambda _, state, __: state),
             mock.patch.object(Home, "known", return_value=self._outside.home.known()),
-            mock.patch.object(sync, "make_tree", _once_each(sync.make_tree)),
+            mock.patch.object(sync, "make_tree", once_each(sync.make_tree)),
         ):
             yield self
 
@@ -219,7 +219,7 @@ def door() -> Iterator[Door]:
         yield at
 
 
-def _once_each(make: Callable[..., Path]) -> Callable[..., Path]:
+def once_each(make: Callable[..., Path]) -> Callable[..., Path]:
     """Make each tree of code once: every time else a process looks whether it is still as it was."""
     made: dict[tuple[Path, str], Path] = {}
 
@@ -267,7 +267,7 @@ def _with_file(first: str, rest: list[str], file: Path) -> tuple[str, ...]:
     return (first, *rest) if rest == ["--all"] else (first, str(file), *rest)
 
 
-def _here(moment: Moment, outside: Outside, cloud: Cloud) -> Moment:
+def here(moment: Moment, outside: Outside, cloud: Cloud) -> Moment:
     """The moment as that of the job here: names and folders are those of this process, all else is as it was."""
     job = replace(
         moment.order.resolved, name=JOB, source=outside.file, code=_code(outside), cloud=cloud, store=None, data=()
@@ -290,7 +290,7 @@ def _free(state: JobState) -> JobState:
     return replace(state, job=JOB, group=GROUP if state.group is not None else None, owner=None, nonce="")
 
 
-class _Listed:
+class Listed:
     """Stands for the cloud's groups: one is listed as it was, and what is asked of it is noted."""
 
     def __init__(self, view: GroupView) -> None:
@@ -308,7 +308,7 @@ class _Listed:
         raise AssertionError(f"{name} is asked of the cloud, and nothing was decided yet")
 
 
-class _AnyPool(LocalMarket):
+class AnyPool(LocalMarket):
     """The embedded market, with a price for every pool: a recorded state may be of any."""
 
     def __init__(self) -> None:
@@ -320,7 +320,7 @@ class _AnyPool(LocalMarket):
         return (PricePoint(since=start, usd_per_hour=Decimal("0.40")),)
 
 
-class _Composition(Rigged):
+class Composition(Rigged):
     """gpucloud as one process composes it, by the rules of the moment."""
 
     rules: Rules = Rules()
