@@ -183,6 +183,9 @@ def checkpoints(  # noqa: PLR0913, PLR0917  each is an option
         Optional[int],  # noqa: UP045
         typer.Option(min=0, help="Which one; what a restore takes first if left out."),
     ] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="The one that the script called best: run.save(best=…).")
+    ] = False,
     everything: Annotated[
         bool, typer.Option("--with-state", help="With --export: optimizer and other state too.")
     ] = False,
@@ -193,6 +196,6 @@ def checkpoints(  # noqa: PLR0913, PLR0917  each is an option
     from gpucloud.cli.commands import checkpoints as command
 
     asked = command.Asked(
-        verify=verify, prune=prune, pull=pull, export=export, step=step, everything=everything, yes=yes
+        verify=verify, prune=prune, pull=pull, export=export, step=step, best=best, everything=everything, yes=yes
     )
     raise typer.Exit(command.checkpoints(target, asked, as_json=as_json))

@@ -253,11 +253,7 @@ class Run:
         handed out again.
         Raises Fenced when another attempt has taken over, UsageError when `init` was called once more meanwhile.
         """
-        if _newest.get(self._settings.attempt) is not self:
-            raise UsageError(
-                "resume.init was called again in this process, and only the newest run can save",
-                hint="call it once, with all that has a state: resume.init(model=…, other=…)",
-            )
+        self._require_newest()
         self._pauses.over()
         self._feed.ahead_of_step()
         window = self._windows.now()
@@ -275,6 +271,28 @@ class Run:
             self._leaving.leave(self.steps_done)
         if self._settings.trial is not None:
             self._leaving.try_(self._settings.trial, self.steps_done, self._progress, is_fresh=self._exactness.is_fresh)
+
+    def save(self, *, best: float | None = None) -> None:
+        """Save now what the last step left, beside the training as ever; waits only for a save that is under way.
+
+        Every rank calls it. With `best`, a metric of which more is better (give a loss with a minus; rank 0's holds),
+        it is saved only if that is the best so far, and kept until there is a better one, beside the newest. In the
+        midst of a step, or of gathered gradients, what is saved is what the optimizer's next step leaves. Raises what
+        `step` does, and UsageError where not every rank calls it.
+        """
+        self._require_newest()
+        self._pauses.over()
+        if (self._feed.loader is not None and not self._feed.nothing_is_handed_out) or not self._windows.is_closed:
+            self._keeper.ask(best)
+        elif self._keeper.save(self.steps_done, self._moment, best):
+            self._leaving.leave(self.steps_done)
+
+    def _require_newest(self) -> None:
+        if _newest.get(self._settings.attempt) is not self:
+            raise UsageError(
+                "resume.init was called again in this process, and only the newest run can save",
+                hint="call it once, with all that has a state: resume.init(model=…, other=…)",
+            )
 
     @property
     def level(self) -> Level:
@@ -316,6 +334,8 @@ class Run:
         if not self._checkpoints.begin(base=base, attempt=self._settings.attempt):
             say("this store ignores conditional writes: two attempts at once would not notice each other")
         if restored:
+            best = self._checkpoints.best()
+            self._keeper.best = best[1] if best else self._keeper.best
             say(f"resumed from step {restored.commit.step}, {self.level.value} (attempt {self._settings.attempt})")
         elif self._settings.folder is not None and self._settings.trial is None and self._ranks.rank == 0:
             say("begins at step 0; `gpucloud train --verify-resume` proves that a script resumes to the bit")

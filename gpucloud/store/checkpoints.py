@@ -19,6 +19,10 @@ from gpucloud.domain.checkpoint.manifest import (
     Manifest,
     OtherFormat,
     Piece,
+    best_bytes,
+    best_key,
+    best_of,
+    called_best,
     collectable,
     commit_key,
     commit_of,
@@ -30,6 +34,7 @@ from gpucloud.domain.checkpoint.manifest import (
     manifest_bytes,
     read_attempt,
     read_base,
+    read_best,
     read_manifest,
     restore_order,
     starting,
@@ -201,7 +206,7 @@ class Checkpoints:
         if any(newer > self.generation and self._still_starts(newer) for newer in starting(names)):
             return
         unread: set[Commit] = set()
-        doomed = collectable(names, generation=self.generation, base=self.base, keep=self._keep)
+        doomed = collectable(names, generation=self.generation, base=self.base, keep=self._keep, best=self._best(names))
         owners = dict(data_of(doomed))
         for name in doomed:  # manifests come before data
             if time.monotonic() - began > HURRIED_S and hurried():
@@ -210,6 +215,21 @@ class Checkpoints:
                 unread.add(commit)
             elif owners.get(name) not in unread:
                 self._store.delete(self._key(name))
+
+    def best(self) -> tuple[Commit, float] | None:
+        """Return the best checkpoint of those that led to this generation, and its metric; None without one."""
+        keys = listed(self._store, self._prefix, "gen/", "commit/", "best/")
+        commit = self._best(keys)
+        metric = metric_of(self._store, self._prefix, commit) if commit is not None else None
+        return (commit, metric) if commit is not None and metric is not None else None
+
+    def call_best(self, commit: Commit, metric: float) -> None:
+        """Have a checkpoint that counts kept, until another is called the best. Raises Fenced."""
+        self._see_that_none_is_newer()
+        self._store.put(self._key(best_key(commit)), best_bytes(metric))
+
+    def _best(self, names: tuple[str, ...]) -> Commit | None:
+        return best_of(names, Commit(self.generation, COUNTED), self._base_of) if called_best(names) else None
 
     def _is_read(self, commit: Commit) -> bool:
         """Whether it is gone, or can be read: what cannot be may be worth more than what can."""
@@ -294,10 +314,19 @@ def newest_commit(store: ObjectStore, prefix: str) -> Newest | None:
     return None
 
 
-def listed(store: ObjectStore, prefix: str) -> tuple[str, ...]:
-    """Return the keys of all generations and manifests, without the prefix."""
+def listed(store: ObjectStore, prefix: str, *kinds: str) -> tuple[str, ...]:
+    """Return the keys of all generations and manifests, or of those kinds, without the prefix."""
     cut = len(under(prefix, ""))
-    return tuple(key[cut:] for kind in ("gen/", "commit/") for key in store.list(under(prefix, kind)))
+    return tuple(key[cut:] for kind in kinds or ("gen/", "commit/") for key in store.list(under(prefix, kind)))
+
+
+def metric_of(store: ObjectStore, prefix: str, commit: Commit) -> float | None:
+    """Return how good a checkpoint is that was called the best; None for another, or where that is damaged."""
+    stored = get_small(store, under(prefix, best_key(commit)))
+    if stored is not None:
+        with contextlib.suppress(ValueError):
+            return read_best(stored.data)
+    return None
 
 
 def base_of(store: ObjectStore, prefix: str, generation: int) -> Commit | None:

@@ -5,6 +5,7 @@ in lines on standard output. The bytes to write lie in the memory behind the des
 
     {"save": {"commit": [7, 1200], "name": "rank-…", "size": 4096, "summed": 12}}
     {"commit": {"manifest": "…", "base": [6, 900]}}
+    {"best": {"commit": [7, 1200], "metric": 0.93, "generation": 7, "base": [6, 900]}}
 
     {"saved": [key, size, [crc32, …]], "seconds": 0.2}
     {"committed": true, "seconds": 0.01}
@@ -91,6 +92,8 @@ class _Writer:
                 yield {"saved": [piece.key, piece.size, piece.crc32], "seconds": time.monotonic() - began}
                 if "alone" in saving:
                     yield from self._commit(_manifest(saving, piece), saving["alone"]["base"], time.monotonic())
+            elif "best" in command:
+                self._call_best(command["best"])
             else:
                 manifest = read_manifest(command["commit"]["manifest"].encode())
                 yield from self._commit(manifest, command["commit"]["base"], began)
@@ -99,7 +102,10 @@ class _Writer:
         except Torn as error:
             yield {"torn": str(error)}
         except (StoreError, CredentialsError) as error:
-            yield {"failed": f"{error} ({error.hint})"}
+            what = f"{error} ({error.hint})"
+            yield (
+                {"note": f"the best checkpoint could not be marked: {what}"} if "best" in command else {"failed": what}
+            )
 
     def _save(self, saving: Command) -> Piece:
         size, summed = saving["size"], saving["summed"]
@@ -109,6 +115,11 @@ class _Writer:
         with memoryview(self._memory) as whole, whole[:size] as data, whole[sums_at(size) : end] as sums:
             put_fingerprints(data, sums.cast("q"))
             return self._checkpoints.upload(Commit(*saving["commit"]), saving["name"], data)
+
+    def _call_best(self, best: Command) -> None:
+        self._checkpoints.go_on(best["generation"], base=Commit(*best["base"]) if best["base"] else None)
+        with contextlib.suppress(Fenced):  # the next save says so
+            self._checkpoints.call_best(Commit(*best["commit"]), best["metric"])
 
     def _commit(self, manifest: Manifest, base: list[int] | None, began: float) -> Iterator[Command]:
         self._checkpoints.go_on(manifest.commit.generation, base=Commit(*base) if base else None)

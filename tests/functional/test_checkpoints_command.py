@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpucloud.cli.commands.checkpoints import Asked, checkpoints
-from gpucloud.domain.checkpoint.manifest import Commit, Why, commit_key, data_key
+from gpucloud.domain.checkpoint.manifest import Commit, Why, best_bytes, best_key, commit_key, data_key
 from gpucloud.domain.errors import LeaseHeld, UsageError
 from gpucloud.domain.state.state import Attempt, Member
 from gpucloud.retries import SystemClock
@@ -113,6 +113,26 @@ def test_pull_and_export_say_where_and_how_much(jobs, capsys, tmp_path):
     code, found = answer(capsys, export=Path("w.safetensors"))
     assert (code, found["step"], found["tensors"]) == (0, 40, 3)
     assert found["bytes"] == (tmp_path / "w.safetensors").stat().st_size
+
+
+def test_the_best_by_the_scripts_metric_is_listed_kept_and_brought(jobs, capsys, tmp_path):
+    with pytest.raises(UsageError, match="no checkpoint was called the best"):
+        checkpoints("made", Asked(pull=Path("here"), best=True), as_json=True)
+    jobs.store.put(f"{jobs.checkpoints}/{best_key(Commit(1, 10))}", best_bytes(0.93))
+    listed = answer(capsys)[1]["checkpoints"]
+    assert [(one["step"], one["metric"], one["marks"]) for one in listed if one["step"] in (10, 20)] == [
+        (20, None, ["kept"]),
+        (10, 0.93, ["best", "kept"]),
+    ]
+    checkpoints("made", Asked(), as_json=False)
+    assert capsys.readouterr().out.splitlines()[4].endswith("exact  due   best (0.93), kept")
+    assert answer(capsys, prune=True, yes=True)[1]["checkpoints"] == []
+    assert answer(capsys, pull=Path("here"), best=True)[1]["step"] == 10
+    assert answer(capsys, export=Path("w.safetensors"), best=True)[1]["step"] == 10
+    with pytest.raises(UsageError, match="--best says nothing alone"):
+        checkpoints("made", Asked(best=True), as_json=True)
+    with pytest.raises(UsageError, match="--best and --step are two checkpoints"):
+        checkpoints("made", Asked(pull=Path("here"), best=True, step=10), as_json=True)
 
 
 @pytest.mark.parametrize("asked", [{"verify": True}, {"pull": Path("here")}, {"export": Path("w.safetensors")}])

@@ -1,13 +1,18 @@
-"""What a script asks of its run by itself: what is there before it begins, and values of its own."""
+"""What a script asks of its run by itself: what is there before it begins, values of its own, a save, the best one."""
+
+import math
 
 import pytest
 import torch
 from torch import nn
 
 from gpucloud import resume
-from gpucloud.domain.checkpoint.manifest import Level
+from gpucloud.domain.checkpoint.manifest import Commit, Level
 from gpucloud.domain.errors import UsageError
+from gpucloud.store import open_store
+from gpucloud.store.checkpoints import Checkpoints, metric_of
 from tests.functional.resuming import DATA, begin, job, train
+from tests.functional.test_resume_run import committed, reasons
 
 __all__ = ["job"]  # a fixture
 
@@ -100,3 +105,166 @@ def test_lists_tuples_and_dicts_of_models_optimizers_and_schedulers_are_continue
     assert play(*again, steps=9) == whole
     with pytest.raises(UsageError, match=r"init\(noise\.1=…\) was given a int, which has no state"):
         adversaries(noise=[torch.Generator(), 7])
+
+
+@pytest.fixture
+def seldom(job, monkeypatch):
+    monkeypatch.setenv("GPUCLOUD_CHECKPOINT_EVERY", "steps:1000")
+    return job
+
+
+def steps(run, model, optimizer, until, after=lambda _step: None, within=lambda _step: None):
+    """Train; `after` is called between steps, `within` ahead of a step's end, both with its number."""
+    for (batch,) in run.loader(DATA, global_batch=4):
+        optimizer.zero_grad()
+        model(batch).square().sum().backward()
+        optimizer.step()
+        within(run.steps_done + 1)
+        run.step()
+        after(run.steps_done)
+        if run.steps_done == until:
+            break
+    run._keeper._finish()
+
+
+def test_a_script_saves_when_it_asks_beside_the_training_and_no_step_twice(seldom):
+    run, *parts = begin()
+    flying = []
+
+    def ask(step):
+        if step in (3, 5):
+            run.save()
+            run.save()
+            flying.append(run._keeper._saver.in_flight)
+
+    steps(run, *parts, until=7, after=ask)
+    assert flying == [True, True]
+    assert reasons(seldom) == {3: "asked", 5: "asked"}
+
+
+def test_a_save_that_is_asked_for_waits_for_the_one_under_way_and_is_of_its_own_step(job):
+    run, *parts = begin()  # saves every second step
+    steps(run, *parts, until=3, after=lambda step: run.save() if step == 3 else None)
+    assert reasons(job) == {2: "due", 3: "asked"}
+
+
+def test_a_save_that_is_asked_for_in_the_midst_of_a_step_is_of_that_steps_end(seldom):
+    run, *parts = begin()
+    steps(run, *parts, until=4, within=lambda step: run.save() if step == 3 else None)
+    assert committed(seldom) == [3]
+
+
+def test_a_save_that_is_asked_for_amid_gathered_gradients_waits_for_the_optimizer(seldom):
+    run, model, optimizer = begin()
+    for number, (batch,) in enumerate(run.loader(DATA, global_batch=4), 1):
+        model(batch).square().sum().backward()
+        if number % 3 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        run.step()
+        if number == 4:
+            run.save()
+        if number == 8:
+            break
+    run._keeper._finish()
+    assert committed(seldom) == [6]
+
+
+def test_what_resumes_from_a_save_that_was_asked_for_after_an_evaluation_is_exact(seldom):
+    def evaluate(step):
+        if step == 3:
+            torch.rand(7)
+            run.save()
+
+    run, *parts = begin()
+    steps(run, *parts, until=6, after=evaluate)
+    whole = [parameter.tolist() for parameter in parts[0].parameters()]
+    run, *parts = begin()
+    assert (run.steps_done, run.level) == (3, Level.EXACT)
+    steps(run, *parts, until=6)
+    assert [parameter.tolist() for parameter in parts[0].parameters()] == whole
+
+
+def called_best(job):
+    store = open_store(str(job / "store"))
+    found = (job / "store").glob("jobs/x/checkpoints/best/*/*.json")
+    return {int(p.stem): metric_of(store, "jobs/x/checkpoints", Commit(int(p.parent.name), int(p.stem))) for p in found}
+
+
+METRICS = {1: 0.5, 3: 0.8, 5: 0.7, 6: math.nan, 7: 0.8, 9: 0.75}
+
+
+def test_the_best_by_the_scripts_metric_stays_beside_the_newest_until_there_is_a_better_one(job):
+    run, *parts = begin()  # of those that are due every second step, three are kept
+    steps(run, *parts, until=12, after=lambda step: run.save(best=METRICS[step]) if step in METRICS else None)
+    run._keeper.close()
+    assert committed(job) == [3, 8, 10, 12]
+    assert called_best(job) == {3: 0.8}
+    run, *parts = begin()
+    steps(run, *parts, until=17, after=lambda step: run.save(best=0.79 if step == 13 else 0.9) if step > 12 else None)
+    run._keeper.close()
+    assert called_best(job) == {14: 0.9}
+    assert 3 not in committed(job)
+
+
+def test_a_checkpoint_that_was_saved_anyway_is_called_the_best_and_not_saved_twice(job):
+    run, *parts = begin()
+    steps(run, *parts, until=4, after=lambda step: run.save(best=step) if step == 4 else None)
+    assert reasons(job) == {2: "due", 4: "due"}
+    run.done()
+    assert called_best(job) == {4: 4.0}
+
+
+def test_a_resumed_run_calls_what_it_began_from_the_best_where_it_finds_it_so(job):
+    steps(*begin(), until=4)
+    run, *parts = begin()
+    run.save(best=0.5)
+    steps(run, *parts, until=13, after=lambda step: run.save(best=0.4))
+    run._keeper.close()
+    assert committed(job)[0] == 4
+    assert called_best(job) == {4: 0.5}
+
+
+def test_a_save_that_failed_is_not_the_best(job):
+    run, *parts = begin()
+
+    def lose(step):
+        if step == 3:
+            run.save(best=1.0)
+            run._keeper._saver._dispatch._writer.kill()
+        if step == 5:
+            run.save(best=0.5)
+
+    steps(run, *parts, until=6, after=lose)
+    run.done()
+    assert called_best(job) == {5: 0.5}
+
+
+def test_where_one_rank_alone_asks_for_a_save_all_are_told(job, monkeypatch):
+    run, *parts = begin()
+
+    def asks_too(first, *rest):
+        return (0, *rest)  # the other rank is at run.step()
+
+    def ask(step):
+        if step == 3:
+            monkeypatch.setattr(run._ranks, "highest", asks_too)
+            with pytest.raises(UsageError, match=r"one rank is at run.step\(\) while another is at run.save\(\)"):
+                run.save()
+            monkeypatch.undo()
+
+    steps(run, *parts, until=3, after=ask)
+
+
+def test_what_an_abandoned_attempt_called_the_best_is_not_the_best_of_this_one(job):
+    steps(*begin(), until=4)
+    store = Checkpoints(open_store(str(job / "store")), "jobs/x/checkpoints", keep=3)
+    store.generation = 1
+    store.call_best(Commit(1, 4), 9.0)  # and the next began at step 2
+    (job / "store/jobs/x/checkpoints/commit/000001/000000004.json").rename(job / "aside")
+    run, *parts = begin()
+    (job / "aside").rename(job / "store/jobs/x/checkpoints/commit/000001/000000004.json")
+    assert run.steps_done == 2
+    steps(run, *parts, until=9, after=lambda step: run.save(best=1.0) if step == 3 else None)
+    run._keeper.close()
+    assert committed(job) == [2, 3, 4, 6, 8]

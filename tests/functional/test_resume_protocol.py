@@ -228,7 +228,7 @@ def go_on(writer, *steps):
 def test_collection_leaves_what_it_cannot_read_with_its_data():
     store = MemoryStore()
     writer = writer_of(store, 1, 2, 3)
-    for step, data in ((2, b"torn"), (3, seal({"format": 5}))):
+    for step, data in ((2, b"torn"), (3, seal({"format": 6}))):
         store.put(f"{PREFIX}/{commit_key(Commit(1, step))}", data)
     go_on(writer, 4, 5, 6)
     left = {key.removeprefix(f"{PREFIX}/") for key in store.objects}

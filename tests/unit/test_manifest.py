@@ -15,6 +15,8 @@ from gpucloud.domain.checkpoint.manifest import (
     Piece,
     Promise,
     Why,
+    best_bytes,
+    best_key,
     collectable,
     commit_key,
     commits,
@@ -24,6 +26,7 @@ from gpucloud.domain.checkpoint.manifest import (
     generations,
     manifest_bytes,
     read_base,
+    read_best,
     read_manifest,
     restore_order,
     seal,
@@ -59,6 +62,25 @@ def test_what_a_resume_promises_is_read_as_it_was_written_and_cut_where_it_is_lo
     assert len(read_manifest(manifest_bytes(long)).promise.reason) == 1000
     body = unseal(manifest_bytes(MANIFEST))
     assert not any(readable(seal({**body, "reason": reason})) for reason in (None, 7, "x" * 5000))
+
+
+@pytest.mark.parametrize("metric", [True, "1", None, float("inf"), float("nan")])
+def test_a_metric_is_a_number_that_can_be(metric):
+    assert read_best(best_bytes(-0.25)) == -0.25
+    with pytest.raises(ValueError, match="not a metric"):
+        read_best(seal({"metric": metric}))
+
+
+def test_the_best_is_kept_and_forgotten_once_there_is_a_better_one():
+    keys = [generation_key(1), *(commit_key(Commit(1, n)) for n in (1, 2, 3, 4, 5)), *map(best_key, (Commit(1, 1),))]
+    assert collectable(keys, generation=1, base=None, keep=2, best=Commit(1, 1)) == (
+        "commit/000001/000000003.json",
+        "commit/000001/000000002.json",
+    )
+    assert collectable([*keys, best_key(Commit(1, 4))], generation=1, base=None, keep=2, best=Commit(1, 4))[-2:] == (
+        "commit/000001/000000001.json",
+        "best/000001/000000001.json",
+    )
 
 
 def test_what_a_script_noted_is_read_as_it_was_written_and_bounded():

@@ -4,7 +4,16 @@ from datetime import datetime, timezone
 
 import pytest
 
-from gpucloud.domain.checkpoint.manifest import Commit, Manifest, Piece, Promise, commit_key, data_key, generation_key
+from gpucloud.domain.checkpoint.manifest import (
+    Commit,
+    Manifest,
+    Piece,
+    Promise,
+    best_key,
+    commit_key,
+    data_key,
+    generation_key,
+)
 from gpucloud.domain.checkpoint.standing import CheckpointMark, Found, nearest, standings, superfluous
 
 AT = datetime(2026, 1, 2, tzinfo=timezone.utc)
@@ -31,6 +40,23 @@ def marks(standing):
 def test_the_order_is_that_of_restoring_and_each_says_what_becomes_of_it():
     standing = standings(keys_of([A, B, C, D]), BASES, {c: found(c) for c in (A, B, C, D)}, keep=2)
     assert marks(standing) == [(D, ["kept", "next"]), (C, ["kept"]), (A, ["base", "kept"]), (B, [])]
+
+
+def test_the_best_stays_and_what_was_called_so_beside_the_chain_or_before_does_not():
+    newest = Commit(2, 40)
+    there = [A, B, C, D, newest]
+    keys = [*keys_of(there), *map(best_key, (A, B))]  # B came after what generation 2 began from
+    standing = standings(keys, BASES, {c: found(c) for c in there}, keep=2)
+    assert marks(standing) == [
+        (newest, ["kept", "next"]),
+        (D, ["kept"]),
+        (C, []),
+        (A, ["base", "best", "kept"]),
+        (B, []),
+    ]
+    assert superfluous(keys, standing).keys[-1] == "best/000001/000000020.json"
+    keys.append(best_key(C))
+    assert marks(standings(keys, BASES, {c: found(c) for c in there}, keep=2))[2] == (C, ["best", "kept"])
 
 
 def test_a_damaged_or_incomplete_one_is_not_restored_first_and_does_not_count_among_the_kept():
@@ -80,4 +106,12 @@ def test_the_nearest_step_is_named(step, near):
 
 
 def test_marks_have_words_that_programs_read():
-    assert [mark.value for mark in CheckpointMark] == ["next", "base", "kept", "damaged", "incomplete", "unreachable"]
+    assert [mark.value for mark in CheckpointMark] == [
+        "next",
+        "base",
+        "best",
+        "kept",
+        "damaged",
+        "incomplete",
+        "unreachable",
+    ]

@@ -39,6 +39,7 @@ class Asked:
     pull: Path | None = None
     export: Path | None = None
     step: int | None = None
+    best: bool = False
     everything: bool = False
     yes: bool = False
 
@@ -75,8 +76,11 @@ def _require_one(asked: Asked) -> None:
     given = [option for option, value in wanted.items() if value]
     if len(given) > 1:
         raise UsageError(f"{given[0]} and {given[1]} are two things", hint="one of them at a time")
+    if asked.best and asked.step is not None:
+        raise UsageError("--best and --step are two checkpoints", hint="one of them at a time")
     for option, value, of in (
         ("--step", asked.step is not None, {"--verify", "--pull", "--export"}),
+        ("--best", asked.best, {"--pull", "--export"}),
         ("--with-state", asked.everything, {"--export"}),
         ("--yes", asked.yes, {"--prune"}),
     ):
@@ -229,7 +233,7 @@ def _wanted(job: _Job, asked: Asked) -> Manifest:
     standing = job.stored_checkpoints.standing()
     if not standing:
         raise _none(job)
-    return restorable(asked.step, standing)
+    return restorable(asked.step, standing, best=asked.best)
 
 
 def _none(job: _Job) -> UsageError:
@@ -242,6 +246,7 @@ def _none(job: _Job) -> UsageError:
 _WORDS = {
     CheckpointMark.NEXT: "restored first",
     CheckpointMark.BASE: "base of this generation",
+    CheckpointMark.BEST: "best",
     CheckpointMark.KEPT: "kept",
     CheckpointMark.DAMAGED: "its manifest is damaged",
     CheckpointMark.INCOMPLETE: "objects are missing",
@@ -272,6 +277,7 @@ def standing_json(one: Standing) -> dict[str, Any]:
         "reason": manifest.promise.reason if manifest else None,
         "why": manifest.why.value if manifest else None,
         "counts": manifest.counts.value if manifest else None,
+        "metric": one.found.metric,
         "marks": [mark.value for mark in CheckpointMark if mark in one.marks],
     }
 
@@ -321,8 +327,13 @@ def _row(one: Standing) -> tuple[str, ...]:
         f"{one.found.committed_at:%Y-%m-%d %H:%M:%S}",
         format_size(one.size) if one.size is not None else "-",
         *told,
-        ", ".join(_WORDS[mark] for mark in CheckpointMark if mark in one.marks),
+        ", ".join(_told(mark, one) for mark in CheckpointMark if mark in one.marks),
     )
+
+
+def _told(mark: CheckpointMark, one: Standing) -> str:
+    has_metric = mark is CheckpointMark.BEST and one.found.metric is not None
+    return f"{_WORDS[mark]} ({one.found.metric:.6g})" if has_metric else _WORDS[mark]
 
 
 def _named(one: Standing) -> dict[str, Any]:

@@ -6,12 +6,14 @@ gen/000007.call.json                what node 0 of that attempt wants of the oth
 data/000007/000001200/<name>        objects of generation 7 at step 1200
 data/000007/000001200/files/<path>  the same of a script's own directory; node-00001/<path> where each node's counts
 commit/000007/000001200.json        the manifest; once it exists, the checkpoint counts
+best/000007/000001200.json          that it was the best so far by the script's own metric, and that metric
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -34,6 +36,7 @@ _GENERATION_KEY = re.compile(r"gen/([0-9]{6,15})\.json")  # no number here comes
 _STARTING_KEY = re.compile(r"gen/([0-9]{6,15})\.start\.json")
 _CALL_KEY = re.compile(r"gen/([0-9]{6,15})\.call\.json")
 _COMMIT_KEY = re.compile(r"commit/([0-9]{6,15})/([0-9]{9,15})\.json")
+_BEST_KEY = re.compile(r"best/([0-9]{6,15})/([0-9]{9,15})\.json")
 _DATA_KEY = re.compile(r"data/([0-9]{6,15})/([0-9]{9,15})/(?:(?:files|node-[0-9]{5})/[^\0]+|[^/.\0][^/\0]*)", re.DOTALL)
 _MOST_CRC32 = 2**32 - 1
 _LATEST_NS = 2**63 - 1  # in the year 2262; no file system tells of more
@@ -96,6 +99,7 @@ class Why(str, Enum):
     DUE = "due"  # its time had come, by the clock or by the count of steps
     NOTICE = "notice"  # a machine is to be interrupted
     BUDGET = "budget"  # the paid time comes to its end
+    ASKED = "asked"  # the script asked for it
     STOP = "stop"  # somebody ended the job
     LAST = "last"  # the script came to its end
     TRIAL = "trial"  # a trial of resuming is on
@@ -166,6 +170,11 @@ def commit_key(commit: Commit) -> str:
     return f"commit/{commit.generation:06d}/{commit.step:09d}.json"
 
 
+def best_key(commit: Commit) -> str:
+    """Return the key that says that a checkpoint was the best so far."""
+    return f"best/{commit.generation:06d}/{commit.step:09d}.json"
+
+
 def data_key(commit: Commit, name: str) -> str:
     """Return the key of one of a checkpoint's objects."""
     return f"data/{commit.generation:06d}/{commit.step:09d}/{name}"
@@ -198,11 +207,37 @@ def restore_order(keys: Iterable[str], base_of: Callable[[int], Commit | None]) 
                 yield commit
 
 
-def collectable(keys: Iterable[str], *, generation: int, base: Commit | None, keep: int) -> tuple[str, ...]:
+def called_best(keys: Iterable[str]) -> frozenset[Commit]:
+    """Return the checkpoints that were once the best so far, as far as they are there."""
+    names = tuple(keys)
+    found = (Commit(int(m[1]), int(m[2])) for m in map(_BEST_KEY.fullmatch, names) if m)
+    return frozenset(found).intersection(commits(names))
+
+
+def best_of(keys: Iterable[str], start: Commit | None, base_of: Callable[[int], Commit | None]) -> Commit | None:
+    """Return the best checkpoint of those that led to `start`, or are it; None without one.
+
+    Each that was called so was better than all before it. What an older generation committed after the next one had
+    begun is none of them.
+    """
+    marked = called_best(keys)
+    met: set[int] = set()
+    while marked and start is not None and start.generation not in met:
+        met.add(start.generation)
+        own = [c for c in marked if c.generation == start.generation and c.step <= start.step]
+        if own:
+            return max(own)
+        start = base_of(start.generation)
+    return None
+
+
+def collectable(
+    keys: Iterable[str], *, generation: int, base: Commit | None, keep: int, best: Commit | None = None
+) -> tuple[str, ...]:
     """Return the keys that generation's writer may delete, in the order to delete them: manifests before data.
 
-    Kept are the first `keep` (at least two) checkpoints in the order of restoring, and the base always. Nothing
-    may be deleted while a newer generation exists: its base could be among them.
+    Kept are the first `keep` (at least two) checkpoints in the order of restoring, the base and the best always.
+    Nothing may be deleted while a newer generation exists: its base could be among them.
     """
     names = tuple(keys)
     if any(newer > generation for newer in generations(names)):
@@ -212,13 +247,14 @@ def collectable(keys: Iterable[str], *, generation: int, base: Commit | None, ke
     order.update(dict.fromkeys(there))
     known = frozenset(there)
     present = [commit for commit in order if commit in known]
-    kept = set(present[: max(keep, LEAST_KEPT)]) | {base}
+    kept = set(present[: max(keep, LEAST_KEPT)]) | {base, best}
     newest = max((c for c in there if c.generation == generation), default=Commit(generation, -1))
     doomed = [commit_key(commit) for commit in present if commit not in kept]
     data = [name for name, owner in data_of(names) if owner not in kept and owner < newest]
     calls = [name for name in names if (m := _CALL_KEY.fullmatch(name)) and int(m[1]) < generation]
     starts = [name for name in names if (m := _STARTING_KEY.fullmatch(name)) and int(m[1]) <= generation]
-    return (*doomed, *data, *calls, *starts)
+    marks = [best_key(commit) for commit in present if commit not in kept and best_key(commit) in names]
+    return (*doomed, *data, *calls, *starts, *marks)
 
 
 def commit_of(key: str) -> Commit | None:
@@ -320,6 +356,19 @@ def read_attempt(data: bytes) -> int | None:
     """Return the attempt that a generation is of, None where nobody said; ValueError when the record is damaged."""
     attempt = unseal(data).get("attempt")
     return None if attempt is None else counted(attempt)
+
+
+def best_bytes(metric: float) -> bytes:
+    """Return what says how good a checkpoint is, by the script's own metric, of which more is better."""
+    return seal({"metric": metric})
+
+
+def read_best(data: bytes) -> float:
+    """Return what `best_bytes` was given; ValueError for anything else."""
+    metric = unseal(data).get("metric")
+    if not isinstance(metric, (int, float)) or isinstance(metric, bool) or not math.isfinite(metric):
+        raise ValueError("not a metric that can be")
+    return float(metric)
 
 
 def seal(body: dict[str, Any]) -> bytes:

@@ -11,12 +11,15 @@ from gpucloud.domain.checkpoint.manifest import (
     LEAST_KEPT,
     Commit,
     Manifest,
+    best_key,
+    best_of,
     commit_key,
     commits,
     data_of,
     generations,
     restore_order,
 )
+from gpucloud.domain.untrusted import COUNTED
 
 
 class CheckpointMark(str, Enum):
@@ -24,6 +27,7 @@ class CheckpointMark(str, Enum):
 
     NEXT = "next"  # a restore takes it first
     BASE = "base"  # the newest generation began from it
+    BEST = "best"  # by the script's own metric
     KEPT = "kept"  # the next collection leaves it
     DAMAGED = "damaged"  # its manifest is not as it was written
     INCOMPLETE = "incomplete"  # an object of it is not there
@@ -32,10 +36,14 @@ class CheckpointMark(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A manifest as it lies in the store; None when it is damaged. `committed_at` is by the store's clock."""
+    """A manifest as it lies in the store; None when it is damaged. `committed_at` is by the store's clock.
+
+    `metric` is the script's own, of what was once the best so far; more is better.
+    """
 
     manifest: Manifest | None
     committed_at: datetime
+    metric: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,9 +97,19 @@ def standings(
     recorded = frozenset(generations(names))
     faults = {commit: _fault(commit, found[commit], names, recorded) for commit in order}
     sound = [commit for commit in order if faults[commit] is None]
-    kept = _kept(order, sound, base, keep)
+    best = best_of(names, Commit(newest[0], COUNTED), bases.get) if newest else None
+    kept = _kept(order, sound, base, best, keep)
+    marked: dict[CheckpointMark, Collection[Commit | None]] = {
+        CheckpointMark.NEXT: sound[:1],
+        CheckpointMark.BASE: [base],
+        CheckpointMark.BEST: [best],
+    }
     return tuple(
-        Standing(commit=commit, found=found[commit], marks=_marks(commit, faults[commit], sound, base, kept))
+        Standing(
+            commit=commit,
+            found=found[commit],
+            marks=_marks(commit, faults[commit], {**marked, CheckpointMark.KEPT: kept}),
+        )
         for commit in order
     )
 
@@ -103,8 +121,10 @@ def superfluous(keys: Collection[str], standing: Sequence[Standing]) -> Superflu
     doomed = tuple(one.commit for one in standing if one.commit not in kept)
     data = [(name, owner) for name, owner in data_of(keys) if owner not in kept]
     manifests = [commit_key(commit) for commit in doomed]
+    names = frozenset(keys)
+    called = [best_key(commit) for commit in doomed if best_key(commit) in names]
     unfinished = sum(owner not in known for _, owner in data)
-    return Superfluous(commits=doomed, keys=(*manifests, *(name for name, _ in data)), unfinished=unfinished)
+    return Superfluous(commits=doomed, keys=(*manifests, *(name for name, _ in data), *called), unfinished=unfinished)
 
 
 def nearest(step: int, standing: Sequence[Standing]) -> int | None:
@@ -112,11 +132,13 @@ def nearest(step: int, standing: Sequence[Standing]) -> int | None:
     return min((one.commit.step for one in standing), key=lambda other: (abs(other - step), other), default=None)
 
 
-def _kept(order: Sequence[Commit], sound: Sequence[Commit], base: Commit | None, keep: int) -> set[Commit]:
-    """The first ones that can be restored, and the base. Where none can be, nothing goes: somebody may mend one."""
+def _kept(
+    order: Sequence[Commit], sound: Sequence[Commit], base: Commit | None, best: Commit | None, keep: int
+) -> set[Commit]:
+    """The first that can be restored, the base and the best. Where none can be, nothing goes: somebody may mend one."""
     if not sound:
         return set(order)
-    return {*sound[: max(keep, LEAST_KEPT)], *([base] if base is not None else [])}
+    return {*sound[: max(keep, LEAST_KEPT)], *(one for one in (base, best) if one is not None)}
 
 
 def _fault(commit: Commit, found: Found, names: frozenset[str], recorded: frozenset[int]) -> CheckpointMark | None:
@@ -128,13 +150,7 @@ def _fault(commit: Commit, found: Found, names: frozenset[str], recorded: frozen
 
 
 def _marks(
-    commit: Commit, fault: CheckpointMark | None, sound: Sequence[Commit], base: Commit | None, kept: Collection[Commit]
+    commit: Commit, fault: CheckpointMark | None, marked: Mapping[CheckpointMark, Collection[Commit | None]]
 ) -> frozenset[CheckpointMark]:
-    marks = {fault} if fault is not None else set()
-    if commit in sound[:1]:
-        marks.add(CheckpointMark.NEXT)
-    if commit == base:
-        marks.add(CheckpointMark.BASE)
-    if commit in kept:
-        marks.add(CheckpointMark.KEPT)
-    return frozenset(marks)
+    found = {mark for mark, of in marked.items() if commit in of}
+    return frozenset(found if fault is None else {fault, *found})

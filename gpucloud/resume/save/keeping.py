@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import threading
 import time
@@ -17,73 +18,9 @@ from gpucloud.domain.checkpoint.manifest import NO_NOTES, Commit, Notes, Promise
 from gpucloud.domain.errors import UsageError
 from gpucloud.resume.folder import AttemptFolder, Progress, say
 from gpucloud.resume.ranks import Ranks
-from gpucloud.resume.save.cadence import Cadence, Window
-from gpucloud.resume.save.saving import Flight, News, Saver
+from gpucloud.resume.save.cadence import Agreed, Agreement, Cadence, Call, Window
+from gpucloud.resume.save.saving import Flight, Saver
 from gpucloud.store.checkpoints import Checkpoints
-
-_FOREVER_S = 10.0**7
-_STOPS = (None, Why.STOP, Why.BUDGET, Why.NOTICE)
-"""As ranks tell each other; where nodes have different reasons, the one that leaves the least time holds."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agreed:
-    """The same on all ranks: why to stop, whether to save (due, or wished for by a node), the generation.
-
-    `news` is how the save under way goes on.
-    """
-
-    stop: Why | None
-    due: bool
-    wished: bool
-    generation: int
-    news: News
-
-
-class Agreement:
-    """Compares what each rank sees: its node's wishes, its writer, and on rank 0 whether a save is due.
-
-    While a window of gradients is open nothing is saved; what was due or wished for then is so at its end.
-    """
-
-    def __init__(self, ranks: Ranks, folder: AttemptFolder) -> None:
-        self._ranks = ranks
-        self._folder = folder
-        self._granted = self._wished = self._due = 0
-
-    def reach(self, *, due: bool, generation: int, news: News, window: Window) -> Agreed:
-        """Return what holds for this step; a wish holds until `granted`, and so does what was due in a window."""
-        told = (window, _STOPS.index(self._folder.stop_asked()), int(due), generation, self._folder.save_asked())
-        found, stop, due_now, agreed_generation, wish, *rest = self._ranks.highest(*told, *news.numbers())
-        self._wished = max(self._wished, wish)
-        due_now = max(self._due, due_now)
-        self._due = due_now if found else 0
-        return Agreed(
-            stop=_STOPS[stop] if found != Window.OPEN else None,
-            due=not found and bool(due_now),
-            wished=not found and self._wished > self._granted,
-            generation=agreed_generation,
-            news=News(*rest),
-        )
-
-    def stop(self) -> Why | None:
-        """Return why to stop, as any node's agent has said by now."""
-        (found,) = self._ranks.highest(_STOPS.index(self._folder.stop_asked()))
-        return _STOPS[found]
-
-    def granted(self) -> None:
-        """Every wish so far is met by the save that begins now."""
-        self._granted = max(self._granted, self._wished)
-
-    def seconds_left(self) -> float:
-        """Return how long there is for a last save on the node that has the least time."""
-        own = min(self._folder.seconds_left(), _FOREVER_S)
-        (least,) = self._ranks.highest(-round(1000 * own))
-        return math.inf if -least >= 1000 * _FOREVER_S else -least / 1000
-
-
-# Decides with all ranks at each step whether to save it, and sees to it that the last one of an attempt counts.
-
 
 _TRIES = 3
 
@@ -107,11 +44,12 @@ class Moment:
 class Keeper:
     """Every method with a result is called by all ranks at the same step. `progress` must be set before the first.
 
-    `of_a_trial`: whatever is saved is saved for a trial of resuming.
+    `of_a_trial`: whatever is saved is saved for a trial of resuming. `best` is the metric of the best checkpoint.
     """
 
     progress: Progress
     of_a_trial = False
+    best = -math.inf
 
     def __init__(
         self,
@@ -129,6 +67,8 @@ class Keeper:
         self._agreement = Agreement(ranks, folder)
         self._prepared = self._told_waits = self._told_lacks = False
         self._generation: int | None = None
+        self._asked: float | bool = False  # by the script, for the end of this step; a metric if it gave one
+        self._hoped: tuple[int, float] | None = None  # the step that is the best once it counts
 
     @property
     def committed(self) -> int:
@@ -142,9 +82,15 @@ class Keeper:
 
     def keep(self, step: int, now: Callable[[], Moment], window: Window = Window.CLOSED) -> bool:
         """Save if it is time, and return whether all ranks are to stop; not while a window is open. Raises Fenced."""
-        agreed = self._agree(step, window)
+        asked = self._asked
+        agreed = self._agree(step, window, Call.STEP if asked is False else Call.STEP_ASKED)
+        if asked is not False and agreed.closed:
+            self._asked = False
+            self._grant(agreed, step, now, None if asked is True else asked)
         if agreed.stop is not None:
             return True
+        if self._saver.step == step:
+            return False
         if agreed.due or agreed.wished:
             self._save(agreed, now)
         elif not self._prepared:
@@ -152,12 +98,53 @@ class Keeper:
             self._saver.prepare(now().own)
         return False
 
+    def ask(self, metric: float | None) -> None:
+        """Have the step that is under way saved when it is done; with a metric, if it is the best so far."""
+        self._asked = True if metric is None else metric
+
+    def save(self, step: int, now: Callable[[], Moment], metric: float | None) -> bool:
+        """Save this step, which is done, because the script asks; return whether all ranks are to stop. Raises Fenced.
+
+        With a metric (rank 0's holds), only if that is the best so far, and have it kept. Waits for a save under way.
+        """
+        agreed = self._agree(step, call=Call.SAVE)
+        self._grant(agreed, step, now, metric)
+        return agreed.stop is not None
+
+    def _grant(self, agreed: Agreed, step: int, now: Callable[[], Moment], metric: float | None) -> None:
+        if not step:
+            return
+        if metric is not None:
+            metric = float(json.loads(self._ranks.shared(json.dumps(float(metric)).encode())))
+            if not max(self.best, self._hoped[1] if self._hoped else -math.inf) < metric < math.inf:
+                return
+        if step not in (self.committed, self._saver.step):
+            if self._saver.in_flight:
+                with self.progress.phase("save"):
+                    self._finish()
+            self._begin(agreed.generation, now(), Why.ASKED)
+        if metric is not None:
+            self._hoped = step, metric
+            self._call_best()
+
+    def _call_best(self) -> None:
+        """Have what was hoped for kept as the best, once it counts; a save that failed is none."""
+        if self._hoped is None:
+            return
+        step, metric = self._hoped
+        if self.committed == step:
+            self.best, self._hoped = metric, None
+            if self._ranks.rank == 0 and self._generation is not None:
+                self._saver.call_best(step, self._generation, metric)
+        elif self._saver.step != step:
+            self._hoped = None
+
     def last(self, step: int, now: Callable[[], Moment], why: Why | None = None) -> bool:
         """Return whether this step is committed, at the end of the run; without `why`, because of the wish to stop.
 
         Raises Fenced.
         """
-        agreed = self._agree(step)
+        agreed = self._agree(step, call=Call.END)
         why = why or agreed.stop or Why.STOP
         with self.progress.phase("save"):
             left = self._agreement.seconds_left()
@@ -203,12 +190,12 @@ class Keeper:
         """End the writer, when it has deleted what is no longer needed."""
         self._saver.close(self._folder.seconds_left())
 
-    def _agree(self, step: int, window: Window = Window.CLOSED) -> Agreed:
+    def _agree(self, step: int, window: Window = Window.CLOSED, call: Call = Call.STEP) -> Agreed:
         """Agree with the other ranks, and go on with the save that is under way."""
         exactly = self._cadence.every_steps is not None
         due = self._ranks.rank == 0 and (exactly or not self._saver.in_flight) and self._saver.due(self._cadence, step)
         agreed = self._agreement.reach(
-            due=due, generation=self._checkpoints.generation, news=self._saver.news(), window=window
+            due=due, generation=self._checkpoints.generation, news=self._saver.news(), window=window, call=call
         )
         self._generation = agreed.generation
         self._told(lambda: self._saver.advance(agreed.news))
@@ -250,6 +237,7 @@ class Keeper:
         advance()
         if self._saver.longest_s != longest:
             self._folder.tell("saving.json", {"seconds": self._saver.longest_s, "step": self.progress.step_seconds})
+        self._call_best()
 
     def _say_waits(self, every: int) -> None:
         if self._ranks.rank == 0 and not self._told_waits:

@@ -19,7 +19,7 @@ from gpucloud.domain.checkpoint.manifest import NO_NOTES, Commit, Manifest, Note
 from gpucloud.domain.errors import CredentialsError, StoreError, UsageError
 from gpucloud.resume.folder import say
 from gpucloud.resume.ranks import HINT, NoMemory, Ranks
-from gpucloud.resume.save.cadence import Cadence, Moment, is_better_anew, is_due
+from gpucloud.resume.save.cadence import Cadence, Moment, News, is_better_anew, is_due
 from gpucloud.resume.save.capture import Capture
 from gpucloud.resume.save.writer import Answer, Lost, Writer
 from gpucloud.resume.state.tree import Unplanned
@@ -38,19 +38,6 @@ class _Stage(Enum):
     IDLE = auto()
     WRITING = auto()
     COMMITTING = auto()
-
-
-@dataclass(frozen=True, slots=True)
-class News:
-    """What a rank tells the others at a step: its writer is not done yet; what became of the commit, and how soon."""
-
-    busy: int = 0
-    outcome: int = 0
-    commit_ms: int = 0
-
-    def numbers(self) -> tuple[int, int, int]:
-        """Return it as numbers of which the highest over all ranks counts."""
-        return self.busy, self.outcome, self.commit_ms
 
 
 class Saver:
@@ -213,6 +200,10 @@ class Saver:
             agreed = self._ranks.highest(*self.news(0.0 if late else _POLL_S).numbers())
             self.advance(News(*agreed))
 
+    def call_best(self, step: int, generation: int, metric: float) -> None:
+        """Have the checkpoint of that step, which counts, kept as the best by that metric; for rank 0."""
+        self._dispatch.call_best(step, generation, metric)
+
     def close(self, limit_s: float) -> None:
         """End the writer, when it has deleted what is no longer needed."""
         self._dispatch.close(limit_s)
@@ -360,6 +351,13 @@ class Dispatch:
         )
         with contextlib.suppress(Lost):  # asked for its answer, it is lost still
             self._writer.tell({"commit": {"manifest": described(manifest), "base": self._base()}})
+
+    def call_best(self, step: int, generation: int, metric: float) -> None:
+        """Have the checkpoint of that step marked as the best; nobody waits for that."""
+        base = self._base()
+        commit = base if base is not None and base[1] == step else [generation, step]  # it was not saved once more
+        with contextlib.suppress(Lost):
+            self._writer.tell({"best": {"commit": commit, "metric": metric, "generation": generation, "base": base}})
 
     def outcome(self, flight: Flight, wait_s: float) -> tuple[Outcome, float]:
         """Return what became of the commit, and how long that took; for rank 0. Waits at most so long."""

@@ -12,6 +12,7 @@ from gpucloud.domain.checkpoint.manifest import (
     Counts,
     Manifest,
     Piece,
+    called_best,
     commit_key,
     commits,
     generations,
@@ -26,13 +27,21 @@ from gpucloud.domain.checkpoint.objects import (
     read_header,
     start_of,
 )
-from gpucloud.domain.checkpoint.standing import Found, Standing, Superfluous, nearest, standings, superfluous
+from gpucloud.domain.checkpoint.standing import (
+    CheckpointMark,
+    Found,
+    Standing,
+    Superfluous,
+    nearest,
+    standings,
+    superfluous,
+)
 from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.domain.state.state import JobState
 from gpucloud.domain.untrusted import RECORD_BYTES
 from gpucloud.ports import Clock
 from gpucloud.store import ObjectStore, get_small
-from gpucloud.store.checkpoints import base_of, under
+from gpucloud.store.checkpoints import base_of, metric_of, under
 from gpucloud.store.parts import all_done, crc32_of
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import take
@@ -97,7 +106,9 @@ class StoredCheckpoints:
         recorded = generations(names)
         based = all_done(lambda number: base_of(self.store, self.prefix, number), recorded)
         bases = dict(zip(recorded, based, strict=True))
-        pairs = zip(commits(names), all_done(self._found, commits(names)), strict=True)
+        called = called_best(names)
+        there = all_done(lambda commit: self._found(commit, is_called=commit in called), commits(names))
+        pairs = zip(commits(names), there, strict=True)
         found = {commit: one for commit, one in pairs if one is not None}
         return standings(names, bases, found, keep=self.keep)
 
@@ -152,7 +163,7 @@ class StoredCheckpoints:
 
         return tuple(damage for damage in all_done(work, pieces) if damage is not None)
 
-    def _found(self, commit: Commit) -> Found | None:
+    def _found(self, commit: Commit, *, is_called: bool) -> Found | None:
         stored = get_small(self.store, under(self.prefix, commit_key(commit)))
         if stored is None:
             return None
@@ -160,7 +171,8 @@ class StoredCheckpoints:
         with contextlib.suppress(ValueError):
             manifest = read_manifest(stored.data)
         fits = manifest is not None and manifest.commit == commit
-        return Found(manifest=manifest if fits else None, committed_at=stored.modified)
+        metric = metric_of(self.store, self.prefix, commit) if is_called else None
+        return Found(manifest=manifest if fits else None, committed_at=stored.modified, metric=metric)
 
     def _damage(self, part: Part, data: memoryview) -> Damage | None:
         piece = part.piece
@@ -198,11 +210,16 @@ def _counts(standing: Sequence[Standing]) -> Counts:
     return next((manifest.counts for manifest in found if manifest is not None), Counts.STEPS)
 
 
-def restorable(step: int | None, standing: Sequence[Standing]) -> Manifest:
-    """Return the checkpoint of that step, or of any, that a restore tries first.
+def restorable(step: int | None, standing: Sequence[Standing], *, best: bool = False) -> Manifest:
+    """Return the checkpoint of that step, or of any, that a restore tries first; or the best by the script's metric.
 
-    UsageError when there is no such step, StoreError when none is whole.
+    UsageError when there is no such one, StoreError when none is whole.
     """
+    if best:
+        found = [one for one in standing if CheckpointMark.BEST in one.marks]
+        if not found:
+            raise UsageError("no checkpoint was called the best", hint="run.save(best=metric) in the script does that")
+        standing, step = found, found[0].commit.step
     sound = [one for one in standing if one.sound is not None]
     for one in sound if step is None else of_step(step, standing):
         if one.sound is not None:
