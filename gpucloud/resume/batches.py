@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from gpucloud.domain.errors import UsageError
 from gpucloud.resume.state import randomness
 
 
@@ -32,6 +33,10 @@ class Batches:
     """
 
     by_epoch = False
+    same_seed = ""  # on all ranks, and how a script sees to it
+    firm: tuple[str, ...] = ()
+    """The rules that must be as before for a run to go on; of others it is told that it is less than exact."""
+
     one_iterator = False  # a second `for` ends the first: they share their workers
 
     def __init__(self) -> None:
@@ -68,8 +73,8 @@ class Batches:
         """Return the position, and what else it takes to go on from there."""
         raise NotImplementedError
 
-    def load_state_dict(self, state: dict[str, Any]) -> tuple[str, ...]:
-        """Continue from a position; return which rules were others there, each as `name before → now`."""
+    def load_state_dict(self, state: dict[str, Any]) -> dict[str, str]:
+        """Continue from a position; return which rules were others there, by their names as `before → now`."""
         raise NotImplementedError
 
     def _open(self, start: Position) -> Iterator[Any]:
@@ -194,6 +199,7 @@ class Source(Protocol):
     """Where a wrapped loader's batches come from. `lacks` says why a resume may be less than exact, "" if nothing."""
 
     loader: Any
+    kind: str  # how it is continued, in words
     lacks: str
     can_wait: bool  # another thread may ask for its state while the script waits for a batch
 
@@ -233,6 +239,7 @@ class Wrapped(Batches):
     """
 
     by_epoch = True
+    same_seed = "DistributedSampler(dataset, seed=0): the same on all ranks"
 
     def __init__(
         self, source: Source, world: int, lower: Callable[[str], None], tell: Callable[[str], None] = lambda _text: None
@@ -264,7 +271,7 @@ class Wrapped(Batches):
     @property
     def rules(self) -> Mapping[str, Any]:
         """What decides which samples make which step: the same on all ranks and in all attempts of an exact run."""
-        return {"batches": self.length, **self._source.rules}
+        return {"batches": self.length, "kind": self._source.kind, **self._source.rules}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, how its epoch began, and the source's own state."""
@@ -285,10 +292,18 @@ class Wrapped(Batches):
             "rules": dict(self.rules),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> tuple[str, ...]:
-        """Continue from a position; return which rules were others there, each as `name before → now`."""
+    def load_state_dict(self, state: dict[str, Any]) -> dict[str, str]:
+        """Continue from a position; return which rules were others there, by their names as `before → now`."""
+        before = state["rules"]["kind"] if "rules" in state else "from run.loader"
+        if before != self._source.kind:
+            raise UsageError(
+                f"the run's batches are continued {self._source.kind}, and came {before} before",
+                hint="give run.wrap what it had before, or the job file another `name:` to begin at step 0",
+            )
         used = state["used"] * state["world"] // self._world  # each rank's share of what all were trained on
         self._is_of_others = state["world"] != self._world
+        same = ("loader", "sampler", "seed", "shuffle")
+        self.firm = same if self._is_of_others else (*same, "samples", "batch_size")  # each rank's own share
         self._continue_from(Position(state["epoch"], used, over=state["over"]))
         self._first, self._trained_sum = state["first"], state["sum"]
         self._source.load(state["source"])
@@ -365,6 +380,6 @@ def length_of(thing: Any) -> int | None:
         return None
 
 
-def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return which rules were others, each as `name before → now`."""
-    return tuple(f"{name} {before.get(name)} → {value}" for name, value in now.items() if before.get(name) != value)
+def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
+    """Return which rules were others, by their names as `before → now`."""
+    return {name: f"{before.get(name)} → {value}" for name, value in now.items() if before.get(name) != value}

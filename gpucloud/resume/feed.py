@@ -98,12 +98,21 @@ class Feed:
                 self.loader.enter(epoch)
             yield epoch
 
-    def take_from(self, loader: Batches, dataset: Any, progress: Progress, *, in_workers: bool) -> None:
-        """Have this be what the run's batches come from. UsageError where ranks disagree."""
-        self._require_one_order(loader)
+    def take_from(
+        self, loader: Batches, dataset: Any, progress: Progress, *, in_workers: bool, changed: bool, wrong: str = ""
+    ) -> None:
+        """Have this be what the run's batches come from.
+
+        UsageError where ranks disagree, where this rank's part is `wrong`, and where it is other data than before but
+        for what is meant to be `changed`.
+        """
+        self._require_one_order(loader, wrong)
         self._exactness.best_effort(self._state.own_generator(dataset, in_workers=in_workers) or "")
         if position := self._continued.own.get("loader"):
-            self._exactness.best_effort(", ".join(loader.load_state_dict(position)))
+            others = loader.load_state_dict(position)
+            if not changed:
+                self._require_as_before({name: how for name, how in others.items() if name in loader.firm})
+            self._exactness.best_effort(", ".join(f"{name} {how}" for name, how in others.items()))
         self._schedules = Schedules(self._state.others)
         self._progress = progress
         loader.begin = self._begin_batches
@@ -148,17 +157,34 @@ class Feed:
         position = self.loader.state_dict() if self.loader is not None else None
         return {"randomness": self.draws.state(), "loader": position}
 
-    def _require_one_order(self, loader: Batches) -> None:
+    def _require_as_before(self, others: dict[str, str]) -> None:
+        """Nobody is to find out from a loss that it was trained on other data: on all ranks alike."""
+        for rank, text in enumerate(self._ranks.gathered(json.dumps(others).encode())):
+            found = ", ".join(f"{name} {how}" for name, how in json.loads(text).items())
+            if found:
+                where = f" on rank {rank}" if self._ranks.world > 1 else ""
+                raise UsageError(
+                    f"the data are others than at step {self._first_step}{where}: {found}",
+                    hint="make them as they were, or say that it is meant: changed=True for run.loader or run.wrap",
+                )
+
+    def _require_one_order(self, loader: Batches, wrong: str) -> None:
         """Ranks that order the samples each in its own way would train on some twice, and on others never."""
-        rules = {**loader.rules, "total_steps": self._total_steps}
+        rules = {**loader.rules, "total_steps": self._total_steps, **({"wrong": wrong} if wrong else {})}
         told = [json.loads(one) for one in self._ranks.gathered(json.dumps(rules).encode())]
         for rank, theirs in enumerate(told):
-            for name, ours in told[0].items():
-                if theirs[name] != ours:
-                    one_for_all = "resume.init(seed=…): the same on all ranks, each then draws its own random numbers"
+            if "wrong" in theirs:
+                raise UsageError(
+                    f"on rank {rank}, {theirs['wrong']}",
+                    hint="DistributedSampler(dataset) asks the process group; where ranks share their samples, "
+                    'run.wrap(loader, over=mesh["data"])',
+                )
+            for name in {**told[0], **theirs}:
+                ours, there = told[0].get(name), theirs.get(name)
+                if ours != there:
                     raise UsageError(
-                        f"the ranks differ in {name}: {ours} on rank 0, {theirs[name]} on rank {rank}",
-                        hint=one_for_all if name == "seed" else f"give every rank the same {name}",
+                        f"the ranks differ in {name}: {ours} on rank 0, {there} on rank {rank}",
+                        hint=loader.same_seed if name == "seed" else f"give every rank the same {name}",
                     )
 
     def _begin_batches(self) -> None:
@@ -190,6 +216,16 @@ class Feed:
         if self.draws.are_saved:
             self._exactness.lower(_NO_LOADER)
             self.draws.begin(self.steps_done)
+
+
+def other_share(loader: Any, rank: int, world: int) -> str:
+    """Return in words how the loader's sampler is not that of this rank; empty where it is, or knows of no ranks."""
+    keys = getattr(loader, "batch_sampler", None)
+    sampler = getattr(keys, "sampler", None) or getattr(loader, "sampler", None)
+    own, all_ = getattr(sampler, "rank", None), getattr(sampler, "num_replicas", None)
+    if not isinstance(own, int) or not isinstance(all_, int) or (own, all_) == (rank, world):
+        return ""
+    return f"the sampler takes share {own} of {all_}, and this is {rank} of {world}"
 
 
 def takes_all(loader: Any) -> str | None:

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 
 from gpucloud.domain.errors import UsageError
-from gpucloud.resume.batches import Batches, Position, Summed, length_of
+from gpucloud.resume.batches import Batches, Position, Summed, changed, length_of
 from gpucloud.resume.state import randomness
 
 Place = tuple[int, int]
@@ -35,6 +35,9 @@ class Loader(Batches):
     In `run.epochs` it ends with the epoch. Each rank gets its strided share of a global batch. Samples that do not fill
     the last batch of an epoch are left out of that epoch.
     """
+
+    same_seed = "resume.init(seed=…): the same on all ranks, each then draws its own random numbers"
+    firm = ("seed", "samples", "shuffle")
 
     def __init__(
         self,
@@ -89,11 +92,16 @@ class Loader(Batches):
         place = self.trained
         return {"epoch": place.epoch, "used": place.batch * self.global_batch, "over": place.over, **self.rules}
 
-    def load_state_dict(self, state: dict[str, int]) -> tuple[str, ...]:
-        """Continue from a position; return which rules were others there, each as `name before → now`."""
+    def load_state_dict(self, state: dict[str, int]) -> dict[str, str]:
+        """Continue from a position; return which rules were others there, by their names as `before → now`."""
+        if "rules" in state:
+            raise UsageError(
+                "the run's batches came from a loader of the script's own before",
+                hint="give run.wrap what it had, or the job file another `name:` to begin at step 0",
+            )
         batch = min(state["used"] // self.global_batch, self.steps_per_epoch)
         self._continue_from(Position(state["epoch"], batch, over=bool(state.get("over"))))
-        return tuple(f"{name} {state[name]} → {now}" for name, now in self.rules.items() if state[name] != now)
+        return changed(state, self.rules)
 
     def _open(self, start: Position) -> Iterator[Any]:
         if start.batch >= self.steps_per_epoch:
@@ -223,6 +231,7 @@ class Order:
     """What a sampler or batch sampler says, fetched so that a sample's random numbers depend on no worker."""
 
     lacks = ""
+    kind = "from a sampler"
     can_wait = True
 
     def __init__(self, loader: DataLoader[Any], seed: int, rank: int) -> None:

@@ -16,7 +16,7 @@ from gpucloud.domain.errors import CredentialsError, StoreError, UsageError
 from gpucloud.domain.job.quantities import format_size
 from gpucloud.resume.attempt import Continued, Exactness, Leaving, require_steps_left
 from gpucloud.resume.batches import Batches, Wrapped
-from gpucloud.resume.feed import Feed, takes_all
+from gpucloud.resume.feed import Feed, other_share, takes_all
 from gpucloud.resume.folder import AttemptFolder, Progress, say
 from gpucloud.resume.loader import Loader, require_split
 from gpucloud.resume.profiling import Profiling, Trying
@@ -167,6 +167,7 @@ class Run:
         num_workers: int = 0,
         shuffle: bool = True,
         over: Any = None,
+        changed: bool = False,
         **options: Any,
     ) -> Loader:
         """Return the run's batches, from the next one on; `options` go to torch's DataLoader.
@@ -177,7 +178,8 @@ class Run:
         samples then draw the same random numbers. Within `run.epochs` a `for` ends with the epoch, else with the run's
         `total_steps`. Raises UsageError for a second loader, where ranks disagree on the order of samples, and when it
         cannot be split: neither over these ranks nor, in a job on a range of nodes, over any number of them that it may
-        come to. The first step raises it where nothing says when the run ends.
+        come to. The first step raises it where nothing says when the run ends. Seed, length or shuffle that are others
+        than before a resume raise it too, unless they are meant to be `changed`: such a resume is best effort.
         """
         self._require_no_loader()
         for name, instead in _OURS.items():
@@ -196,17 +198,19 @@ class Run:
             options={"num_workers": num_workers, **options},
         )
         loader.by_epoch = self._feed.by_epoch
-        self._take_from(loader, dataset, in_workers=num_workers > 0)
+        self._take_from(loader, dataset, in_workers=num_workers > 0, changed=changed)
         return loader
 
-    def wrap(self, loader: Any, *, over: Any = None) -> Wrapped:
+    def wrap(self, loader: Any, *, over: Any = None, changed: bool = False) -> Wrapped:
         """Return the batches of a loader of your own, from the one after the last step on; `for` ends with the epoch.
 
         Torch's DataLoader with any sampler continues exactly, and so does what has `state_dict()` or can be read again,
         as far as `docs/scripts-and-checkpoints` tells; what makes it less is said. A function that returns an iterable
         will do as well. Your own seeds count; samples of a map-style set draw random numbers by the run's seed, the
         epoch and their place in it. With tensor parallelism, `over` is the dimension of the device mesh over which your
-        loader splits its batches. Raises UsageError for a second loader, and where ranks' loaders do not go together.
+        loader splits its batches. Raises UsageError for a second loader, and where ranks' loaders do not go together;
+        and where seed, sampler, batch size or length are others than before a resume, unless they are meant to be
+        `changed`. Another number of ranks or workers never raises it.
         """
         self._require_no_loader()
         draws = self._feed.draws
@@ -217,7 +221,14 @@ class Run:
             self._exactness.best_effort("on another number of ranks your own loader hands out other batches")
         if over is None and self._ranks.world > 1 and (whole := takes_all(loader)):
             self._say(f"{whole} has every rank draw from the whole data set: torch's DistributedSampler splits it")
-        self._take_from(wrapped, getattr(loader, "dataset", None), in_workers=bool(getattr(loader, "num_workers", 0)))
+        world = self._ranks.world if over is None else over.size()
+        self._take_from(
+            wrapped,
+            getattr(loader, "dataset", None),
+            in_workers=bool(getattr(loader, "num_workers", 0)),
+            changed=changed,
+            wrong=other_share(loader, draws.rank, world),
+        )
         if not source.can_wait:
             wrapped.wait = contextlib.nullcontext()
         self._exactness.best_effort(source.lacks)
@@ -236,9 +247,9 @@ class Run:
         if self._feed.loader is not None:
             raise UsageError("a run has one loader", hint="use torch's DataLoader for evaluation data")
 
-    def _take_from(self, loader: Batches, dataset: Any, *, in_workers: bool) -> None:
+    def _take_from(self, loader: Batches, dataset: Any, **more: Any) -> None:
         """Have this be what the run's batches come from."""
-        self._feed.take_from(loader, dataset, self._progress, in_workers=in_workers)
+        self._feed.take_from(loader, dataset, self._progress, **more)
         loader.wait = self._pauses.stalls(self._at_rest)
 
     def step(self, *, loss: Any = None) -> None:

@@ -50,6 +50,7 @@ def _is_torchs(loader: Any) -> bool:
 class Own:
     """What has state_dict() and load_state_dict(); it is asked when a checkpoint is made, and at no other time."""
 
+    kind = "from a loader's own state"
     can_wait = False
 
     def __init__(self, loader: Any) -> None:
@@ -200,6 +201,7 @@ class Reread:
     """An iterable without a state. Its workers draw the same again, being begun from the same generators."""
 
     lacks = ""
+    kind = "from an iterable that is read again"
     can_wait = True
 
     def __init__(self, loader: Any) -> None:

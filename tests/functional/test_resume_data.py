@@ -186,9 +186,26 @@ def test_ranks_that_order_the_samples_each_in_its_own_way_are_refused(job, monke
 def test_other_samples_than_before_are_not_called_exact(job, capsys, changes, said):
     train(*begin(total_steps=9), steps=4)
     run, *_ = begin(total_steps=9, seed=changes.pop("seed", 0))
-    run.loader(**{"dataset": DATA, "global_batch": 4, **changes})
+    run.loader(**{"dataset": DATA, "global_batch": 4, "changed": True, **changes})
     assert (run.level is Level.EXACT) == (not said)
     assert said in capsys.readouterr().err
+
+
+def test_other_data_than_before_are_refused_unless_that_is_meant_and_another_batch_is_not(job, monkeypatch):
+    train(*begin(total_steps=9), steps=4)
+    run, *_ = begin(total_steps=9, seed=1)
+    with pytest.raises(UsageError, match="the data are others than at step 4: seed 0 → 1, shuffle True → False") as no:
+        run.loader(DATA, global_batch=4, shuffle=False)
+    assert "changed=True" in no.value.hint
+    run, *_ = begin(total_steps=9)
+    run.loader(DATA, global_batch=2)
+    assert run.level is Level.BEST_EFFORT
+    run, *_ = begin(total_steps=9)
+    monkeypatch.setattr(run._ranks, "world", 2)
+    other = json.dumps({"samples": "20 → 19"}).encode()
+    monkeypatch.setattr(run._ranks, "gathered", lambda told: (told, told if b"seed" in told else other))
+    with pytest.raises(UsageError, match="the data are others than at step 4 on rank 1: samples 20 → 19"):
+        run.loader(DATA, global_batch=4)
 
 
 @pytest.mark.parametrize("name", ["batch_size", "batch_sampler", "sampler", "drop_last", "generator"])

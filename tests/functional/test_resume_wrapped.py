@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, WeightedRandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from gpucloud import resume
@@ -167,7 +167,7 @@ IN_WORKERS = {
 class Training:
     """A script with epochs, and a schedule that goes on with each of them."""
 
-    def __init__(self, loader, total_steps=None):
+    def __init__(self, loader, total_steps=None, **how):
         torch.manual_seed(0)
         random.seed(0)
         np.random.seed(0)
@@ -177,7 +177,7 @@ class Training:
         self.run = resume.init(
             model=self.model, optimizer=self.optimizer, schedule=self.schedule, total_steps=total_steps
         )
-        self.loader = self.run.wrap(loader)
+        self.loader = self.run.wrap(loader, **how)
         self.seen = []
 
     def train(self, until=None, epochs=EPOCHS):
@@ -231,7 +231,7 @@ class Steps:
         self.loader = Wrapped(source_of(make(), seed=7, rank=0), 1, self.said.append)
         self._after = saved and saved["randomness"]
         if saved:
-            assert self.loader.load_state_dict(saved["loader"]) == ()
+            assert self.loader.load_state_dict(saved["loader"]) == {}
             torch.rand(5)  # whatever a script draws before its loop
         self.loader.begin = self.loader.asked = self._as_the_step_left
 
@@ -315,7 +315,7 @@ def test_a_sample_that_is_drawn_twice_in_an_epoch_has_another_noise_each_time(jo
 
 
 def test_the_epoch_is_told_to_a_sampler_that_wants_to_know_it(job):
-    sampler = torch.utils.data.DistributedSampler(Noisy(), num_replicas=2, rank=1)
+    sampler = torch.utils.data.DistributedSampler(Noisy(), num_replicas=1, rank=0)
     training = Training(DataLoader(Noisy(), BATCH, sampler=sampler))
     epochs = []
     for epoch in training.run.epochs(3):
@@ -414,10 +414,54 @@ class Numbers(torch.utils.data.IterableDataset):
 )
 def test_data_that_comes_otherwise_the_second_time_is_named(job, capsys, before, now, said):
     Training(DataLoader(before, BATCH)).train(until=4)
-    after = Training(DataLoader(now, BATCH))
+    after = Training(DataLoader(now, BATCH), changed=True)
     after.train(until=5)
     assert after.run.level is Level.BEST_EFFORT
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        (lambda: DataLoader(torch.utils.data.Subset(Noisy(), range(21)), BATCH), "samples 22 → 21"),
+        (lambda: DataLoader(Noisy(), 2 * BATCH), "batch_size 4 → 8"),
+        (lambda: DataLoader(Noisy(), BATCH, shuffle=True), "sampler SequentialSampler → RandomSampler"),
+        (lambda: DataLoader(Noisy(), BATCH, sampler=DistributedSampler(Noisy(), 1, 0, seed=3)), "seed None → 3"),
+    ],
+)
+def test_a_loader_of_other_data_than_before_is_refused_and_says_what_is_other(job, now, said):
+    Training(DataLoader(Noisy(), BATCH)).train(until=4)
+    with pytest.raises(UsageError, match="the data are others than at step 4: ") as refused:
+        Training(now())
+    assert said in str(refused.value)
+
+
+def test_batches_that_come_in_another_way_than_before_are_refused(job):
+    Training(DataLoader(Noisy(), BATCH)).train(until=4)
+    with pytest.raises(UsageError, match="are continued from an iterable that is read again, and came from a sampler"):
+        Training(DataLoader(Numbers(0), BATCH), changed=True)
+    training = Training(DataLoader(Noisy(), BATCH))
+    training.run._feed.loader = None
+    with pytest.raises(UsageError, match="came from a loader of the script's own before"):
+        training.run.loader(Noisy(), global_batch=BATCH)
+
+
+def test_a_sampler_that_is_another_ranks_is_refused(job):
+    sampler = DistributedSampler(Noisy(), num_replicas=4, rank=2)
+    with pytest.raises(UsageError, match="on rank 0, the sampler takes share 2 of 4, and this is 0 of 1") as refused:
+        Training(DataLoader(Noisy(), BATCH, sampler=sampler))
+    assert "run.wrap(loader, over=" in refused.value.hint
+
+
+def test_ranks_whose_samplers_have_other_seeds_are_refused_with_how_to_give_them_one(job, monkeypatch):
+    training = Training(DataLoader(Noisy(), BATCH))
+    training.run._feed.loader = None
+    monkeypatch.setattr(
+        training.run._ranks, "gathered", lambda told: (told, json.dumps({**json.loads(told), "seed": 1}).encode())
+    )
+    with pytest.raises(UsageError, match="the ranks differ in seed: 0 on rank 0, 1 on rank 1") as refused:
+        training.run.wrap(DataLoader(Noisy(), BATCH, sampler=DistributedSampler(Noisy(), 1, 0)))
+    assert refused.value.hint == "DistributedSampler(dataset, seed=0): the same on all ranks"
 
 
 def test_another_number_of_workers_is_named_where_it_matters(job, capsys):
