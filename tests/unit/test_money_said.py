@@ -363,6 +363,9 @@ def test_every_view_of_a_job_that_trains_says_that_its_budget_ends_first() -> No
         assert "6 min 30 s to go" in view
         assert "its budget ends first, in 1 min" in view
     assert "forecast  1.00 USD at today's price and pace: its budget ends first, in 1 min" in report_text(report)
+    narrow = io.StringIO()
+    Console(file=narrow, width=77).print(_panel(now, (), 77))
+    assert "its budget ends first, in 1 min" in narrow.getvalue()
 
 
 @pytest.mark.parametrize(("rate", "said"), [("0.27", False), ("60", True)])

@@ -171,7 +171,8 @@ def _progress(now: Snapshot, width: int) -> Table:
     told = [Text(in_one_line(now.phase), style="bold")]
     if now.step is not None and now.phase != UNTOLD:
         told.append(Text(f"step {now.step}" + (f" of {now.total_steps}" if now.total_steps else "")))
-    told += map(Text, to_go_words(now.time_left, now.spend))
+    to_go = [Text(word) for word in to_go_words(now.time_left, now.spend)]
+    told += to_go if _width([*told, *to_go]) <= width else to_go[-1:]  # of both, what ends first matters
     if now.committed_step is not None:
         told.append(Text(f"{now.counts.named(now.committed_step)} is saved", style="green"))
     if now.loss is not None:
