@@ -15,11 +15,11 @@ from gpucloud.cli.render.words import tell
 from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.job.spec import Cloud, Job
 from gpucloud.domain.node.node import Node, NodeState
-from gpucloud.domain.state.order import run_of
+from gpucloud.domain.state.order import is_closed, is_finished, run_of
 from gpucloud.usecases.jobstore.orders import current_run, require_own, sha256_of
 from gpucloud.usecases.jobstore.report import JobReport, with_forecast
 from gpucloud.wiring import Gpucloud, KnownJob
-from gpucloud.wiring.jobs import asker_of, visited_report
+from gpucloud.wiring.jobs import asker_of, starter, visited_report
 
 if TYPE_CHECKING:
     pass
@@ -95,6 +95,28 @@ def refuse_to_forget(cloud: Gpucloud, new: KnownJob) -> None:
             f"{old.name} is unfinished on {old.cloud.value}, its state in {old.store}",
             hint=f"gpucloud down {old.name}, or another name in the job file",
         )
+
+
+def what_a_start_finds(cloud: Gpucloud, read: Target, *, offline: bool) -> str | None:
+    """Return what a plan of a new run has to say first: that a start is refused, or goes on with another run."""
+    job = read.job
+    if (other := of_another_file(cloud, read)) is not None:
+        return f"warning: {other.name} is a run of {other.file}: `gpucloud train` asks for another name, or for --adopt"
+    if offline:
+        return None
+    try:
+        refuse_to_forget(cloud, cloud.known(job, job.name, read.file))
+        found = starter(cloud, job).found(job, read.spec)
+    except UsageError as refused:
+        hint = f"; {refused.hint}" if refused.hint else ""
+        return f"warning: `gpucloud train` is refused: {refused.message}{hint}"
+    except GpucloudError:  # what it finds is for the start to say
+        return None
+    if found is None or is_closed(found.given.order, found.state) or is_finished(found.state):
+        return None
+    stands = "is unfinished" if not found.state.status.ended else f"has {found.state.status.value}"
+    after = f" after {found.state.checkpoint}" if found.state.checkpoint is not None else ""
+    return f"{found.name} {stands}: `gpucloud train` goes on with it{after}; this is the plan of a new run"
 
 
 def _nothing_named(cloud: Gpucloud) -> UsageError:

@@ -16,16 +16,15 @@ from gpucloud.cli.render.estimates import deadline_chart, estimate_json, estimat
 from gpucloud.cli.render.plans import plan_text
 from gpucloud.cli.render.reports import ended_words, going_on_line, reopened_line
 from gpucloud.cli.render.words import is_yes, say_json, say_words, tell, width_of
-from gpucloud.cli.target import Target, of_another_file, read_target, refuse_to_forget, report_of
+from gpucloud.cli.target import Target, read_target, refuse_to_forget, report_of, what_a_start_finds
 from gpucloud.domain.checkpoint.protection import REMEDY, Protection, must_be_meant
-from gpucloud.domain.errors import CredentialsError, GpucloudError, RunIsOver, UsageError
+from gpucloud.domain.errors import CredentialsError, RunIsOver, UsageError
 from gpucloud.domain.job.quantities import format_span, parse_span
 from gpucloud.domain.job.spec import Cloud, Job
 from gpucloud.domain.market.plan import Plan
 from gpucloud.domain.node.bootstrap.steps import MINIMUM_FREE_BYTES
 from gpucloud.domain.state.order import (
     Until,
-    is_closed,
     is_finished,
     repeats_at_a_cost,
     undrillable,
@@ -53,7 +52,7 @@ def plan(target: str | None, *, on: Cloud | None, plot: Path | None, as_json: bo
     named = _named(cloud, job)
     offline = named is not None or not _is_known(cloud, job)
     job = named or job
-    if (head := _what_a_start_finds(cloud, read, offline=offline)) is not None:
+    if (head := what_a_start_finds(cloud, read, offline=offline)) is not None:
         tell(head)
     estimate = estimator(cloud, job, protection.saving, offline=offline).estimate(job)
     if drawn is not None:
@@ -71,28 +70,6 @@ def plan(target: str | None, *, on: Cloud | None, plot: Path | None, as_json: bo
     else:
         tell(cloud.aws(job.aws, job.resources).way_in(estimate.plan.offer))
     return 0
-
-
-def _what_a_start_finds(cloud: Gpucloud, read: Target, *, offline: bool) -> str | None:
-    """Return what a plan of a new run has to say first: that a start is refused, or goes on with another run."""
-    job = read.job
-    if (other := of_another_file(cloud, read)) is not None:
-        return f"warning: {other.name} is a run of {other.file}: `gpucloud train` asks for another name, or for --adopt"
-    if offline:
-        return None
-    try:
-        refuse_to_forget(cloud, cloud.known(job, job.name, read.file))
-        found = starter(cloud, job).found(job, read.spec)
-    except UsageError as refused:
-        hint = f"; {refused.hint}" if refused.hint else ""
-        return f"warning: `gpucloud train` is refused: {refused.message}{hint}"
-    except GpucloudError:  # what it finds is for the start to say
-        return None
-    if found is None or is_closed(found.given.order, found.state) or is_finished(found.state):
-        return None
-    stands = "is unfinished" if not found.state.status.ended else f"has {found.state.status.value}"
-    after = f" after {found.state.checkpoint}" if found.state.checkpoint is not None else ""
-    return f"{found.name} {stands}: `gpucloud train` goes on with it{after}; this is the plan of a new run"
 
 
 def _named(cloud: Gpucloud, job: Job) -> Job | None:
