@@ -118,7 +118,7 @@ def sweepers(
 
 def swept_clouds(gpucloud: Gpucloud, clouds: tuple[CloudName, ...]) -> tuple[CloudName, ...]:
     """Return the clouds that are looked at: those named, else the embedded fleet and known jobs'. UsageError."""
-    if CloudName.SSH in clouds:
+    if any(one.traits.owned for one in clouds):
         raise UsageError("own hosts have no strays: what stands there is yours", hint="gpucloud gc")
     known = gpucloud.home.known()
     return clouds or tuple(one for one in _SWEPT if one is CloudName.LOCAL or _on(known, one))

@@ -100,7 +100,7 @@ def _make_tables(lesson: Lesson) -> Tables:
 
 def why_unable(job: Job, cloud_profile: CloudProfile, store: str, cache: Path) -> Unable | None:
     """Return why the job's machines cannot drive it, None if they can."""
-    if cloud_profile.drives_as is None and job.cloud is not CloudName.SSH:
+    if cloud_profile.drives_as is None and not job.cloud.traits.owned:
         return Unable(why=f"machines on {job.cloud.value} do not drive their jobs", hint="leave --unattended out")
     found = unable(job, store, code_fits=True)
     if found is not None:

@@ -18,7 +18,7 @@ from gpucloud.adapters.hosts.records import Recollection
 from gpucloud.adapters.ssh.shell import SshShell
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job.spec import Market
-from gpucloud.domain.node.node import EndCause, GroupView, Node, NodeState
+from gpucloud.domain.node.node import EndCause, Fault, GroupView, Node, NodeState
 from gpucloud.domain.offer import Pool
 from gpucloud.ports import Clock, NodeGroup
 from gpucloud.store import open_store
@@ -157,9 +157,13 @@ def aws_by_its_level(path: Path) -> Iterator[Cloud]:
     yield from aws(path, has_launch_instances=False)
 
 
+MACHINES = 5
+"""Of a group of fixed size: no more can be had, and that is enough for every test here."""
+
+
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnHosts]:
-    with own_hosts(tmp_path_factory.mktemp("servers"), 5) as found:
+    with own_hosts(tmp_path_factory.mktemp("servers"), MACHINES) as found:
         yield found
 
 
@@ -174,6 +178,8 @@ def hosts(path: Path, servers: OwnHosts) -> Iterator[Cloud]:
 
 
 EMULATED = pytest.mark.emulated
+FIXED_SIZE = [pytest.param(hosts, id="hosts")]
+"""Those whose machines are there already, MACHINES of them."""
 
 
 @pytest.fixture(
@@ -409,3 +415,22 @@ def test_a_node_that_never_was_is_an_error(cloud: Cloud) -> None:
     for act in (cloud.nodes.terminate, cloud.nodes.relieve):
         with pytest.raises(ProvisionError):
             act(cloud.group, "i-00000000000000000")
+
+
+@pytest.mark.parametrize("cloud", FIXED_SIZE, indirect=True)
+def test_more_machines_than_there_are_is_a_refusal_in_the_view_and_the_level_is_what_there_is(cloud: Cloud) -> None:
+    cloud.arm()
+    cloud.nodes.resize(cloud.group, MACHINES + 2, cloud.pool)
+    view = cloud.nodes.describe(cloud.group)
+    assert (view.size, len(view.alive)) == (MACHINES, MACHINES)
+    assert [(refusal.pool, refusal.fault) for refusal in view.refusals] == [(cloud.pool, Fault.PARAMETER)]
+    assert view.refusals[0].message.startswith(f"{MACHINES} of {MACHINES + 2} ")
+
+
+@pytest.mark.parametrize("cloud", FIXED_SIZE, indirect=True)
+def test_a_machine_that_comes_again_has_another_id(cloud: Cloud) -> None:
+    first = cloud.started(2)
+    cloud.nodes.purge(cloud.group)
+    again = cloud.started(2)
+    assert {(node.address, node.port) for node in again} == {(node.address, node.port) for node in first}
+    assert not {node.id for node in again} & {node.id for node in first}

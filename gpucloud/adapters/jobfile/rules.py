@@ -17,7 +17,7 @@ from typing import Any
 from gpucloud.adapters.jobfile import values
 from gpucloud.adapters.jobfile.values import Fault, nearest
 from gpucloud.adapters.jobfile.values import Path as Key
-from gpucloud.domain.job.spec import CHECKPOINT
+from gpucloud.domain.job.spec import CHECKPOINT, Cloud
 from gpucloud.domain.node.container import OF_THE_CLIENT
 from gpucloud.domain.node.member import needs_shell
 from gpucloud.domain.untrusted import quoted
@@ -204,7 +204,7 @@ def _policy(root: Mapping[str, Any], fault: Report) -> Iterator[Fault]:
     market = resources.get("market") if isinstance(resources, dict) else None
     if root.get("deadline") is None:
         yield fault(("policy", KEY), "is how a `deadline` is kept, and there is none")
-    elif root.get("cloud") == "ssh":
+    elif root.get("cloud") in [cloud.value for cloud in Cloud if cloud.traits.owned]:
         yield fault(("policy", KEY), "chooses between markets, and your own hosts are in none")
     elif market in ("spot", "on_demand"):
         yield fault(("policy", KEY), f"chooses between markets, and `market: {market}` leaves one: auto")

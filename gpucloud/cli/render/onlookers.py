@@ -18,7 +18,6 @@ from gpucloud.domain.money.ledger import Spend
 from gpucloud.domain.node.node import NodeState
 from gpucloud.domain.node.output import without_code_folder
 from gpucloud.domain.node.status import UNTOLD, Stop
-from gpucloud.domain.state.state import ExitReason
 from gpucloud.domain.supervision.action import Action, Arm, Done, Wait
 from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, progress_of
 from gpucloud.domain.supervision.seen import NodeSeen, Readiness, Seen
@@ -257,7 +256,7 @@ def _working(seen: Seen) -> list[NodeSeen]:
 def _phase(seen: Seen, action: Action, reported: str | None) -> str:
     if seen.state.status.ended:
         stays = isinstance(action, Arm | Done) and bool(seen.group.alive)
-        failed = seen.state.exit_reason is ExitReason.USER_ERROR
+        failed = seen.state.exit_reason is not None and seen.state.exit_reason.by_script
         return WORDS[Condition.HELD if failed else Condition.KEPT] if stays else "tearing down"
     if isinstance(action, Wait) and action.why == NOBODY_ANSWERS:
         return NOBODY_ANSWERS

@@ -21,7 +21,7 @@ from gpucloud.domain.job.quantities import counted, format_moment, format_span, 
 from gpucloud.domain.node.node import Node
 from gpucloud.domain.node.output import advice_for
 from gpucloud.domain.state.order import OWN
-from gpucloud.domain.state.state import Attempt, CapacityDecision, Cooldown, ExitReason, Interruption, JobState
+from gpucloud.domain.state.state import Attempt, CapacityDecision, Cooldown, Interruption, JobState
 from gpucloud.domain.untrusted import in_one_line, set_off
 from gpucloud.usecases.jobstore.report import Condition, JobReport
 from gpucloud.usecases.supervise.story import decision_line, missing_line
@@ -174,7 +174,7 @@ def _tables(report: JobReport) -> list[str]:
 
 def _failure_text(report: JobReport) -> str | None:
     """Return the last line about a script that failed by itself: its exception, where to read on, how to go on."""
-    if report.exit_reason is not ExitReason.USER_ERROR:
+    if report.exit_reason is None or not report.exit_reason.by_script:
         return None
     said = f"{report.job}: failed" + (f": {report.message}" if report.message else " by its own error")
     advice = advice_for(report.message or "")

@@ -85,12 +85,34 @@ class Model:
 # The job: what the user asked for, as one frozen value.
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloudTraits:
+    """What is special to a cloud, for all who would else ask for it by its name."""
+
+    section: str | None
+    """Its section of the job file, a field of `Job`; None: it has none. Machines were rented by what it says."""
+    owned: bool
+    """The user has its machines already. They are in no market, nobody refills them, their agent's own timer ends what
+    runs there, the user's keys open them, and `gc` finds no strays among them."""
+
+
 class Cloud(str, Enum):
     """Where machines come from."""
 
     LOCAL = "local"
     AWS = "aws"
     SSH = "ssh"
+
+    @property
+    def traits(self) -> CloudTraits:
+        """What is special to it."""
+        match self:
+            case Cloud.LOCAL:
+                return CloudTraits(section=None, owned=False)
+            case Cloud.AWS:
+                return CloudTraits(section="aws", owned=False)
+            case Cloud.SSH:
+                return CloudTraits(section="ssh", owned=True)
 
 
 class Market(str, Enum):
@@ -390,8 +412,16 @@ class Job:
     @property
     def deadline_policy(self) -> Policy | None:
         """How the deadline is kept; None where there is none, or one market alone, so that nothing is to be chosen."""
-        chooses = self.cloud is not Cloud.SSH and self.resources.market is MarketPolicy.AUTO
+        chooses = not self.cloud.traits.owned and self.resources.market is MarketPolicy.AUTO
         return self.policy if self.deadline is not None and chooses else None
+
+    def hosts_on(self, cloud: Cloud) -> tuple[OwnHost, ...]:
+        """Return the machines of the user's own that the job file names for that cloud."""
+        match cloud:
+            case Cloud.SSH:
+                return self.ssh.hosts
+            case Cloud.LOCAL | Cloud.AWS:
+                return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

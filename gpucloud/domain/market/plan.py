@@ -203,10 +203,11 @@ def _training_usd(job: Job, offer: Offer) -> Decimal:
 
 
 def _refuse_what_is_not_offered(job: Job) -> None:
-    if job.cloud is Cloud.SSH and len(job.ssh.hosts) < job.resources.nodes:
+    hosts = job.hosts_on(job.cloud)
+    if job.cloud.traits.owned and len(hosts) < job.resources.nodes:
         raise PlanRefused(
-            f"{job.resources.nodes} nodes are wanted, and the job file has {len(job.ssh.hosts) or 'no'} hosts",
-            hint="ssh: {hosts: [user@address]}, or fewer `nodes`",
+            f"{job.resources.nodes} nodes are wanted, and the job file has {len(hosts) or 'no'} hosts",
+            hint=f"{job.cloud.traits.section}: {{hosts: [user@address]}}, or fewer `nodes`",
         )
     if job.cloud is Cloud.AWS and job.store is not None and not job.store.startswith("s3://"):
         raise PlanRefused(

@@ -20,8 +20,9 @@ from gpucloud.domain.state.state import ExitReason, JobState, JobStatus
 
 VERSION = 1
 
-# Ends of the script that a new run follows; after any other end the same job goes on from its checkpoint.
-CLOSED = (ExitReason.SUCCEEDED.exit_code, ExitReason.USER_ERROR.exit_code)
+# Ends that a new run follows, on the machines of the ended one where these are held; after any other end the same job
+# goes on from its checkpoint.
+CLOSED = tuple(reason.exit_code for reason in ExitReason if reason is ExitReason.SUCCEEDED or reason.by_script)
 
 
 class Until(str, Enum):
@@ -297,7 +298,7 @@ def end_alone(order: Order) -> Order:
 def unusable(order: Order) -> str | None:
     """Return what of an order no job file can say: a program here could take it for an option. None for a good one."""
     job, said = order.resolved, []
-    for host in job.ssh.hosts:
+    for host in (host for cloud in Cloud for host in job.hosts_on(cloud)):
         said += [host.address, host.user, host.private_address, host.interface]
         hops = [hop.strip() for hop in host.jump.split(",")] if host.jump is not None else []
         said += [*hops, *(hop.rpartition("@")[2] for hop in hops)]
@@ -322,7 +323,7 @@ def refuse_elsewhere(order: Order, *, has_file: bool) -> Refusal | None:
         return None
     elif not order.code_sha256:
         what = "takes its code from a folder of another machine"
-    elif job.cloud is Cloud.SSH:
+    elif job.cloud.traits.owned:
         what = "logs in to its hosts with keys of another machine"
     elif job.secrets:
         what = f"needs {', '.join(job.secrets)} of another machine's environment"

@@ -32,7 +32,7 @@ class JobStatus(str, Enum):
 
 
 class ExitReason(str, Enum):
-    """Why an attempt, or the job, ended; answers status, exit code and retry in one place."""
+    """Why an attempt, or the job, ended; what each means stands in one table below."""
 
     SUCCEEDED = "succeeded"
     USER_ERROR = "user_error"
@@ -52,38 +52,59 @@ class ExitReason(str, Enum):
     @property
     def retried(self) -> bool:
         """Whether another attempt follows by itself."""
-        return self in _RETRIED
+        return _EXITS[self].retried
+
+    @property
+    def by_script(self) -> bool:
+        """Whether the script, or `setup:`, is at fault.
+
+        Its last lines are then told, its exception is the job's message if there is no other, `hold` keeps its
+        machines, and the next `train` is a new run.
+        """
+        return _EXITS[self].by_script
 
     @property
     def exit_code(self) -> int:
         """The exit code of `gpucloud train` when the job ends for this reason."""
-        return _EXIT_CODES[self]
+        return _EXITS[self].code
 
     @property
     def status(self) -> JobStatus:
         """The job's status when it ends for this reason."""
-        if self is ExitReason.SUCCEEDED:
-            return JobStatus.SUCCEEDED
-        stopped = self in (ExitReason.STOPPED, ExitReason.IDLE)  # as the user wished, now or in the job file
-        return JobStatus.STOPPED if stopped else JobStatus.FAILED
+        return _EXITS[self].status
 
 
-_RETRIED = (ExitReason.INTERRUPTED, ExitReason.LOST, ExitReason.HUNG, ExitReason.RESCHEDULED, ExitReason.RESIZED)
-_EXIT_CODES = {
-    ExitReason.SUCCEEDED: 0,
-    ExitReason.USER_ERROR: 20,
-    ExitReason.INTERRUPTED: 21,
-    ExitReason.NO_CAPACITY: 11,
-    ExitReason.REFUSED: 13,
-    ExitReason.LOST: 21,
-    ExitReason.HUNG: 21,
-    ExitReason.RESCHEDULED: 21,
-    ExitReason.RESIZED: 21,
-    ExitReason.BUDGET: 10,
-    ExitReason.DEADLINE: 12,
-    ExitReason.IDLE: 16,
-    ExitReason.UNPREPARED: 14,
-    ExitReason.STOPPED: 130,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Exit:
+    """What it means that a job ends for a reason.
+
+    Codes from 1 on are gpucloud's own (6 to 9 are free), from 10 on those of money, time, machines and stores (17 to 19
+    are free), from 20 on of the script (22 to 29 are free), from 30 on of what may be left behind. An error
+    (`domain/errors`) that means the same has the same code.
+    """
+
+    code: int
+    status: JobStatus = JobStatus.FAILED
+    retried: bool = False
+    by_script: bool = False
+
+
+_RETRIED = _Exit(code=21, retried=True)  # a run ends so when its attempts are used up
+_EXITS = {
+    ExitReason.SUCCEEDED: _Exit(code=0, status=JobStatus.SUCCEEDED),
+    ExitReason.USER_ERROR: _Exit(code=20, by_script=True),
+    ExitReason.INTERRUPTED: _RETRIED,
+    ExitReason.NO_CAPACITY: _Exit(code=11),
+    ExitReason.REFUSED: _Exit(code=13),
+    ExitReason.LOST: _RETRIED,
+    ExitReason.HUNG: _RETRIED,
+    ExitReason.RESCHEDULED: _RETRIED,
+    ExitReason.RESIZED: _RETRIED,
+    ExitReason.BUDGET: _Exit(code=10),
+    ExitReason.DEADLINE: _Exit(code=12),
+    ExitReason.IDLE: _Exit(code=16, status=JobStatus.STOPPED),  # as the job file wishes
+    ExitReason.UNPREPARED: _Exit(code=14),
+    ExitReason.STOPPED: _Exit(code=130, status=JobStatus.STOPPED),  # as the user wishes now
 }
 
 
@@ -378,8 +399,8 @@ class JobState:
 
     @property
     def failed_at(self) -> datetime | None:
-        """When the job ended because its script or its setup failed by its own error; None for any other end."""
-        return self.ended_at if self.exit_reason is ExitReason.USER_ERROR else None
+        """When the job ended because its script or its setup is at fault; None for any other end."""
+        return self.ended_at if self.exit_reason is not None and self.exit_reason.by_script else None
 
     @property
     def setup_failed(self) -> bool:

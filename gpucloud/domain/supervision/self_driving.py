@@ -121,7 +121,7 @@ def parse_order(text: str | bytes) -> DriveOrder:
 def unable(job: Job, store: str, *, code_fits: bool) -> Unable | None:
     """Return why the job's machines cannot drive it: what they would need is with the caller only. None if they can."""
     outside = "leave --unattended out: a supervisor outside then drives it"
-    if job.cloud is Cloud.SSH:
+    if job.cloud.traits.owned:
         return Unable(why="own hosts are not refilled by any cloud", hint=outside)
     if job.cloud is Cloud.LOCAL and store.startswith("s3://"):
         return Unable(why="machines of the embedded fleet have no credentials for S3", hint="store: a folder")

@@ -107,7 +107,7 @@ def close_attempt(
     message = action.message or (state.message if action.reason is state.attempts[-1].ending_reason else None)
     if action.reason.retried:
         return waiting
-    if action.reason is ExitReason.USER_ERROR:
+    if action.reason.by_script:
         message = message or failure
     return finish(waiting, Finish(reason=action.reason, message=message), now)
 

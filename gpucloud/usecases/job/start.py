@@ -12,7 +12,7 @@ from gpucloud.domain.checkpoint.protection import NEVER, Saving
 from gpucloud.domain.errors import BudgetRefused, BudgetTooSmall, NoCapacity, OrderChanged, UsageError
 from gpucloud.domain.job.code import LARGEST_CODE_BYTES
 from gpucloud.domain.job.quantities import in_cents
-from gpucloud.domain.job.spec import Job
+from gpucloud.domain.job.spec import Cloud, Job
 from gpucloud.domain.market.plan import Plan, make_plan
 from gpucloud.domain.money.ledger import NOTHING_USED, ZERO, Terms, Used
 from gpucloud.domain.money.prepaid import Wall, least_budget_usd, paid_until
@@ -290,7 +290,8 @@ class Starter:
         until, before = held_until(found.given.order, found.state), found.given.order.resolved
         if until is None or now >= until or not trusted:
             return False
-        rented = ("cloud", "resources", "machine", "aws", "ssh")
+        sections = (cloud.traits.section for cloud in Cloud)
+        rented = ("cloud", "resources", "machine", *(section for section in sections if section is not None))
         return all(getattr(before, name) == getattr(job, name) for name in rented) and bool(
             self._listed(found.state).alive
         )

@@ -281,7 +281,7 @@ class Closing:
         if attempt is None:
             return LastWords()
         barred = any(member.outcome is Outcome.BARRED for member in attempt.members)
-        if action.reason is not ExitReason.USER_ERROR and not barred:
+        if not action.reason.by_script and not barred:
             return LastWords()
         try:
             words = last_words(attempt, seen, self.services.jobs, self.services.shell)

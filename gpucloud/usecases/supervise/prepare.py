@@ -12,7 +12,6 @@ from pathlib import PurePosixPath
 
 from gpucloud.domain.errors import GateRefused, GpucloudError, HostUnreachable, NodeError, SetupFailed, StoreError
 from gpucloud.domain.job.code import beside
-from gpucloud.domain.job.spec import Cloud
 from gpucloud.domain.node.bootstrap.wanted import Wanted, with_driver
 from gpucloud.domain.node.launch import launch_of
 from gpucloud.domain.node.member import (
@@ -355,8 +354,8 @@ def desired_for(
     """Return the node's desired.json.
 
     `place` says where a member is, as this node is to read it, in an attempt of that tree. The agent goes by the node's
-    clock. A cloud's machines have their cloud's, by which its schedule ends them; that of a host of one's own is
-    `ahead` of ours, and when its paid time ends is told by it.
+    clock, and on every cloud ends what it runs when its paid time ends. A cloud's machines have their cloud's clock, by
+    which its schedule ends them; that of a host of one's own is `ahead` of ours, and its paid time is told by it.
     """
     attempt = state.attempt
     ranks = {member.node_id: member.rank for member in attempt.members} if attempt else {}
@@ -368,7 +367,7 @@ def desired_for(
         epoch=state.epoch,
         launch=launch,
         stop=attempt.ordered if attempt and launch else Stop.NO,
-        paid_until=until + ahead if until is not None and services.job.cloud is Cloud.SSH else until,
+        paid_until=until + ahead if until is not None and services.job.cloud.traits.owned else until,
     )
     return desired_to_json(desired).encode()
 
