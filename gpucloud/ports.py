@@ -83,6 +83,7 @@ class NodeGroup(Protocol):
     """A group of nodes whose size is a level. Every call may be repeated. Raises ProvisionError, CredentialsError.
 
     That the cloud has no machines of a pool, or may not start them, is no error of a call: it is a refusal in the view.
+    No node's id is ever used again, even by a group of the same name that is made anew.
     """
 
     def describe(self, group: str) -> GroupView:
@@ -115,7 +116,8 @@ class NodeGroup(Protocol):
     def terminate(self, group: str, node_id: str, *, bad: bool = False) -> None:
         """End one node by choice; the level starts another one unless it was lowered.
 
-        `bad`: its machine is not to come back, where the group could choose it again.
+        `bad`: its machine is not to come back, where the group could choose it again. Nothing of the job runs on a
+        machine that has ended, also where the machine itself goes on.
         """
         ...
 
@@ -124,7 +126,10 @@ class NodeGroup(Protocol):
         ...
 
     def interrupt(self, group: str, node_id: str, *, notice: bool) -> None:
-        """Ask the cloud to take a node, as a drill."""
+        """Take a node as the cloud would, as a drill: at once, or some seconds after a notice.
+
+        Where the cloud gives no notice it lives on that long untold.
+        """
         ...
 
 
