@@ -324,8 +324,7 @@ def test_every_command_says_of_a_job_at_the_same_moment_that_it_stands_alike(unh
         told = tuple(NodeStanding(node_id=node, status=fleet.status(GROUP, node)) for node in nodes)
         return replace(report, standing=told)
 
-    for module in ("target", "commands.asking"):
-        monkeypatch.setattr(f"gpucloud.cli.{module}.visited_report", visited)
+    monkeypatch.setattr("gpucloud.cli.target.visited_report", visited)
     asked = (("status", JOB), ("budget", JOB), ("cost", JOB), ("status",), ("cost", JOB, "--by", "node"))
     answers = [json.loads(give(unheard, *words, "--json").stdout) for words in asked]
     conditions = [one["jobs"][0]["condition"] if "jobs" in one else one["condition"] for one in answers]
