@@ -11,7 +11,7 @@ def main() -> None:
     os.umask(0o077)  # keys, orders and results are their owner's, whatever the shell's umask is
     _open_what_is_closed()
     if "_GPUCLOUD_COMPLETE" in os.environ:
-        from gpucloud.cli.arguments import answer_a_shell  # noqa: PLC0415
+        from gpucloud.cli.help import answer_a_shell  # noqa: PLC0415
 
         answer_a_shell()
     from gpucloud.cli.app import app  # noqa: PLC0415  (a zip on a node runs this file for the agent, without typer)

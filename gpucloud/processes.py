@@ -9,9 +9,11 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import pwd
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -335,3 +337,21 @@ def _at_once(descriptor: int, kind: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+# Who starts one, and what one needs to find this package.
+
+
+def user_name() -> str:
+    """Return the name of the account that this process runs as."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # containers run as numbers without a name
+        return str(os.getuid())
+
+
+def import_path() -> dict[str, str]:
+    """Return PYTHONPATH where this package is not installed, else nothing."""
+    parent = Path(__file__).resolve().parent.parent
+    installed = {Path(sysconfig.get_path(scheme)).resolve() for scheme in ("purelib", "platlib")}
+    return {} if parent in installed else {"PYTHONPATH": str(parent)}

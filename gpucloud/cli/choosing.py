@@ -7,8 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from gpucloud.cli.arguments import Json, JsonAlready, Shell, Target, completion_script, named, topics
-from gpucloud.cli.help import App
+from gpucloud.cli.help import App, Json, JsonAlready, Shell, Target, completion_script, named, topics
 from gpucloud.domain.job.spec import Cloud, MarketPolicy, Policy
 from gpucloud.domain.market.listing import Order, Query
 

@@ -6,8 +6,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from gpucloud.cli.arguments import Drilled, Json, JsonAlready, OneNode, Target
-from gpucloud.cli.help import App, Below
+from gpucloud.cli.help import App, Below, Drilled, Json, JsonAlready, OneNode, Target
 
 local = App(
     help="The embedded cloud: have it take and freeze machines, or run short of them.",

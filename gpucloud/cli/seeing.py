@@ -7,8 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from gpucloud.cli.arguments import Json, Target, named
-from gpucloud.cli.help import App
+from gpucloud.cli.help import App, Json, Target, named
 
 seeing = App(rich_markup_mode=None)
 """Part of the root: their commands stand beside its own."""

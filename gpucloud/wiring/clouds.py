@@ -10,12 +10,12 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Protocol
 
 from gpucloud.adapters.home import Home
-from gpucloud.adapters.local.place import user_name
 from gpucloud.domain.job.spec import SshChoices
 from gpucloud.domain.money.ledger import Terms
 from gpucloud.domain.money.prepaid import Wall
 from gpucloud.domain.supervision.seen import Limits, Rules
 from gpucloud.domain.variables import GPUCLOUD_HANG_S, GPUCLOUD_HOME, GPUCLOUD_LOCAL_MONEY_FACTOR
+from gpucloud.processes import user_name
 from gpucloud.retries import SystemClock
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from gpucloud.adapters.home import Home
-from gpucloud.cli import arguments
+from gpucloud.cli import help as arguments
 from gpucloud.cli.app import app
 from gpucloud.cli.help import EXAMPLES, GROUPS
 from gpucloud.domain.errors import UsageError

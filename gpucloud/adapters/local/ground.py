@@ -10,6 +10,7 @@ import json
 import secrets
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -17,8 +18,6 @@ from datetime import datetime, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Protocol
-
-from gpucloud.adapters.local import place
 
 
 class Ground(Protocol):
@@ -136,7 +135,7 @@ class OnLoopback:
     stands = True
 
     def __init__(self, address: str, instance: Callable[[], Instance]) -> None:
-        self.interface = place.interface()
+        self.interface = loopback()
         self.metadata = Metadata(address, instance)
 
     @property
@@ -328,3 +327,31 @@ def _look_up(told: dict[str, str], path: str) -> str | None:
     folder = f"{key}/" if key else ""
     below = {name[len(folder) :] for name in told if name.startswith(folder)}
     return "\n".join(sorted({name.split("/")[0] + ("/" if "/" in name else "") for name in below})) or None
+
+
+# Where a node is: its address and its socket.
+
+
+def loopback() -> str:
+    """Return the name of the loopback interface, which carries the traffic between nodes."""
+    return "lo" if sys.platform.startswith("linux") else "lo0"
+
+
+def listen(addresses: Collection[str], ports: Collection[int]) -> socket.socket:
+    """Return a socket that listens on an address and a port that no live node has.
+
+    On Linux each node has an address of its own (all of 127.0.0.0/8 binds there); elsewhere they share 127.0.0.1.
+    """
+    free = (f"127.0.{k // 200}.{10 + k % 200}" for k in range(5000))
+    address = next(candidate for candidate in free if candidate not in addresses)
+    while True:
+        try:
+            listener = socket.create_server((address, 0), backlog=256)
+        except OSError:
+            if address == "127.0.0.1":
+                raise
+            address = "127.0.0.1"
+            continue
+        if listener.getsockname()[1] not in ports:
+            return listener
+        listener.close()

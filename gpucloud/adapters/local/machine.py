@@ -14,14 +14,14 @@ from datetime import datetime
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from gpucloud.adapters.local import node, place
+from gpucloud.adapters.local import ground, node
 from gpucloud.adapters.local.ground import Grounds, Instance, Metadata
 from gpucloud.adapters.local.node import HostKey
-from gpucloud.adapters.local.place import user_name
 from gpucloud.adapters.local.records import Folder, GroupRecord, NodeRecord
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.node.node import EndCause
+from gpucloud.processes import user_name
 
 
 class Machine:
@@ -44,7 +44,7 @@ class Machine:
         """
         if group.pool is None:
             raise ProvisionError(f"{group.name} has a size and no pool", hint="set the size again")
-        self._listener = place.listen({o.address for o in others}, {o.port for o in others})
+        self._listener = ground.listen({o.address for o in others}, {o.port for o in others})
         address, port = self._listener.getsockname()[:2]
         self._host_key = new_host_key()
         self._ground = grounds.make(address, {o.private for o in others}, self._instance)
