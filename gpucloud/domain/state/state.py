@@ -58,8 +58,8 @@ class ExitReason(str, Enum):
     def by_script(self) -> bool:
         """Whether the script, or `setup:`, is at fault.
 
-        Its last lines are then told, its exception is the job's message if there is no other, `hold` keeps its
-        machines, and the next `train` is a new run.
+        The last lines of the rank that failed are then told, if one did; its exception is the job's message if there is
+        no other; `hold` keeps the machines; and the next `train` is a new run.
         """
         return _EXITS[self].by_script
 
