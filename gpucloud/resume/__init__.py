@@ -7,7 +7,8 @@
         run.step(loss=loss)                                        # saves when due; leaves on a notice
     run.done()
 
-Outside gpucloud the same script keeps its checkpoints in `./.gpucloud-checkpoints` and continues from them.
+Outside gpucloud the same script keeps its checkpoints in `./.gpucloud-checkpoints` and continues from them; on SIGTERM
+or SIGUSR1 it saves and leaves with exit code 75.
 """
 
 from __future__ import annotations

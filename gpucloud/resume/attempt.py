@@ -174,7 +174,7 @@ def _vain_steps(ranks: Ranks) -> int:
 
 
 SAVED_AND_LEFT = 75
-"""Exit code of a rank that saved and left because it was asked to."""
+"""Exit code of a rank that saved and left because it was asked to: EX_TEMPFAIL of sysexits(3), try again."""
 
 
 class Leaving:
@@ -230,6 +230,7 @@ class Leaving:
     def _close(self) -> None:
         self._keeper.close()
         self._ranks.close()
+        self._folder.close()
         atexit.register(end_quickly)
 
     def _standing(self, step: int) -> dict[str, int]:

@@ -1,10 +1,13 @@
-"""The attempt's folder on the node, through which script and agent speak, and what rank 0 reports there."""
+"""How a script hears that it is to save and leave, by the attempt's folder or by signals, and what rank 0 reports."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import math
+import mmap
+import os
+import signal
 import statistics
 import sys
 import time
@@ -26,9 +29,20 @@ _TO_LEAVE_S = 1.0  # for the ranks to end
 
 @dataclass(frozen=True, slots=True)
 class AttemptFolder:
-    """Files that appear whole. Without a folder, nothing is written and nobody asks for a stop."""
+    """Files that appear whole. Without a folder nothing is written, and what asks for a stop are `signals`, if any."""
 
     path: Path | None
+    signals: Signals | None = None
+
+    def listen(self) -> None:
+        """Take signals for notices from now on, where there are no files for that."""
+        if self.signals is not None:
+            self.signals.listen()
+
+    def close(self) -> None:
+        """The rank is done here: signals are the script's again."""
+        if self.signals is not None:
+            self.signals.close()
 
     def write(self, name: str, content: dict[str, Any]) -> None:
         """Write a JSON file. Raises OSError, as on a full disk."""
@@ -42,7 +56,9 @@ class AttemptFolder:
 
     def stop_asked(self) -> Why | None:
         """Return what this node's agent wants the ranks to save and leave for; None while it does not."""
-        if self.path is None or not (self.path / "stop.json").exists():
+        if self.path is None:
+            return Why.NOTICE if self.signals is not None and self.signals.heard else None
+        if not (self.path / "stop.json").exists():
             return None
         reason = self.stop_reason()
         return Why(reason) if reason in _WITH_AN_END else Why.STOP
@@ -70,10 +86,71 @@ class AttemptFolder:
 
     def stop_reason(self) -> str:
         """Return why, in one word; `another node` when this node was not asked."""
+        if self.signals is not None and self.signals.heard:
+            return self.signals.heard
         try:
             return str(json.loads((self.path or Path()).joinpath("stop.json").read_text())["reason"])
         except (OSError, ValueError, KeyError, TypeError):
             return "another node"
+
+
+# Where no agent is: Slurm, Kubernetes, torchrun by hand.
+
+
+_NOTICES = (signal.SIGTERM, signal.SIGUSR1)
+_WAITING, _NOTED, _OVER = range(3)
+_PARENT_NOTES_S = 2.0
+
+
+class Signals:
+    """SIGTERM and SIGUSR1, taken for a notice until `close`; `heard` is the first that came, empty before.
+
+    A handler that the script had is called as well. What is ignored, or was not Python's to handle, is left so.
+    """
+
+    def __init__(self) -> None:
+        self.heard = ""
+        self._pid = os.getpid()
+        self._stage = mmap.mmap(-1, 1)  # shared with children that are forked
+        self._before: dict[int, Any] = {}
+
+    def listen(self) -> None:
+        """Take them, where this is the thread that may."""
+        for number in _NOTICES:
+            before = signal.getsignal(number)
+            if before is signal.SIG_DFL or callable(before):
+                with contextlib.suppress(ValueError):  # another thread than the main one
+                    signal.signal(number, self._hear)
+                    self._before[number] = before
+
+    def close(self) -> None:
+        """Give them back to whoever had them."""
+        self._stage[0] = _OVER
+        for number, before in self._before.items():
+            if signal.getsignal(number) == self._hear:
+                signal.signal(number, before)
+        self._before = {}
+
+    def _hear(self, number: int, frame: Any) -> None:
+        if os.getpid() != self._pid:
+            self._hear_in_child(number)
+            return
+        self.heard = self.heard or signal.Signals(number).name
+        self._stage[0] = max(self._stage[0], _NOTED)
+        if callable(before := self._before.get(number)):
+            before(number, frame)
+
+    def _hear_in_child(self, number: int) -> None:
+        """A data loader's worker: a scheduler's notice goes to all processes, and training needs it for the next step.
+
+        Its own parent ends it by SIGTERM too, without having had one, or when it is over.
+        """
+        until = time.monotonic() + _PARENT_NOTES_S
+        while self._stage[0] == _WAITING and number == signal.SIGTERM and time.monotonic() < until:
+            time.sleep(_PARENT_NOTES_S / 100)
+        if number == signal.SIGTERM and self._stage[0] != _NOTED:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
 
 
 def say(text: str) -> None:

@@ -17,7 +17,7 @@ from gpucloud.domain.job.quantities import format_size
 from gpucloud.resume.attempt import Continued, Exactness, Leaving, require_steps_left
 from gpucloud.resume.batches import Batches, Wrapped
 from gpucloud.resume.feed import Feed, other_share, takes_all
-from gpucloud.resume.folder import AttemptFolder, Progress, say
+from gpucloud.resume.folder import AttemptFolder, Progress, Signals, say
 from gpucloud.resume.loader import Loader, require_split
 from gpucloud.resume.profiling import Profiling, Trying
 from gpucloud.resume.ranks import Ranks
@@ -102,7 +102,7 @@ class Run:
         self._settings = settings
         self._state = state
         self._seed = seed
-        self._folder = AttemptFolder(settings.folder)
+        self._folder = AttemptFolder(settings.folder, Signals() if settings.folder is None else None)
         self._ranks = Ranks()
         self._surroundings = surroundings(self._ranks.world, state.arrangement)
         self._exactness = Exactness(says=self._ranks.rank == 0)
@@ -131,6 +131,7 @@ class Run:
         self._pauses = Pauses(self._keeper, self._ranks, self._folder)
         self._profiling = Profiling(self._folder, settings.profile_steps, self._ranks.rank)
         _newest[settings.attempt] = self
+        self._folder.listen()
         if self._ranks.rank == 0:
             self._begin(restored)
 

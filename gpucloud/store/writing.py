@@ -164,7 +164,7 @@ def _manifest(saving: Command, piece: Piece) -> Manifest:
 
 def _settle() -> Any:
     """Leave signals to the rank, step back behind it, and return where answers go; prints go to standard error."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)

@@ -140,6 +140,8 @@ def test_every_option_that_is_named_is_one_of_some_command():
         "--epochs",
         "--changed",
         "--engines",
+        "--requeue",  # Slurm's
+        "--signal",
         "--version",
         "--debug",
         "--help",
