@@ -134,6 +134,29 @@ def uptime() -> float:
     return time.clock_gettime(time.CLOCK_MONOTONIC)  # macOS counts sleep in this one, not in time.monotonic()
 
 
+class TooLong(Exception):
+    """What was to be done took more than the time that it was given."""
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Raise TooLong in what is done here after so much of this process's own time; in its first thread alone.
+
+    A regular expression hears it too: `re` looks for signals while it searches.
+    """
+
+    def over(_number: int, _frame: object) -> None:
+        raise TooLong
+
+    before = signal.signal(signal.SIGVTALRM, over)
+    try:
+        signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
 def boot_id() -> str:
     """Return what tells this boot from another."""
     path = _PROC / "sys/kernel/random/boot_id"

@@ -207,6 +207,7 @@ def _limits() -> Limits:
     return Limits(
         save=timedelta(seconds=60),
         hang_at_least=hang,
+        hang_printed=10 * hang,
         alone=timedelta(seconds=60),
         changeover=timedelta(seconds=30),
         # Nobody is told that a shortage is over, and asking next door costs nothing.

@@ -155,3 +155,31 @@ def test_a_notice_during_the_bootstrap_costs_that_machine_only(line, undisturbed
     assert line.state()["attempts"][-1]["reason"] == "succeeded"
     assert taken not in [member["node_id"] for member in line.state()["attempts"][-1]["members"]]
     assert weights(line) == undisturbed
+
+
+# A script that knows nothing of gpucloud, saves nothing and, the first time, stops for ever in the midst of its steps.
+PRINTS = """
+import os, time
+
+print("begins", flush=True)
+for step in range(1, 61):
+    time.sleep(0.05)
+    print(f"iter {step} loss 2.5", flush=True)
+    while step == 40 and os.environ["GPUCLOUD_ATTEMPT"] == "1":
+        time.sleep(1)
+"""
+
+
+# Slow for it waits ten times a hang's least time: that what is printed ends an attempt through agent and supervisor.
+def test_a_script_that_prints_no_other_step_is_ended_with_its_stacks_and_begun_again(tmp_path):
+    with command_line(tmp_path, GPUCLOUD_HANG_S="1") as line:
+        file = line.job(every="auto", extra=r"metrics: {step: 'iter (\d+)', loss: 'loss (\S+)'}")
+        (line.folder / "code" / "train.py").write_text(PRINTS)
+        answer = line.run("train", file, "--json", limit_s=250)
+
+        assert answer.code == 0, answer.stderr
+        assert [one["reason"] for one in answer.json["attempts"]] == ["hung", "succeeded"]
+        assert "no other step in the output for" in answer.stderr
+        assert answer.json["last_step"] == 60
+        log = line.run("logs", "small", "--rank", "0").stdout
+        assert "Fatal Python error: Aborted" in log  # and where each thread was

@@ -128,6 +128,7 @@ total = iter_num + 50 if resumes else 6000
 while iter_num < total:
     iter_num += 1
     time.sleep(0.05)
+    print(f"iter {iter_num}: loss 2.5, time 50ms", flush=True)
     if iter_num % 50 == 0:  # longer apart than a file must be at rest
         with zipfile.ZipFile("out/ckpt.pt", "w") as file:
             file.writestr("iter_num", str(iter_num))
@@ -141,11 +142,14 @@ def test_a_script_that_resumes_only_when_told_is_told_so_after_an_interruption(l
     (line.folder / "code" / "train.py").write_text(FROM_SCRATCH)
     text = (line.folder / "small.yaml").read_text().replace("nodes: 2", "nodes: 1")
     added = "on_notice: none, resume_args: --init_from=resume"
-    (line.folder / "small.yaml").write_text(
-        text.replace("on_notice: none", added).replace("train.py", "train.py --lr=0.1")
-    )
+    text = text.replace("on_notice: none", added).replace("train.py", "train.py --lr=0.1")
+    printed = r"metrics: {step: 'iter (\d+):', loss: 'loss ([0-9.]+)', ms: 'time (\d+)ms'}"
+    (line.folder / "small.yaml").write_text(f"{text}{printed}\n")
     train = line.start("train", file, "--json")
     until(lambda: (line.state() or {}).get("checkpoint"), "a commit", 200)
+    standing = line.run("status", "small").stdout  # its saves tell no step, what it prints does
+    assert re.search(r"step \d+, \d+(\.\d+)? steps/s", standing), standing
+    assert "checkpoint at save" in standing
     line.group.interrupt("gpucloud-small", line.nodes()[0], notice=True)
 
     assert train.wait(250) == 0, (line.folder / "err").read_text() + output(line, 0)
@@ -160,6 +164,8 @@ def test_a_script_that_resumes_only_when_told_is_told_so_after_an_interruption(l
     assert ", with --init_from=resume\n" in (line.folder / "err").read_text()
     assert "after it, the script gets --init_from=resume" in line.run("status", "small").stdout
     assert told["resume_args"] == ["--init_from=resume"]
+    (*_, last) = line.run("status", "small", "--metrics", "--json").json["history"]
+    assert last["spans"][-1]["numbers"] == [["step", float(begun[1] + 50)], ["loss", 2.5], ["ms", 50.0]]
 
 
 # Each rank saves its own part on its own node, and none waits for another.

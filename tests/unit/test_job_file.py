@@ -177,6 +177,11 @@ secrets: [HF_TOKEN, WANDB_API_KEY]
             "checkpoint",
             CheckpointPolicy(directory=CheckpointDirectory(path="out", resume_args=("--resume", "a b", "1"))),
         ),
+        (
+            r"metrics: {step: 'iter (\d+)', loss: 'loss ([0-9.]+)'}",
+            "metrics",
+            (("step", r"iter (\d+)"), ("loss", "loss ([0-9.]+)")),
+        ),
         ("checkpoint: {give_up: 7.5x}", "checkpoint", CheckpointPolicy(give_up=7.5)),
         ("checkpoint: {give_up: never}", "checkpoint", CheckpointPolicy(give_up=None)),
         ("checkpoint: {every: 9 steps, give_up: 10 x}", "checkpoint", CheckpointPolicy(every_steps=9, give_up=10.0)),

@@ -125,6 +125,7 @@ KEYS: list[tuple[str, str, dict[str, object]]] = [
     ("hold", "20 min", {"hold": MINUTES}),
     ("data", "{s3://my-bucket/set: /data}", {"data": (("s3://my-bucket/set", "/data"),)}),
     ("outputs", "results/", {"outputs": ("results/",)}),
+    ("metrics", r"{step: 'iter (\d+)'}", {"metrics": (("step", r"iter (\d+)"),)}),
     ("tags", "{project: vision}", {"tags": (("project", "vision"),)}),
     ("env", "{RATE: 2}", {"env": (("RATE", "2"),)}),
     ("secrets", "HF_TOKEN", {"secrets": ("HF_TOKEN",)}),

@@ -353,6 +353,19 @@ BROKEN: list[tuple[str, list[str]]] = [
         "checkpoint: {directory: out, resume_args: [--at, a b]}\n",
         ['4:43: checkpoint.resume_args: "a b" is no word that a shell would leave as it is'],
     ),
+    (
+        HEAD + "metrics: {step: 'iter', 1x: '(a)', loss: '(a+)+', lr: 'lr (\\d'}\n",
+        [
+            '4:17: metrics.step: "iter" must have one group, the number: (\\d+) (others are written (?:…))',
+            '4:25: metrics.1x: "1x" is not the name of a metric, such as loss',
+            '4:42: metrics.loss: "(a+)+" repeats what repeats itself: that can take for ever on one line',
+            '4:55: metrics.lr: "lr (\\d" is no regular expression: missing ), unterminated subpattern at position 3',
+        ],
+    ),
+    (
+        HEAD + "metrics: {" + ", ".join(f"n{n}: '({n})'" for n in range(17)) + "}\n",
+        ["4:1: metrics: are 17 patterns: there may be 16"],
+    ),
     (HEAD + "checkpoint: {directory: out, settle: 0s}\n", ["4:38: checkpoint.settle: must be at least 1s"]),
     (
         HEAD + "checkpoint: {directory: out, every: 10 min}\n",

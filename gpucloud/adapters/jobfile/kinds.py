@@ -26,6 +26,8 @@ from gpucloud.domain.job.spec import (
 )
 from gpucloud.domain.job.spec import MarketPolicy as MarketName
 from gpucloud.domain.job.spec import Policy as PolicyName
+from gpucloud.domain.node.numbers import compiled
+from gpucloud.domain.node.status import LONGEST_NAME
 
 Schema = dict[str, Any]
 listed = values.listed
@@ -67,6 +69,7 @@ def _mapping_of(key: str, value: Schema) -> WithJsonSchema:
 
 
 _LINE = r"[^\n]+"
+_METRIC = rf"[A-Za-z_][\w.-]{{0,{LONGEST_NAME - 1}}}"
 _SPAN = r"\s*([0-9.]+\s*[A-Za-z]+\s*)+"
 _USD = r"\s*(\$ ?[0-9.]+|[0-9.]+ ?[Uu][Ss][Dd])\s*"
 _COUNT = r"\s*[0-9.]+(e[0-9]+| ?[KkMBT])?\s*"
@@ -194,6 +197,14 @@ Env = Annotated[
     dict[Annotated[str, Read(values.variable, {})], Annotated[str, Read(values.text_or_empty, {})]],
     BeforeValidator(values.mapped),
     _mapping_of(values.VARIABLE, _SCALAR),
+]
+Patterns = Annotated[
+    dict[
+        Annotated[str, Read(values.matching(_METRIC, "the name of a metric, such as loss"), {})],
+        Annotated[str, Read(lambda value: compiled(values.line(value)).pattern, {})],
+    ],
+    BeforeValidator(values.mapped),
+    _mapping_of(_METRIC, _string(_LINE, r"iter (\d+)")),
 ]
 Data = Annotated[
     dict[Annotated[str, Read(values.store, {})], Annotated[str, Read(values.target, {})]],

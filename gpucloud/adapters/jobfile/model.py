@@ -330,6 +330,11 @@ class JobKeys(_Keys):
     )
     data: kinds.Data = Field(default_factory=dict, description="Data sets: where they are, and their folder on nodes.")
     outputs: kinds.Outputs = Field(default=(), description="Files and folders that are brought home when the job ends.")
+    metrics: kinds.Patterns = Field(
+        default_factory=dict,
+        description="Numbers in the script's output, by regular expressions with one group each: "
+        "`step`, `total_steps`, `loss`, and others, which are shown.",
+    )
     tags: kinds.Tags = Field(default_factory=dict, description="Tags for everything made in the cloud.")
     env: kinds.Env = Field(default_factory=dict, description="Environment variables of the script. Not for secrets.")
     secrets: kinds.Secrets = Field(

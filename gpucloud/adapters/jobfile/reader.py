@@ -154,6 +154,7 @@ def _job(keys: JobKeys, path: Path) -> Job:
         hold=keys.hold,
         data=tuple((_place(source, folder), target) for source, target in keys.data.items()),
         outputs=keys.outputs,
+        metrics=tuple(keys.metrics.items()),
         tags=tuple(keys.tags.items()),
         env=tuple(keys.env.items()),
         secrets=keys.secrets,

@@ -20,6 +20,7 @@ from gpucloud.adapters.jobfile.values import Path as Key
 from gpucloud.domain.job.spec import CHECKPOINT, Cloud
 from gpucloud.domain.node.container import OF_THE_CLIENT
 from gpucloud.domain.node.member import needs_shell
+from gpucloud.domain.node.status import MOST_PATTERNS
 from gpucloud.domain.untrusted import quoted
 from gpucloud.domain.variables import GPUCLOUD_RESUME_ARGS
 
@@ -44,6 +45,7 @@ def broken(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fau
     yield from _model(root, fault)
     yield from _policy(root, fault)
     yield from _data(root, folder, fault)
+    yield from _metrics(root, fault)
     yield from _secrets(root, fault)
     yield from _launcher(root, fault)
     yield from _image(root, fault)
@@ -227,6 +229,12 @@ def _data(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Faul
         above = next((other for other in targets if target.startswith(f"{other}/")), None)
         if above is not None:  # what is staged is never changed, not even by another set
             yield fault(("data", source), f"{quoted(target)} lies inside {quoted(above)}, which is another set's")
+
+
+def _metrics(root: Mapping[str, Any], fault: Report) -> Iterator[Fault]:
+    metrics = root.get("metrics")
+    if isinstance(metrics, dict) and len(metrics) > MOST_PATTERNS:
+        yield fault(("metrics", KEY), f"are {len(metrics)} patterns: there may be {MOST_PATTERNS}")
 
 
 def _secrets(root: Mapping[str, Any], fault: Report) -> Iterator[Fault]:

@@ -334,12 +334,14 @@ def _milestones(status: Status) -> Status:
         return status
     progress = attempt.progress
     steady = progress and replace(progress, step=0, loss=None, step_seconds=None, age_s=0.0, waiting_share=None)
-    return replace(status, attempt=replace(attempt, progress=steady, output=()))
+    return replace(status, attempt=replace(attempt, progress=steady, output=(), readings=None))
 
 
 def _steps(status: Status) -> tuple[object, ...]:
     attempt = status.attempt
-    return (attempt.progress and attempt.progress.step, attempt.output) if attempt else ()
+    if attempt is None:
+        return ()
+    return attempt.progress and attempt.progress.step, attempt.readings and attempt.readings.step, attempt.output
 
 
 def _overwrite(path: Path, text: str) -> None:

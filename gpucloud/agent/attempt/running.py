@@ -5,20 +5,23 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import resource
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpucloud import processes
 from gpucloud.agent.attempt.composing import MARK, compose, end_recorded
 from gpucloud.agent.attempt.files import AttemptFolder
+from gpucloud.domain.node.numbers import REPORTED, Printed, compiled, last_number, lines_of
 from gpucloud.domain.node.output import mark_line
-from gpucloud.domain.node.status import AttemptStatus, Launch, RunState
+from gpucloud.domain.node.status import UNTOLD, AttemptStatus, Launch, Progress, Readings, RunState
 from gpucloud.domain.untrusted import KEPT_OUTPUT_BYTES
 from gpucloud.domain.variables import GPUCLOUD_RANKS
 from gpucloud.wholefile import write_whole
@@ -43,6 +46,7 @@ class RunningAttempt:
         self._ended_beside = False
         self.room = OutputRoom(folder.path)
         self._times = OutputTimes(folder.path)
+        self._numbers = OutputNumbers(folder.path, launch.metrics)
         self._launcher = self._start(launch)
 
     def kill(self) -> None:
@@ -64,16 +68,17 @@ class RunningAttempt:
         if over and self._swept(spare):
             self._reap()
             return self._verdict()
-        output = self._output()
+        output, progress = self._output(), self.folder.progress()
         return AttemptStatus(
             attempt=self.folder.number,
             state=RunState.RUNNING,
             outcome=None,
             exit_code=None,
-            progress=self.folder.progress(),
+            progress=progress,
             failed_rank=None,
             output=output,
             dropped=self.room.look(output, now_s=time.monotonic()),
+            readings=self._numbers.look(output, progress, now_s=time.monotonic()),
         )
 
     def _output(self, *, last: bool = False) -> tuple[tuple[int, int], ...]:
@@ -135,16 +140,17 @@ class RunningAttempt:
     def _verdict(self) -> AttemptStatus:
         killed = self._killing or self._aborting_since is not None
         failed = self._exit_code not in (0, None) and not killed
-        output = self._output(last=True)
+        output, progress = self._output(last=True), self.folder.progress()
         return AttemptStatus(
             attempt=self.folder.number,
             state=RunState.EXITED,
             outcome=self.folder.outcome(self._ranks, self._exit_code, killed=killed),
             exit_code=self._exit_code,
-            progress=self.folder.progress(),
+            progress=progress,
             failed_rank=self.folder.failed_rank() if failed else None,
             output=output,
             dropped=self.room.look(output, now_s=time.monotonic()),
+            readings=self._numbers.look(output, progress, now_s=time.monotonic(), last=True),
         )
 
 
@@ -229,6 +235,84 @@ def _append(path: Path, data: bytes) -> None:
             raise OSError("the disk is full")
     finally:
         os.close(descriptor)
+
+
+# Numbers in what the ranks print, by the job file's patterns: read on from where the last look stopped.
+
+
+_LOOK_S = 0.5
+_READ_AT_ONCE = 1 << 16  # bytes of one rank's output; of more, the last ones
+_SEARCH_S = 0.1  # of this process's time that a pattern may search one look's lines
+
+
+class OutputNumbers:
+    """The numbers of one attempt on this node. A pattern that takes too long over a line is given up."""
+
+    def __init__(self, folder: Path, patterns: tuple[tuple[str, str], ...]) -> None:
+        self._folder = folder
+        self._patterns: dict[str, re.Pattern[str]] = {}
+        self._unknown: set[str] = set()
+        for name, pattern in patterns:
+            try:
+                self._patterns[name] = compiled(pattern)
+            except ValueError:  # written for a newer Python than this machine's
+                self._unknown.add(name)
+        self._read: dict[int, tuple[int, str]] = {}
+        self._printed = Printed()
+        self._looked_s: float | None = None
+
+    def look(
+        self, sizes: tuple[tuple[int, int], ...], progress: Progress | None, *, now_s: float, last: bool = False
+    ) -> Readings | None:
+        """Read what came since the last look, not too often but for the `last` time; return what is known by it.
+
+        A script that reports its steps by gpucloud.resume is not asked for them in another way.
+        """
+        due = self._looked_s is None or now_s - self._looked_s >= _LOOK_S
+        if (self._patterns or self._unknown) and sizes and (due or last):
+            self._looked_s = now_s
+            self._give_up(self._unknown, "this machine's Python does not know its pattern", sizes)
+            self._unknown = set()
+            if progress is not None and progress.phase != UNTOLD:
+                self._give_up(REPORTED & self._patterns.keys(), "the script reports its own", sizes)
+            for rank, size in sizes:
+                self._printed.take(rank, self._numbers(self._lines(rank, size), sizes), now_s)
+        return self._printed.readings(now_s)
+
+    def _lines(self, rank: int, size: int) -> tuple[str, ...]:
+        at, rest = self._read.get(rank, (0, ""))
+        if size - at > _READ_AT_ONCE:
+            at, rest = size - _READ_AT_ONCE, ""
+        try:
+            with (self._folder / f"rank-{rank}.log").open("rb") as log:
+                log.seek(at)
+                data = log.read(size - at)
+        except OSError:
+            return ()
+        lines, rest = lines_of(rest + data.decode(errors="replace"))
+        self._read[rank] = at + len(data), rest
+        return lines
+
+    def _numbers(self, lines: tuple[str, ...], sizes: tuple[tuple[int, int], ...]) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for name, pattern in tuple(self._patterns.items()):
+            try:
+                with processes.at_most(_SEARCH_S):
+                    number = last_number(pattern, lines)
+            except processes.TooLong:
+                self._give_up({name}, "its pattern takes too long over a line", sizes)
+                continue
+            if number is not None:
+                found[name] = number
+        return found
+
+    def _give_up(self, names: Iterable[str], why: str, sizes: tuple[tuple[int, int], ...]) -> None:
+        for name in sorted(names):
+            self._patterns.pop(name, None)
+            self._printed.forget(name)
+            with contextlib.suppress(OSError):
+                text = f"gpucloud: metrics: {name} is not read from the output: {why}\n"
+                _append(self._folder / f"rank-{min(rank for rank, _ in sizes)}.log", text.encode())
 
 
 # Where the ranks of an attempt are: Python's own account of every thread, in each rank's output.

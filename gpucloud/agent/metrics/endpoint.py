@@ -162,7 +162,10 @@ def _of_job(figures: Figures) -> Iterator[_Family]:
     yield _one("gpucloud_attempt", "Number of the newest attempt.", attempt.attempt)
     running = float(attempt.state is RunState.RUNNING)
     yield _one("gpucloud_attempt_running", "1 while the attempt runs on this node.", running)
-    progress = attempt.progress
+    progress, readings = attempt.shown, attempt.readings
+    if readings is not None and readings.values:
+        rows = tuple(({"name": name}, value) for name, value in readings.values)
+        yield _Family("gpucloud_printed", "gauge", "Numbers that the script prints, by the job file's names.", rows)
     if progress is not None:
         yield _one("gpucloud_step", "The last training step.", progress.step)
         yield _one("gpucloud_committed_step", "Step of the newest checkpoint.", progress.committed_step)

@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -91,8 +92,9 @@ class NodeMetrics:
         Without an own word on devices, the node's CUDA_VISIBLE_DEVICES counts.
         """
         self._attempt = attempt
+        numbers = attempt.numbers if attempt is not None else ()
         if folder is None:
-            self._keeper.end()
+            self._keeper.end(numbers)
         now = time.monotonic()
         if now - self._looked_at < _EVERY_S:
             return
@@ -100,7 +102,7 @@ class NodeMetrics:
         self.host = self._machine.look()
         self._look_at_gpus(attempt, devices, now)
         if folder is not None:
-            self._keeper.keep(folder / "metrics.jsonl", self.gpus, self.host, datetime.now(timezone.utc))
+            self._keeper.keep(folder / "metrics.jsonl", self.gpus, self.host, datetime.now(timezone.utc), numbers)
 
     def _look_at_gpus(self, attempt: AttemptStatus | None, devices: str | None, now: float) -> None:
         if self._sampler is None:
@@ -165,12 +167,20 @@ class Keeper:
         self._start: datetime | None = None
         self._rounds: list[tuple[GpuSample, ...]] = []
         self._hosts: list[HostSample] = []
+        self._numbers: tuple[tuple[str, float], ...] = ()
 
-    def keep(self, path: Path, gpus: tuple[GpuSample, ...], host: HostSample | None, now: datetime) -> None:
+    def keep(
+        self,
+        path: Path,
+        gpus: tuple[GpuSample, ...],
+        host: HostSample | None,
+        now: datetime,
+        numbers: tuple[tuple[str, float], ...] = (),
+    ) -> None:
         """Take what was sampled now, for the attempt whose file is `path`."""
         if path != self._path:
             self.end()
-        self._path, self._start = path, self._start or now
+        self._path, self._start, self._numbers = path, self._start or now, numbers
         if gpus and (not self._rounds or gpus != self._rounds[-1]):
             self._rounds.append(gpus)
         if host is not None:
@@ -178,8 +188,9 @@ class Keeper:
         if (now - self._start).total_seconds() >= SPAN_S:
             self._write(now)
 
-    def end(self) -> None:
-        """Write what is left of the span that is open."""
+    def end(self, numbers: tuple[tuple[str, float], ...] = ()) -> None:
+        """Write what is left of the span that is open, with what the script said last."""
+        self._numbers = numbers or self._numbers
         if self._start is not None:
             self._write(datetime.now(timezone.utc))
         self._path = self._start = None
@@ -190,7 +201,7 @@ class Keeper:
         self._start, self._hosts, self._rounds = now, hosts[-1:], []
         if self._path is None or start is None or len(hosts) < 2:
             return
-        line = to_json(span_of(start, now, rounds, hosts)) + "\n"
+        line = to_json(replace(span_of(start, now, rounds, hosts), numbers=self._numbers)) + "\n"
         with contextlib.suppress(OSError), self._path.open("a") as file:  # a full disk costs history, not the job
             file.write(line)
 

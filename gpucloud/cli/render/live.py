@@ -177,6 +177,7 @@ def _progress(now: Snapshot, width: int) -> Table:
         told.append(Text(f"{now.counts.named(now.committed_step)} is saved", style="green"))
     if now.loss is not None:
         told.append(Text(f"loss {now.loss:.4f}"))
+    told += map(Text, now.printed)
     while len(told) > 1 and _width(told) > width:
         told.pop()
     cells: list[Text | ProgressBar] = [*told]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from gpucloud.cli.render.bills import money_line, to_go_words
 from gpucloud.cli.render.output import MOVING_EVERY_S, FirstRank, Paced
-from gpucloud.cli.render.use import brief
+from gpucloud.cli.render.use import brief, printed_words
 from gpucloud.cli.render.words import silence, tell
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import format_span
@@ -19,7 +19,7 @@ from gpucloud.domain.node.node import NodeState
 from gpucloud.domain.node.output import without_code_folder
 from gpucloud.domain.node.status import UNTOLD, Stop
 from gpucloud.domain.supervision.action import Action, Arm, Done, Wait
-from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, progress_of
+from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, shown_of
 from gpucloud.domain.supervision.seen import NodeSeen, Readiness, Seen
 from gpucloud.domain.untrusted import in_one_line
 from gpucloud.usecases.jobstore.report import WORDS, Condition, time_left
@@ -183,6 +183,7 @@ def line_of(now: Snapshot) -> str:
         parts = [f"{now.phase}: {saved}"]
     if now.loss is not None:
         parts.append(f"loss {now.loss:.4f}")
+    parts += now.printed
     if now.gpus:
         parts.append(now.gpus)
     parts += to_go_words(now.time_left, now.spend)
@@ -223,12 +224,14 @@ class Snapshot:
     nodes: tuple[NodeLine, ...]
     gpus: str = ""
     counts: Counts = Counts.STEPS
+    printed: tuple[str, ...] = ()
+    """Other numbers that the script prints, in words."""
 
 
 def snapshot(seen: Seen, action: Action, spend: Spend) -> Snapshot:
     """Return what is to be shown of the pass."""
     attempt = seen.state.attempt
-    progress = progress_of(attempt, seen) if attempt else None
+    progress, printed = shown_of(attempt, seen) if attempt else (None, ())
     return Snapshot(
         job=seen.state.job,
         phase=_phase(seen, action, progress.phase if progress else None),
@@ -240,6 +243,7 @@ def snapshot(seen: Seen, action: Action, spend: Spend) -> Snapshot:
         time_left=time_left(seen),
         committed_step=progress.committed_step if progress else None,
         counts=progress.counts if progress else Counts.STEPS,
+        printed=tuple(printed_words(printed)),
         spend=spend,
         paid_until=seen.state.paid_until,
         gpus=brief([gpu for node in _working(seen) if node.status for gpu in node.status.gpus]),

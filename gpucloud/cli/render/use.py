@@ -121,6 +121,11 @@ def step_words(report: JobReport) -> list[str]:
     return [str(reached), *pace, *to_go_words(time_to_go(progress), report.spend)]
 
 
+def printed_words(numbers: tuple[tuple[str, float], ...]) -> list[str]:
+    """Return numbers that the script prints, as short as they can be read."""
+    return [f"{in_one_line(name)} {value:.6g}" for name, value in numbers]
+
+
 def _state(report: JobReport) -> list[str]:
     parts = [condition_word(report)]
     if report.attempts and not report.exit_reason:
@@ -134,6 +139,7 @@ def _state(report: JobReport) -> list[str]:
             parts.append(f"{progress.waiting_share:.0%} waiting for data")
         if progress.loss is not None:
             parts.append(f"loss {progress.loss:.4f}")
+    parts += printed_words(report.printed)
     return parts
 
 

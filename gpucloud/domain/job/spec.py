@@ -370,7 +370,8 @@ class Job:
 
     `work` is how long the job takes on its machines when nothing disturbs it; None where the file does not say.
     `policy` is how a `deadline` is kept where both markets may be used. `hold` is for how long the machines stay up for
-    a mended script, zero for not at all; None where the file does not say.
+    a mended script, zero for not at all; None where the file does not say. `metrics` are patterns, by name, of numbers
+    in the script's output.
 
     Not in the file are `profile_steps`, how many steps of each rank a profiler records, None for none, and `trial`, the
     few steps that are run to see whether they resume, empty for the whole job.
@@ -403,6 +404,7 @@ class Job:
     hold: timedelta | None = None
     data: tuple[tuple[str, str], ...] = ()
     outputs: tuple[str, ...] = ()
+    metrics: tuple[tuple[str, str], ...] = ()
     tags: tuple[tuple[str, str], ...] = ()
     env: tuple[tuple[str, str], ...] = ()
     secrets: tuple[str, ...] = ()

@@ -75,6 +75,7 @@ def launch_of(
         hidden=tuple(sorted((*secrets, SECRET))),
         container=_container(member),
         keeper=keeper_of(member),
+        metrics=job.metrics,
         passed=tuple(name for name, _ in _additions(job).variables),
         sharing=sharing(job, len(places)),
     )

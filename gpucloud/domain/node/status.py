@@ -15,6 +15,7 @@ All paths live under the agent's root on the node, `~/.gpucloud` or a folder of 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from datetime import datetime
 from enum import Enum
@@ -27,6 +28,8 @@ from gpucloud.domain.node.node import Notice
 from gpucloud.domain.untrusted import COUNTED, MOST_RANKS
 
 _MOST, _MOST_TOTAL, _LONGEST_S, _LONGEST_TEXT, _MOST_GPUS = 1 << 60, 1 << 64, 1e10, 4000, 256
+MOST_PATTERNS, LONGEST_NAME = 16, 32
+"""Of patterns that a job file may have for its script's output; and characters of their names."""
 _EXIT_CODES = range(-128, 256)  # below nothing: the signal that ended it
 
 
@@ -58,6 +61,8 @@ class Launch:
     hidden: tuple[str, ...] = ()
     container: ContainerRun | None = None
     keeper: tuple[str, ...] = ()
+    metrics: tuple[tuple[str, str], ...] = ()
+    """Patterns of numbers that the script prints, by name."""
     passed: tuple[str, ...] = ()
     sharing: int = 0
 
@@ -93,6 +98,8 @@ class Outcome(str, Enum):
 EXCUSED = frozenset({Outcome.BARRED, Outcome.KILLED})
 """No fault of the script: another attempt may do better."""
 
+OUTPUT = "output"
+"""The phase of a script whose steps are read from its output."""
 UNTOLD = "script"
 """The phase of a script of which nothing is known but its checkpoints."""
 
@@ -122,6 +129,20 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Readings:
+    """What a script's output says by the patterns of its job file; `values` are those that are only shown."""
+
+    step: int | None
+    first_step: int | None  # that was read in this attempt
+    total_steps: int | None
+    loss: float | None
+    step_seconds: float | None  # mean of the last steps
+    longest_s: float | None  # between two looks that found another step
+    age_s: float  # seconds since the step became another one
+    values: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptStatus:
     """The node's part in the newest attempt; `output` is how many bytes each local rank has written.
 
@@ -136,6 +157,43 @@ class AttemptStatus:
     failed_rank: int | None  # the first local rank that failed, as a global rank
     output: tuple[tuple[int, int], ...] = ()
     dropped: tuple[tuple[int, int], ...] = ()
+    readings: Readings | None = None
+
+    @property
+    def shown(self) -> Progress | None:
+        """How far the script is, as people are told: what it reports itself, else what its output says.
+
+        Then `counts` is of the newest checkpoint alone.
+        """
+        kept, read = self.progress, self.readings
+        if read is None or read.step is None or read.first_step is None or (kept and kept.phase != UNTOLD):
+            return kept
+        return Progress(
+            step=read.step,
+            first_step=kept.first_step if kept and kept.counts is Counts.STEPS else read.first_step,
+            total_steps=read.total_steps,
+            loss=read.loss,
+            phase=OUTPUT,
+            committed_step=kept.committed_step if kept else None,
+            step_seconds=read.step_seconds,
+            age_s=read.age_s,
+            longest_s=read.longest_s,
+            counts=kept.counts if kept else Counts.STEPS,
+        )
+
+    @property
+    def numbers(self) -> tuple[tuple[str, float], ...]:
+        """What the script says of itself by now: its step, its loss, and what it prints beside."""
+        shown = self.shown if self.shown is not None and self.shown.phase != UNTOLD else None
+        step = (("step", float(shown.step)),) if shown is not None else ()
+        loss = (("loss", shown.loss),) if shown is not None and shown.loss is not None else ()
+        return (*step, *loss, *(self.readings.values if self.readings is not None else ()))
+
+    @property
+    def counted(self) -> Progress | None:
+        """How far it is, as the job is reckoned with: as it is shown, but in saves where these alone are counted."""
+        kept = self.progress
+        return kept if kept is not None and kept.counts is Counts.SAVES else self.shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +249,19 @@ def is_possible_part(part: AttemptStatus) -> bool:
         and all(0 <= rank < MOST_RANKS for rank in (part.failed_rank or 0, *(rank for rank, _ in rows)))
         and all(0 <= length <= _MOST for _, length in rows)
         and (part.progress is None or is_possible_progress(part.progress))
+        and (part.readings is None or _are_possible(part.readings))
+    )
+
+
+def _are_possible(readings: Readings) -> bool:
+    counts = (readings.step or 0, readings.first_step or 0, readings.total_steps or 0)
+    spans = (readings.step_seconds or 0.0, readings.longest_s or 0.0, abs(readings.age_s))
+    return (
+        all(0 <= count < COUNTED for count in counts)
+        and all(0 <= span <= _LONGEST_S for span in spans)
+        and len(readings.values) <= MOST_PATTERNS
+        and all(len(name) <= LONGEST_NAME for name, _ in readings.values)
+        and all(map(math.isfinite, (readings.loss or 0.0, *(value for _, value in readings.values))))
     )
 
 

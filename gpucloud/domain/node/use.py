@@ -156,12 +156,13 @@ class HostSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """`seconds` from `start` on."""
+    """`seconds` from `start` on; `numbers` are what the script said of itself at its end, by name."""
 
     start: datetime
     seconds: float
     gpus: tuple[GpuSpan, ...]
     host: HostSpan | None
+    numbers: tuple[tuple[str, float], ...] = ()
 
 
 def span_of(

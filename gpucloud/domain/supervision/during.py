@@ -7,7 +7,7 @@ from datetime import timedelta
 from gpucloud.domain.job.quantities import format_span
 from gpucloud.domain.money.prepaid import Wall
 from gpucloud.domain.node.node import EndCause
-from gpucloud.domain.node.status import EXCUSED, UNTOLD, Outcome, Stop
+from gpucloud.domain.node.status import EXCUSED, OUTPUT, UNTOLD, Outcome, Stop
 from gpucloud.domain.node.use import wasted
 from gpucloud.domain.state.state import Attempt, ExitReason, Interruption, InterruptionKind
 from gpucloud.domain.supervision.action import (
@@ -326,7 +326,9 @@ def _order_for_the_user(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits
     """A script that saves nothing is asked for nothing: it would not hear that, and go on until it is killed."""
     if seen.wanted_end is None:
         return None
-    is_mute = goal.saves_nothing and attempt.first_step is None and progress_of(attempt, seen) is None
+    progress = progress_of(attempt, seen)
+    silent = attempt.first_step is None and progress is None
+    is_mute = goal.saves_nothing and (silent or (progress is not None and progress.phase == OUTPUT))
     return EndAttempt(how=Stop.KILL if is_mute else _how(attempt, seen, limits), reason=seen.wanted_end)
 
 

@@ -11,7 +11,7 @@ from gpucloud.domain.job.quantities import span_of
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.money.ledger import FREE_WHEN_INTERRUPTED_WITHIN
 from gpucloud.domain.node.node import Node, NodeState
-from gpucloud.domain.node.status import AttemptStatus, Outcome, Progress, RunState, Stop
+from gpucloud.domain.node.status import OUTPUT, AttemptStatus, Outcome, Progress, RunState, Stop
 from gpucloud.domain.state.state import Attempt, ExitReason, Interruption, InterruptionKind, JobState, Member
 from gpucloud.domain.supervision.seen import Limits, NodeSeen, PeerReport, Seen
 
@@ -56,9 +56,15 @@ def members_of(attempt: Attempt, seen: Seen) -> tuple[NodeSeen | None, ...]:
 
 
 def progress_of(attempt: Attempt, seen: Seen) -> Progress | None:
-    """Return what rank 0's script last reported."""
+    """Return what is reckoned with of rank 0's script: what it last reported, or what its output says."""
     part = part_of(attempt, members_of(attempt, seen)[0])
-    return part.progress if part else None
+    return part.counted if part else None
+
+
+def shown_of(attempt: Attempt, seen: Seen) -> tuple[Progress | None, tuple[tuple[str, float], ...]]:
+    """Return what people are told of rank 0's script: how far it is, and other numbers that it prints."""
+    part = part_of(attempt, members_of(attempt, seen)[0])
+    return (part.shown, part.readings.values if part.readings else ()) if part else (None, ())
 
 
 def is_over(attempt: Attempt, node: NodeSeen | None) -> bool:
@@ -338,7 +344,9 @@ def hung(attempt: Attempt, seen: Seen, limits: Limits) -> str | None:
     so does what it does after `run.done()`, or when its part is over while others still work.
     """
     part = part_of(attempt, members_of(attempt, seen)[0])
-    progress = part.progress if part is not None and part.state is RunState.RUNNING else None
+    progress = part.shown if part is not None and part.state is RunState.RUNNING else None
+    if progress is not None and progress.phase == OUTPUT:
+        return _hung_by_output(progress, seen, limits)
     if progress is None or progress.phase not in _TRAINING:
         return None
     if progress.phase == "start" or progress.step_seconds is None:
@@ -378,6 +386,17 @@ def hangs_in_a_row(attempts: tuple[Attempt, ...]) -> int:
             break
         count += 1
     return count
+
+
+def _hung_by_output(progress: Progress, seen: Seen, limits: Limits) -> str | None:
+    """Nothing tells what such a script does while it prints no step, so that it has longer."""
+    if progress.step_seconds is None:
+        return None
+    limit = max(limits.hang_printed, hang_limit(progress.step_seconds, seen.state.attempts, limits))
+    limit = max(limit, span_of(_AGAIN * (progress.longest_s or 0.0)))
+    if progress.age_s <= limit.total_seconds():
+        return None
+    return f"no other step in the output for {progress.age_s:.0f} s (`metrics: {{step: …}}`); stacks are in the log"
 
 
 def _hung_at_start(progress: Progress, seen: Seen, limits: Limits) -> str | None:

@@ -137,6 +137,8 @@ class Limits:
     save: timedelta = timedelta(seconds=60)
     hang_at_least: timedelta = timedelta(seconds=60)
     hang_steps: float = 5.0
+    hang_printed: timedelta = timedelta(minutes=10)
+    """As `hang_at_least`, where steps are read from what the script prints."""
     fruitless_attempts: int = 5
     bootstrap_tries: int = 2
     boot: timedelta = timedelta(minutes=10)

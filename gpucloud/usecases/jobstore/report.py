@@ -11,7 +11,7 @@ from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import span_of
 from gpucloud.domain.money.ledger import Charge, Spend, total
 from gpucloud.domain.node.node import GroupView, Node
-from gpucloud.domain.node.status import UNTOLD, AttemptStatus, Outcome, Progress, Status
+from gpucloud.domain.node.status import OUTPUT, UNTOLD, AttemptStatus, Outcome, Progress, Status
 from gpucloud.domain.state.state import (
     Attempt,
     CapacityDecision,
@@ -24,7 +24,7 @@ from gpucloud.domain.state.state import (
     MissingOutput,
     Quarantine,
 )
-from gpucloud.domain.supervision.membership import progress_of
+from gpucloud.domain.supervision.membership import shown_of
 from gpucloud.domain.supervision.seen import Seen
 from gpucloud.domain.supervision.transitions import lost_with_machines
 
@@ -151,10 +151,25 @@ class JobReport:
 
     @property
     def progress(self) -> Progress | None:
-        """What rank 0's script tells of the open attempt, where its node was asked: its steps are the job's."""
+        """How far rank 0's script is in the open attempt, where its node was asked: its steps are the job's."""
+        return self._first_part.shown if self._first_part is not None else None
+
+    @property
+    def counted(self) -> Progress | None:
+        """The same as attempts are counted: in saves, where the script's checkpoints tell no step."""
+        return self._first_part.counted if self._first_part is not None else None
+
+    @property
+    def printed(self) -> tuple[tuple[str, float], ...]:
+        """Other numbers that the script prints, by the job file's patterns: of the first rank's node."""
+        part = self._first_part
+        return part.readings.values if part is not None and part.readings is not None else ()
+
+    @property
+    def _first_part(self) -> AttemptStatus | None:
         attempt, parts = self.open_attempt, self._parts()
         first = attempt.members[:1] if attempt is not None else ()
-        return next((parts[member.node_id].progress for member in first if member.node_id in parts), None)
+        return next((parts[member.node_id] for member in first if member.node_id in parts), None)
 
     @property
     def reached(self) -> Reached | None:
@@ -162,7 +177,8 @@ class JobReport:
         progress, attempt, saved = self.progress, self.open_attempt, self.checkpoint
         counts = saved.counts if saved is not None else Counts.STEPS
         if progress is not None and progress.phase != UNTOLD:
-            return Reached(step=progress.step, total_steps=progress.total_steps, counts=progress.counts)
+            counts = Counts.STEPS if progress.phase == OUTPUT else progress.counts
+            return Reached(step=progress.step, total_steps=progress.total_steps, counts=counts)
         last = self.attempts[-1] if self.attempts else None
         if attempt is not None and attempt.last_step is not None:
             alone = self.supervisor is None and saved is not None and saved.step >= attempt.last_step
@@ -258,7 +274,7 @@ def with_forecast(report: JobReport) -> JobReport:
 def with_answers(report: JobReport, standing: tuple[NodeStanding, ...]) -> JobReport:
     """Return the report with what its nodes say now: the steps that they tell of are the open attempt's."""
     report = replace(report, standing=standing)
-    progress = report.progress
+    progress = report.counted
     if progress is None or progress.step < progress.first_step:
         return report
     *before, attempt = report.attempts
@@ -289,7 +305,7 @@ def status_of(state: JobState) -> JobStatus:
 def time_left(seen: Seen) -> timedelta | None:
     """Return the time to the last step at the pace of the last steps; None while it cannot be known."""
     attempt = seen.state.attempt
-    return time_to_go(progress_of(attempt, seen) if attempt else None)
+    return time_to_go(shown_of(attempt, seen)[0] if attempt else None)
 
 
 def time_to_go(progress: Progress | None) -> timedelta | None:

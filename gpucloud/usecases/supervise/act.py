@@ -12,7 +12,7 @@ from gpucloud.domain.money.ledger import Used
 from gpucloud.domain.node.bootstrap.facts import attempt_lock
 from gpucloud.domain.node.node import Fault, Refusal
 from gpucloud.domain.node.output import DatedPiece
-from gpucloud.domain.node.status import UNTOLD, Progress, RunState
+from gpucloud.domain.node.status import OUTPUT, UNTOLD, Progress, RunState
 from gpucloud.domain.state.state import Attempt, ExitReason, JobState
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import (
@@ -138,7 +138,8 @@ def _how_it_saves(seen: Seen, policy: CheckpointPolicy | None) -> str | None:
     attempt = seen.state.attempt
     if attempt is None or (policy is not None and policy.directory is not None):
         return None
-    if progress_of(attempt, seen) is not None:
+    progress = progress_of(attempt, seen)
+    if progress is not None and progress.phase != OUTPUT:
         return "the script saves with gpucloud.resume: an interruption costs a restart"
     saved = seen.checkpoint is not None or seen.state.checkpoint is not None
     meant = policy is not None and policy.none
@@ -149,7 +150,7 @@ def _how_it_saves(seen: Seen, policy: CheckpointPolicy | None) -> str | None:
 
 
 def _anew(progress: Progress, additions: Additions) -> str | None:
-    if progress.phase != UNTOLD or progress.counts is not Counts.STEPS or progress.committed_step is None:
+    if progress.phase not in (UNTOLD, OUTPUT) or progress.counts is not Counts.STEPS or progress.committed_step is None:
         return None
     return begun_anew(progress.committed_step, progress.first_step - 1, additions)
 

@@ -9,7 +9,7 @@ from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import format_moment, format_span, format_usd
 from gpucloud.domain.job.spec import CheckpointDirectory, Market
 from gpucloud.domain.market.policies import Mode
-from gpucloud.domain.node.status import Stop
+from gpucloud.domain.node.status import OUTPUT, Stop
 from gpucloud.domain.state.order import BudgetChange
 from gpucloud.domain.state.state import CapacityDecision, ExitReason, Interruption, InterruptionKind, MissingOutput
 from gpucloud.domain.supervision.action import (
@@ -201,7 +201,9 @@ def _interrupted(interruption: Interruption, seen: Seen) -> str:
             return f"{interruption.node_id} has a notice: it has no part in an attempt"
         case InterruptionKind.NOTICE:
             attempt = seen.state.attempt
-            saves = attempt is None or progress_of(attempt, seen) is not None
+            progress = progress_of(attempt, seen) if attempt is not None else None
+            printed = progress is None or (progress.phase == OUTPUT and progress.committed_step is None)
+            saves = attempt is None or not printed
             return (
                 f"{interruption.node_id} has a notice: {'saving' if saves else 'its script has saved nothing so far'}"
             )

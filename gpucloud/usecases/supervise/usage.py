@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from gpucloud.domain.codec import Malformed, from_json
 from gpucloud.domain.errors import StoreError
 from gpucloud.domain.job.quantities import span_of
-from gpucloud.domain.node.status import UNTOLD, Progress, Status
+from gpucloud.domain.node.status import OUTPUT, UNTOLD, Progress, Status
 from gpucloud.domain.node.use import LOOK, DeviceUse, GpuUse, Span, warning
 from gpucloud.domain.state.state import Attempt, JobState, Member, UseSpan
 from gpucloud.domain.supervision.membership import members_of, part_of, progress_of
@@ -187,7 +187,7 @@ def _trains(progress: Progress | None) -> bool:
 
     So is what it does after `run.done()`: nobody said of it that it takes its own time.
     """
-    if progress is None or progress.phase in (UNTOLD, "done"):
+    if progress is None or progress.phase in (UNTOLD, OUTPUT, "done"):
         return True
     return progress.phase == "train" and progress.step >= progress.first_step
 
