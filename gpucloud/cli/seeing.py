@@ -176,7 +176,7 @@ def checkpoints(  # noqa: PLR0913, PLR0917  each is an option
     ] = None,
     export: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(metavar="FILE", help="Write the model's weights as one safetensors file."),
+        typer.Option(metavar="FILE", help="Write the model's weights as a safetensors file, or to a folder."),
     ] = None,
     step: Annotated[
         Optional[int],  # noqa: UP045

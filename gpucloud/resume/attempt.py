@@ -1,4 +1,5 @@
-"""How a rank's part in an attempt begins and ends: it goes on from a checkpoint, and is done, or leaves when asked to.
+"""How a rank's part in an attempt begins and ends: it goes on from a checkpoint, and is done, or leaves when asked to;
+and what it takes away.
 
 What the agent reads of the end: `done-<rank>.json` or `left-<rank>.json` in the attempt's folder, and the exit code.
 """
@@ -6,14 +7,18 @@ What the agent reads of the end: `done-<rank>.json` or `left-<rank>.json` in the
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 import torch.distributed as dist
 
 from gpucloud.domain.checkpoint.manifest import Level, Promise, Why
+from gpucloud.domain.checkpoint.objects import entries_of, header_bytes, placed
 from gpucloud.domain.checkpoint.protection import Trial
 from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.resume.batches import Batches
@@ -26,8 +31,9 @@ from gpucloud.resume.save.cadence import Window
 from gpucloud.resume.save.keeping import Keeper, Moment
 from gpucloud.resume.settings import end_quickly, promised
 from gpucloud.resume.state.randomness import Draws
-from gpucloud.resume.state.state import TrainingState
-from gpucloud.resume.state.tree import Shares
+from gpucloud.resume.state.state import TrainingState, plain_entries
+from gpucloud.resume.state.tree import NAMES, Shares, is_sharded
+from gpucloud.wholefile import open_whole, write_whole
 
 _REGROUPED = Promise(
     Level.SAME_SAMPLES, "DDP groups gradients anew in its first steps, which are not taken back between two epochs"
@@ -240,3 +246,61 @@ class Leaving:
 def _end_groups() -> None:
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
+
+
+# What a script takes away from its run: weights as other programs read them.
+
+
+_OF_TORCH = (".pt", ".pth", ".bin")
+
+
+def export(module: torch.nn.Module, path: Path, ranks: Ranks, config: Any = None) -> None:
+    """Write the weights of a module, all ranks together, as `Run.export` says."""
+    failed = ""
+    entries = plain_entries(module)
+    wrong = [n for n, value in entries.items() if isinstance(value, torch.Tensor) and value.dtype not in NAMES]
+    if wrong and path.suffix not in _OF_TORCH:
+        raise UsageError(f"{wrong[0]} has a type that safetensors has none for", hint="run.export('weights.pt')")
+    whole = ((name, _gathered(value)) for name, value in entries.items())
+    try:
+        if ranks.rank:
+            for _ in whole:
+                pass
+        elif path.suffix in _OF_TORCH:
+            with open_whole(path, mode=0o644) as file:
+                torch.save(
+                    {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in whole}, file
+                )
+        else:
+            path.mkdir(parents=True, exist_ok=True)
+            _write_folder(path, entries, whole, config)
+    except OSError as error:
+        failed = f"cannot write {path}: {error.strerror or error}"
+        for _ in whole:  # the other ranks are at it
+            pass
+    if ranks.highest(int(bool(failed)))[0]:
+        raise StoreError(failed or f"rank 0 cannot write {path}", hint="free some space there, or name another place")
+
+
+def _gathered(value: Any) -> Any:
+    """Return the whole tensor, of one that ranks hold together; all of them ask."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    value = value.detach()
+    return value.full_tensor() if is_sharded(value) else value
+
+
+def _write_folder(folder: Path, entries: Mapping[str, Any], whole: Iterable[tuple[str, Any]], config: Any) -> None:
+    wanted = {name: value for name, value in entries.items() if isinstance(value, torch.Tensor)}
+    tensors = placed((name, NAMES[value.dtype], tuple(value.shape)) for name, value in wanted.items())
+    head = header_bytes(entries_of(tensors), {"format": "pt"})
+    begins = {tensor.name: len(head) + tensor.begin for tensor in tensors}
+    with open_whole(folder / "model.safetensors", mode=0o644) as file:
+        file.write(head)
+        for name, value in whole:
+            if name in begins:
+                file.seek(begins[name])
+                file.write(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    told = config.to_dict() if hasattr(config, "to_dict") else config
+    if told is not None:
+        write_whole(folder / "config.json", json.dumps(told, indent=2, default=str) + "\n", mode=0o644)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch.utils.data import Dataset
 from gpucloud.domain.checkpoint.manifest import MOST_VALUES, Level, Notes, Promise
 from gpucloud.domain.errors import CredentialsError, StoreError, UsageError
 from gpucloud.domain.job.quantities import format_size
-from gpucloud.resume.attempt import Continued, Exactness, Leaving, require_steps_left
+from gpucloud.resume.attempt import Continued, Exactness, Leaving, export, require_steps_left
 from gpucloud.resume.batches import Batches, Wrapped
 from gpucloud.resume.feed import Feed, other_share, takes_all
 from gpucloud.resume.folder import AttemptFolder, Progress, Signals, say
@@ -122,7 +123,9 @@ class Run:
         self.values: dict[str, Any] = dict(restored.manifest.notes.values) if restored else {}
         self._feed = Feed(state, self._ranks, self._continued, self._exactness, total_steps=total_steps)
         self._exactness.is_fresh = restored is None
-        self._windows = Windows(state.optimizers, state.modules, self._continued.own.get("longest_window", 0))
+        self._windows = Windows(
+            state.optimizers, tuple(state.modules.values()), self._continued.own.get("longest_window", 0)
+        )
         saver = Saver(self._checkpoints, writer, capture, self._ranks, committed=self.steps_done)
         self._keeper = Keeper(settings.cadence, self._checkpoints, saver, self._ranks, self._folder)
         self._keeper.of_a_trial = settings.trial is not None
@@ -298,6 +301,21 @@ class Run:
             self._keeper.ask(best)
         elif self._keeper.save(self.steps_done, self._moment, best):
             self._leaving.leave(self.steps_done)
+
+    def export(self, path: str | Path, *, of: str = "model", config: Any = None) -> None:
+        """Write a module's weights as they are now for other programs, under the names of its `state_dict`.
+
+        To `….pt`, `.pth` or `.bin` as `torch.load` reads them, else into a folder as `from_pretrained` does: `config`
+        (a dict, or what has `to_dict`; if left out the module's own, or `run.values["config"]`) beside a safetensors
+        file. Every rank calls it, rank 0 writes, and what ranks hold together is gathered tensor by tensor. Raises
+        UsageError for a name or type that is none, StoreError where the file cannot be written.
+        """
+        module = self._state.modules.get(of)
+        if module is None:
+            known = ", ".join(self._state.modules)
+            raise UsageError(f"the run has no module {of!r}", hint=f"run.export(path, of=…): one of {known}")
+        told = config if config is not None else getattr(module, "config", None) or self.values.get("config")
+        export(module, Path(path), self._ranks, told)
 
     def _require_newest(self) -> None:
         if _newest.get(self._settings.attempt) is not self:

@@ -11,7 +11,18 @@ from importlib import import_module
 BENCHES = ("help", "sync", "main_job", "aws_up", "aws_traffic", "reading", "checkpoints", "simulate", "cost")
 
 # Parts of `checkpoints`, what takes minutes, what needs a machine with GPUs, and what looks at the code alone.
-ON_REQUEST = ("policies", "notice", "stall", "transport", "gpu", "gpu_memory", "gpu_saves", "gpu_sharded", "shape")
+ON_REQUEST = (
+    "policies",
+    "notice",
+    "stall",
+    "calls",
+    "transport",
+    "gpu",
+    "gpu_memory",
+    "gpu_saves",
+    "gpu_sharded",
+    "shape",
+)
 
 
 def main(names: list[str]) -> int:

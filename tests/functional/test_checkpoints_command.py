@@ -113,6 +113,8 @@ def test_pull_and_export_say_where_and_how_much(jobs, capsys, tmp_path):
     code, found = answer(capsys, export=Path("w.safetensors"))
     assert (code, found["step"], found["tensors"]) == (0, 40, 3)
     assert found["bytes"] == (tmp_path / "w.safetensors").stat().st_size
+    (tmp_path / "out").mkdir()
+    assert answer(capsys, export=Path("out"))[1]["file"] == str(tmp_path / "out" / "model.safetensors")
 
 
 def test_the_best_by_the_scripts_metric_is_listed_kept_and_brought(jobs, capsys, tmp_path):

@@ -1,5 +1,6 @@
-"""What a script asks of its run by itself: what is there before it begins, values of its own, a save, the best one."""
+"""What a script asks of its run by itself: what is there before it begins, a save, the best one, its weights."""
 
+import json
 import math
 
 import pytest
@@ -8,7 +9,9 @@ from torch import nn
 
 from gpucloud import resume
 from gpucloud.domain.checkpoint.manifest import Commit, Level
-from gpucloud.domain.errors import UsageError
+from gpucloud.domain.checkpoint.objects import read_header
+from gpucloud.domain.errors import StoreError, UsageError
+from gpucloud.resume.state.tree import tensor_at
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints, metric_of
 from tests.functional.resuming import DATA, begin, job, train
@@ -268,3 +271,52 @@ def test_what_an_abandoned_attempt_called_the_best_is_not_the_best_of_this_one(j
     steps(run, *parts, until=9, after=lambda step: run.save(best=1.0) if step == 3 else None)
     run._keeper.close()
     assert committed(job) == [2, 3, 4, 6, 8]
+
+
+class Configured(nn.Linear):
+    class config:  # noqa: N801  as transformers' models have one
+        @staticmethod
+        def to_dict():
+            return {"model_type": "linear", "width": 2}
+
+
+def exporting():
+    torch.manual_seed(0)
+    model = nn.Sequential(Configured(2, 2), nn.BatchNorm1d(2))
+    model.tied = model[0].weight
+    return resume.init(model=[model, Configured(2, 2).to(torch.bfloat16)], total_steps=1), model
+
+
+def test_weights_are_exported_as_torch_reads_them(job):
+    run, model = exporting()
+    run.export(job / "weights.pt", of="model.0")
+    read = torch.load(job / "weights.pt", weights_only=True)
+    assert list(read) == list(model.state_dict())
+    model.load_state_dict(read)
+
+
+def test_weights_are_exported_as_a_folder_with_the_models_configuration(job):
+    run, model = exporting()
+    run.export(job / "out", of="model.0", config={"width": 7})
+    assert json.loads((job / "out" / "config.json").read_text()) == {"width": 7}
+    data = (job / "out" / "model.safetensors").read_bytes()
+    header = read_header(data)
+    assert header.metadata == {"format": "pt"}
+    memory = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    read = {tensor.name: tensor_at(memory, header.start, tensor) for tensor in header.tensors}
+    assert sorted(read) == sorted(model.state_dict())
+    assert all(torch.equal(read[name], value) for name, value in model.state_dict().items())
+    run.export(job / "other", of="model.1")
+    assert json.loads((job / "other" / "config.json").read_text()) == {"model_type": "linear", "width": 2}
+    assert read_header((job / "other" / "model.safetensors").read_bytes()).tensors[0].dtype == "BF16"
+
+
+def test_what_cannot_be_exported_is_refused(job):
+    run, _ = exporting()
+    with pytest.raises(UsageError, match="the run has no module 'model'") as refused:
+        run.export(job / "weights.pt")
+    assert "one of model.0, model.1" in refused.value.hint
+    (job / "file").write_text("")
+    with pytest.raises(StoreError, match=r"cannot write .*: Not a directory"):
+        run.export(job / "file" / "weights.pt", of="model.0")
+    assert list(job.glob(".*")) == []

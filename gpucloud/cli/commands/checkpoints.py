@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 import threading
@@ -26,6 +27,7 @@ from gpucloud.usecases.checkpoint import pulling
 from gpucloud.usecases.checkpoint.checkpoints import Damage, Pruner, StoredCheckpoints, of_step, restorable
 from gpucloud.usecases.checkpoint.pulling import Puller, Unpacker
 from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.wholefile import write_whole
 from gpucloud.wiring import Gpucloud, KnownJob
 from gpucloud.wiring.jobs import asker_of
 
@@ -212,8 +214,8 @@ def _unpack(job: _Job, manifest: Manifest, files: tuple[tuple[str, Piece], ...],
 
 def _export(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
     path = user_path(asked.export or Path(), "--export")
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder", hint=f"--export {path / (job.name + '.safetensors')}")
+    folder = path if path.is_dir() else None
+    path = path / "model.safetensors" if folder is not None else path
     if path.exists() and not path.is_file():  # a device, a pipe: the new file would take its place
         raise UsageError(f"{path} is no file", hint=f"--export {job.name}.safetensors")
     manifest = _wanted(job, asked)
@@ -221,6 +223,9 @@ def _export(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
     plan = pulling.planned(job.stored_checkpoints, manifest, everything=asked.everything, about=about)
     with Meter("read", pulling.bytes_to_read(manifest, plan)) as meter:
         pulling.write(job.stored_checkpoints, manifest, plan, path, meter.moved)
+    config = manifest.notes.values.get("config")
+    if folder is not None and isinstance(config, dict):
+        write_whole(folder / "config.json", json.dumps(config, indent=2) + "\n", mode=0o644)
     if as_json:
         answer = {"step": manifest.commit.step, "generation": manifest.commit.generation}
         say_json({"job": job.name, **answer, "file": str(path.absolute()), "bytes": plan.size, "tensors": plan.tensors})

@@ -118,7 +118,7 @@ class TrainingState:
                     hint=f"give {name} the methods state_dict() and load_state_dict(), or leave it out",
                 )
         self._traits = Traits(self._modules, self._optimizers)
-        self.arrangement = arrangement(t for m in self._modules.values() for t in _entries(m).values())
+        self.arrangement = arrangement(t for m in self._modules.values() for t in plain_entries(m).values())
 
     @property
     def sharded(self) -> bool:
@@ -126,9 +126,9 @@ class TrainingState:
         return self.arrangement != REPLICATED
 
     @property
-    def modules(self) -> tuple[torch.nn.Module, ...]:
-        """Those whose weights and buffers are shared."""
-        return tuple(self._modules.values())
+    def modules(self) -> Mapping[str, torch.nn.Module]:
+        """Those whose weights and buffers are shared, by their names, without DDP around them."""
+        return self._modules
 
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
@@ -170,7 +170,7 @@ class TrainingState:
 
         `shares` says which parts of sharded tensors are this rank's, without a word to the others if `alone`.
         """
-        entries = {n: _entries(m) for n, m in self._modules.items()}
+        entries = {n: plain_entries(m) for n, m in self._modules.items()}
         homes = self.homes()
         trees, shared = self._trees(entries, homes, {})
         own: Tensors = {}
@@ -188,7 +188,7 @@ class TrainingState:
 
     def present(self) -> Present:
         """Return the state as it is now, not copied."""
-        entries = {n: _entries(m) for n, m in self._modules.items()}
+        entries = {n: plain_entries(m) for n, m in self._modules.items()}
         homes = self.homes()
         trees, shared = self._trees(entries, homes, {})
         own: Tensors = {}
@@ -214,7 +214,7 @@ class TrainingState:
         """
         own: Tensors = {}
         tree = {**changing, **encode(extra, OWN[:-1], own)}
-        trees, shared = self._trees({n: _entries(m) for n, m in self._modules.items()}, self.homes(), groups)
+        trees, shared = self._trees({n: plain_entries(m) for n, m in self._modules.items()}, self.homes(), groups)
         metadata = {"own": json.dumps(tree)}
         if rank == 0:
             metadata["shared"] = json.dumps(trees)
@@ -246,7 +246,7 @@ class TrainingState:
         """Return how this rank holds the tensors of modules and others that ranks hold together, by their names."""
         live: Tensors = {}
         for name, module in self._modules.items():
-            encode(_entries(module), name, live)
+            encode(plain_entries(module), name, live)
         own: Tensors = {}
         _split(encode({"others": self._states_of_others()}, OWN[:-1], own), own, live)
         return {name: layout_of(tensor) for name, tensor in live.items() if is_sharded(tensor)}
@@ -381,7 +381,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _entries(module: torch.nn.Module) -> dict[str, Any]:
+def plain_entries(module: torch.nn.Module) -> dict[str, Any]:
     """Return the module's state by plain names. Asked for so, FSDP2 has its parameters in parts, whatever was last."""
     return {plain(key): value for key, value in module.state_dict(keep_vars=True).items()}
 
