@@ -362,6 +362,16 @@ def zipped(text="weights"):
     [
         (Rule(), {"model_0004999.pth": zipped(), "last_checkpoint": b"model_0004999.pth"}, None),
         (Rule(), {"epoch_3.pth": zipped(), "last_checkpoint": b"%(out)s/epoch_3.pth"}, b"%(new)s/epoch_3.pth"),
+        (Rule(), {"best.pt": zipped("9"), "last.pt": zipped()}, None),
+        (Rule(), {"checkpoint.pth.tar": zipped(), "model_best.pth.tar": zipped("9")}, None),
+        (
+            Rule(),
+            {
+                "iter_0000100/mp_rank_00/model_optim_rng.pt": zipped(),
+                "latest_checkpointed_iteration.txt": b"100",
+            },
+            None,
+        ),
         (
             Rule(layout=Layout.DCP),
             {
@@ -381,6 +391,16 @@ def test_the_file_that_names_the_checkpoint_comes_back_with_it_and_names_it(tmp_
     if names is not None:
         files["last_checkpoint"] = names.replace(b"%(new)s", str(new).encode())
     assert (found, said) == (files, [])
+
+
+def test_a_file_that_names_only_what_is_torn_is_not_kept_without_it(tmp_path, location):
+    rule, files = (
+        Rule(layout=Layout.FILE),
+        {"a_1.pt": zipped()[:20], "a_2.pt": zipped(), "best": b"a_1.pt", "last": b"a_2.pt"},
+    )
+    taken(tmp_path / "node/out", files, rule, location=location)
+    found, _ = put_back(location, tmp_path / "other", rule)
+    assert sorted(found) == ["a_2.pt", "last"]
 
 
 def test_the_newest_by_its_time_is_the_newest_again(tmp_path, location):

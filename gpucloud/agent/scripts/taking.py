@@ -21,6 +21,7 @@ from gpucloud.domain.checkpoint.directory import (
     FileSet,
     Listing,
     Signature,
+    above,
     beside,
     folder_of,
     inside,
@@ -145,8 +146,11 @@ class Taking:
             (self._copies / pointer.path).parent.mkdir(parents=True, exist_ok=True)
             (self._copies / pointer.path).write_bytes(pointer.text.encode())
             put_time(self._copies / pointer.path, pointer.mtime_ns)
-        whole = [path for path in one.also if is_whole(self._copies / path) is not False]
-        return (*whole, *(pointer.path for pointer in one.pointers))
+        torn = {path for path in one.also if is_whole(self._copies / path) is False}
+        # What names nothing that is kept would lead a script to nothing.
+        lost = {top for path in torn for top in (*above(path), path)}
+        pointers = (pointer.path for pointer in one.pointers if not lost.issuperset(pointer.names))
+        return (*(path for path in one.also if path not in torn), *pointers)
 
     def _lacking(self, one: FileSet, there: Iterable[str]) -> tuple[str, ...]:
         """Return the files that a torch.distributed.checkpoint among the copies names and that are not `there`."""
