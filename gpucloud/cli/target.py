@@ -120,7 +120,8 @@ def what_a_start_finds(cloud: Gpucloud, read: Target, *, offline: bool) -> str |
 
 
 def _nothing_named(cloud: Gpucloud) -> UsageError:
-    names = list(all_called(cloud).values())
+    every = cloud.home.known()
+    names = [_called_among(known, every) for known in every]
     if not names:
         return UsageError(f"there is no file {DEFAULT_FILE}", hint="gpucloud init writes one")
     some = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
@@ -132,12 +133,6 @@ def _nothing_named(cloud: Gpucloud) -> UsageError:
 def called(cloud: Gpucloud, known: KnownJob) -> str:
     """Return what means that very run on a command line: a first run's own name may mean a newer one."""
     return _called_among(known, cloud.home.known())
-
-
-def all_called(cloud: Gpucloud) -> dict[str, str]:
-    """Return what means each known run on a command line, by its own name."""
-    every = cloud.home.known()
-    return {known.name: _called_among(known, every) for known in every}
 
 
 def _called_among(known: KnownJob, every: Sequence[KnownJob]) -> str:
@@ -166,23 +161,26 @@ def other_runs(cloud: Gpucloud, known: KnownJob) -> tuple[str, ...]:
     return ()
 
 
-def report_of(cloud: Gpucloud, known: KnownJob, *, visits: bool = False) -> JobReport:
-    """Return how the job stands, the same for every command that asks at the same moment.
+def report_of(
+    cloud: Gpucloud, known: KnownJob, *, visits: bool = False, among: Sequence[KnownJob] | None = None
+) -> JobReport:
+    """Return how the job stands, the same for every command that asks at the same moment, under what means it here.
 
     The nodes of one that nobody supervises are asked, and its store for what they saved last: its books are of an
     earlier time. With `visits` the nodes of any job are asked, for how they are used, its pace and its forecast.
+    `among`: the known jobs, where they were read already.
     """
     asker = asker_of(cloud, known)
-    report = asker.report()
+    report = replace(asker.report(), job=_called_among(known, among if among is not None else cloud.home.known()))
     if visits or report.supervisor is None:
         report = visited_report(cloud, known, report)
     return with_forecast(asker.with_stored_checkpoint(report))
 
 
-def report_or_line(cloud: Gpucloud, known: KnownJob) -> JobReport | None:
-    """Return how the job stands; None, with a line that says why, when its store does not give it."""
+def report_or_line(cloud: Gpucloud, known: KnownJob, among: Sequence[KnownJob]) -> JobReport | None:
+    """Return how one of the known jobs stands; None, with a line that says why, when its store does not give it."""
     try:
-        return report_of(cloud, known)
+        return report_of(cloud, known, among=among)
     except Exception as fault:  # noqa: BLE001  what one job's machines wrote must keep nobody from the others' reports
         tell(f"{known.name}: {known_error(fault)}")
         return None

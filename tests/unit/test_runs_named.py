@@ -13,8 +13,9 @@ import pytest
 
 from gpucloud.adapters.home import Home
 from gpucloud.cli.commands.training import plan
-from gpucloud.cli.render.reports import jobs_text, newest_first
-from gpucloud.cli.target import all_called, known_job, of_another_file, other_runs, read_target, require_one_run
+from gpucloud.cli.render.bills import money_json
+from gpucloud.cli.render.reports import jobs_text, newest_first, report_json, report_text
+from gpucloud.cli.target import called, known_job, of_another_file, other_runs, read_target, report_of, require_one_run
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.spec import KnownJob
 from gpucloud.domain.money.ledger import Spend
@@ -152,14 +153,23 @@ def test_a_plan_knows_whose_name_it_is(two_files: tuple[Gpucloud, Path, Path]) -
     assert of_another_file(cloud, read_target(cloud, str(other))) is None
 
 
-def test_the_names_of_all_runs_are_found_by_one_look_at_the_known_ones(cloud: Any) -> None:
-    looks: list[int] = []
-    known = cloud.home.known()
-    cloud.home = SimpleNamespace(known=lambda: looks.append(1) or known)
-    assert all_called(cloud) == {
+def test_a_first_run_with_later_ones_is_called_so_and_others_by_their_names(cloud: Any) -> None:
+    assert {one.name: called(cloud, one) for one in cloud.home.known()} == {
         "boom": "boom@1", "boom-10": "boom-10", "boom-2": "boom-2", "other": "other@1", "other-2": "other-2",
     }  # fmt: skip
-    assert len(looks) == 1
+
+
+@pytest.mark.parametrize(("name", "job"), [("boom", "boom@1"), ("boom-2", "boom-2")])
+def test_people_and_programs_are_told_what_means_the_very_run(
+    cloud: Any, monkeypatch: pytest.MonkeyPatch, name: str, job: str
+) -> None:
+    asked = SimpleNamespace(report=lambda: listed(name, 0, JobStatus.FAILED), with_stored_checkpoint=lambda told: told)
+    monkeypatch.setattr("gpucloud.cli.target.asker_of", lambda *_: asked)
+    told = report_of(cloud, cloud.home.find(name))
+    assert report_text(told).startswith(f"{job}: failed")
+    assert jobs_text([told]).splitlines()[1].startswith(f"{job}  failed")
+    assert (report_json(told)["job"], money_json(told)["job"]) == (job, job)
+    assert (report_json(told)["name"], money_json(told)["name"]) == (name, name)
 
 
 @pytest.mark.parametrize("name", ["boom@1", "boom-2", "other", None, "./gpucloud.yaml"])

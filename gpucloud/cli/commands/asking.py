@@ -16,7 +16,7 @@ from gpucloud.cli.render.bills import charge_json, cost_json, cost_text, rows_js
 from gpucloud.cli.render.reports import jobs_text, newest_first, report_json, report_text
 from gpucloud.cli.render.use import history_json, history_rows
 from gpucloud.cli.render.words import say, say_json, say_words, table, tell, usd
-from gpucloud.cli.target import all_called, called, known_job, report_of, report_or_line
+from gpucloud.cli.target import called, known_job, report_of, report_or_line
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.quantities import counted
 from gpucloud.domain.money.costs import LAG, Beside, Billed, Grouping, Item, Row, after, beside, grouped, grouping
@@ -50,16 +50,21 @@ def status(target: str | None, *, history: bool, every: bool, as_json: bool) -> 
 
 
 def _status_of_all(cloud: Gpucloud, *, every: bool, as_json: bool) -> int:
-    told = (report_or_line(cloud, known) for known in cloud.home.known())
-    found = [report for report in told if report is not None]
+    found = _all_reports(cloud)
     reports = newest_first([report for report in found if every or not report.rehearses])
     if as_json:
         say_json({"jobs": [report_json(report) for report in reports]})
     else:
-        say(jobs_text(reports, all_called(cloud)))
+        say(jobs_text(reports))
     if hidden := len(found) - len(reports):
         tell(f"not shown: {counted(hidden, 'rehearsal')} of --verify-resume: gpucloud status --all")
     return 0
+
+
+def _all_reports(cloud: Gpucloud) -> list[JobReport]:
+    every = cloud.home.known()
+    told = (report_or_line(cloud, known, every) for known in every)
+    return [report for report in told if report is not None]
 
 
 def _history(cloud: Gpucloud, known: KnownJob, *, as_json: bool) -> int:
@@ -118,9 +123,7 @@ def _cost(targets: Sequence[str], asked: Asked, *, as_json: bool) -> int:
     reports = _reports(cloud, targets, asked)
     many = asked.every or len(reports) > 1
     by = grouping(asked.by or ("job" if many else "attempt"), many_jobs=many)
-    # Programs are told a run's own name; people what means that run on a command line, as `status` lists it.
-    names = {} if as_json or asked.to is not None or not many else all_called(cloud)
-    items = [Item(job=names.get(r.job, r.job), tags=r.tags, charge=charge) for r in reports for charge in r.charges]
+    items = [Item(job=r.job, tags=r.tags, charge=charge) for r in reports for charge in r.charges]
     counted = items if since is None else list(after(items, since))
     if asked.to is not None:
         _write_csv(asked.to, _charge_lines(counted) if asked.by is None else _row_lines(by, grouped(counted, by)))
@@ -139,7 +142,7 @@ def _reports(cloud: Gpucloud, targets: Sequence[str], asked: Asked) -> list[JobR
     if asked.every:
         if targets:
             raise UsageError("--all is every known job", hint="name some, or leave the names out")
-        return [report for known in cloud.home.known() if (report := report_or_line(cloud, known))]
+        return _all_reports(cloud)
     known = [known_job(cloud, target) for target in targets] if targets else [known_job(cloud, None)]
     jobs = tuple({one.name: one for one in known}.values())
     return [report_of(cloud, one, visits=len(jobs) == 1) for one in jobs]

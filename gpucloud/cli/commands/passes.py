@@ -15,7 +15,7 @@ from gpucloud.cli.faults import known_error
 from gpucloud.cli.render.bills import left_amount, left_rows, money_json, money_line, plain_amount, unproven_rows
 from gpucloud.cli.render.use import condition_and_reason, condition_word
 from gpucloud.cli.render.words import say, say_json, say_words, table, tell, usd
-from gpucloud.cli.target import known_job, report_of
+from gpucloud.cli.target import called, known_job, report_of
 from gpucloud.domain import codec
 from gpucloud.domain.errors import LeaseHeld, UsageError
 from gpucloud.domain.job.quantities import format_usd, parse_usd
@@ -84,7 +84,11 @@ def _pass(cloud: Gpucloud, found: FoundJob) -> Passed | None:
         error = known_error(fault)
         tell(f"{known.name}: {error}")
         return Passed(
-            job=known.name, error=error.code, exit_code=error.exit_code, message=error.message, hint=error.hint
+            job=called(cloud, known),
+            error=error.code,
+            exit_code=error.exit_code,
+            message=error.message,
+            hint=error.hint,
         )
 
 
@@ -99,7 +103,7 @@ def _made(cloud: Gpucloud, found: FoundJob) -> Passed | None:
             reconciler_of(cloud, known, tell).end_unless_trusted(partial(found.to_end, cloud))
         _settle(cloud, known)
     except LeaseHeld as held:  # somebody sees to it: for a schedule over all jobs that is as it should be
-        return Passed(job=known.name, report=report_of(cloud, known), error=held.code, message=held.message)
+        return Passed(job=called(cloud, known), report=report_of(cloud, known), error=held.code, message=held.message)
     return _standing(report_of(cloud, known))
 
 

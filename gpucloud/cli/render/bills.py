@@ -179,6 +179,7 @@ def money_json(report: JobReport) -> dict[str, Any]:
     """Return what `cost` and `budget` say of a job as every command does: its name, how it stands, its money."""
     return {
         "job": report.job,
+        "name": report.name,
         "status": report.status.value,
         "condition": report.condition.value,
         "spend": spend_json(report.spend),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -212,6 +212,7 @@ def report_json(report: JobReport) -> dict[str, Any]:
     """
     return {
         "job": report.job,
+        "name": report.name,
         "status": report.status.value,
         "condition": report.condition.value,
         "exit_reason": report.exit_reason.value if report.exit_reason else None,
@@ -246,14 +247,14 @@ def newest_first(reports: Sequence[JobReport]) -> list[JobReport]:
     return sorted(reports, key=lambda r: (r.started_at is not None, r.started_at), reverse=True)
 
 
-def jobs_text(reports: Sequence[JobReport], names: Mapping[str, str] | None = None) -> str:
-    """Return one line a job, times in UTC; `names` are what means a run on a command line, by its own name."""
+def jobs_text(reports: Sequence[JobReport]) -> str:
+    """Return one line a job, times in UTC."""
     if not reports:
         return "no jobs yet"
     rows = [("job", "status", "started (UTC)", "ended", "step", "machines", "spent")]
     rows += [
         (
-            (names or {}).get(r.job, r.job),
+            r.job,
             condition_and_reason(r),
             f"{r.started_at:%m-%d %H:%M}" if r.started_at else "-",
             f"{r.ended_at:%m-%d %H:%M}" if r.ended_at else "-",

@@ -62,9 +62,12 @@ class JobReport:
     Only `status` of one job and `watch` ask nodes. `backoff` says how a job stands with interruptions that come thick,
     `capacity_decision` what one with a deadline runs on. `signed_by` is whose trusted key signed the order in force: a
     name of `gpucloud keys`, `own` for the reader's, None for nobody's. `missing_outputs` are those of the last attempt.
+    `job` is what means that run on a command line, `name` what its store calls it: a first run's own name means a newer
+    one there.
     """
 
     job: str
+    name: str
     status: JobStatus
     exit_reason: ExitReason | None
     exit_code: int | None
@@ -226,6 +229,7 @@ def report(
     """Return the report on a job's state."""
     return JobReport(
         job=state.job,
+        name=state.job,
         status=status_of(state),
         exit_reason=state.exit_reason,
         exit_code=state.exit_code,
