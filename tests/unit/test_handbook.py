@@ -239,10 +239,14 @@ def names_set(run, **changes):
 def test_every_way_in_which_a_run_ends_is_named_with_its_exit_code():
     said = COMMANDS.partition("### How a run or an attempt ended")[2]
     where = "in docs/commands.md, How a run or an attempt ended"
-    assert set(re.findall(r"`([a-z_]+)`", said)) - {"setup"} == {reason.value for reason in ExitReason}, where
+    assert set(re.findall(r"`([a-z_]+)`", said)) - {"setup"} == {reason.value for reason in ExitReason}, (
+        f"left: every lower-case word in backticks {where}, to the page's end; right: ExitReason."
+        " Name each reason there, and put no other such word in backticks"
+    )
     told = {name: int(code) for name, code in re.findall(r"`([a-z_]+)`\s+\((\d+)", said)}
     assert told == {reason.value: reason.exit_code for reason in ExitReason if not reason.retried}, (
-        f"write `name` (code …) for each {where}"
+        f"left: what is said {where}; right: ExitReason."
+        " Write `name` (code) or `name` (code: …) for each that is not retried"
     )
     assert {reason.exit_code for reason in ExitReason if reason.retried} == {21}
 

@@ -180,18 +180,25 @@ def test_a_key_changes_what_it_says_in_the_job_and_nothing_else(
 
 def test_a_clouds_section_is_a_key_of_the_job_file_and_a_field_of_the_job() -> None:
     sections = [cloud.traits.section for cloud in Cloud if cloud.traits.section is not None]
-    assert sections == ["aws", "ssh"]
+    assert sections == ["aws", "ssh"], (
+        "for a new cloud's section, add it to this list; it is a key of JobKeys and a field of Job with the same name"
+    )
     assert set(sections) <= JobKeys.model_fields.keys() & {one.name for one in fields(Job)}
 
 
 def test_the_files_of_this_machine_that_a_job_names_are_known() -> None:
     found = [path for path, kind in kinds_below("", Job) if kind is Path]
-    assert found == ["source", "code", "ssh.key"], "in another's order it means a file here: OrderedJob._as_meant_here"
+    assert found == ["source", "code", "ssh.key"], (
+        "in another's order a new path means a file here: have OrderedJob._as_meant_here leave it out,"
+        " then add it to this list"
+    )
 
 
 def test_the_machines_that_a_job_names_are_all_given_by_its_clouds() -> None:
     found = [path for path, kind in kinds_below("", Job) if kind is OwnHost]
-    assert found == ["ssh.hosts"], "Job.hosts_on has to give them: order.unusable judges what is written there"
+    assert found == ["ssh.hosts"], (
+        "have Job.hosts_on give the new ones, for order.unusable judges what it gives; then add them to this list"
+    )
 
 
 def read(folder: Path, keys: object) -> Job:

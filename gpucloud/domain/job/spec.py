@@ -90,7 +90,10 @@ class CloudTraits:
     """What is special to a cloud, for all who would else ask for it by its name."""
 
     section: str | None
-    """Its section of the job file, a field of `Job`; None: it has none. Machines were rented by what it says."""
+    """The name of its section in the job file, and of the field of `Job` that holds it; None for a cloud without one.
+
+    Machines that are held for a mended script are used again only if that field is as it was when they were rented.
+    """
     owned: bool
     """The user has its machines already. They are in no market, nobody refills them, their agent's own timer ends what
     runs there, the user's keys open them, and `gc` finds no strays among them."""

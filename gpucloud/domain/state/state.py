@@ -79,8 +79,9 @@ class _Exit:
     """What it means that a job ends for a reason.
 
     Codes from 1 on are gpucloud's own (6 to 9 are free), from 10 on those of money, time, machines and stores (17 to 19
-    are free), from 20 on of the script (22 to 29 are free), from 30 on of what may be left behind. An error
-    (`domain/errors`) that means the same has the same code.
+    are free), from 20 on of the script (22 to 29 are free), from 30 on of what may be left behind. An end by a rule of
+    the job file that is none of these, as of idle GPUs, is of the second kind. An error (`domain/errors`) that means
+    the same has the same code.
     """
 
     code: int
