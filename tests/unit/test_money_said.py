@@ -352,6 +352,16 @@ def test_a_forecast_is_never_more_than_the_budget_pays_for_and_says_that_the_bud
     assert spend.for_job_of(None).forecast_usd is None
 
 
+def test_a_budget_ends_where_the_rest_is_too_little_to_train_on() -> None:
+    """Of 0.06 USD that are left 0.01 are kept aside, and 0.02 are the least time at the highest price."""
+    spend = Spend(
+        budget_usd=Decimal("0.1"), spent_usd=Decimal("0.04"), promised_usd=Decimal(0), usd_per_hour=Decimal("0.36"),
+        kept_usd=Decimal("0.01"), too_little_usd=Decimal("0.02"),
+    )  # fmt: skip
+    assert spend.lasts == timedelta(minutes=5)
+    assert (spend.for_job_of(HOUR).forecast_usd, spend.for_job_of(HOUR).is_short) == (Decimal("0.07"), True)
+
+
 def test_every_view_of_a_job_that_trains_says_that_its_budget_ends_first() -> None:
     spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal(1), usd_per_hour=Decimal(60))
     node = up("a", part(1, step=10, total_steps=400, step_seconds=1.0))

@@ -1,14 +1,13 @@
 """What nodes cost: a region's rates, charges from prices and from lives in whole seconds, and their sums.
 
 The rules are AWS's for Linux spot instances (EC2 user guide, "Billing for interrupted Spot Instances" and "Amazon EC2
-pricing"): per second, at the zone's own price at each moment ("How Spot Instances Work"; the FAQ of 2020 has the price
-at the beginning of each instance-hour instead: 0.004 % apart over 360 recorded lives), 60 seconds at the least, and
-nothing for an instance that EC2 itself interrupts in its first hour. Its disk and its public address are charged by the
-second and for 60 seconds at the least too, and even where the instance is not.
+pricing"): per second, at the zone's price at each moment ("How Spot Instances Work"; the FAQ of 2020 has that at the
+beginning of each instance-hour: 0.004 % apart over 360 recordings), 60 seconds at the least, and nothing for one that
+EC2 itself interrupts in its first hour. Disk and public address are charged so too, even where the instance is not.
 
 **What the budget counts** is what ends with the machines: they, their disks and their addresses
-(`ChargeKind.in_budget`). What is stored, the requests for it and its way out of the cloud go on or come after the last
-machine, so that no wall can end them: they are charges of the job, and no part of its budget.
+(`ChargeKind.in_budget`). What is stored, its requests and its way out of the cloud come after the last machine, and no
+auto-shutdown ends them: they are charges of the job, and no part of its budget.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ _MILLIONTH = Decimal("0.000001")
 class Rates:
     """One region's prices in USD. A GB on AWS's bill is 2^30 bytes, and a month is as long as the calendar says.
 
-    `puts` are requests that write or list, `gets` those that read; deleting is free. `drill_usd` is for one machine
-    that is interrupted on request.
+    `puts` are requests that write or list, `gets` those that read; deleting is free. `drill_usd`: for one interruption.
     """
 
     region: str
@@ -205,8 +203,8 @@ class Spend:
     `unproven_usd` is what machines may have cost beside what the books tell, while they drove the job: what was paid
     for then counts as used where the cloud lists no machine any more.
 
-    `promised` is what of that the machines that live now may still cost until `off_at`, when they end by themselves
-    unless somebody moves that on, at the highest price that they can have; `usd_per_hour` is what they cost now.
+    `promised` is what of that the machines may still cost until `off_at`, when they end by themselves unless somebody
+    moves that on, at the highest price that they can have; `usd_per_hour` is what they cost now.
     `forecast_usd` is what the whole job will have cost at today's price, None when unknown, and never more than the
     budget pays for; where nobody supervises it, `unattended_until` is when its machines end, which go on until then
     whatever its script does.
@@ -229,6 +227,7 @@ class Spend:
     """When it was reckoned."""
     kept_usd: Decimal = ZERO
     """What of the rest no training may use: it pays for the last save and the end of the machines that live."""
+    too_little_usd: Decimal = ZERO  # with less beside that no training goes on: its least time at the highest price
 
     @property
     def left_usd(self) -> Decimal:
@@ -237,9 +236,8 @@ class Spend:
 
     @property
     def lasts(self) -> timedelta | None:
-        """How long the budget pays for training at the rate of now, what is kept aside left out; None for no rate."""
-        usable = max(ZERO, self.left_usd - self.kept_usd)
-        return timedelta(hours=float(usable / self.usd_per_hour)) if self.usd_per_hour else None
+        """How long the budget pays for training at the rate of now; None for no rate."""
+        return timedelta(hours=float(self._usable_usd() / self.usd_per_hour)) if self.usd_per_hour else None
 
     @property
     def ends_at(self) -> datetime | None:
@@ -251,9 +249,11 @@ class Spend:
         """Return the money with what the job will have cost that has so long to its last step; None where unknown."""
         if left is None:
             return self
-        whole = self.spent_usd + usd_for(self.usd_per_hour, left)
-        most = self.spent_usd + max(ZERO, self.left_usd - self.kept_usd)
+        whole, most = self.spent_usd + usd_for(self.usd_per_hour, left), self.spent_usd + self._usable_usd()
         return replace(self, forecast_usd=min(whole, most), is_short=whole > most)
+
+    def _usable_usd(self) -> Decimal:
+        return max(ZERO, self.left_usd - self.kept_usd - self.too_little_usd)
 
     def until_off(self) -> Spend:
         """Return the money with what the job will have cost when its machines switch themselves off."""

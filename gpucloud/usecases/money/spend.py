@@ -96,10 +96,12 @@ class SpendTracker:
     ) -> Spend:
         """Return the money now, under that budget."""
         kept = reserve_usd(len(state.alive), state.dearest_usd_per_hour, wall)
+        least = usd_for(state.dearest_usd_per_hour * len(state.alive), wall.least)
         return Spend(
             budget_usd=budget_usd,
             spent_usd=self.spent_usd(state, now),
             kept_usd=ZERO if state.status.ended else kept,
+            too_little_usd=ZERO if state.status.ended else least,
             promised_usd=self._promised(state, state.alive, now),
             unproven_usd=unproven_usd,
             usd_per_hour=self._rate(state.alive, now),
