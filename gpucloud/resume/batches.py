@@ -302,8 +302,8 @@ class Wrapped(Batches):
             )
         used = state["used"] * state["world"] // self._world  # each rank's share of what all were trained on
         self._is_of_others = state["world"] != self._world
-        same = ("loader", "sampler", "seed", "shuffle")
-        self.firm = same if self._is_of_others else (*same, "samples", "batch_size")  # each rank's own share
+        # A script has another sampler, or other shares, on another number of ranks: no rule can be held against it.
+        self.firm = () if self._is_of_others else ("loader", "sampler", "seed", "shuffle", "samples", "batch_size")
         self._continue_from(Position(state["epoch"], used, over=state["over"]))
         self._first, self._trained_sum = state["first"], state["sum"]
         self._source.load(state["source"])

@@ -436,6 +436,16 @@ def test_a_loader_of_other_data_than_before_is_refused_and_says_what_is_other(jo
     assert said in str(refused.value)
 
 
+def test_another_sampler_on_another_number_of_ranks_is_no_other_data(job):
+    training = Training(DataLoader(Noisy(), BATCH, shuffle=True))
+    training.train(until=4)
+    sampler = DistributedSampler(Noisy(), num_replicas=2, rank=0, seed=11)
+    spread = Wrapped(source_of(DataLoader(Noisy(), 2, sampler=sampler), 0, 0), 2, lambda _why: None)
+    others = spread.load_state_dict(training.loader.state_dict())
+    assert others["sampler"] == "RandomSampler → DistributedSampler"
+    assert spread.firm == ()
+
+
 def test_batches_that_come_in_another_way_than_before_are_refused(job):
     Training(DataLoader(Noisy(), BATCH)).train(until=4)
     with pytest.raises(UsageError, match="are continued from an iterable that is read again, and came from a sampler"):
