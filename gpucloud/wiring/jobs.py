@@ -131,8 +131,8 @@ def visitor(gpucloud: Gpucloud, known: KnownJob) -> Shell:
 
 
 def visited_report(gpucloud: Gpucloud, known: KnownJob, report: JobReport) -> JobReport:
-    """Return the report with what its nodes say now of the open attempt; one that does not answer has no status."""
-    if not report.nodes or report.open_attempt is None:
+    """Return the report with what its nodes say now; one that does not answer has no status."""
+    if not report.nodes or (report.open_attempt is None and not report.hands_over):
         return report
     from gpucloud.usecases.supervise.look import visited
 

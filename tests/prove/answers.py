@@ -18,6 +18,7 @@ from tests.prove.asking import Held
 CONDITIONS = {
     "training": "training",
     "TRAINING, NOBODY SUPERVISES": "training_unsupervised",
+    "NO MACHINE ANSWERS, NOBODY SUPERVISES": "silent",
     "handing over to its machines": "handing_over",
     "trained, its results are not home yet": "trained",
     "waiting for machines": "waiting",
@@ -48,7 +49,9 @@ _ATTEMPTS = re.compile(r"^\d+ +\d+ +(?:\d+–(?P<last>\d+)|none) +(?P<ended>\S.*
 _CHECKPOINT = re.compile(r"^checkpoint at (?:step|save) (?P<step>\d+)", re.MULTILINE)
 _STEP = re.compile(r", (?:step|save) (?P<step>\d+)")
 _CELL = re.compile(r"\s{2,}(?:save )?(?P<step>\d+|-)(?: \([0-9:]+\))?\s{2,}\d+\s{2,}\S+ of ")
-_GOES_ON = re.compile(r" trains on \d+ machines? \((?:step|save) (?P<step>\d+)\)")
+_GOES_ON = re.compile(
+    r" trains on \d+ machines? \((?:step|save) (?P<step>\d+)\)| goes on: attempt \d+ at (?:step|save) (?P<unheard>\d+)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +141,7 @@ def read_cell(text: str) -> int | None:
 def read_going_on(text: str) -> int | None:
     """Return the step at which a start says that it finds the job; None where it says none."""
     found = _GOES_ON.search(text)
-    return int(found["step"]) if found else None
+    return int(found["step"] or found["unheard"]) if found else None
 
 
 def objects(text: str) -> Iterator[dict[str, Any]]:
@@ -208,10 +211,13 @@ def impossible(stands: Stands) -> Iterator[str]:
         yield f"it is supervised by {told['supervisor']}, and its lease is held: {stands.held.value}"
     if stands.is_open == (told["condition"] in ("held", "kept", "ending", "ended")):
         yield f"it is {told['status']}, and {told['condition']}"
-    if told["condition"] in ("training_unsupervised", "waiting_unsupervised", "handing_over") and told["supervisor"]:
+    nobodys = ("training_unsupervised", "silent", "waiting_unsupervised", "handing_over")
+    if told["condition"] in nobodys and told["supervisor"]:
         yield f"it is {told['condition']} with a supervisor"
     if told["condition"] in ("training", "waiting") and not told["supervisor"]:
         yield f"it is {told['condition']} without a supervisor"
+    if told["condition"] == "silent" and all(one["answers"] for one in told["use"]):
+        yield "it is silent, and all of its machines answer"
     saved = told["checkpoint"]["step"] if told["checkpoint"] is not None else 0
     if saved > (told["last_step"] or 0):
         yield f"step {saved} is saved, and {told['last_step']} the last one trained"

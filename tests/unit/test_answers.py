@@ -73,6 +73,7 @@ def stands(held=Held.DIED, **changes):
     [
         ("small: training, attempt 2", "training", "training"),
         ("small: TRAINING, NOBODY SUPERVISES (lost)", "TRAINING, NOBODY SUPERVISES", "training_unsupervised"),
+        ("small: NO MACHINE ANSWERS, NOBODY SUPERVISES", "NO MACHINE ANSWERS, NOBODY SUPERVISES", "silent"),
         ("small: trained, its results are not home yet", "trained, its results are not home yet", "trained"),
         ("small: failed (budget)", "failed", "ended"),
         ("small: failed, machines held (user_error)", "failed, machines held", "held"),
@@ -135,6 +136,7 @@ def test_steps_are_read_from_the_table_of_attempts():
     assert read_steps(STATUS) == {"trained": 31, "saved": 30}
     assert read_steps("no machines are alive") == {"trained": None, "saved": None}
     assert read_going_on("small goes on: attempt 3 trains on 2 machines (step 31)") == 31
+    assert read_going_on("small goes on: attempt 3 at step 31 (12:00:00 UTC); its machine has not answered") == 31
 
 
 @pytest.mark.parametrize(
@@ -220,6 +222,12 @@ def test_when_nothing_is_on_nothing_is_off_later():
         ({}, Held.ELSEWHERE, "it is supervised by None, and its lease is held: elsewhere"),
         ({"status": "failed"}, Held.DIED, "it is failed, and training_unsupervised"),
         ({"condition": "training"}, Held.DIED, "it is training without a supervisor"),
+        (
+            {"condition": "silent", "use": [{"answers": True}]},
+            Held.DIED,
+            "it is silent, and all of its machines answer",
+        ),
+        ({"condition": "silent", "use": [{"answers": False}]}, Held.DIED, None),
         ({"spend": {**SPEND, "forecast_usd": "1.2"}}, Held.DIED, "it is to cost 1.2, of "),
         ({"checkpoint": {"step": 40}}, Held.DIED, "step 40 is saved, and 31 the last one trained"),
     ],

@@ -223,6 +223,73 @@ def test_a_job_that_nobody_supervises_says_so_with_steps_of_now_and_what_to_do()
     assert report_json(told(*TRAINS))["condition"] == "training_unsupervised"
 
 
+UNHEARD = (up("a"), up("b"))
+"""Machines whose status nobody gets."""
+
+
+def unheard(*nodes, **changes):
+    known = told(*nodes, **changes)
+    standing = tuple(replace(one, status=None) for one in known.standing)
+    spend = replace(SPEND, usd_per_hour=Decimal("1.17"), promised_usd=Decimal("0.55"))
+    return replace(known, standing=standing, spend=spend)
+
+
+def test_a_job_of_whose_machines_none_answers_is_not_called_training():
+    silent = unheard(*UNHEARD)
+    assert report_text(silent).split("\n\n")[:2] == [
+        "live: NO MACHINE ANSWERS, NOBODY SUPERVISES, step 385 of 768 as of 11:59:44 UTC",
+        "its supervisor, process 20984 on vm, was last seen at 11:59:44 UTC, 16 s ago\n"
+        "nobody can tell whether its attempt goes on; its 2 machines cost 1.17 USD an hour,"
+        " until 12:30:00 UTC at the latest, 0.55 USD more at the most\n"
+        "look after it: gpucloud train live · end it: gpucloud down live",
+    ]
+    assert report_json(silent)["condition"] == "silent"
+    assert "live  NO MACHINE ANSWERS, NOBODY SUPERVISES  " in jobs_text([silent])
+    assert headline(silent).startswith("live: NO MACHINE ANSWERS, NOBODY SUPERVISES, attempt 1, step 385 of 768 as of ")
+
+
+def test_whether_a_job_trains_its_machines_have_to_say_where_nobody_supervises_it():
+    silent = unheard(*UNHEARD)
+    assert replace(silent, supervisor="process 1 on vm").condition is Condition.TRAINING
+    assert replace(silent, nodes=()).condition is Condition.LEFT
+    members = tuple(replace(one, outcome=Outcome.DONE) for one in silent.attempts[0].members)
+    assert replace(silent, attempts=(replace(silent.attempts[0], members=members),)).condition is Condition.TRAINED
+
+
+def test_a_job_of_whose_machines_some_answer_trains_and_says_which_do_not():
+    some = told(TRAINS[0], up("b"))
+    some = replace(some, standing=(some.standing[0], replace(some.standing[1], status=None)))
+    assert report_text(some).split("\n\n")[:2] == [
+        "live: TRAINING, NOBODY SUPERVISES, step 605 of 768, 10 steps/s, 16.3 s to go",
+        "its supervisor, process 20984 on vm, was last seen at 11:59:44 UTC, 16 s ago\n"
+        "nobody replaces a machine that is interrupted now; all switch themselves off at 12:30:00 UTC\n"
+        "b does not answer\n"
+        "go on: gpucloud train live · end it: gpucloud down live",
+    ]
+
+
+def test_no_machine_takes_a_job_over_that_does_not_answer():
+    silent = unheard(*UNHEARD, drives_itself=True)
+    assert replace(silent, hands_over=True).condition is Condition.SILENT
+    assert "takes over within a minute" not in report_text(replace(silent, hands_over=True))
+    idle = replace(silent, hands_over=True, attempts=())
+    assert idle.condition is Condition.LEFT
+    assert "a, b do not answer" in report_text(idle)
+    some = replace(silent, hands_over=True, standing=(replace(silent.standing[0], status=TRAINS[0].status),))
+    assert some.condition is Condition.HANDING_OVER
+
+
+def test_who_goes_on_with_machines_that_do_not_answer_does_not_say_that_they_train():
+    assert going_on_line(unheard(*UNHEARD)) == (
+        "live goes on: attempt 1 at step 385 (11:59:44 UTC); its 2 machines have not answered since"
+    )
+    assert going_on_line(unheard(up("a"))) == (
+        "live goes on: attempt 1 at step 385 (11:59:44 UTC); its machine has not answered since"
+    )
+    saved = replace(unheard(up("a")), checkpoint=CheckpointRef(step=385, sha256="0" * 64))
+    assert going_on_line(saved) == "live goes on: attempt 1 at step 385; its machine does not answer"
+
+
 def test_figures_that_no_node_was_asked_for_say_how_old_they_are():
     first = report_text(told(*TRAINS, supervisor="process 1 on vm", visited=False)).splitlines()[0]
     assert first == "live: training, step 385 of 768 as of 11:59:44 UTC, supervised by process 1 on vm"

@@ -58,15 +58,35 @@ def report_text(report: JobReport) -> str:
 
 def going_on_line(report: JobReport) -> str | None:
     """Return what a process finds that goes on with a job; None where nothing trains, or somebody sees to it."""
-    if report.condition not in (Condition.UNSUPERVISED, Condition.HANDING_OVER) or not report.attempts:
+    told = (Condition.UNSUPERVISED, Condition.SILENT, Condition.HANDING_OVER)
+    if report.condition not in told or not report.attempts:
         return None
     attempt = report.attempts[-1]
+    if report.condition is Condition.SILENT:
+        return f"{report.job} goes on: attempt {attempt.number}{_unheard_since(report)}"
     step = f" ({_counts(report).named(attempt.last_step)})" if attempt.last_step is not None else ""
     on = f"attempt {attempt.number} trains on {counted(len(report.nodes), 'machine')}{step}"
+    on += f"; {', '.join(report.unanswered)} {_does_not(report)} answer" if report.unanswered else ""
     if report.last_supervisor is None or report.written_at is None:
         return f"{report.job} goes on: {on}"
     seen = format_moment(report.written_at, report.looked_at)
     return f"{report.job} goes on: {on}; its supervisor, {report.last_supervisor}, was last seen at {seen}"
+
+
+def _unheard_since(report: JobReport) -> str:
+    """Return the step that was told last, and that its machines have not answered since."""
+    machines = "its machine" if len(report.unanswered) == 1 else f"its {len(report.unanswered)} machines"
+    reached = report.reached
+    if reached is None or reached.at is None:
+        step = f" at {reached.counts.named(reached.step)}" if reached is not None else ""
+        return f"{step}; {machines} {_does_not(report)} answer"
+    have = "has" if len(report.unanswered) == 1 else "have"
+    at = format_moment(reached.at, report.looked_at)
+    return f" at {reached.counts.named(reached.step)} ({at}); {machines} {have} not answered since"
+
+
+def _does_not(report: JobReport) -> str:
+    return "does not" if len(report.unanswered) == 1 else "do not"
 
 
 def reopened_line(state: JobState) -> str:
@@ -101,6 +121,8 @@ def _lacking(report: JobReport) -> list[str]:
     match report.condition:
         case Condition.HANDING_OVER:
             told.append("its own machines go on with it: one of them takes over within a minute")
+        case Condition.SILENT:
+            told.append(f"nobody can tell whether its attempt goes on{_costs_meanwhile(report)}")
         case Condition.UNSUPERVISED:
             told.append(f"nobody replaces a machine that is interrupted now; all switch themselves off{until}")
         case Condition.TRAINED if report.supervisor is None:
@@ -112,9 +134,34 @@ def _lacking(report: JobReport) -> list[str]:
             pass
         case Condition.HELD | Condition.KEPT | Condition.ENDING | Condition.ENDED:
             pass
+    told += _ways_on(report) if report.supervisor is None else []
+    return ["\n".join(map(in_one_line, told))] if told else []
+
+
+def _ways_on(report: JobReport) -> list[str]:
+    """Return which machines do not answer, and the two commands for a job that nobody sees to."""
+    if report.condition is Condition.SILENT:
+        return [f"look after it: gpucloud train {report.job} · end it: gpucloud down {report.job}"]
+    told = [f"{', '.join(report.unanswered)} {_does_not(report)} answer"] if report.unanswered else []
     if report.condition in (Condition.UNSUPERVISED, Condition.LEFT):
         told.append(f"go on: gpucloud train {report.job} · end it: gpucloud down {report.job}")
-    return ["\n".join(map(in_one_line, told))] if told else []
+    return told
+
+
+def _costs_meanwhile(report: JobReport) -> str:
+    """Return what machines of which none answers cost until they are off by themselves."""
+    spend, one = report.spend, len(report.nodes) == 1
+    costs = []
+    if spend.usd_per_hour:
+        costs.append(f"{format_usd(spend.usd_per_hour)} an hour")
+    if report.paid_until is not None:
+        costs.append(f"until {format_moment(report.paid_until, report.looked_at)} at the latest")
+    if spend.promised_usd:
+        costs.append(f"{format_usd(spend.promised_usd)} more at the most")
+    if not costs:
+        return ""
+    verb = ("costs" if one else "cost") if spend.usd_per_hour else ("is on" if one else "are on")
+    return f"; its {'machine' if one else f'{len(report.nodes)} machines'} {verb} {', '.join(costs)}"
 
 
 def _until_lost(report: JobReport) -> list[str]:

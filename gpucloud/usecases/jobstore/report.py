@@ -144,8 +144,20 @@ class JobReport:
             machines=len(self.nodes) if self.status.ended or attempt is None else self._machines_of(attempt),
             left=Left(torn_down=self.torn_down, held=self.held_until is not None, kept=self.kept_until is not None),
         )
-        nobody = found in (Condition.UNSUPERVISED, Condition.LEFT)
-        return Condition.HANDING_OVER if nobody and self.hands_over else found
+        if found is Condition.UNSUPERVISED and attempt is not None and self._is_silent(attempt):
+            found = Condition.SILENT
+        nobody = found in (Condition.UNSUPERVISED, Condition.SILENT, Condition.LEFT)
+        return Condition.HANDING_OVER if nobody and self.can_be_handed_over else found
+
+    @property
+    def can_be_handed_over(self) -> bool:
+        """Whether one of its machines is about to take it: of those that were asked, one has to answer for that."""
+        return self.hands_over and not (self.standing and len(self.unanswered) == len(self.standing))
+
+    @property
+    def unanswered(self) -> tuple[str, ...]:
+        """The machines that were asked and do not answer."""
+        return tuple(one.node_id for one in self.standing if one.status is None)
 
     @property
     def told_at(self) -> datetime | None:
@@ -202,6 +214,12 @@ class JobReport:
         """Return how many of the attempt's machines live: one that came in place of another runs nothing of it."""
         members = {member.node_id for member in attempt.members}
         return sum(node.id in members for node in self.nodes)
+
+    def _is_silent(self, attempt: Attempt) -> bool:
+        """Whether machines that run the attempt were asked, and none answers."""
+        members = {member.node_id for member in attempt.members}
+        asked = [one.status for one in self.standing if one.node_id in members]
+        return bool(asked) and all(status is None for status in asked)
 
     def _parts(self) -> dict[str, AttemptStatus]:
         """Return what asked nodes tell of the open attempt, by their ids; what they tell of an earlier one is over."""
@@ -270,7 +288,7 @@ def with_forecast(report: JobReport) -> JobReport:
     """
     if not report.nodes or report.status.ended:
         return report
-    alone = report.supervisor is None and not report.hands_over and report.spend.off_at is not None
+    alone = report.supervisor is None and not report.can_be_handed_over and report.spend.off_at is not None
     spend = report.spend.until_off() if alone else report.spend.for_job_of(time_to_go(report.progress))
     return replace(report, spend=spend)
 
@@ -327,6 +345,7 @@ class Condition(str, Enum):
 
     TRAINING = "training"
     UNSUPERVISED = "training_unsupervised"
+    SILENT = "silent"  # nobody supervises, and none of the machines that run its attempt answers
     HANDING_OVER = "handing_over"  # one of its machines is about to supervise it, whether it trains or not
     TRAINED = "trained"  # its results are not home yet
     WAITING = "waiting"  # for machines, or until they are ready
@@ -355,7 +374,7 @@ def condition_of(
     machines: int,
     left: Left = Left(),
 ) -> Condition:
-    """Return how a job stands.
+    """Return how a job stands, its machines taken at their last word.
 
     An attempt whose machines are all gone trains nowhere, whatever the books say; `trained`: all its ranks are done.
     """
@@ -379,6 +398,7 @@ def _of_ended(machines: int, left: Left) -> Condition:
 WORDS = {
     Condition.TRAINING: "training",
     Condition.UNSUPERVISED: "TRAINING, NOBODY SUPERVISES",
+    Condition.SILENT: "NO MACHINE ANSWERS, NOBODY SUPERVISES",
     Condition.HANDING_OVER: "handing over to its machines",
     Condition.TRAINED: "trained, its results are not home yet",
     Condition.WAITING: "waiting for machines",

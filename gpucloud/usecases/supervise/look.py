@@ -397,13 +397,14 @@ _TWO_BEATS_S = 1.2  # an agent writes every half second, whether something is ne
 
 
 def visited(report: JobReport, shell: Shell, sleep: Callable[[float], object] | None = None) -> JobReport:
-    """Return the report with what its nodes say now, if an attempt is open; one that does not answer has no status.
+    """Return the report with what its nodes say now; one that does not answer has no status.
 
-    With `sleep`, nodes that nobody supervises are asked twice: what stands still is of an earlier time, as on a node
-    whose disk is full, and counts as no answer.
+    They are asked of an open attempt, and where one of them is to take the job over. With `sleep`, nodes that nobody
+    supervises are asked twice: what stands still is of an earlier time, as on a node whose disk is full, and counts as
+    no answer.
     """
     nodes = [node for node in report.nodes if node.state is NodeState.RUNNING and node.host_key is not None]
-    if not nodes or not report.attempts or report.attempts[-1].reason is not None:
+    if not nodes or (report.open_attempt is None and not report.hands_over):
         return report
     with ThreadPoolExecutor(max_workers=min(_AT_ONCE, len(nodes))) as pool:
         standing = tuple(pool.map(lambda node: _visit(node, shell), nodes))
