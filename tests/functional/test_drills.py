@@ -45,7 +45,7 @@ def test_a_node_is_frozen_noticed_and_taken_by_its_name(line):
     noticed = line.run("local", "interrupt", node.id, "--json")
     assert noticed.json == {"version": 1, "job": "contract", "node": node.id, "done": "noticed"}
     assert record(line, node.id).noticed_at is not None
-    assert line.run("local", "kill", node.id).stdout == f"{node.id}: interrupted\n"
+    assert line.run("local", "kill", node.id).stdout == f"{node.id}: lost\n"
     poll(lambda: record(line, node.id).ended_at is not None)
     assert record(line, node.id).ending is EndCause.INTERRUPTED
 

@@ -354,6 +354,35 @@ def test_a_script_that_tells_no_steps_was_started_again_after_so_long():
     assert "b            lost  1           started after 6 s, tells no steps" in text, text
 
 
+@pytest.mark.parametrize(
+    ("later", "again"),
+    [
+        ({"started_at": NOW - timedelta(seconds=5)}, "running for 5 s, no step yet"),
+        (
+            {"started_at": NOW - timedelta(minutes=3)},
+            "running for 3 min, no step yet",
+        ),  # as its script told some before
+        ({"reason": ExitReason.LOST}, "started after 6 s, told no step"),
+    ],
+)
+def test_a_script_that_told_steps_before_tells_none_yet_while_its_next_attempt_is_open(later, again):
+    first = replace(opened("a", "b"), reason=ExitReason.LOST, first_step=1, last_step=9)
+    lost = Interruption(node_id="b", kind=InterruptionKind.LOST, attempt=1, noticed_at=NOW - timedelta(seconds=66))
+    attempts = (first, replace(opened("a", number=2), **later))
+    world = seen(up("a", part(2)), state=state(attempts=attempts, interruptions=(lost,)))
+    said = replace(report(world.state, SPEND, (), world.group, "process 1 on vm"), looked_at=NOW)
+    row = next(line for line in report_text(said).splitlines() if line.startswith("b "))
+    assert row.split("  ")[-1].strip() == again
+
+
+def test_the_panel_waits_for_the_step_of_a_script_that_told_some_before():
+    first = replace(opened("a"), reason=ExitReason.LOST, first_step=1, last_step=9)
+    known = state(attempts=(first, opened("a", number=2)))
+    assert snapshot(seen(up("a", part(2)), state=known), Wait(why="running"), SPEND).phase == (
+        "running for 1 min, no step yet"
+    )
+
+
 def test_the_panel_says_since_when_a_script_runs_that_has_told_no_step_and_that_it_is_to_end():
     young = replace(opened("a"), started_at=NOW - timedelta(seconds=24))
     asked = {"ending_reason": ExitReason.STOPPED, "ending_at": NOW, "ordered": Stop.SAVE}

@@ -327,7 +327,10 @@ def test_what_a_job_will_cost_that_nobody_supervises_is_what_its_machines_cost_u
     report = replace(told(up("a", part(1, step=10, total_steps=400)), supervisor=None), spend=spend)
     alone = with_forecast(report).spend
     assert (alone.forecast_usd, alone.unattended_until) == (Decimal("0.29"), NOW + HOUR)
-    assert "forecast  0.29 USD at 13:00 UTC, when its machines switch themselves off: nobody" in spend_text(alone)
+    assert (
+        "forecast  0.29 USD at 13:00 UTC, when its machines switch themselves off, unless somebody ends them sooner"
+        in spend_text(alone)
+    )
 
 
 def test_a_forecast_is_never_more_than_the_budget_pays_for_and_says_that_the_budget_ends_first() -> None:

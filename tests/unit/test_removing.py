@@ -168,8 +168,13 @@ def test_what_is_said_of_an_older_run_names_that_run_and_not_the_newest(outside:
     refused = give(outside, "rm", f"{JOB}@1", "--yes")
     assert f"hint: gpucloud rm {JOB}@1 --with-checkpoints deletes them too" in refused.stderr, refused.stderr
     assert f"gpucloud checkpoints {JOB}@1 --pull DIR" in refused.stderr
+    assert "is deleted" not in refused.stderr
     unsaid = give(outside, "rm", f"{JOB}@1", "--with-checkpoints")
     assert f"nothing is deleted: gpucloud rm {JOB}@1 --with-checkpoints --yes" in unsaid.stderr
+    assert "only" not in unsaid.stderr
+    gone = give(outside, "rm", f"{JOB}@1", "--with-checkpoints", "--yes")
+    assert f"of 2 runs, only {JOB}@1 is deleted; the others stay: {JOB}-2\n" in gone.stderr
+    assert gone.stdout.startswith(f"{JOB}@1 is deleted: ")
 
 
 def test_a_jobs_name_means_its_newest_run_when_its_first_is_deleted(outside: Outside) -> None:

@@ -76,13 +76,13 @@ def rm(target: str | None, *, with_checkpoints: bool, yes: bool, as_json: bool) 
     name = called(cloud, known)
     deleter = deleter_of(cloud, known, lambda: _require_over(cloud, known, name))
     deleter.require_over()
-    if others := other_runs(cloud, known):
-        tell(f"of {len(others) + 1} runs, only {known.name} is deleted; the others stay: {', '.join(others)}")
     stored = deleter.stored()
-    _require_allowed(known, name, stored, with_checkpoints=with_checkpoints)
-    tell(f"{known.name}: {stored} in {known.store}; `gpucloud cost` will no longer know it")
+    _require_allowed(name, stored, with_checkpoints=with_checkpoints)
+    tell(f"{name}: {stored} in {known.store}; `gpucloud cost` will no longer know it")
     if not yes and not is_meant(f"gpucloud rm {name}{' --with-checkpoints' if with_checkpoints else ''} --yes"):
         return 2
+    if others := other_runs(cloud, known):
+        tell(f"of {len(others) + 1} runs, only {name} is deleted; the others stay: {', '.join(others)}")
     deleter.delete(stored, name)
     cloud.home.forget(known)
     if deleter.jobs.exists():  # a new run of the name is there by now, and is known by the same entry
@@ -90,14 +90,14 @@ def rm(target: str | None, *, with_checkpoints: bool, yes: bool, as_json: bool) 
     if as_json:
         say_json({"job": known.name, "store": known.store, "objects": len(stored.keys), "bytes": stored.size})
     else:
-        say(f"{known.name} is deleted: {stored}")
+        say(f"{name} is deleted: {stored}")
     return 0
 
 
-def _require_allowed(known: KnownJob, name: str, stored: Stored, *, with_checkpoints: bool) -> None:
+def _require_allowed(name: str, stored: Stored, *, with_checkpoints: bool) -> None:
     if stored.checkpoints and not with_checkpoints:
         raise UsageError(
-            f"{known.name} has {stored.saved}",
+            f"{name} has {stored.saved}",
             hint=f"gpucloud rm {name} --with-checkpoints deletes them too;"
             f" gpucloud checkpoints {name} --pull DIR brings one here first",
         )
@@ -108,9 +108,9 @@ def _require_over(cloud: Gpucloud, known: KnownJob, name: str) -> None:
     if not state.status.ended or not state.torn_down:
         raise _not_over(report_of(cloud, known), name)
     if left := leftovers(cloud, known):
-        raise UsageError(f"of {known.name} is still listed: {', '.join(left)}", hint=f"gpucloud down {name}")
+        raise UsageError(f"of {name} is still listed: {', '.join(left)}", hint=f"gpucloud down {name}")
     if cloud.has_stored_outputs(known):
-        raise UsageError(f"results of {known.name} are in the store", hint=f"gpucloud down {name} brings them home")
+        raise UsageError(f"results of {name} are in the store", hint=f"gpucloud down {name} brings them home")
 
 
 def _not_over(report: JobReport, name: str) -> UsageError:

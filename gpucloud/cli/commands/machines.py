@@ -266,7 +266,7 @@ class Drill(Enum):
     """What is done to a node; the value is the word for it when it is done."""
 
     INTERRUPT = "noticed"
-    KILL = "interrupted"
+    KILL = "lost"
     FREEZE = "frozen"
     REBALANCE = "recommended to leave"
 

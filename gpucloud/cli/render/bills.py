@@ -124,7 +124,7 @@ def _forecast_of(spend: Spend) -> str:
     if spend.unattended_until is None:
         return "at the end, at today's price and pace"
     until = format_moment(_whole_minute(spend.unattended_until), spend.as_of, seconds=False)
-    return f"at {until}, when its machines switch themselves off: nobody supervises it, and ends them sooner"
+    return f"at {until}, when its machines switch themselves off, unless somebody ends them sooner"
 
 
 def _whole_minute(at: datetime) -> datetime:

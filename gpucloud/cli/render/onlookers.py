@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from gpucloud.cli.render.bills import money_line, to_go_words
 from gpucloud.cli.render.output import MOVING_EVERY_S, FirstRank, Paced
-from gpucloud.cli.render.use import brief, printed_words
+from gpucloud.cli.render.use import brief, printed_words, untold_words
 from gpucloud.cli.render.words import silence, tell
 from gpucloud.domain.checkpoint.manifest import Counts
-from gpucloud.domain.job.quantities import format_span
 from gpucloud.domain.money.ledger import Spend
 from gpucloud.domain.node.node import NodeState
 from gpucloud.domain.node.output import without_code_folder
@@ -193,9 +192,6 @@ def line_of(now: Snapshot) -> str:
 # One pass, ready to be shown.
 
 
-_LAUNCHES_FOR = timedelta(minutes=1)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLine:
     """One node: its id, where it is, its state in one word, and how its GPUs are used, empty without any."""
@@ -282,8 +278,7 @@ def _untold(seen: Seen) -> str:
     attempt = seen.state.attempt
     if attempt is None:
         return "launch"
-    age = seen.now - attempt.started_at
-    return f"running for {format_span(age)}, " + ("no step yet" if age < _LAUNCHES_FOR else "tells no steps")
+    return untold_words(attempt, seen.state.attempts, seen.now)
 
 
 def _node_line(node: NodeSeen, seen: Seen) -> NodeLine:

@@ -9,7 +9,9 @@ from typing import Any
 from gpucloud.cli.render.bills import charges_text, plain_amount, spend_json, spend_text
 from gpucloud.cli.render.use import (
     condition_and_reason,
+    may_tell,
     step_words,
+    untold_words,
     use_json,
     use_rows,
 )
@@ -199,7 +201,7 @@ def _tables(report: JobReport) -> list[str]:
         parts.append(table(rows))
     if report.interruptions:
         rows = [("interrupted", "how", "in attempt", "training again after")]
-        rows += [_interruption_row(one, report.attempts) for one in report.interruptions]
+        rows += [_interruption_row(one, report) for one in report.interruptions]
         parts.append(table(rows))
     if report.checkpoint:
         added = f"; after it, the script gets {report.additions}" if report.additions != Additions() else ""
@@ -396,17 +398,26 @@ def _worked_until(attempt: Attempt, report: JobReport) -> datetime:
     return max(min(ended, max(paid, default=ended)), attempt.started_at)
 
 
-def _interruption_row(interruption: Interruption, attempts: Sequence[Attempt]) -> tuple[str, ...]:
+def _interruption_row(interruption: Interruption, report: JobReport) -> tuple[str, ...]:
     """Return an interruption's cells; of a script that tells no steps, the start of the next attempt is known."""
-    number = interruption.attempt
+    number, attempts = interruption.attempt, report.attempts
     later = next((one for one in attempts if number is not None and one.number > number), None)
     again = "-"
     if interruption.resumed_at is not None:
         again = format_span(interruption.resumed_at - (interruption.stopped_at or interruption.noticed_at))
     elif later is not None and later.first_step is None:
-        again = f"started after {format_span(later.started_at - interruption.noticed_at)}, tells no steps"
+        again = _untold_again(interruption, later, report)
     attempt = str(interruption.attempt) if interruption.attempt is not None else "none"
     return interruption.node_id, interruption.kind.value, attempt, again
+
+
+def _untold_again(interruption: Interruption, later: Attempt, report: JobReport) -> str:
+    """Return how the attempt after an interruption stands that has told no step: while it is open, one may come."""
+    now, attempts = report.looked_at or datetime.now(timezone.utc), report.attempts
+    if later.reason is None and not report.died_unheard and may_tell(later, attempts, now):
+        return untold_words(later, attempts, now)
+    told = "told no step" if any(one.first_step is not None for one in attempts) else "tells no steps"
+    return f"started after {format_span(later.started_at - interruption.noticed_at)}, {told}"
 
 
 def _cooldown_row(cooldown: Cooldown, now: datetime | None) -> tuple[str, ...]:

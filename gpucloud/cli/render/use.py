@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 from gpucloud.cli.render.bills import money_line, to_go_words
@@ -10,12 +11,14 @@ from gpucloud.domain import codec
 from gpucloud.domain.job.quantities import format_moment, format_span, span_of
 from gpucloud.domain.node.hardware import GpuSample, HostSample
 from gpucloud.domain.node.use import GpuSpan, Span
+from gpucloud.domain.state.state import Attempt
 from gpucloud.domain.untrusted import in_one_line, set_off
 from gpucloud.usecases.jobstore.report import WORDS, Condition, JobReport, time_to_go
 from gpucloud.usecases.supervise.usage import NodeHistory
 
 Rows = list[tuple[str, ...]]
 
+_LAUNCHES_FOR = timedelta(minutes=1)
 _UNKNOWN = "-"
 
 
@@ -119,6 +122,17 @@ def step_words(report: JobReport) -> list[str]:
         return [str(reached)]
     pace = [f"{1 / progress.step_seconds:.3g} steps/s"] if progress.step_seconds else []
     return [str(reached), *pace, *to_go_words(time_to_go(progress), report.spend)]
+
+
+def untold_words(attempt: Attempt, attempts: Sequence[Attempt], now: datetime) -> str:
+    """Return how an open attempt stands that has told no step: it starts, or its script tells none in any attempt."""
+    known = "no step yet" if may_tell(attempt, attempts, now) else "tells no steps"
+    return f"running for {format_span(now - attempt.started_at)}, {known}"
+
+
+def may_tell(attempt: Attempt, attempts: Sequence[Attempt], now: datetime) -> bool:
+    """Whether a step may still come of an open attempt that has told none."""
+    return now - attempt.started_at < _LAUNCHES_FOR or any(one.first_step is not None for one in attempts)
 
 
 def printed_words(numbers: tuple[tuple[str, float], ...]) -> list[str]:
