@@ -22,9 +22,9 @@ CONDITIONS = {
     "handing over to its machines": "handing_over",
     "trained, its results are not home yet": "trained",
     "waiting for machines": "waiting",
-    "preparing its machines": "waiting",
     "waiting for more machines": "waiting",
-    "its machines are ready": "waiting",
+    "preparing its machines": "starting",
+    "starting": "starting",
     "waiting, nobody supervises": "waiting_unsupervised",
     "prepared, nothing trains on it": "waiting_unsupervised",
     "failed, machines held": "held",
@@ -214,7 +214,7 @@ def impossible(stands: Stands) -> Iterator[str]:
     nobodys = ("training_unsupervised", "silent", "waiting_unsupervised", "handing_over")
     if told["condition"] in nobodys and told["supervisor"]:
         yield f"it is {told['condition']} with a supervisor"
-    if told["condition"] in ("training", "waiting") and not told["supervisor"]:
+    if told["condition"] in ("training", "waiting", "starting") and not told["supervisor"]:
         yield f"it is {told['condition']} without a supervisor"
     if told["condition"] == "silent" and all(one["answers"] for one in told["use"]):
         yield "it is silent, and all of its machines answer"

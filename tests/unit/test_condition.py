@@ -439,7 +439,7 @@ def test_machines_that_are_ready_and_have_no_attempt_are_prepared():
     assert condition_word(ready) == "prepared, nothing trains on it"
     assert condition_word(replace(ready, prepared=False)) == "waiting, nobody supervises"
     waits = replace(ready, supervisor="process 1 on vm")
-    assert condition_word(replace(waits, least_nodes=2)) == "its machines are ready"
+    assert condition_word(replace(waits, least_nodes=2)) == "starting"
     assert condition_word(replace(waits, least_nodes=3)) == "waiting for more machines"
     assert condition_word(replace(waits, nodes=())) == "waiting for machines"
 
@@ -467,7 +467,24 @@ def test_an_attempt_took_no_longer_than_its_machines_lived_whenever_its_end_was_
 def test_machines_that_are_there_are_prepared_and_not_waited_for():
     there = replace(told(up("a"), supervisor="process 1 on vm"), attempts=())
     assert condition_word(there) == "preparing its machines"
+    assert report_json(there)["condition"] == "starting"
+    assert report_json(replace(there, least_nodes=2))["condition"] == "waiting"
     assert condition_word(replace(there, nodes=())) == "waiting for machines"
+    prepared = replace(there, prepared=True, supervisor="its own node a")
+    assert report_text(prepared).splitlines()[0] == "live: starting, supervised by its own node a"
+
+
+@pytest.mark.parametrize("reason", [ExitReason.STOPPED, ExitReason.IDLE])
+def test_a_stopped_job_ends_with_how_it_goes_on_and_with_what(reason):
+    stopped = over(JobStatus.STOPPED, reason, torn_down=True, checkpoint=CheckpointRef(step=5, sha256="0" * 64))
+    assert report_text(stopped).splitlines()[-1] == (
+        "gpucloud train live goes on in the same run, from step 5, with the 0.989 USD left of its budget"
+    )
+    assert (
+        report_text(replace(stopped, checkpoint=None))
+        .splitlines()[-1]
+        .startswith("gpucloud train live goes on in the same run, from the beginning, with ")
+    )
 
 
 def test_the_list_says_why_a_job_ended_where_its_status_does_not():

@@ -13,8 +13,9 @@ import pytest
 
 from gpucloud.cli.render.reports import report_text
 from gpucloud.domain.money.ledger import Spend
+from gpucloud.domain.node.node import NO_GROUP
 from gpucloud.domain.state.order import held_until, is_closed, keeps, without_drill_done
-from gpucloud.domain.state.state import ExitReason, JobState, JobStatus
+from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState, JobStatus
 from gpucloud.domain.supervision.action import Arm, Done, TearDown
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import Goal, Rules, Supervising, goal_of
@@ -184,7 +185,10 @@ def test_a_train_that_cannot_use_them_tears_them_down_and_is_a_new_run(
     assert before is not None
     assert before.torn_down, new.stderr
     assert "the machines of small wait no longer for a mended script" in new.stderr
-    assert re.search(r"small failed at .* UTC: this starts small-2, a new run from step 0\n", new.stderr)
+    assert re.search(
+        r"small failed at .*: this starts small-2, a new run from step 0 \(the checkpoint at step 4 is not used\)\n",
+        new.stderr,
+    )
     assert stored(outside, f"{JOB}-2") is not None, new.stderr
 
 
@@ -214,7 +218,10 @@ def test_up_after_the_wait_is_a_new_run_too(outside: Outside) -> None:
     give(outside, "train", "small.yaml")
     later(outside)
     again = give(outside, "up", "small.yaml")
-    assert re.search(r"small failed at .* UTC: this starts small-2, a new run from step 0\n", again.stderr)
+    assert re.search(
+        r"small failed at .*: this starts small-2, a new run from step 0 \(the checkpoint at step 4 is not used\)\n",
+        again.stderr,
+    )
     assert stored(outside, f"{JOB}-2") is not None
 
 
@@ -225,8 +232,38 @@ def test_the_last_line_of_a_setup_that_failed_names_the_command_the_log_and_what
     spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal("0.01"), promised_usd=Decimal(0))
     told = replace(report(failed, spend, (), world.group, None), held_until=HELD_UNTIL)
     *_, last, held = report_text(told).splitlines()
-    assert last == f"digits: failed: {message} · gpucloud logs digits · mend it and run the same command"
+    assert last == (
+        f"digits: failed: {message} · gpucloud logs digits · mend it and run the same command:"
+        " this run goes on from the beginning, on the 2 machines held for it"
+    )
     assert held.startswith("2 machines are ready for a mended setup until ")
+    over = report(failed, spend, (), NO_GROUP, None)
+    assert (
+        report_text(over)
+        .splitlines()[-1]
+        .endswith(" · mend it and run the same command: this run goes on, with the 0.99 USD left of its budget")
+    )
+
+
+def test_the_last_line_says_whether_the_checkpoint_of_a_failed_run_is_used() -> None:
+    failed = replace(FAILED, checkpoint=CheckpointRef(step=4, sha256="0" * 64))
+    world = seen(up("a"), state=failed)
+    spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal("0.01"), promised_usd=Decimal(0))
+    over = report(failed, spend, (), NO_GROUP, None)
+    assert (
+        report_text(over)
+        .splitlines()[-1]
+        .endswith(
+            " · mend it and run the same command: that is a new run from step 0, with a budget of its own"
+            " (the checkpoint at step 4 is not used)"
+        )
+    )
+    held = replace(report(failed, spend, (), world.group, None), held_until=HELD_UNTIL)
+    assert (
+        report_text(held)
+        .splitlines()[-2]
+        .endswith(" · mend it and run the same command: this run goes on from step 4, on the 1 machine held for it")
+    )
 
 
 def test_a_run_that_has_succeeded_is_not_reopened_by_a_start_that_came_for_a_failed_one() -> None:

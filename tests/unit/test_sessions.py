@@ -276,7 +276,7 @@ def test_a_pass_over_all_jobs_is_no_failure_where_one_is_well_supervised(outside
     assert every.code == 0, every.stderr
     (found,) = json.loads(every.stdout)["jobs"]
     assert (found["job"], found["error"], found["exit_code"]) == (JOB, "lease_held", 0)
-    assert (found["condition"], found["supervisor"]) == ("waiting", "process 1 on elsewhere")
+    assert (found["condition"], found["supervisor"]) == ("starting", "process 1 on elsewhere")
     assert "elsewhere" in found["message"]
 
 
@@ -338,7 +338,7 @@ def test_who_leaves_a_job_to_its_machines_waits_until_one_of_them_supervises_it(
     monkeypatch.setattr(outside.clock, "sleep", pass_by)
     ended = give(outside, "train", "small.yaml", "--detach", "--unattended", "2h", "--json")
     told = json.loads(ended.stdout)
-    assert (ended.code, told["supervisor"], told["condition"]) == (0, "its own node node-1", "waiting")
+    assert (ended.code, told["supervisor"], told["condition"]) == (0, "its own node node-1", "starting")
     assert "none of its machines" not in ended.stderr
 
 

@@ -14,7 +14,7 @@ from gpucloud.cli.commands.supervising import Begun, answer, bring_stored_home, 
 from gpucloud.cli.interrupts import Detach, Leave
 from gpucloud.cli.render.estimates import deadline_chart, estimate_json, estimate_text
 from gpucloud.cli.render.plans import plan_text
-from gpucloud.cli.render.reports import ended_words, going_on_line, reopened_line
+from gpucloud.cli.render.reports import ended_words, going_on_line, new_run_line, reopened_line
 from gpucloud.cli.render.words import is_yes, say_json, say_words, tell, width_of
 from gpucloud.cli.target import Target, read_target, refuse_to_forget, report_of, what_a_start_finds
 from gpucloud.domain.checkpoint.protection import REMEDY, Protection, must_be_meant
@@ -322,7 +322,7 @@ def _say_what_it_follows(prospect: Prospect, now: datetime) -> None:
     if prospect.reopens and prospect.state is not None:
         tell(reopened_line(prospect.state))
     if prospect.after is not None:
-        tell(f"{ended_words(prospect.after, now)}: this starts {prospect.name}, a new run from step 0")
+        tell(new_run_line(prospect.after, prospect.name, now))
     if prospect.kept is not None:
         tell(f"{prospect.kept}; this run has machines of its own")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from gpucloud.cli.render.bills import charges_text, plain_amount, spend_json, spend_text
+from gpucloud.cli.render.bills import charges_text, left_amount, plain_amount, spend_json, spend_text
 from gpucloud.cli.render.use import (
     condition_and_reason,
     may_tell,
@@ -23,7 +23,15 @@ from gpucloud.domain.job.quantities import counted, format_moment, format_span, 
 from gpucloud.domain.node.node import Node
 from gpucloud.domain.node.output import advice_for
 from gpucloud.domain.state.order import OWN
-from gpucloud.domain.state.state import Attempt, CapacityDecision, Cooldown, Interruption, JobState
+from gpucloud.domain.state.state import (
+    Attempt,
+    CapacityDecision,
+    CheckpointRef,
+    Cooldown,
+    ExitReason,
+    Interruption,
+    JobState,
+)
 from gpucloud.domain.untrusted import in_one_line, set_off
 from gpucloud.usecases.jobstore.report import Condition, JobReport
 from gpucloud.usecases.supervise.story import decision_line, missing_line
@@ -53,7 +61,7 @@ def report_text(report: JobReport) -> str:
     parts += _tables(report)
     parts.append(spend_text(report.spend))
     parts.append(_nodes_text(report))
-    if last := [line for line in (failed, stay_text(report)) if line is not None]:
+    if last := [line for line in (failed, _way_on(report), stay_text(report)) if line is not None]:
         parts.append("\n".join(last))
     return "\n\n".join(parts)
 
@@ -98,6 +106,13 @@ def reopened_line(state: JobState) -> str:
     return f"{state.job} goes on with the script as it is now, from {step}, on the {machines} held for it"
 
 
+def new_run_line(before: JobState, name: str, now: datetime) -> str:
+    """Return what run a start begins after one that has ended, and that it takes nothing of one whose script failed."""
+    failed = before.exit_reason is not None and before.exit_reason.by_script
+    unused = _unused(before.checkpoint) if failed else ""
+    return f"{ended_words(before, now)}: this starts {name}, a new run from step 0{unused}"
+
+
 def ended_words(state: JobState, now: datetime) -> str:
     """Return how a run ended, and when."""
     at = f" at {format_moment(state.ended_at, now)}" if state.ended_at is not None else ""
@@ -132,7 +147,7 @@ def _lacking(report: JobReport) -> list[str]:
             told += _until_lost(report)
         case Condition.LEFT if report.nodes:
             told.append(f"nothing trains on its {counted(len(report.nodes), 'machine')}; all is off by itself{until}")
-        case Condition.LEFT | Condition.WAITING | Condition.TRAINING | Condition.TRAINED:
+        case Condition.LEFT | Condition.WAITING | Condition.STARTING | Condition.TRAINING | Condition.TRAINED:
             pass
         case Condition.HELD | Condition.KEPT | Condition.ENDING | Condition.ENDED:
             pass
@@ -227,8 +242,32 @@ def _failure_text(report: JobReport) -> str | None:
         return None
     said = f"{report.job}: failed" + (f": {report.message}" if report.message else " by its own error")
     advice = advice_for(report.message or "")
-    helps = [f"gpucloud logs {report.job}", *([advice] if advice else []), "mend it and run the same command"]
+    mend = f"mend it and run the same command: {_once_mended(report)}"
+    helps = [f"gpucloud logs {report.job}", *([advice] if advice else []), mend]
     return " · ".join(in_one_line(part) for part in (said, *helps))
+
+
+def _once_mended(report: JobReport) -> str:
+    """Return which run the same command starts or goes on with, once script or setup is mended, and from where."""
+    if report.held_until is not None:
+        on = f"the {counted(len(report.nodes), 'machine')} held for it"
+        return f"this run goes on from {report.checkpoint or 'the beginning'}, on {on}"
+    if report.setup_failed:
+        return f"this run goes on, with the {left_amount(report.spend)} USD left of its budget"
+    return f"that is a new run from step 0, with a budget of its own{_unused(report.checkpoint)}"
+
+
+def _unused(checkpoint: CheckpointRef | None) -> str:
+    return f" (the checkpoint at {checkpoint} is not used)" if checkpoint is not None else ""
+
+
+def _way_on(report: JobReport) -> str | None:
+    """Return how a stopped job goes on; None for others: at a used-up budget or deadline, the message says it."""
+    if report.exit_reason not in (ExitReason.STOPPED, ExitReason.IDLE) or report.rehearses:
+        return None
+    start = report.checkpoint or "the beginning"
+    left = f"the {left_amount(report.spend)} USD left of its budget"
+    return in_one_line(f"gpucloud train {report.job} goes on in the same run, from {start}, with {left}")
 
 
 def stay_text(report: JobReport) -> str | None:

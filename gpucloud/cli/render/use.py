@@ -95,10 +95,10 @@ def condition_word(report: JobReport) -> str:
         return f"{report.status.value}, {'ending its machines' if report.supervisor else 'not torn down'}"
     if report.condition is Condition.LEFT and report.prepared:
         return "prepared, nothing trains on it"
-    if report.condition is Condition.WAITING and report.nodes and not report.prepared:
+    if report.condition is Condition.STARTING and not report.prepared:
         return "preparing its machines"
     if report.condition is Condition.WAITING and report.nodes:
-        return "waiting for more machines" if len(report.nodes) < report.least_nodes else "its machines are ready"
+        return "waiting for more machines"
     return WORDS.get(report.condition, report.status.value)
 
 

@@ -144,6 +144,8 @@ class JobReport:
             machines=len(self.nodes) if self.status.ended or attempt is None else self._machines_of(attempt),
             left=Left(torn_down=self.torn_down, held=self.held_until is not None, kept=self.kept_until is not None),
         )
+        if found is Condition.WAITING and len(self.nodes) >= self.least_nodes:
+            return Condition.STARTING
         if found is Condition.UNSUPERVISED and attempt is not None and self._is_silent(attempt):
             found = Condition.SILENT
         nobody = found in (Condition.UNSUPERVISED, Condition.SILENT, Condition.LEFT)
@@ -348,7 +350,8 @@ class Condition(str, Enum):
     SILENT = "silent"  # nobody supervises, and none of the machines that run its attempt answers
     HANDING_OVER = "handing_over"  # one of its machines is about to supervise it, whether it trains or not
     TRAINED = "trained"  # its results are not home yet
-    WAITING = "waiting"  # for machines, or until they are ready
+    WAITING = "waiting"  # for machines
+    STARTING = "starting"  # its machines are there, and no attempt has begun on them yet
     LEFT = "waiting_unsupervised"
     HELD = "held"  # its script failed, and its machines wait for the mended one
     KEPT = "kept"  # it succeeded, and its machines stay up for a look at them
@@ -402,6 +405,7 @@ WORDS = {
     Condition.HANDING_OVER: "handing over to its machines",
     Condition.TRAINED: "trained, its results are not home yet",
     Condition.WAITING: "waiting for machines",
+    Condition.STARTING: "starting",
     Condition.LEFT: "waiting, nobody supervises",
     Condition.HELD: "failed, machines held",
     Condition.KEPT: "succeeded, machines kept",
