@@ -306,6 +306,9 @@ def test_what_is_left_is_told_in_parts_that_sum_up() -> None:
         )
     ]
     assert left_rows(replace(spend, off_at=None)) == []
+    (driven,) = left_rows(spend, "bx")
+    later = " for more time after that, which gpucloud train bx buys once they are off: they cannot"
+    assert driven[1].endswith(f" 0.478{later}")
 
 
 def test_the_latest_time_at_which_all_is_off_is_not_said_a_minute_too_early() -> None:

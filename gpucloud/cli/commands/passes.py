@@ -206,7 +206,7 @@ def _budget_text(report: JobReport, order: Order) -> str:
         ("budget", format_usd(spend.budget_usd)),
         ("spent", money_line(spend)),
         *unproven_rows(spend),
-        *(left_rows(spend) or [("unused" if is_over else "left", f"{left_amount(spend)} USD")]),
+        *(left_rows(spend, report.buyer) or [("unused" if is_over else "left", f"{left_amount(spend)} USD")]),
     ]
     parts = [f"{report.job}: {condition_word(report)}", table(rows)]
     if order.budget_changes:

@@ -17,7 +17,7 @@ from gpucloud.usecases.jobstore.report import JobReport
 
 def cost_text(report: JobReport, heads: Sequence[str], rows: Sequence[Row]) -> str:
     """Return a job's money: its sums in groups, and what is left of the budget."""
-    return "\n\n".join([*([rows_text(heads, rows)] if rows else []), spend_text(report.spend)])
+    return "\n\n".join([*([rows_text(heads, rows)] if rows else []), spend_text(report.spend, report.buyer)])
 
 
 def rows_text(heads: Sequence[str], rows: Sequence[Row]) -> str:
@@ -69,14 +69,18 @@ def unproven_rows(spend: Spend) -> list[tuple[str, str]]:
     return [("unproven", f"{format_usd(spend.unproven_usd)}: {why}")]
 
 
-def left_rows(spend: Spend) -> list[tuple[str, str]]:
-    """Return the row of what is left, in its parts, so that they sum up; none where no machine could use it now."""
+def left_rows(spend: Spend, buyer: str | None = None) -> list[tuple[str, str]]:
+    """Return the row of what is left, in its parts, so that they sum up; none where no machine could use it now.
+
+    `buyer` is the job whose own machines drive it: they buy no time.
+    """
     if spend.off_at is None:
         return []
+    later = f", which gpucloud train {buyer} buys once they are off: they cannot" if buyer and spend.free_usd else ""
     parts = [
         f"{plain_amount(spend.promised_usd)} for the machines until then",
         f"{plain_amount(spend.kept_usd)} kept aside for the last save and the machines' end",
-        f"{plain_amount(spend.free_usd)} for more time after that",
+        f"{plain_amount(spend.free_usd)} for more time after that{later}",
     ]
     return [("left", f"{left_amount(spend)} USD: {', '.join(parts)}")]
 
@@ -133,9 +137,9 @@ def _whole_minute(at: datetime) -> datetime:
     return begun if begun == at else begun + timedelta(minutes=1)
 
 
-def spend_text(spend: Spend) -> str:
-    """Return the sums, one a line."""
-    rows = [("spent", money_line(spend)), *unproven_rows(spend), *left_rows(spend)]
+def spend_text(spend: Spend, buyer: str | None = None) -> str:
+    """Return the sums, one a line; `buyer` as of `left_rows`."""
+    rows = [("spent", money_line(spend)), *unproven_rows(spend), *left_rows(spend, buyer)]
     if spend.forecast_usd is not None:
         rows.append(("forecast", f"{format_usd(spend.forecast_usd)} {_forecast_of(spend)}"))
     if spend.outside_budget_usd:

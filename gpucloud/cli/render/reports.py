@@ -58,8 +58,11 @@ def report_text(report: JobReport) -> str:
                 if said
             )
         )
+    if report.deadline_at is not None and not report.status.ended:
+        at = format_moment(report.deadline_at, report.looked_at)
+        parts.append(f"deadline {at}: then it is saved and ends, done or not")
     parts += _tables(report)
-    parts.append(spend_text(report.spend))
+    parts.append(spend_text(report.spend, report.buyer))
     parts.append(_nodes_text(report))
     if last := [line for line in (failed, _way_on(report), stay_text(report)) if line is not None]:
         parts.append("\n".join(last))
@@ -321,6 +324,7 @@ def report_json(report: JobReport) -> dict[str, Any]:
         "resume_variables": dict(report.additions.variables),
         "spend": spend_json(report.spend),
         "paid_until": codec.plain(report.paid_until),
+        "deadline_at": codec.plain(report.deadline_at),
         "capacity_decision": _decision_json(report.capacity_decision),
         "nodes": [_node_json(node) for node in report.nodes],
         "excluded": [_cooldown_json(cooldown) for cooldown in report.cooldowns],

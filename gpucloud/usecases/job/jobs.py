@@ -94,6 +94,7 @@ class Asker:
             backoff=standing(state, now, Limits()),
             signed_by=self._signed_by(given),
             started_at=given.order.first_at,
+            deadline_at=given.order.deadline_at,
             held_until=_held_until(given.order, state, listed, now),
             kept_until=_kept_until(given.order, state, listed, now),
             rehearses=bool(given.order.resolved.trial),

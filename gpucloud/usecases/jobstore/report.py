@@ -108,6 +108,8 @@ class JobReport:
     """When its state was written last, by the store's clock."""
     heard_at: datetime | None = None
     """When the node that tells its steps was heard last, as far as its supervisor wrote that down."""
+    deadline_at: datetime | None = None
+    """When it is saved and ends, done or not; None without a deadline."""
     looked_at: datetime | None = None
     """When the report was made, by the same clock."""
     drives_itself: bool = False
@@ -119,6 +121,11 @@ class JobReport:
     """What its script gets beside where a checkpoint was put back."""
     prepared: bool = False
     """Whether all of its machines are ready for an attempt, as far as its state says."""
+
+    @property
+    def buyer(self) -> str | None:
+        """The job whose own machines drive it, and so buy no time; None where a process does that can."""
+        return self.job if self.drives_itself and not self.status.ended else None
 
     @property
     def awaits(self) -> str:
