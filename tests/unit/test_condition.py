@@ -11,8 +11,9 @@ import pytest
 
 from gpucloud.cli.commands.reaching import _look
 from gpucloud.cli.render.onlookers import snapshot
-from gpucloud.cli.render.reports import going_on_line, jobs_text, report_json, report_text
+from gpucloud.cli.render.reports import jobs_text, report_json, report_text
 from gpucloud.cli.render.use import condition_word, headline, step_words
+from gpucloud.cli.render.ways import going_on_line
 from gpucloud.domain.money.ledger import Charge, ChargeKind, Spend
 from gpucloud.domain.node.status import Outcome, Stop
 from gpucloud.domain.state.state import (

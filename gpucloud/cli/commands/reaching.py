@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpucloud.cli.render.onlookers import Display
-from gpucloud.cli.render.reports import report_json, stay_text
+from gpucloud.cli.render.reports import report_json
 from gpucloud.cli.render.use import headline, use_rows
+from gpucloud.cli.render.ways import stay_text
 from gpucloud.cli.render.words import say, say_json, table, tell
 from gpucloud.cli.target import known_job, node_of, one_node
 from gpucloud.domain.errors import LandingRefused, NodeError, StoreError, UsageError

@@ -14,7 +14,7 @@ from gpucloud.cli.commands.supervising import Begun, answer, bring_stored_home, 
 from gpucloud.cli.interrupts import Detach, Leave
 from gpucloud.cli.render.estimates import deadline_chart, estimate_json, estimate_text
 from gpucloud.cli.render.plans import plan_text
-from gpucloud.cli.render.reports import ended_words, going_on_line, new_run_line, reopened_line
+from gpucloud.cli.render.ways import ended_words, going_on_line, new_run_line, reopened_line
 from gpucloud.cli.render.words import is_yes, say_json, say_words, tell, width_of
 from gpucloud.cli.target import Target, read_target, refuse_to_forget, report_of, what_a_start_finds
 from gpucloud.domain.checkpoint.protection import REMEDY, Protection, must_be_meant

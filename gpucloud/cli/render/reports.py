@@ -6,42 +6,39 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from gpucloud.cli.render.bills import charges_text, left_amount, plain_amount, spend_json, spend_text
+from gpucloud.cli.render.bills import charges_text, plain_amount, spend_json, spend_text
 from gpucloud.cli.render.use import (
     condition_and_reason,
+    counts_of,
     may_tell,
     step_words,
     untold_words,
     use_json,
     use_rows,
 )
+from gpucloud.cli.render.ways import failure_text, lacking, signature_lines, stay_text, stopped_text
 from gpucloud.cli.render.words import pool_json, quarantine_json, table
 from gpucloud.domain import codec
 from gpucloud.domain.checkpoint.layouts import Additions
 from gpucloud.domain.checkpoint.manifest import Counts
-from gpucloud.domain.job.quantities import counted, format_moment, format_span, format_usd
+from gpucloud.domain.job.quantities import counted, format_moment, format_span
 from gpucloud.domain.node.node import Node
-from gpucloud.domain.node.output import advice_for
-from gpucloud.domain.state.order import OWN
 from gpucloud.domain.state.state import (
     Attempt,
     CapacityDecision,
-    CheckpointRef,
     Cooldown,
-    ExitReason,
     Interruption,
-    JobState,
 )
 from gpucloud.domain.untrusted import in_one_line, set_off
-from gpucloud.usecases.jobstore.report import Condition, JobReport
+from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.usecases.supervise.story import decision_line, missing_line
 
 
 def report_text(report: JobReport) -> str:
     """Return a job's report: status, attempts, interruptions, machines and money."""
-    failed = _failure_text(report)
-    parts = [in_one_line(_headline(report)), *_signature_lines(report.signed_by)]
-    parts += _lacking(report)
+    failed = failure_text(report)
+    parts = [in_one_line(_headline(report)), *signature_lines(report.signed_by)]
+    parts += lacking(report)
     if report.message and failed is None:
         parts.append(set_off(report.message))
     if report.missing_outputs:
@@ -64,62 +61,9 @@ def report_text(report: JobReport) -> str:
     parts += _tables(report)
     parts.append(spend_text(report.spend, report.buyer))
     parts.append(_nodes_text(report))
-    if last := [line for line in (failed, _way_on(report), stay_text(report)) if line is not None]:
+    if last := [line for line in (failed, stopped_text(report), stay_text(report)) if line is not None]:
         parts.append("\n".join(last))
     return "\n\n".join(parts)
-
-
-def going_on_line(report: JobReport) -> str | None:
-    """Return what a process finds that goes on with a job; None where nothing trains, or somebody sees to it."""
-    told = (Condition.UNSUPERVISED, Condition.SILENT, Condition.HANDING_OVER)
-    if report.condition not in told or not report.attempts:
-        return None
-    attempt = report.attempts[-1]
-    if report.condition is Condition.SILENT:
-        return f"{report.job} goes on: attempt {attempt.number}{_unheard_since(report)}"
-    step = f" ({_counts(report).named(attempt.last_step)})" if attempt.last_step is not None else ""
-    on = f"attempt {attempt.number} trains on {counted(len(report.nodes), 'machine')}{step}"
-    on += f"; {', '.join(report.unanswered)} {_does_not(report)} answer" if report.unanswered else ""
-    if report.last_supervisor is None or report.written_at is None:
-        return f"{report.job} goes on: {on}"
-    seen = format_moment(report.written_at, report.looked_at)
-    return f"{report.job} goes on: {on}; its supervisor, {report.last_supervisor}, was last seen at {seen}"
-
-
-def _unheard_since(report: JobReport) -> str:
-    """Return the step that was told last, and that its machines have not answered since."""
-    machines = "its machine" if len(report.unanswered) == 1 else f"its {len(report.unanswered)} machines"
-    reached = report.reached
-    if reached is None or reached.at is None:
-        step = f" at {reached.counts.named(reached.step)}" if reached is not None else ""
-        return f"{step}; {machines} {_does_not(report)} answer"
-    have = "has" if len(report.unanswered) == 1 else "have"
-    at = format_moment(reached.at, report.looked_at)
-    return f" at {reached.counts.named(reached.step)} ({at}); {machines} {have} not answered since"
-
-
-def _does_not(report: JobReport) -> str:
-    return "does not" if len(report.unanswered) == 1 else "do not"
-
-
-def reopened_line(state: JobState) -> str:
-    """Return from where a run goes on whose script failed, on the machines held for it."""
-    step = str(state.checkpoint) if state.checkpoint is not None else "the beginning"
-    machines = counted(len(state.alive), "machine")
-    return f"{state.job} goes on with the script as it is now, from {step}, on the {machines} held for it"
-
-
-def new_run_line(before: JobState, name: str, now: datetime) -> str:
-    """Return what run a start begins after one that has ended, and that it takes nothing of one whose script failed."""
-    failed = before.exit_reason is not None and before.exit_reason.by_script
-    unused = _unused(before.checkpoint) if failed else ""
-    return f"{ended_words(before, now)}: this starts {name}, a new run from step 0{unused}"
-
-
-def ended_words(state: JobState, now: datetime) -> str:
-    """Return how a run ended, and when."""
-    at = f" at {format_moment(state.ended_at, now)}" if state.ended_at is not None else ""
-    return f"{state.job} {state.status.value}{at}"
 
 
 def _headline(report: JobReport) -> str:
@@ -129,91 +73,11 @@ def _headline(report: JobReport) -> str:
     return head + (f", supervised by {report.supervisor}" if report.supervisor else "")
 
 
-def _lacking(report: JobReport) -> list[str]:
-    """Return what somebody should know, and do, about a job that nobody sees to, or that lacks its last part."""
-    if report.status.ended:
-        return _lacking_at_the_end(report)
-    told = []
-    if report.supervisor is None and report.last_supervisor is not None and report.written_at is not None:
-        seen = f"{format_moment(report.written_at, report.looked_at)}{_ago(report)}"
-        told.append(f"its supervisor, {report.last_supervisor}, was last seen at {seen}")
-    until = f" at {format_moment(report.paid_until, report.looked_at)}" if report.paid_until else ""
-    match report.condition:
-        case Condition.HANDING_OVER:
-            told.append("its own machines go on with it: one of them takes over within a minute")
-        case Condition.SILENT:
-            told.append(f"nobody can tell whether its attempt goes on{_costs_meanwhile(report)}")
-        case Condition.UNSUPERVISED:
-            told.append(f"nobody replaces a machine that is interrupted now; all switch themselves off{until}")
-        case Condition.TRAINED if report.supervisor is None:
-            told.append(f"gpucloud train {report.job} brings them home, and ends its machines")
-            told += _until_lost(report)
-        case Condition.LEFT if report.nodes:
-            told.append(f"nothing trains on its {counted(len(report.nodes), 'machine')}; all is off by itself{until}")
-        case Condition.LEFT | Condition.WAITING | Condition.STARTING | Condition.TRAINING | Condition.TRAINED:
-            pass
-        case Condition.HELD | Condition.KEPT | Condition.ENDING | Condition.ENDED:
-            pass
-    told += _ways_on(report) if report.supervisor is None else []
-    return ["\n".join(map(in_one_line, told))] if told else []
-
-
-def _ways_on(report: JobReport) -> list[str]:
-    """Return which machines do not answer, and the two commands for a job that nobody sees to."""
-    if report.condition is Condition.SILENT:
-        return [f"look after it: gpucloud train {report.job} · end it: gpucloud down {report.job}"]
-    told = [f"{', '.join(report.unanswered)} {_does_not(report)} answer"] if report.unanswered else []
-    if report.condition in (Condition.UNSUPERVISED, Condition.LEFT):
-        told.append(f"go on: gpucloud train {report.job} · end it: gpucloud down {report.job}")
-    return told
-
-
-def _costs_meanwhile(report: JobReport) -> str:
-    """Return what machines of which none answers cost until they are off by themselves."""
-    spend, one = report.spend, len(report.nodes) == 1
-    costs = []
-    if spend.usd_per_hour:
-        costs.append(f"{format_usd(spend.usd_per_hour)} an hour")
-    if report.paid_until is not None:
-        costs.append(f"until {format_moment(report.paid_until, report.looked_at)} at the latest")
-    if spend.promised_usd:
-        costs.append(f"{format_usd(spend.promised_usd)} more at the most")
-    if not costs:
-        return ""
-    verb = ("costs" if one else "cost") if spend.usd_per_hour else ("is on" if one else "are on")
-    return f"; its {'machine' if one else f'{len(report.nodes)} machines'} {verb} {', '.join(costs)}"
-
-
-def _until_lost(report: JobReport) -> list[str]:
-    """Return until when results can be brought home from machines that nobody sees to, in minutes rounded down."""
-    if report.paid_until is None or report.drives_itself:
-        return []
-    until = format_moment(report.paid_until, report.looked_at, seconds=False)
-    verb = "is" if len(report.outputs) == 1 else "are"
-    lost = f", and {', '.join(report.outputs)} {verb} lost" if report.outputs else ""
-    return [f"until {until}: then its machines switch themselves off{lost}"]
-
-
-def _lacking_at_the_end(report: JobReport) -> list[str]:
-    if report.condition is not Condition.ENDING or report.supervisor is not None:
-        return []
-    until = f" until {format_moment(report.paid_until, report.looked_at)}" if report.paid_until else ""
-    alive = [f"alive: {counted(len(report.nodes), 'machine')}, paid{until}"] if report.nodes else []
-    does = f"gpucloud down {report.job} brings home what is in its store, and removes what is left on the cloud"
-    return ["\n".join([*alive, does])]
-
-
-def _ago(report: JobReport) -> str:
-    if report.looked_at is None or report.written_at is None:
-        return ""
-    return f", {format_span(report.looked_at - report.written_at)} ago"
-
-
 def _tables(report: JobReport) -> list[str]:
     parts = []
     if report.attempts:
         rows = [
-            ("attempt", "nodes", _counts(report).value, "ended", "took"),
+            ("attempt", "nodes", counts_of(report).value, "ended", "took"),
             *(_attempt_row(attempt, report) for attempt in report.attempts),
         ]
         parts.append(table(rows))
@@ -237,63 +101,6 @@ def _tables(report: JobReport) -> list[str]:
     if report.standing:
         parts.append(table(use_rows(report)))
     return parts
-
-
-def _failure_text(report: JobReport) -> str | None:
-    """Return the last line about a script that failed by itself: its exception, where to read on, how to go on."""
-    if report.exit_reason is None or not report.exit_reason.by_script:
-        return None
-    said = f"{report.job}: failed" + (f": {report.message}" if report.message else " by its own error")
-    advice = advice_for(report.message or "")
-    mend = f"mend it and run the same command: {_once_mended(report)}"
-    helps = [f"gpucloud logs {report.job}", *([advice] if advice else []), mend]
-    return " · ".join(in_one_line(part) for part in (said, *helps))
-
-
-def _once_mended(report: JobReport) -> str:
-    """Return which run the same command starts or goes on with, once script or setup is mended, and from where."""
-    if report.held_until is not None:
-        on = f"the {counted(len(report.nodes), 'machine')} held for it"
-        return f"this run goes on from {report.checkpoint or 'the beginning'}, on {on}"
-    if report.setup_failed:
-        return f"this run goes on, with the {left_amount(report.spend)} USD left of its budget"
-    return f"that is a new run from step 0, with a budget of its own{_unused(report.checkpoint)}"
-
-
-def _unused(checkpoint: CheckpointRef | None) -> str:
-    return f" (the checkpoint at {checkpoint} is not used)" if checkpoint is not None else ""
-
-
-def _way_on(report: JobReport) -> str | None:
-    """Return how a stopped job goes on; None for others: at a used-up budget or deadline, the message says it."""
-    if report.exit_reason not in (ExitReason.STOPPED, ExitReason.IDLE) or report.rehearses:
-        return None
-    start = report.checkpoint or "the beginning"
-    left = f"the {left_amount(report.spend)} USD left of its budget"
-    return in_one_line(f"gpucloud train {report.job} goes on in the same run, from {start}, with {left}")
-
-
-def stay_text(report: JobReport) -> str | None:
-    """Return the line about machines that stay up after the end: for what, until when, at what cost; None for none."""
-    until = report.held_until or report.kept_until
-    if until is None:
-        return None
-    one = len(report.nodes) == 1
-    some = f"{len(report.nodes)} machine{' is' if one else 's are'}"
-    why = f"ready for a mended {report.awaits}" if report.held_until is not None else "kept, for a look,"
-    return (
-        f"{some} {why} until {format_moment(until, report.looked_at)},"
-        f" {format_usd(report.spend.promised_usd)} more at the most; gpucloud down {report.job} ends"
-        f" {'it' if one else 'them'} now"
-    )
-
-
-def _signature_lines(name: str | None) -> list[str]:
-    """Return who else signed what is wanted of the job; nothing of one's own, as most are."""
-    if name is None:
-        why = "its newest order is signed by nobody you trust, or an older one was put back:"
-        return [f"{why} `gpucloud train` gives your own, `gpucloud down` ends it"]
-    return [] if name == OWN else [f"its order is signed by {name}"]
 
 
 def report_json(report: JobReport) -> dict[str, Any]:
@@ -357,11 +164,6 @@ def jobs_text(reports: Sequence[JobReport]) -> str:
         for r in reports
     ]
     return table(rows)
-
-
-def _counts(report: JobReport) -> Counts:
-    """Return what the numbers of the job's attempts are of, as its newest checkpoint says."""
-    return report.checkpoint.counts if report.checkpoint is not None else Counts.STEPS
 
 
 def _step_cell(report: JobReport) -> str:
