@@ -306,12 +306,21 @@ def test_a_job_whose_ranks_are_done_has_results_that_are_not_home():
     assert headline(told(*done)).startswith("live: trained, its results are not home yet, attempt 1")
 
 
+def test_a_script_that_is_done_ended_when_it_wrote_last_however_late_somebody_looks():
+    first = part(1, Outcome.DONE, step=768, phase="done", age_s=40.0)
+    done = told(up("a", first), up("b", part(1, Outcome.DONE)))
+    assert "1        2      1–768  trained  20 s\n" in report_text(done)
+
+
 def test_results_that_a_supervisor_brings_home_ask_nobody_to_bring_them():
     done = (up("a", part(1, Outcome.DONE, step=768)), up("b", part(1, Outcome.DONE)))
     brings = told(*done, supervisor="process 1 on vm")
     members = tuple(replace(one, outcome=Outcome.DONE) for one in brings.attempts[0].members)
-    text = report_text(replace(brings, attempts=(replace(brings.attempts[0], members=members),)))
+    stepped = NOW - timedelta(seconds=25)
+    attempt = replace(brings.attempts[0], members=members, last_step_at=stepped)
+    text = report_text(replace(brings, standing=(), attempts=(attempt,)))
     assert text.startswith("live: trained, its results are not home yet, step 768")
+    assert "1        2      1–768  trained  35 s\n" in text
     assert "gpucloud train" not in text.split("\n\n", 2)[2]
 
 

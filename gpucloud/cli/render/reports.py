@@ -30,7 +30,7 @@ from gpucloud.domain.state.state import (
     Interruption,
 )
 from gpucloud.domain.untrusted import in_one_line, set_off
-from gpucloud.usecases.jobstore.report import JobReport
+from gpucloud.usecases.jobstore.report import Condition, JobReport
 from gpucloud.usecases.supervise.story import decision_line, missing_line
 
 
@@ -227,7 +227,8 @@ def _attempt_row(attempt: Attempt, report: JobReport) -> tuple[str, ...]:
     """Return an attempt's cells."""
     steps = f"{attempt.first_step}–{attempt.last_step}" if attempt.last_step is not None else "none"
     until = _worked_until(attempt, report)
-    reason = attempt.reason.value if attempt.reason else "running"
+    trains = "trained" if report.condition is Condition.TRAINED else "running"
+    reason = attempt.reason.value if attempt.reason else trains
     if attempt.reason is None and report.died_unheard and report.told_at is not None:
         until = max(report.told_at, attempt.started_at)
         unheard = format_moment(report.told_at, report.looked_at, seconds=False)
@@ -236,10 +237,18 @@ def _attempt_row(attempt: Attempt, report: JobReport) -> tuple[str, ...]:
 
 
 def _worked_until(attempt: Attempt, report: JobReport) -> datetime:
-    """Return when the attempt ended, or now; it worked no longer than its machines, whenever its end was seen."""
+    """Return when the attempt or its script ended, or now.
+
+    It worked no longer than its machines, whenever its end was seen.
+    """
     members = {member.node_id for member in attempt.members}
     paid = [charge.end for charge in report.charges if charge.node_id in members]
-    ended = attempt.ended_at or report.looked_at or datetime.now(timezone.utc)
+    ended = (
+        attempt.ended_at
+        or (None if attempt.reason else report.trained_at)
+        or report.looked_at
+        or datetime.now(timezone.utc)
+    )
     return max(min(ended, max(paid, default=ended)), attempt.started_at)
 
 

@@ -169,6 +169,16 @@ class JobReport:
         return tuple(one.node_id for one in self.standing if one.status is None)
 
     @property
+    def trained_at(self) -> datetime | None:
+        """When its script wrote last, of an open attempt whose ranks are all done; None where nobody knows."""
+        attempt, progress = self.open_attempt, self.progress
+        if attempt is None or self.condition is not Condition.TRAINED:
+            return None
+        if progress is not None and self.looked_at is not None:
+            return self.looked_at - span_of(max(0.0, progress.age_s))
+        return attempt.last_step_at
+
+    @property
     def told_at(self) -> datetime | None:
         """When a node last said what is known of the open attempt: no later than its state was written."""
         return min((at for at in (self.heard_at, self.written_at) if at is not None), default=None)
