@@ -157,7 +157,7 @@ def test_the_lists_call_a_run_by_what_means_it_on_a_command_line(outside: Outsid
     costs = [line.split()[0] for line in give(outside, "cost", "--all").stdout.splitlines()[1:-1]]
     assert (sorted(listed), sorted(costs)) == (sorted(first), sorted(first))
     rows = json.loads(give(outside, "cost", "--all", "--json").stdout)["rows"]
-    assert sorted(row["group"]["job"] for row in rows) == ["small", "small-2"]
+    assert sorted(row["group"]["job"] for row in rows) == ["small-2", "small@1"]
 
 
 @pytest.mark.parametrize(("answer", "started"), [("y\n", True), ("\n", False), ("n\n", False)])
