@@ -19,6 +19,7 @@ from gpucloud.ports import PortForward
 from tests.fakes.nodes import Server, embedded_server, openssh_server
 
 Start = Callable[..., contextlib.AbstractContextManager[Server]]
+OPENSSH = [pytest.mark.slow, pytest.mark.engine(name="openssh")]
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +134,7 @@ def test_a_port_where_nothing_listens_is_refused_as_openssh_refuses_it(server: S
     assert b"open failed: connect failed" in done.stderr
 
 
-@pytest.mark.parametrize("start", [embedded_server, openssh_server])
+@pytest.mark.parametrize("start", [embedded_server, pytest.param(openssh_server, marks=OPENSSH)])
 def test_our_own_client_forwards_a_port_while_its_command_runs(tmp_path: Path, start: Start):
     with start(tmp_path / "node") as server, echo() as served:
         shell = SshShell(server.key_file)
