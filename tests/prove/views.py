@@ -369,7 +369,11 @@ VIEWS = (
     View(words=("reconcile", "--all"), reads=_passed_all),
     View(words=("reconcile", "--all", "--json"), reads=_passed_all_json),
     View(words=("down", "JOB"), reads=_report, asks_if=lambda stands: stands.is_over),
-    View(words=("down", "JOB"), reads=_asks_for_its_end, asks_if=lambda stands: not stands.held.is_free),
+    View(
+        words=("down", "JOB"),
+        reads=_asks_for_its_end,
+        asks_if=lambda stands: not (stands.held.is_free or stands.is_over),
+    ),
     View(words=("train", "FILE"), reads=_begun, asks_if=lambda stands: stands.is_open),
     View(words=_PANEL, reads=_report, asks_if=lambda stands: stands.held is Held.ELSEWHERE),
 )

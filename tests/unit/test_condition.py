@@ -653,3 +653,9 @@ def test_a_job_with_a_deadline_says_until_when_it_trains_at_the_most() -> None:
     assert "\n\ndeadline 13:00:00 UTC: then it is saved and ends, done or not\n\n" in report_text(known)
     assert report_json(known)["deadline_at"] == "2026-03-01T13:00:00+00:00"
     assert "deadline" not in report_text(replace(known, status=JobStatus.SUCCEEDED, torn_down=True))
+
+
+def test_a_step_that_is_saved_is_reached_though_its_node_told_of_an_earlier_one_last() -> None:
+    known = replace(told(up("a", part(step=41)), up("b")), checkpoint=CheckpointRef(step=43, sha256="0" * 64))
+    assert known.reached is not None
+    assert known.reached.step == 43

@@ -211,15 +211,16 @@ class JobReport:
         progress, attempt, saved = self.progress, self.open_attempt, self.checkpoint
         counts = saved.counts if saved is not None else Counts.STEPS
         if progress is not None and progress.phase != UNTOLD:
-            counts = Counts.STEPS if progress.phase == OUTPUT else progress.counts
-            return Reached(step=progress.step, total_steps=progress.total_steps, counts=counts)
+            told = Counts.STEPS if progress.phase == OUTPUT else progress.counts
+            # A node's word may be older than what it has saved since.
+            step = max(progress.step, saved.step) if saved is not None and saved.counts is told else progress.step
+            return Reached(step=step, total_steps=progress.total_steps, counts=told)
         last = self.attempts[-1] if self.attempts else None
         if attempt is not None and attempt.last_step is not None:
             alone = self.supervisor is None and saved is not None and saved.step >= attempt.last_step
             at = None if alone or progress is not None else self.told_at
-            return Reached(
-                step=attempt.last_step, total_steps=attempt.total_steps, counts=counts, at=at, is_saved=alone
-            )
+            step = max(attempt.last_step, saved.step) if saved is not None else attempt.last_step
+            return Reached(step=step, total_steps=attempt.total_steps, counts=counts, at=at, is_saved=alone)
         if self.status.ended and last is not None and last.last_step is not None:
             return Reached(step=last.last_step, total_steps=last.total_steps, counts=counts)
         return Reached(step=saved.step, counts=counts, is_saved=True) if saved is not None else None
