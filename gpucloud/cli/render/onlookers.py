@@ -13,7 +13,6 @@ from gpucloud.cli.render.output import MOVING_EVERY_S, FirstRank, Paced
 from gpucloud.cli.render.use import brief, printed_words, untold_words
 from gpucloud.cli.render.words import silence, tell
 from gpucloud.domain.checkpoint.manifest import Counts
-from gpucloud.domain.job.quantities import format_span
 from gpucloud.domain.money.ledger import Spend
 from gpucloud.domain.node.node import NodeState
 from gpucloud.domain.node.output import without_code_folder
@@ -287,21 +286,14 @@ def _node_line(node: NodeSeen, seen: Seen) -> NodeLine:
     return NodeLine(node_id=node.node.id, zone=node.node.pool.zone, word=_word(node, seen), gpus=gpus)
 
 
-def _unheard_for(node: NodeSeen, here: timedelta, seen: Seen) -> str:
-    """Return for how long nobody has heard it: `here` is since this supervisor began to listen, or heard it."""
-    last = next((life.last_word_at for life in seen.state.nodes if life.node_id == node.node.id), None)
-    length = max(here, seen.now - last) if last is not None else here
-    return format_span(timedelta(seconds=round(length.total_seconds())))
-
-
 def _word(node: NodeSeen, seen: Seen) -> str:
     members = {m.node_id: m.rank for m in seen.state.attempt.members} if seen.state.attempt else {}
     if node.status is not None and node.status.notice is not None:
         return f"notice: goes at {node.status.notice.at:%H:%M:%S}"
     if node.silent_for:
-        return f"silent for {_unheard_for(node, node.silent_for, seen)}"
+        return f"silent for {node.silent_for.total_seconds():.0f} s"
     if node.mute_for:
-        return f"answers, and its agent says nothing for {_unheard_for(node, node.mute_for, seen)}"
+        return f"answers, and its agent says nothing for {node.mute_for.total_seconds():.0f} s"
     if node.node.state is NodeState.PENDING:
         return "booting"
     if node.node.id in members:

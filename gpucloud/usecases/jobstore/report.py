@@ -295,12 +295,10 @@ def report(
 
 
 def _heard_at(state: JobState) -> datetime | None:
-    """Return when the node of rank 0, which tells the steps, was heard last; None where the state does not know.
-
-    It is the node's word that counts, and not the look of a supervisor, who may have heard nothing.
-    """
+    """Return when the node of rank 0, which tells the steps, was heard last; None where the state does not know."""
     first = state.attempt.members[0].node_id if state.attempt is not None else None
-    return next((life.last_word_at for life in state.nodes if life.node_id == first), None)
+    silent = next((life.silent_at for life in state.nodes if life.node_id == first), None)
+    return silent or state.looked_at
 
 
 def with_forecast(report: JobReport) -> JobReport:

@@ -285,7 +285,6 @@ class Observer:
             status=memory.status,
             silent_for=silence if silence > timedelta(seconds=_ANSWER_S / 2) else timedelta(0),
             mute_for=mute,
-            last_word_at=memory.beat_at,
             told=told,
             heard=heard,
             refused=self.bootstrapper.refused(node.id),
