@@ -152,9 +152,9 @@ class Home:
         """Remove the entry of a job that is deleted."""
         (self._index / f"{job.name}.json").unlink(missing_ok=True)
 
-    def known(self) -> tuple[KnownJob, ...]:
-        """Return every known job, by name."""
-        paths = sorted(self._index.glob("*.json")) if self._index.is_dir() else []
+    def known(self, beginning: str = "") -> tuple[KnownJob, ...]:
+        """Return every known job whose name begins so, by name."""
+        paths = sorted(self._index.glob(f"{beginning}*.json")) if self._index.is_dir() else []
         return tuple(self._read(path) for path in paths)
 
     def find(self, name: str) -> KnownJob | None:

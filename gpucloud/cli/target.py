@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpucloud.cli.faults import known_error
 from gpucloud.cli.render.words import tell
@@ -20,9 +19,6 @@ from gpucloud.usecases.jobstore.orders import current_run, require_own, sha256_o
 from gpucloud.usecases.jobstore.report import JobReport, with_forecast
 from gpucloud.wiring import Gpucloud, KnownJob
 from gpucloud.wiring.jobs import asker_of, starter, visited_report
-
-if TYPE_CHECKING:
-    pass
 
 DEFAULT_FILE = "gpucloud.yaml"
 
@@ -120,8 +116,7 @@ def what_a_start_finds(cloud: Gpucloud, read: Target, *, offline: bool) -> str |
 
 
 def _nothing_named(cloud: Gpucloud) -> UsageError:
-    every = cloud.home.known()
-    names = [_called_among(known, every) for known in every]
+    names = [called(cloud, known) for known in cloud.home.known()]
     if not names:
         return UsageError(f"there is no file {DEFAULT_FILE}", hint="gpucloud init writes one")
     some = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
@@ -132,11 +127,8 @@ def _nothing_named(cloud: Gpucloud) -> UsageError:
 
 def called(cloud: Gpucloud, known: KnownJob) -> str:
     """Return what means that very run on a command line: a first run's own name may mean a newer one."""
-    return _called_among(known, cloud.home.known())
-
-
-def _called_among(known: KnownJob, every: Sequence[KnownJob]) -> str:
-    later = (run_of(known.name, one.name) or 0 for one in every if one.store == known.store)
+    runs = cloud.home.known(f"{known.name}-")
+    later = (run_of(known.name, one.name) or 0 for one in runs if one.store == known.store)
     return f"{known.name}@1" if max(later, default=0) > 1 else known.name
 
 
@@ -161,26 +153,23 @@ def other_runs(cloud: Gpucloud, known: KnownJob) -> tuple[str, ...]:
     return ()
 
 
-def report_of(
-    cloud: Gpucloud, known: KnownJob, *, visits: bool = False, among: Sequence[KnownJob] | None = None
-) -> JobReport:
+def report_of(cloud: Gpucloud, known: KnownJob, *, visits: bool = False) -> JobReport:
     """Return how the job stands, the same for every command that asks at the same moment, under what means it here.
 
     The nodes of one that nobody supervises are asked, and its store for what they saved last: its books are of an
     earlier time. With `visits` the nodes of any job are asked, for how they are used, its pace and its forecast.
-    `among`: the known jobs, where they were read already.
     """
     asker = asker_of(cloud, known)
-    report = replace(asker.report(), job=_called_among(known, among if among is not None else cloud.home.known()))
+    report = replace(asker.report(), job=called(cloud, known))
     if visits or report.supervisor is None:
         report = visited_report(cloud, known, report)
     return with_forecast(asker.with_stored_checkpoint(report))
 
 
-def report_or_line(cloud: Gpucloud, known: KnownJob, among: Sequence[KnownJob]) -> JobReport | None:
-    """Return how one of the known jobs stands; None, with a line that says why, when its store does not give it."""
+def report_or_line(cloud: Gpucloud, known: KnownJob) -> JobReport | None:
+    """Return how the job stands; None, with a line that says why, when its store does not give it."""
     try:
-        return report_of(cloud, known, among=among)
+        return report_of(cloud, known)
     except Exception as fault:  # noqa: BLE001  what one job's machines wrote must keep nobody from the others' reports
         tell(f"{known.name}: {known_error(fault)}")
         return None

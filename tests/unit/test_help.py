@@ -13,9 +13,8 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from gpucloud.adapters.home import Home
-from gpucloud.cli import help as arguments
 from gpucloud.cli.app import app
-from gpucloud.cli.help import EXAMPLES, GROUPS
+from gpucloud.cli.help import EXAMPLES, GROUPS, named
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.spec import KnownJob
 
@@ -88,7 +87,7 @@ def test_names_that_a_shell_would_read_as_more_than_a_name_are_not_completed(
     for one in (f"{name}.yaml", "what I train (2).yaml", "größer-1.5_b.yaml", "with space.yaml"):
         (tmp_path / one).touch()
     (tmp_path / f"{name}x").mkdir()
-    assert arguments.named("") == ["größer-1.5_b.yaml", "with space.yaml"]
+    assert named("") == ["größer-1.5_b.yaml", "with space.yaml"]
 
 
 @pytest.mark.parametrize(

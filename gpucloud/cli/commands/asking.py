@@ -62,8 +62,7 @@ def _status_of_all(cloud: Gpucloud, *, every: bool, as_json: bool) -> int:
 
 
 def _all_reports(cloud: Gpucloud) -> list[JobReport]:
-    every = cloud.home.known()
-    told = (report_or_line(cloud, known, every) for known in every)
+    told = (report_or_line(cloud, known) for known in cloud.home.known())
     return [report for report in told if report is not None]
 
 

@@ -20,7 +20,6 @@ from gpucloud.domain.errors import (
     UsageError,
 )
 from gpucloud.domain.job.quantities import counted, format_moment, format_size
-from gpucloud.domain.job.spec import Job
 from gpucloud.domain.state.state import ExitReason, JobState
 from gpucloud.domain.supervision.self_driving import Arming
 from gpucloud.ports import Clock
@@ -160,7 +159,7 @@ class Ender:
 
     def _unsaved_session(self, watcher: Watcher, asked: AskedToEnd) -> Session:
         """Return what ends the job by a new order, without a last save: that needs no secrets."""
-        job: Job = self.access.ordered.to_end(self._orders.end())[0]
+        job, _ = self.access.ordered.to_end(self._orders.end())
         services = self.access.services(job, self.access.ordered.known.name, goes_on=False)
         return Session(services=services, orders=self._orders, watcher=watcher, asked=asked)
 

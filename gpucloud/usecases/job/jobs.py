@@ -132,14 +132,22 @@ class Asker:
 
         Where there are none yet, as many as its order wants.
         """
-        report, cap, wall = self.report(), self.state().dearest_usd_per_hour, replace(self.wall, horizon=span)
-        told, now, launched = report.spend, self.clock.now(), bool(report.nodes)
-        nodes = len(report.nodes) or self.order().resolved.resources.nodes
-        until = paid_until(now, left_usd=told.left_usd, nodes=nodes, cap_usd_per_hour=cap, wall=wall, launched=launched)
+        state, order, now = self.state(), self.order(), self.clock.now()
+        listed, cap = self.listed(state), state.dearest_usd_per_hour
+        nodes = len(listed.alive) or order.resolved.resources.nodes
+        used = SpendTracker(self.jobs, self.market, self.terms).used(state, listed, now).usd
+        until = paid_until(
+            now,
+            left_usd=order.budget_usd - used,
+            nodes=nodes,
+            cap_usd_per_hour=cap,
+            wall=replace(self.wall, horizon=span),
+            launched=bool(listed.alive),
+        )
         if until is None:
             return None
-        usd = told.spent_usd + told.unproven_usd + usd_for(cap * nodes, until - now)
-        return Prepaid(until=until, usd=min(usd, told.budget_usd), budget_usd=told.budget_usd)
+        usd = used + usd_for(cap * nodes, until - now)
+        return Prepaid(until=until, usd=min(usd, order.budget_usd), budget_usd=order.budget_usd)
 
     def state_as_listed(self) -> JobState:
         """Return the state with machines and shut-off as the cloud lists them; where it does not answer, as stored."""
