@@ -192,7 +192,7 @@ def every_command_tells_of_the_job_alike(line, file, up, train, down):
 
     cost, budget = line.run("cost", "small", "--json").json, line.run("budget", "small", "--json").json
     plan = line.run("plan", file, "--json").json
-    shared = {"version", "job", "status", "condition", "spend", "paid_until"}
+    shared = {"version", "job", "name", "status", "condition", "spend", "paid_until"}
     assert cost.keys() & status.keys() == {*shared, "quarantined"}
     assert budget.keys() & status.keys() == shared
     assert plan.keys() & status.keys() == {"version", "job"}

@@ -51,7 +51,7 @@ def heard(writer: Writer) -> Answer:
 
 
 def save(step: int, size: int) -> Answer:
-    alone = {"level": "exact", "reason": "", "why": "due", "base": None}
+    alone = {"level": "exact", "reason": "", "why": "due", "base": None, "epoch": None, "values": {}}
     return {"save": {"commit": [1, step], "name": "rank-00000", "size": size, "summed": 0, "alone": alone}}
 
 
