@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from gpucloud.cli.commands.reaching import _look
-from gpucloud.cli.render.onlookers import snapshot
+from gpucloud.cli.render import live
+from gpucloud.cli.render.onlookers import line_of, snapshot
 from gpucloud.cli.render.reports import jobs_text, report_json, report_text
 from gpucloud.cli.render.use import condition_word, headline, step_words
 from gpucloud.cli.render.ways import going_on_line
@@ -28,10 +31,12 @@ from gpucloud.domain.state.state import (
 )
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import Arm, Done, Prepare, TearDown, Wait
+from gpucloud.domain.supervision.seen import Limits, Readiness
 from gpucloud.domain.supervision.self_driving import hands_over
 from gpucloud.usecases.jobstore.report import Condition, Left, NodeStanding, condition_of, report, with_answers
+from gpucloud.usecases.supervise.act import Announcements
 from gpucloud.usecases.supervise.story import tell_story
-from tests.unit.worlds import NOW, POOL, cooldown, opened, part, seen, state, up
+from tests.unit.worlds import NOW, POOL, cooldown, gone, opened, part, seen, state, up
 
 HOUR = timedelta(hours=1)
 SPEND = Spend(budget_usd=Decimal(1), spent_usd=Decimal("0.011"), promised_usd=Decimal(0))
@@ -519,11 +524,22 @@ def test_a_process_that_goes_on_says_what_trains_and_who_saw_to_it_last():
 def test_machines_of_an_attempt_that_another_supervisor_began_are_not_prepared():
     later = Owner(id="x", host="vm", pid=1, started="s", since=NOW + timedelta(minutes=9))
     there = seen(up("a"), up("b"), state=state(attempts=(opened("a", "b"),), owner=later))
-    assert tell_story(Prepare(node_ids=("a", "b")), there) == "checking a, b: the attempt there goes on"
-    assert tell_story(Prepare(node_ids=("b", "c")), there) == "preparing c; checking b: the attempt there goes on"
+    assert tell_story(Prepare(node_ids=("a", "b")), there) == "checking a, b: the attempt there is not disturbed"
+    assert (
+        tell_story(Prepare(node_ids=("b", "c")), there) == "preparing c; checking b: the attempt there is not disturbed"
+    )
     own = replace(there.state, owner=replace(later, since=NOW - timedelta(days=1)))
     assert tell_story(Prepare(node_ids=("b",)), replace(there, state=own)) == "preparing b"
     assert tell_story(Prepare(node_ids=("b", "c")), replace(there, state=state(owner=later))) == "preparing b, c"
+
+
+def test_of_a_machine_that_is_given_up_or_silent_nothing_is_said_when_it_is_tried_again():
+    later = Owner(id="x", host="vm", pid=1, started="s", since=NOW + timedelta(minutes=9))
+    ends = opened("a", "b", ending_reason=ExitReason.LOST, ending_at=NOW)
+    there = seen(up("a"), up("b"), state=state(attempts=(ends,), owner=later))
+    assert not tell_story(Prepare(node_ids=("a",)), there)
+    silent = seen(up("a", silent=9), up("b"), state=state(attempts=(opened("a", "b"),), owner=later))
+    assert tell_story(Prepare(node_ids=("a", "b")), silent) == "checking b: the attempt there is not disturbed"
 
 
 @pytest.mark.parametrize(
@@ -543,15 +559,105 @@ def test_a_step_is_as_old_as_the_word_of_the_node_that_tells_it():
     attempt = replace(opened("a", "b", first_step=1, last_step=385), total_steps=768)
     lives = tuple(NodeLife(node_id=one, pool=POOL, launched_at=NOW - HOUR) for one in ("a", "b"))
     for frozen, at in ((None, "11:59:58"), ("a", "11:59:20"), ("b", "11:59:58")):
-        since = NOW - timedelta(seconds=40)
-        nodes = tuple(replace(one, silent_at=since if one.node_id == frozen else None) for one in lives)
-        known = state(job="live", attempts=(attempt,), nodes=nodes, looked_at=NOW - timedelta(seconds=2))
+        words = {one: NOW - timedelta(seconds=40 if one == frozen else 2) for one in ("a", "b")}
+        nodes = tuple(replace(one, last_word_at=words[one.node_id]) for one in lives)
+        known = state(job="live", attempts=(attempt,), nodes=nodes, looked_at=NOW)
         world = seen(up("a"), up("b"), state=known)
         said = report(world.state, SPEND, (), world.group, "process 1 on vm")
         said = replace(said, written_at=NOW - timedelta(seconds=1), looked_at=NOW)
         assert step_words(said) == [f"step 385 of 768 as of {at} UTC"]
         assert f" 385 ({at}) " in jobs_text([said])
         assert report_json(said)["last_step_at"] == f"2026-03-01T{at}+00:00"
+
+
+def test_a_supervisor_that_has_heard_nothing_makes_no_step_newer():
+    """The machine said its last word 153 s ago, to another one; this one listens for 3 s."""
+    attempt = replace(opened("a", first_step=1, last_step=286), total_steps=500)
+    word = NOW - timedelta(seconds=153)
+    life = NodeLife(node_id="a", pool=POOL, launched_at=NOW - HOUR, last_word_at=word)
+    known = state(job="live", attempts=(attempt,), nodes=(life,), looked_at=word)
+    for silent in (0, 3):  # nothing was tried yet, or in vain
+        node = replace(up("a", silent=silent), status=None)
+        taken = transitions.record(replace(seen(node), state=transitions.since(known, seen(node, state=known), 1)))
+        said = report(taken, SPEND, (), seen(node).group, "process 1 on vm")
+        said = replace(said, written_at=NOW, looked_at=NOW)
+        assert report_json(said)["last_step_at"] == "2026-03-01T11:57:27+00:00"
+    heard = replace(up("a"), last_word_at=NOW)
+    (life,) = transitions.since(known, seen(heard, state=known), 1).nodes
+    assert life.last_word_at == NOW
+
+
+@pytest.mark.parametrize(
+    ("changes", "last_s", "word"),
+    [
+        ({"silent_for": timedelta(seconds=3)}, 153, "silent for 2 min 33 s"),
+        ({"silent_for": timedelta(seconds=3.4)}, 2, "silent for 3 s"),
+        ({"mute_for": timedelta(seconds=30)}, 90, "answers, and its agent says nothing for 1 min 30 s"),
+    ],
+)
+def test_the_panel_counts_the_silence_of_a_machine_from_its_last_word_to_anybody(changes, last_s, word):
+    life = NodeLife(node_id="a", pool=POOL, launched_at=NOW - HOUR, last_word_at=NOW - timedelta(seconds=last_s))
+    world = seen(replace(up("a"), **changes), state=state(attempts=(opened("a"),), nodes=(life,)))
+    assert snapshot(world, Wait(why="running"), SPEND).nodes[0].word == word
+
+
+def test_of_a_job_that_trains_no_view_tells_a_step_of_a_silent_machine_as_if_it_were_of_now():
+    attempt = replace(opened("a", "b", first_step=1, last_step=286), total_steps=500)
+    word = NOW - timedelta(seconds=153)
+    lives = (
+        NodeLife(node_id="a", pool=POOL, launched_at=NOW - HOUR, last_word_at=word, silent_at=NOW - HOUR / 60),
+        NodeLife(node_id="b", pool=POOL, launched_at=NOW - HOUR, last_word_at=NOW),
+    )
+    silent = up("a", part(step=286, total_steps=500), silent=60)
+    world = seen(silent, up("b"), state=state(job="live", attempts=(attempt,), nodes=lives, looked_at=NOW))
+    said = report(world.state, SPEND, (), world.group, "process 1 on vm")
+    said = replace(said, written_at=NOW, looked_at=NOW, signed_by="own")
+    head, lacks, *_ = report_text(said).split("\n\n")
+    assert head == "live: training, 1 of 2 silent, step 286 of 500 as of 11:57:27 UTC, supervised by process 1 on vm"
+    assert lacks == "a has told its supervisor nothing since 11:57:27 UTC"
+    assert "live  training, 1 of 2 silent" in jobs_text([said])
+    assert [one["silent_since"] for one in report_json(said)["nodes"]] == ["2026-03-01T11:57:27+00:00", None]
+    line = line_of(snapshot(world, Wait(why="running"), SPEND))
+    assert line.startswith("train: step 286 of 500, nothing heard of a since 11:57:27 UTC, loss 0.5000, spent ")
+    console = Console(file=io.StringIO(), width=100)
+    console.print(live._panel(snapshot(world, Wait(why="running"), SPEND), (), 100))
+    assert "step 286 of 500  as of 11:57:27 UTC" in console.file.getvalue()
+
+    moment = replace(said, silences=(replace(said.silences[0], since=NOW - timedelta(seconds=1)),))
+    assert "silent" not in report_text(moment)
+    alone = replace(said, supervisor=None, last_supervisor="process 1 on vm")  # its word is of an earlier time
+    assert "has told its supervisor nothing" not in report_text(alone)
+
+
+def silences(*worlds):
+    told = Announcements()
+    return [told.news(Wait(why="running"), world, Limits()) for world in worlds]
+
+
+def frozen_one(now_s, node, *others, **changes):
+    known = state(attempts=(opened("a", **changes),))
+    return replace(seen(node, *others, state=known), now=NOW + timedelta(seconds=now_s))
+
+
+def test_of_a_machine_that_does_not_answer_it_is_said_that_its_attempt_may_go_on():
+    silent = up("a", silent=9)
+    assert silences(frozen_one(0, silent), frozen_one(1, silent)) == [
+        ("no machine answers: a; the attempt there may go on until 12:30:00 UTC at the latest",),
+        (),
+    ]
+    ends = frozen_one(0, silent, ending_reason=ExitReason.LOST)
+    assert silences(ends) == [("no machine answers: a; paid until 12:30:00 UTC",)]
+
+
+def test_only_a_machine_that_was_silent_and_speaks_answers_again():
+    silent = frozen_one(0, up("a", silent=9))
+    heard = replace(up("a"), last_word_at=NOW + timedelta(seconds=5))
+    assert silences(silent, frozen_one(5, heard))[1] == ("a answers again",)
+    unheard = replace(up("a"), last_word_at=NOW - timedelta(seconds=9))  # it has not told anything since
+    assert silences(silent, frozen_one(5, unheard), frozen_one(6, heard))[1:] == [(), ("a answers again",)]
+    boots = replace(up("b", readiness=Readiness.NO), status=None)
+    assert silences(silent, frozen_one(5, gone("a"), boots))[1] == ()
+    assert silences(silent, frozen_one(5, up("a", silent=14), boots))[1] == ()
 
 
 def test_steps_that_were_lost_are_in_no_view_the_step_where_a_job_stands():

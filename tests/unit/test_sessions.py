@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gpucloud.adapters.jobfile import read_job
-from gpucloud.domain.errors import LeaseHeld, ProvisionError, StoreError
+from gpucloud.domain.errors import HostUnreachable, LeaseHeld, ProvisionError, StoreError
 from gpucloud.domain.job.spec import KnownJob
 from gpucloud.domain.money.ledger import ChargeKind, Rates, Terms
 from gpucloud.domain.state.order import with_budget
@@ -22,6 +22,7 @@ from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import take
 from gpucloud.usecases.jobstore.orders import Orders
 from tests.fakes.agent import Training
+from tests.fakes.fleet_shell import FleetHost
 from tests.faults.process import Ended, run
 from tests.faults.rig import GROUP, JOB, Outside, Rigged, _Cloud
 from tests.faults.strikes import Strikes
@@ -370,3 +371,58 @@ def test_a_right_that_machines_lack_is_named_and_the_job_is_supervised_to_its_en
     said = ended.stderr
     assert "small cannot drive itself: " in said
     assert "may not do what driving the job needs: AccessDenied: s3:PutObject on jobs/small/state.json" in said
+
+
+def test_words_of_machines_are_written_with_what_else_is_and_never_by_themselves(outside: Outside) -> None:
+    """Forty looks at machines that train, each of which hears something new: the state is written at none."""
+    outside.fleet.training = Training(steps=50, step_s=1.0, every=1000)
+    ticks: list[datetime] = []
+    written: list[datetime] = []
+    sleep, put = outside.clock.sleep, outside.store.put
+
+    def slept(seconds: float) -> None:
+        ticks.append(outside.clock.now())
+        sleep(seconds)
+
+    def putting(key: str, *given: Any, **named: Any) -> str:
+        if key == f"jobs/{JOB}/state.json":
+            written.append(outside.clock.now())
+        return put(key, *given, **named)
+
+    outside.clock.sleep, outside.store.put = slept, putting  # type: ignore[method-assign]
+    ended = give(outside, "train", "small.yaml")
+    assert ended.code == 0, ended.stderr
+    began = state(outside).attempts[0].started_at
+    trains = (began + timedelta(seconds=5), began + timedelta(seconds=45))
+    assert len([at for at in ticks if trains[0] < at < trains[1]]) >= 35
+    assert [at for at in written if trains[0] < at < trains[1]] == []
+    assert all(life.last_word_at is not None and life.last_word_at > trains[1] for life in state(outside).nodes)
+
+
+def test_a_machine_that_falls_silent_is_written_once_with_when_it_was_heard_last(
+    outside: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside.fleet.training = Training(steps=200, step_s=1.0, every=1000)
+    frozen_from = outside.clock.now() + timedelta(seconds=20)
+    check, put = FleetHost.check, outside.store.put
+    written: list[tuple[datetime, Any]] = []
+
+    def checked(own: FleetHost) -> None:
+        if outside.clock.now() >= frozen_from and own.node.id.endswith("2"):
+            raise HostUnreachable(f"{own.node.id}: timed out")
+        check(own)
+
+    def putting(key: str, data: Any, *given: Any, **named: Any) -> str:
+        if key == f"jobs/{JOB}/state.json":
+            written.append((outside.clock.now(), json.loads(data)))
+        return put(key, data, *given, **named)
+
+    monkeypatch.setattr(FleetHost, "check", checked)
+    outside.store.put = putting  # type: ignore[method-assign]
+    give(outside, "train", "small.yaml", at=900)
+    told = [found for at, found in written if frozen_from <= at]
+    assert len(told) == 1, told
+    frozen, other = sorted(told[0]["nodes"], key=lambda life: life["node_id"], reverse=True)
+    assert frozen["last_word_at"] <= frozen["silent_at"] < f"{frozen_from + timedelta(seconds=3):%Y-%m-%dT%H:%M:%S}"
+    assert other["silent_at"] is None
+    assert other["last_word_at"] > frozen["last_word_at"]

@@ -171,7 +171,9 @@ def _progress(now: Snapshot, width: int) -> Table:
     told = [Text(in_one_line(now.phase), style="bold")]
     if now.step is not None and now.phase != UNTOLD:
         told.append(Text(f"step {now.step}" + (f" of {now.total_steps}" if now.total_steps else "")))
-    to_go = [Text(word) for word in to_go_words(now.time_left, now.spend)]
+    if now.told_at is not None:
+        told.append(Text(f"as of {now.told_at:%H:%M:%S} UTC", style="red"))
+    to_go = [Text(word) for word in to_go_words(now.time_left, now.spend)] if not now.unheard else []
     told += to_go if _width([*told, *to_go]) <= width else to_go[-1:]  # of both, what ends first matters
     if now.committed_step is not None:
         told.append(Text(f"{now.counts.named(now.committed_step)} is saved", style="green"))
@@ -182,7 +184,9 @@ def _progress(now: Snapshot, width: int) -> Table:
         told.pop()
     cells: list[Text | ProgressBar] = [*told]
     if now.step is not None and now.total_steps and _width(told) + _BAR + _GAP <= width:
-        cells.insert(min(2, len(cells)), ProgressBar(total=now.total_steps, completed=now.step, width=_BAR))
+        cells.insert(
+            min(3 if now.told_at else 2, len(cells)), ProgressBar(total=now.total_steps, completed=now.step, width=_BAR)
+        )
     row = _uncut(len(cells))
     row.add_row(*cells)
     return row

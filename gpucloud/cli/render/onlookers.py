@@ -13,13 +13,14 @@ from gpucloud.cli.render.output import MOVING_EVERY_S, FirstRank, Paced
 from gpucloud.cli.render.use import brief, printed_words, untold_words
 from gpucloud.cli.render.words import silence, tell
 from gpucloud.domain.checkpoint.manifest import Counts
+from gpucloud.domain.job.quantities import format_span
 from gpucloud.domain.money.ledger import Spend
 from gpucloud.domain.node.node import NodeState
 from gpucloud.domain.node.output import without_code_folder
 from gpucloud.domain.node.status import UNTOLD, Stop
 from gpucloud.domain.supervision.action import Action, Arm, Done, Wait
-from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, shown_of
-from gpucloud.domain.supervision.seen import NodeSeen, Readiness, Seen
+from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, is_gone, shown_of
+from gpucloud.domain.supervision.seen import Limits, NodeSeen, Readiness, Seen
 from gpucloud.domain.untrusted import in_one_line
 from gpucloud.usecases.jobstore.report import WORDS, Condition, time_left
 
@@ -180,13 +181,19 @@ def line_of(now: Snapshot) -> str:
     if now.phase == UNTOLD:
         saved = f"{now.counts.named(now.committed_step)} is saved" if now.committed_step else "nothing saved yet"
         parts = [f"{now.phase}: {saved}"]
+    parts += [unheard_words(now)] if now.unheard else []
     if now.loss is not None:
         parts.append(f"loss {now.loss:.4f}")
     parts += now.printed
     if now.gpus:
         parts.append(now.gpus)
-    parts += to_go_words(now.time_left, now.spend)
+    parts += to_go_words(now.time_left, now.spend) if not now.unheard else []
     return f"{', '.join(parts)}, spent {money_line(now.spend)}"
+
+
+def unheard_words(now: Snapshot) -> str:
+    """Return which machines say nothing, and since when: what is told of the attempt is of then."""
+    return ", ".join(f"nothing heard of {node_id} since {at:%H:%M:%S} UTC" for node_id, at in now.unheard)
 
 
 # One pass, ready to be shown.
@@ -222,12 +229,17 @@ class Snapshot:
     counts: Counts = Counts.STEPS
     printed: tuple[str, ...] = ()
     """Other numbers that the script prints, in words."""
+    unheard: tuple[tuple[str, datetime], ...] = ()
+    """The attempt's machines of which nothing is heard, and since when."""
+    told_at: datetime | None = None
+    """When the step was told; None where its machine is heard."""
 
 
 def snapshot(seen: Seen, action: Action, spend: Spend) -> Snapshot:
     """Return what is to be shown of the pass."""
     attempt = seen.state.attempt
     progress, printed = shown_of(attempt, seen) if attempt else (None, ())
+    unheard = _unheard(seen)
     return Snapshot(
         job=seen.state.job,
         phase=_phase(seen, action, progress.phase if progress else None),
@@ -243,8 +255,16 @@ def snapshot(seen: Seen, action: Action, spend: Spend) -> Snapshot:
         spend=spend,
         paid_until=seen.state.paid_until,
         gpus=brief([gpu for node in _working(seen) if node.status for gpu in node.status.gpus]),
+        unheard=unheard,
+        told_at=dict(unheard).get(attempt.members[0].node_id) if attempt else None,
         nodes=tuple(_node_line(node, seen) for node in seen.nodes if node.node.state is not NodeState.TERMINATED),
     )
+
+
+def _unheard(seen: Seen) -> tuple[tuple[str, datetime], ...]:
+    """Return which of the attempt's machines are silent, and since when; a moment without a word is no silence."""
+    silent = ((node.node.id, _unheard_for(node, seen)) for node in _working(seen) if not is_gone(node))
+    return tuple((node_id, seen.now - length) for node_id, length in silent if length >= Limits().silent)
 
 
 def _working(seen: Seen) -> list[NodeSeen]:
@@ -286,14 +306,25 @@ def _node_line(node: NodeSeen, seen: Seen) -> NodeLine:
     return NodeLine(node_id=node.node.id, zone=node.node.pool.zone, word=_word(node, seen), gpus=gpus)
 
 
+def _unheard_for(node: NodeSeen, seen: Seen) -> timedelta:
+    """Return for how long nobody has heard it, whoever listened then."""
+    here = max(node.silent_for, node.mute_for)
+    last = next((life.last_word_at for life in seen.state.nodes if life.node_id == node.node.id), None)
+    return max(here, seen.now - last) if here and last is not None else here
+
+
+def _unheard_words(node: NodeSeen, seen: Seen) -> str:
+    return format_span(timedelta(seconds=round(_unheard_for(node, seen).total_seconds())))
+
+
 def _word(node: NodeSeen, seen: Seen) -> str:
     members = {m.node_id: m.rank for m in seen.state.attempt.members} if seen.state.attempt else {}
     if node.status is not None and node.status.notice is not None:
         return f"notice: goes at {node.status.notice.at:%H:%M:%S}"
     if node.silent_for:
-        return f"silent for {node.silent_for.total_seconds():.0f} s"
+        return f"silent for {_unheard_words(node, seen)}"
     if node.mute_for:
-        return f"answers, and its agent says nothing for {node.mute_for.total_seconds():.0f} s"
+        return f"answers, and its agent says nothing for {_unheard_words(node, seen)}"
     if node.node.state is NodeState.PENDING:
         return "booting"
     if node.node.id in members:

@@ -133,7 +133,7 @@ def report_json(report: JobReport) -> dict[str, Any]:
         "paid_until": codec.plain(report.paid_until),
         "deadline_at": codec.plain(report.deadline_at),
         "capacity_decision": _decision_json(report.capacity_decision),
-        "nodes": [_node_json(node) for node in report.nodes],
+        "nodes": [_node_json(node, report) for node in report.nodes],
         "excluded": [_cooldown_json(cooldown) for cooldown in report.cooldowns],
         "quarantined": [quarantine_json(one) for one in report.quarantined],
         "backoff": list(report.backoff),
@@ -204,12 +204,14 @@ def _interruption_json(interruption: Interruption) -> dict[str, Any]:
     }
 
 
-def _node_json(node: Node) -> dict[str, Any]:
+def _node_json(node: Node, report: JobReport) -> dict[str, Any]:
+    since = next((one.since for one in report.silent if one.node_id == node.id), None)
     return {
         "id": node.id,
         **pool_json(node.pool),
         "state": node.state.value,
         "launched_at": codec.plain(node.launched_at),
+        "silent_since": codec.plain(since),
     }
 
 

@@ -100,7 +100,16 @@ def condition_word(report: JobReport) -> str:
         return "preparing its machines"
     if report.condition is Condition.WAITING and report.nodes:
         return "waiting for more machines"
-    return WORDS.get(report.condition, report.status.value)
+    word = WORDS.get(report.condition, report.status.value)
+    return word + _silent_words(report) if report.condition is Condition.TRAINING else word
+
+
+def _silent_words(report: JobReport) -> str:
+    """Return that machines of an attempt do not answer whoever supervises it; empty where all do."""
+    attempt, silent = report.open_attempt, len(report.silent)
+    if attempt is None or not silent:
+        return ""
+    return ", no machine answers" if silent == len(attempt.members) else f", {silent} of {len(attempt.members)} silent"
 
 
 def condition_and_reason(report: JobReport) -> str:

@@ -22,6 +22,10 @@ def lacking(report: JobReport) -> list[str]:
     if report.supervisor is None and report.last_supervisor is not None and report.written_at is not None:
         seen = f"{format_moment(report.written_at, report.looked_at)}{_ago(report)}"
         told.append(f"its supervisor, {report.last_supervisor}, was last seen at {seen}")
+    told += [
+        f"{one.node_id} has told its supervisor nothing since {format_moment(one.since, report.looked_at)}"
+        for one in report.silent
+    ]
     until = f" at {format_moment(report.paid_until, report.looked_at)}" if report.paid_until else ""
     match report.condition:
         case Condition.HANDING_OVER:

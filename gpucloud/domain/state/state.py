@@ -253,6 +253,8 @@ class NodeLife:
     """Since when the cloud lists it no longer, though no end of it is known."""
     silent_at: datetime | None = None
     """Since when it does not answer, or its agent tells nothing that can be read; None while it does."""
+    last_word_at: datetime | None = None
+    """When its agent last told something new, to whoever supervised then; None before it ever did."""
     prepared: bool = False
     """Whether it was ever ready for attempts."""
     unprepared_at: datetime | None = None

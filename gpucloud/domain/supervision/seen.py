@@ -212,6 +212,8 @@ class NodeSeen:
     status: Status | None = None
     silent_for: timedelta = timedelta(0)
     mute_for: timedelta = timedelta(0)
+    last_word_at: datetime | None = None
+    """When its agent last told this supervisor something new; None before it did: what others heard is in the state."""
     told: bool = False
     heard: bool = False
     refused: str | None = None

@@ -265,6 +265,7 @@ def since(state: JobState, seen: Seen, needed: int) -> JobState:
     untold = {node.node.id: max(node.silent_for, node.mute_for) for node in seen.nodes}
     silent = {node_id: seen.now - length for node_id, length in untold.items() if length}
     heard = {node.node.id for node in seen.nodes if node.heard}
+    words = {node.node.id: node.last_word_at for node in seen.nodes if node.last_word_at is not None}
     state = replace(
         state,
         short_at=(state.short_at or seen.now) if short else None,
@@ -274,6 +275,7 @@ def since(state: JobState, seen: Seen, needed: int) -> JobState:
             replace(
                 life,
                 silent_at=silent.get(life.node_id),
+                last_word_at=words.get(life.node_id, life.last_word_at),
                 unprepared_at=None if life.node_id in heard else life.unprepared_at,
             )
             for life in state.nodes

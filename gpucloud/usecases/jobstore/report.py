@@ -25,7 +25,7 @@ from gpucloud.domain.state.state import (
     Quarantine,
 )
 from gpucloud.domain.supervision.membership import shown_of
-from gpucloud.domain.supervision.seen import Seen
+from gpucloud.domain.supervision.seen import Limits, Seen
 from gpucloud.domain.supervision.transitions import lost_with_machines
 
 
@@ -35,6 +35,14 @@ class NodeStanding:
 
     node_id: str
     status: Status | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Silence:
+    """A machine that tells its supervisor nothing, and since when nobody has heard it."""
+
+    node_id: str
+    since: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +129,8 @@ class JobReport:
     """What its script gets beside where a checkpoint was put back."""
     prepared: bool = False
     """Whether all of its machines are ready for an attempt, as far as its state says."""
+    silences: tuple[Silence, ...] = ()
+    """Its attempt's machines that told its supervisor nothing when its state was written last."""
 
     @property
     def buyer(self) -> str | None:
@@ -162,6 +172,13 @@ class JobReport:
     def can_be_handed_over(self) -> bool:
         """Whether one of its machines is about to take it: of those that were asked, one has to answer for that."""
         return self.hands_over and not (self.standing and len(self.unanswered) == len(self.standing))
+
+    @property
+    def silent(self) -> tuple[Silence, ...]:
+        """The attempt's machines that whoever supervises it does not hear; a moment without a word is no silence."""
+        if self.supervisor is None or self.looked_at is None:
+            return ()
+        return tuple(one for one in self.silences if self.looked_at - one.since >= Limits().silent)
 
     @property
     def unanswered(self) -> tuple[str, ...]:
@@ -291,14 +308,26 @@ def report(
         setup_failed=state.setup_failed,
         torn_down=state.torn_down,
         heard_at=_heard_at(state),
+        silences=_silences(state),
     )
 
 
 def _heard_at(state: JobState) -> datetime | None:
-    """Return when the node of rank 0, which tells the steps, was heard last; None where the state does not know."""
+    """Return when the node of rank 0, which tells the steps, was heard last; None where the state does not know.
+
+    It is the node's word that counts, and not the look of a supervisor, who may have heard nothing.
+    """
     first = state.attempt.members[0].node_id if state.attempt is not None else None
-    silent = next((life.silent_at for life in state.nodes if life.node_id == first), None)
-    return silent or state.looked_at
+    return next((life.last_word_at for life in state.nodes if life.node_id == first), None)
+
+
+def _silences(state: JobState) -> tuple[Silence, ...]:
+    members = {member.node_id for member in state.attempt.members} if state.attempt is not None else set()
+    return tuple(
+        Silence(node_id=life.node_id, since=min(life.silent_at, life.last_word_at or life.silent_at))
+        for life in state.alive
+        if life.node_id in members and life.silent_at is not None
+    )
 
 
 def with_forecast(report: JobReport) -> JobReport:

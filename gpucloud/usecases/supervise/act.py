@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from gpucloud.domain.checkpoint.layouts import Additions, additions_of, begun_anew
 from gpucloud.domain.checkpoint.manifest import Counts
@@ -52,11 +52,10 @@ from gpucloud.domain.supervision.membership import (
     members_of,
     part_of,
     progress_of,
-    somebody_answers,
     vouched_for,
 )
 from gpucloud.domain.supervision.quarantine import failed_setup
-from gpucloud.domain.supervision.seen import Goal, Limits, Seen
+from gpucloud.domain.supervision.seen import Goal, Limits, NodeSeen, Seen
 from gpucloud.domain.untrusted import in_one_line
 from gpucloud.usecases.jobstore.lease import Lease
 from gpucloud.usecases.jobstore.records import BEFORE
@@ -65,7 +64,7 @@ from gpucloud.usecases.supervise.closing import Closing
 from gpucloud.usecases.supervise.inspection import Inspector
 from gpucloud.usecases.supervise.prepare import Bootstrapper
 from gpucloud.usecases.supervise.provision import MachineProvisioner
-from gpucloud.usecases.supervise.story import decision_line, silence, tell_story
+from gpucloud.usecases.supervise.story import answer_again, decision_line, silence, tell_story
 
 _FIRST_WORD = timedelta(minutes=1)
 
@@ -76,7 +75,9 @@ class Announcements:
 
     _told: set[str] = field(default_factory=set)
     _refusals: set[Refusal] = field(default_factory=set)
-    _silent: bool = False
+    _silent: frozenset[str] = frozenset()
+    """The machines of which it was told that none answers."""
+    _silent_at: datetime | None = None
     _protected: str | None = None
     _anew: int = 0
     """The newest attempt of which it was told that its script began anew."""
@@ -119,12 +120,22 @@ class Announcements:
         return tuple(f"excluded: {refusal.message}" for refusal in fresh)
 
     def _silence(self, seen: Seen, limits: Limits) -> tuple[str, ...]:
-        """Once that no machine answers, which may be our own line, and once that one does again."""
-        silent = all_silent(seen, limits)
-        if silent is self._silent or not (silent or somebody_answers(seen)):
-            return ()
-        self._silent = silent
-        return (silence(seen) if silent else "machines answer again",)
+        """Once that no machine answers, which may be our own line, and once which of those do again."""
+        alive = {node.node.id: node for node in seen.nodes if not is_gone(node)}
+        if all_silent(seen, limits):
+            told = () if self._silent else (silence(seen),)
+            self._silent, self._silent_at = frozenset(alive), self._silent_at or seen.now
+            return told
+        again = sorted(one for one in self._silent & alive.keys() if self._has_spoken(alive[one]))
+        others = any(not node.silent_for for one, node in alive.items() if one not in self._silent)
+        if again or others or not self._silent & alive.keys():
+            self._silent, self._silent_at = frozenset(), None
+        return (answer_again(again),) if again else ()
+
+    def _has_spoken(self, node: NodeSeen) -> bool:
+        """Whether it has told something since that was told: one that only boots has not."""
+        word, since = node.last_word_at, self._silent_at
+        return not node.silent_for and word is not None and since is not None and word >= since
 
     def _lasting(self, action: Action, seen: Seen, limits: Limits) -> tuple[str, ...]:
         now = {*_out_of_our_reach(seen, limits), *_advice(seen), *_undriven(seen, limits), *_told_wait(action)}

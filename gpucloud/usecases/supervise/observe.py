@@ -47,11 +47,13 @@ class _Memory:
 
     `silent_at` is since when it told an earlier supervisor nothing: that counts once it tells this one nothing.
     `mute_at` is since when it answers, and its agent tells nothing new; `prepared_again`: it was, for that.
+    `word_at` is when its agent told something new: what is read first may have stood there for long.
     """
 
     answered_at: datetime
     status: Status | None = None
     beat_at: datetime | None = None
+    word_at: datetime | None = None
     asked: Future[Status | None] | None = None
     lost_at: datetime | None = None
     failed_at: datetime | None = None
@@ -68,6 +70,7 @@ class _Memory:
         """It answered; None: nothing that can be read."""
         self.answered_at = now
         if status is not None and (self.status is None or status.beat != self.status.beat):
+            self.word_at = now if self.status is not None else None
             self.status, self.beat_at = status, now
             self.silent_at, self.mute_at, self.prepared_again = None, None, False
         elif self.mute_at is None:
@@ -285,6 +288,7 @@ class Observer:
             status=memory.status,
             silent_for=silence if silence > timedelta(seconds=_ANSWER_S / 2) else timedelta(0),
             mute_for=mute,
+            last_word_at=memory.word_at,
             told=told,
             heard=heard,
             refused=self.bootstrapper.refused(node.id),

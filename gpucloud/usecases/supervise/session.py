@@ -17,7 +17,7 @@ from typing import TypeVar
 from gpucloud.domain.errors import GpucloudError, LeaseHeld, RunIsOver
 from gpucloud.domain.money.ledger import Spend
 from gpucloud.domain.state.order import Order, is_closed
-from gpucloud.domain.state.state import ExitReason, JobState
+from gpucloud.domain.state.state import ExitReason, JobState, NodeLife
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import Action, Done, Pause, StayOn, Wait
 from gpucloud.domain.supervision.reconcile import decide
@@ -225,9 +225,16 @@ class Supervisor:
 
 
 def _is_news(old: JobState, new: JobState) -> bool:
-    """Whether the state must be written now; steps alone can wait for the lease's next renewal."""
-    watched = ("nodes", "status", "interruptions", "checkpoint")
-    return any(getattr(old, name) != getattr(new, name) for name in watched)
+    """Whether the state must be written now; steps and words of machines can wait for the lease's next renewal.
+
+    That a machine falls silent, or speaks again, is written at once, with when it was heard last.
+    """
+    watched = ("status", "interruptions", "checkpoint")
+    return _unheard(old) != _unheard(new) or any(getattr(old, name) != getattr(new, name) for name in watched)
+
+
+def _unheard(state: JobState) -> tuple[NodeLife, ...]:
+    return tuple(replace(life, last_word_at=None) for life in state.nodes)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from gpucloud.domain.checkpoint.layouts import Additions, additions_of
@@ -146,19 +147,34 @@ _MODES = {
 
 def silence(seen: Seen) -> str:
     """Return the line for machines of which none answers: whether they or our line are down cannot be told apart."""
-    until = seen.group.armed_until
-    goes_on = f"; the attempt there goes on until {format_moment(until, seen.now)} at the latest" if until else ""
-    return f"no machine answers: {', '.join(node.id for node in seen.group.alive)}{goes_on}"
+    until, attempt = seen.group.armed_until, seen.state.attempt
+    told = f"no machine answers: {', '.join(node.id for node in seen.group.alive)}"
+    if until is None:
+        return told
+    by = format_moment(until, seen.now)
+    runs = attempt is not None and attempt.ending_reason is None
+    return f"{told}; {f'the attempt there may go on until {by} at the latest' if runs else f'paid until {by}'}"
+
+
+def answer_again(node_ids: Sequence[str]) -> str:
+    """Return the line for machines that were silent, all at once, and of which these are heard again."""
+    return f"{', '.join(node_ids)} {'answers' if len(node_ids) == 1 else 'answer'} again"
 
 
 def _prepared(node_ids: tuple[str, ...], seen: Seen) -> str:
-    """Return which machines are made ready; those that train since before this supervisor came are looked at alone."""
+    """Return which machines are made ready; those that train since before this supervisor came are looked at alone.
+
+    It is no news that one which does not answer is tried again, nor one whose attempt is about to end.
+    """
     attempt, owner = seen.state.attempt, seen.state.owner
     is_older = attempt is not None and owner is not None and attempt.started_at < owner.since
     at_work = {member.node_id for member in attempt.members} if attempt is not None and is_older else set()
     new, training = ([one for one in node_ids if (one in at_work) is works] for works in (False, True))
     told = [f"preparing {', '.join(new)}"] if new else []
-    told += [f"checking {', '.join(training)}: the attempt there goes on"] if training else []
+    silent = {node.node.id for node in seen.nodes if node.silent_for}
+    ends = attempt is not None and attempt.ending_reason is not None
+    checked = [] if ends else [one for one in training if one not in silent]
+    told += [f"checking {', '.join(checked)}: the attempt there is not disturbed"] if checked else []
     return "; ".join(told)
 
 
