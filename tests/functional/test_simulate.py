@@ -87,6 +87,7 @@ def test_json_has_every_figure(simulate):
             "zones": ["us-west-2a"],
             "deadline_s": 216000.0,
             "policy": "on_demand",
+            "runs_on": "on_demand",
             "mean_usd": "147.39",
             "p90_usd": "147.39",
             "worst_usd": "147.39",
@@ -350,3 +351,12 @@ def test_what_the_budget_ended_is_unfinished_and_never_dearer(simulate, folder):
     assert re.fullmatch(r"on_demand in .*: (\d+) of \1 ended unfinished at the budget", lines[10]), lines
     cells = ["on_demand", "over budget", "over budget", "60.00", "-", "unfinished", "-", "-"]
     assert re.split(r" {2,}", lines[7])[1:] == cells
+
+
+def test_a_job_without_a_deadline_is_said_to_run_on_spot_machines_in_json_too(simulate, folder):
+    text = JOB.replace("deadline: 60h\n", "").replace("market: auto", "market: spot")
+    (folder / "train.yaml").write_text(text)
+    _, answer, _ = simulate("train.yaml", "--json", *QUICK)
+    results = json.loads(answer)["markets"][0]["results"]
+    assert [(one["policy"], one["runs_on"]) for one in results[:1]] == [(None, "spot alone")]
+    assert "greedy" not in answer

@@ -690,3 +690,18 @@ def test_a_step_that_is_saved_is_reached_though_its_node_told_of_an_earlier_one_
     known = replace(told(up("a", part(step=41)), up("b")), checkpoint=CheckpointRef(step=43, sha256="0" * 64))
     assert known.reached is not None
     assert known.reached.step == 43
+
+
+def test_an_attempt_whose_results_come_home_has_ended_in_json_when_its_script_had():
+    attempt = opened("a", "b", first_step=1, last_step=500)
+    done = (up("a", part(outcome=Outcome.DONE)), up("b", part(outcome=Outcome.DONE)))
+    known = transitions.since(state(attempts=(attempt,)), seen(*done, state=state(attempts=(attempt,))), 2)
+    later = replace(seen(*done, state=known), now=NOW + timedelta(minutes=3))
+    known = transitions.since(known, later, 2)
+    said = report(known, SPEND, (), later.group, "process 1 on vm")
+    assert said.condition is Condition.TRAINED
+    assert [one["ended_at"] for one in report_json(said)["attempts"]] == ["2026-03-01T12:00:00+00:00"]
+    half = (up("a", part(outcome=Outcome.DONE)), up("b", part(step=3)))
+    working = transitions.since(state(attempts=(attempt,)), seen(*half, state=state(attempts=(attempt,))), 2)
+    said = report(working, SPEND, (), later.group, "process 1 on vm")
+    assert [one["ended_at"] for one in report_json(said)["attempts"]] == [None]

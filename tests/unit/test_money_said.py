@@ -407,6 +407,41 @@ def test_a_shut_off_that_comes_seconds_later_is_no_news(moved_s: int, told: bool
     assert tell_story(Arm(until=TICK + HOUR), seen(armed=None)) is not None
 
 
+def test_a_shut_off_that_is_renewed_every_few_seconds_is_told_once_a_minute_of_it() -> None:
+    """At a budget's end each renewal is of seconds: what counts is what was told last, not what was armed last."""
+    told, lines, armed = LATER, [], LATER
+    for seconds in range(14, 141, 14):
+        until = LATER + timedelta(seconds=seconds)
+        line = tell_story(Arm(until=until), replace(seen(armed=armed), now=until - timedelta(seconds=90)), None, told)
+        told, armed = (until, until) if line else (told, until)
+        lines += [line] if line else []
+    assert lines == [
+        "paid until 12:31:10 UTC: then the machines shut themselves off",
+        "paid until 12:32:20 UTC: then the machines shut themselves off",
+    ]
+    reckoned = tell_story(Arm(until=LATER - timedelta(seconds=3)), seen(armed=LATER), None, LATER)
+    assert reckoned is None  # the same time, reckoned from one moment later
+
+
+def test_no_figure_of_the_money_line_is_cut_at_80_columns() -> None:
+    spend = Spend(
+        budget_usd=Decimal("1500.00"),
+        spent_usd=Decimal("1234.56"),
+        promised_usd=Decimal("160.12"),
+        usd_per_hour=Decimal("123.45"),
+        off_at=TICK + 20 * HOUR,
+        as_of=TICK,
+    )
+    now = snapshot(seen(up("a")), Wait(why="running"), spend)
+    for width in (77, 100, 160):
+        shown = io.StringIO()
+        Console(file=shown, width=width).print(_panel(now, (), width))
+        (line,) = (line for line in shown.getvalue().splitlines() if "spent" in line)
+        assert "off by 2026-03-02 08:00 UTC" in line
+        assert "1394.68 USD" in line
+        assert "…" not in line
+
+
 def test_the_worst_of_replays_is_no_less_than_what_nine_in_ten_cost() -> None:
     found = summary([outcome("893.001", 5)] * 3)
     assert (found.p90_usd, found.worst_usd) == (Decimal("893.01"), Decimal("893.01"))

@@ -18,6 +18,7 @@ from gpucloud.domain.job.spec import KnownJob
 from gpucloud.domain.money.ledger import ChargeKind, Rates, Terms
 from gpucloud.domain.state.order import with_budget
 from gpucloud.domain.state.state import ExitReason, Owner
+from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import take
 from gpucloud.usecases.jobstore.orders import Orders
@@ -341,6 +342,29 @@ def test_who_leaves_a_job_to_its_machines_waits_until_one_of_them_supervises_it(
     told = json.loads(ended.stdout)
     assert (ended.code, told["supervisor"], told["condition"]) == (0, "its own node node-1", "starting")
     assert "none of its machines" not in ended.stderr
+
+
+@pytest.mark.usefixtures("drives")
+def test_output_of_a_job_that_one_of_its_machines_is_about_to_take_is_not_said_to_be_fetched_by_nobody(
+    tmp_path: Path,
+) -> None:
+    outside = Outside(tmp_path, training=Training(steps=400, every=100))
+    give(outside, "train", "small.yaml", at=300)
+    lease_s = state(outside).lease_s
+    with suppress(LeaseHeld), take(jobs(outside), outside.clock) as lease:
+        lease.write(replace(lease.state, drives_itself=True))
+    found = orders(outside).newest()
+    orders(outside).give(replace(found.order, number=found.order.number + 1, unattended=timedelta(hours=2)), found)
+    asked = logs_asker(outside)
+    outside.clock.sleep(lease_s)
+    assert asked.unfetched_since(state(outside)) is None
+    outside.clock.sleep(3600)
+    assert asked.unfetched_since(state(outside)) is not None  # none has taken it
+
+
+def logs_asker(outside: Outside) -> Asker:
+    market: Any = outside.market
+    return Asker(jobs=jobs(outside), market=market, group=outside.cloud, clock=outside.clock, terms=Terms())
 
 
 @pytest.mark.usefixtures("drives")

@@ -270,4 +270,4 @@ def _against_deadlines(results: Sequence[Result]) -> Series:
 def _spread(result: Result) -> Series:
     costs = sorted(float(outcome.usd) for outcome in result.outcomes)
     points = tuple((100 * number / len(costs), usd) for number, usd in enumerate(costs, start=1))
-    return Series(label=policy_named(result.policy), points=points)
+    return Series(label=policy_named(result.policy, asked=result.deadline is not None), points=points)

@@ -85,18 +85,20 @@ def left_rows(spend: Spend, buyer: str | None = None) -> list[tuple[str, str]]:
     return [("left", f"{left_amount(spend)} USD: {', '.join(parts)}")]
 
 
-def money_line(spend: Spend, *, is_short: bool = False) -> str:
-    """Return what is spent of the budget, the rate, and the latest time and sum at which everything is off."""
+def money_line(spend: Spend, width: int | None = None) -> str:
+    """Return what is spent of the budget, the rate, and the latest time and sum at which everything is off.
+
+    For so many columns it is said in fewer words, then without the rate, so that no figure is cut.
+    """
     parts = [f"{plain_amount(spend.spent_usd)} of {plain_amount(spend.budget_usd)} USD"]
-    if spend.usd_per_hour:
-        parts.append(f"{plain_amount(spend.usd_per_hour)} USD/h in all")
-    if spend.off_at is not None:
-        off_at = format_moment(_whole_minute(spend.off_at), spend.as_of, seconds=False)
-        sum_at_most = f"{plain_amount(spend.off_usd)} USD"
-        parts.append(
-            f"off by {off_at} ({sum_at_most})" if is_short else f"off by {off_at} at the latest, at {sum_at_most}"
-        )
-    return " · ".join(parts)
+    rate = [f"{plain_amount(spend.usd_per_hour)} USD/h in all"] if spend.usd_per_hour else []
+    if spend.off_at is None:
+        return " · ".join([*parts, *rate])
+    off = f"off by {format_moment(_whole_minute(spend.off_at), spend.as_of, seconds=False)}"
+    most = f"{plain_amount(spend.off_usd)} USD"
+    told = ([*parts, *rate, f"{off} at the latest, at {most}"], [*parts, *rate, f"{off} ({most})"])
+    lines = [" · ".join(words) for words in (*told, [*parts, f"{off} ({most})"])]
+    return next((line for line in lines if width is None or len(line) <= width), lines[-1])
 
 
 def plain_amount(usd: Decimal) -> str:

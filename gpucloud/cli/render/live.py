@@ -205,8 +205,8 @@ def _uncut(columns: int) -> Table:
 
 
 def _money(now: Snapshot, width: int) -> Text:
-    whole, short = (f"spent {money_line(now.spend, is_short=is_short)}" for is_short in (False, True))
-    return Text(whole if len(whole) <= width else short, no_wrap=True, overflow="ellipsis")
+    said = "spent "
+    return Text(said + money_line(now.spend, width - len(said)), no_wrap=True, overflow="ellipsis")
 
 
 def _nodes(now: Snapshot) -> Table:

@@ -121,7 +121,7 @@ def report_json(report: JobReport) -> dict[str, Any]:
         "kept_until": codec.plain(report.kept_until),
         "supervisor": report.supervisor,
         "signed_by": report.signed_by,
-        "attempts": [_attempt_json(attempt) for attempt in report.attempts],
+        "attempts": [_attempt_json(attempt, report) for attempt in report.attempts],
         "interruptions": [_interruption_json(i) for i in report.interruptions],
         "last_step": report.reached.step if report.reached is not None else None,
         "last_step_at": codec.plain(report.reached.at if report.reached is not None else None),
@@ -181,7 +181,10 @@ def _decision_json(made: CapacityDecision | None) -> dict[str, Any] | None:
     return {"mode": made.mode, "since": codec.plain(made.since), "why": made.why, "warning": made.warning}
 
 
-def _attempt_json(attempt: Attempt) -> dict[str, Any]:
+def _attempt_json(attempt: Attempt, report: JobReport) -> dict[str, Any]:
+    """Return an attempt's object; one whose results come home has ended with its script."""
+    home = attempt.reason is None and report.condition is Condition.TRAINED
+    done_at = (attempt.done_at if report.supervisor is not None else report.trained_at) if home else None
     return {
         "number": attempt.number,
         "nodes": len(attempt.members),
@@ -189,7 +192,7 @@ def _attempt_json(attempt: Attempt) -> dict[str, Any]:
         "first_step": attempt.first_step,
         "last_step": attempt.last_step,
         "started_at": codec.plain(attempt.started_at),
-        "ended_at": codec.plain(attempt.ended_at),
+        "ended_at": codec.plain(attempt.ended_at or done_at),
     }
 
 

@@ -216,7 +216,8 @@ def _result_json(scenario: Scenario, market: RecordedMarket, result: Result) -> 
     return {
         "zones": list(result.zones),
         "deadline_s": _seconds(result.deadline),
-        "policy": result.policy.value if result.policy is not None else None,
+        "policy": _asked_policy(result),
+        "runs_on": policy_named(result.policy, asked=result.deadline is not None),
         "mean_usd": usd(found.mean_usd),
         "p90_usd": usd(found.p90_usd),
         "worst_usd": usd(found.worst_usd),
@@ -227,6 +228,12 @@ def _result_json(scenario: Scenario, market: RecordedMarket, result: Result) -> 
         "launches": found.launches,
         "took_s": found.took.total_seconds() if found.took is not None else None,
     }
+
+
+def _asked_policy(result: Result) -> str | None:
+    """Return the policy; None without a deadline, where none is asked: machines on demand are what they are."""
+    waits_for_spot = result.policy is Policy.GREEDY and result.deadline is None
+    return result.policy.value if result.policy is not None and not waits_for_spot else None
 
 
 def _about_json(market: RecordedMarket) -> dict[str, Any]:

@@ -191,6 +191,8 @@ class Attempt:
     """When its ranks were first ordered to be killed: what still runs long after that does not die."""
     failed_at: datetime | None = None
     """Since when a member's script is known to have failed."""
+    done_at: datetime | None = None
+    """When all members' scripts were known to be done: what is left is to bring their results home."""
     broken_at: datetime | None = None
     """Since when some members are over that were not done, while others still work."""
     unbrought_at: datetime | None = None

@@ -292,6 +292,7 @@ def since(state: JobState, seen: Seen, needed: int) -> JobState:
             attempt,
             members=tuple(replace(m, outcome=how) for m, how in zip(attempt.members, outcomes, strict=True)),
             failed_at=(attempt.failed_at or seen.now) if failed else None,
+            done_at=(attempt.done_at or seen.now) if set(outcomes) == {Outcome.DONE} else None,
             broken_at=(attempt.broken_at or seen.now) if broken else None,
             outputs_still_at=seen.outputs_still_at or attempt.outputs_still_at,
             unbrought_at=attempt.unbrought_at or (seen.now if seen.homecoming is Homecoming.FAILED else None),

@@ -166,10 +166,17 @@ class Asker:
     def unfetched_since(self, state: JobState) -> datetime | None:
         """Return since when nobody fetches output of the attempt that is open; None where somebody does, or none is.
 
+        One of its machines that is about to take the job fetches it.
+
         Nothing is decided by it; where an attempt is open, it costs one request.
         """
         loaded = self.jobs.load() if state.attempt is not None else None
-        return loaded[1].modified if loaded is not None and _supervisor(*loaded) is None else None
+        if loaded is None or _supervisor(*loaded) is not None:
+            return None
+        quiet = loaded[1].store_time - loaded[1].modified
+        if loaded[0].drives_itself and hands_over(loaded[0], self.order().unattended, quiet):
+            return None
+        return loaded[1].modified
 
     def order(self) -> Order:
         """Return the newest order for the job, whoever signed it; UsageError when there is no such job."""

@@ -18,6 +18,7 @@ from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import (
     Action,
     Appoint,
+    Arm,
     BringHome,
     CloseAttempt,
     CoolDown,
@@ -228,11 +229,16 @@ class Actor:
     closing: Closing
     watcher: Watcher
     _announced: Announcements = field(default_factory=Announcements)
+    _told_until: datetime | None = None
+    """Until when the machines are paid, as it was told last."""
 
     def act(self, action: Action, seen: Seen, goal: Goal) -> None:
         """Do it. Errors of the cloud and of nodes come through as GpucloudError."""
         news = self._announced.news(action, seen, self.services.rules.limits, self.services.job.checkpoint)
-        for line in (*news, tell_story(action, seen, self.services.job.checkpoint.directory)):
+        told = tell_story(action, seen, self.services.job.checkpoint.directory, self._told_until)
+        if told and isinstance(action, Arm):
+            self._told_until = action.until
+        for line in (*news, told):
             if line:
                 self.watcher.story(line)
         if isinstance(action, OnTheCloud):

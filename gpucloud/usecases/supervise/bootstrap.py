@@ -33,19 +33,21 @@ from gpucloud.domain.node.bootstrap.steps import (
     MACHINE,
     REBOOT_WANTED,
     STEPS,
+    ClockReading,
     Command,
     Step,
     check,
     check_boto3,
     check_torch,
     check_torch_build,
+    clock_reading,
     data_command,
     findings,
-    is_wrong,
     job_python,
     lacking,
     layer_hint,
     require_python,
+    surest,
 )
 from gpucloud.domain.node.bootstrap.wanted import Wanted
 from gpucloud.domain.node.gate.report import REFUSED as GATE_REFUSED
@@ -197,7 +199,7 @@ def bootstrap(  # noqa: PLR0913  each by its name
         seconds=tuple(work.seconds),
         lock=lock_record(facts, wanted),
         image=facts.image.pinned if facts.image else None,
-        ahead=work.skew if is_wrong(work.skew) else timedelta(0),
+        ahead=work.skew,
     )
 
 
@@ -219,7 +221,7 @@ class _Work:
         self.changed: list[str] = []
         self.notes: list[str] = []
         self.seconds: list[tuple[str, float]] = []
-        self.skew = timedelta(0)
+        self._clock_reading: ClockReading | None = None
         self._host = host
         self._wanted = wanted
         self._package = package
@@ -230,6 +232,11 @@ class _Work:
         self._conduct = conduct
         self._boot_id = ""
         self._answer = Completed(exit_code=0, stdout=b"", stderr=b"")
+
+    @property
+    def skew(self) -> timedelta:
+        """Return by how much the node's clock is wrong, as the surest question for it showed."""
+        return self._clock_reading.wrong_by if self._clock_reading is not None else timedelta(0)
 
     def facts(self) -> Facts:
         """Return the node's facts; the package is shipped on the way if it is not there."""
@@ -318,7 +325,7 @@ class _Work:
             raise self._failed("facts", self._answer) from error
         if isinstance(found, Facts):
             self._boot_id = found.boot_id
-            self.skew = found.time - (before + (after - before) / 2)
+            self._clock_reading = surest(self._clock_reading, clock_reading(before, found.time, after))
         return found
 
     def _run(self, name: str, command: Command) -> Completed:

@@ -49,17 +49,20 @@ from gpucloud.domain.supervision.transitions import with_commit
 
 
 def tell_story(  # noqa: C901, PLR0911, PLR0912  (one flat match)
-    action: Action, seen: Seen, directory: CheckpointDirectory | None = None
+    action: Action, seen: Seen, directory: CheckpointDirectory | None = None, told_until: datetime | None = None
 ) -> str | None:
-    """Return the line, None when the action is not news; `directory` is of a script that saves by itself."""
+    """Return the line, None when the action is not news; `directory` is of a script that saves by itself.
+
+    `told_until` is until when the machines are paid as it was told last; None where this supervisor has told nothing.
+    """
     match action:
         case Provision():
             owned = seen.state.pool.market is Market.OWNED
             return "nothing is rented: own hosts" if owned else "making the node group (size 0: costs nothing)"
+        case Arm(until=until) if not is_noticeable(until, told_until or seen.group.armed_until):
+            return None
         case Arm(until=until) if seen.state.pool.market is Market.OWNED:
             return f"taken until {format_moment(until, seen.now)}: then the job's processes end by themselves"
-        case Arm(until=until) if not _is_noticeable(until, seen):
-            return None
         case Arm(until=until):
             return f"paid until {format_moment(until, seen.now)}: then the machines shut themselves off"
         case ObeyOrder(changes=changes):
@@ -112,13 +115,13 @@ def tell_story(  # noqa: C901, PLR0911, PLR0912  (one flat match)
             return None
 
 
-def _is_noticeable(until: datetime, seen: Seen) -> bool:
+def is_noticeable(until: datetime, told: datetime | None) -> bool:
     """Whether somebody would want to know of the shut-off: it comes sooner, or so much later that it matters.
 
-    What is charged moves it by seconds. A time that was said must never be too late.
+    What is charged moves it by seconds, and at a budget's end it is renewed every few of them. A time that was told
+    must not be too late by more than that.
     """
-    armed = seen.group.armed_until
-    return armed is None or until < armed or until - armed >= min(timedelta(minutes=1), abs(armed - seen.now) / 10)
+    return told is None or told - until >= _SOONER or until - told >= _LATER
 
 
 def budget_line(change: BudgetChange) -> str:
@@ -137,6 +140,7 @@ def missing_line(output: MissingOutput) -> str:
     return f"outputs: {output.path} {output.why}{nearest}"
 
 
+_SOONER, _LATER = timedelta(seconds=5), timedelta(minutes=1)
 _MODES = {
     Mode.IDLE: "waiting",
     Mode.SPOT: "spot",

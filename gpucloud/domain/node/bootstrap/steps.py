@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.errors import NodeError
@@ -355,7 +355,10 @@ def check_boto3(facts: Facts, wanted: Wanted) -> None:
 
 
 def findings(facts: Facts, wanted: Wanted, skew: timedelta) -> tuple[str, ...]:
-    """Return what the user should know of a node that works; `skew` is the node's clock minus the caller's."""
+    """Return what the user should know of a node that works.
+
+    `skew` is the node's clock minus the caller's, zero unless that is wrong.
+    """
     found = []
     if not facts.gpus:
         found.append("no NVIDIA device: CPU, gloo")
@@ -363,15 +366,37 @@ def findings(facts: Facts, wanted: Wanted, skew: timedelta) -> tuple[str, ...]:
     if idle is not None:
         found.append(f"{idle}: the job runs on the CPU")
     found += facts.gate.remarks if facts.gate is not None and wanted.gate is not None else ()
-    if is_wrong(skew):
+    if skew:
         side = "ahead of" if skew > timedelta(0) else "behind"
         found.append(f"the node's clock is {abs(skew).total_seconds():.0f} s {side} this machine's")
     return tuple(found)
 
 
-def is_wrong(skew: timedelta) -> bool:
-    """Whether the node's clock differs by more than the question for it takes, and than anything minds."""
-    return abs(skew) > _TOLERATED_SKEW
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockReading:
+    """A node's clock minus the caller's, by the middle of the question for it, and how unsure that leaves it.
+
+    A busy node answers late, and may have read its clock at any moment of that time.
+    """
+
+    ahead: timedelta
+    unsure: timedelta
+
+    @property
+    def wrong_by(self) -> timedelta:
+        """Zero unless the clock differs by more than is unsure, and by more than anything minds."""
+        return self.ahead if abs(self.ahead) - self.unsure > _TOLERATED_SKEW else timedelta(0)
+
+
+def clock_reading(asked_at: datetime, told: datetime, answered_at: datetime) -> ClockReading:
+    """Return what the node's `told` says of its clock, asked and answered at these times of the caller's."""
+    half = (answered_at - asked_at) / 2
+    return ClockReading(ahead=told - (asked_at + half), unsure=half)
+
+
+def surest(*readings: ClockReading | None) -> ClockReading | None:
+    """Return the reading by the shortest question; None without any."""
+    return min((one for one in readings if one is not None), key=lambda one: one.unsure, default=None)
 
 
 def _idle_gpus(facts: Facts, wanted: Wanted) -> str | None:
