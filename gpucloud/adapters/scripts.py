@@ -12,7 +12,10 @@ from pathlib import Path
 from gpucloud.domain.checkpoint.protection import Code, Protection, protection_of
 from gpucloud.domain.job.spec import Job
 
-_IMPORTS = re.compile(rb"^[ \t]*(?:import\s+gpucloud\.resume|from\s+gpucloud(?:\.resume)?\s+import)\b", re.MULTILINE)
+_IMPORTS = re.compile(
+    rb"^[ \t]*(?:import\s+gpucloud\.(?:resume|frameworks)|from\s+gpucloud(?:\.resume|\.frameworks[\w.]*)?\s+import)\b",
+    re.MULTILINE,
+)
 _LARGEST = 2**20
 _MOST = 2000
 """Files that are read of the code of one job."""

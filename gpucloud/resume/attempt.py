@@ -30,8 +30,9 @@ from gpucloud.resume.restoring import Restored
 from gpucloud.resume.save.cadence import Window
 from gpucloud.resume.save.keeping import Keeper, Moment
 from gpucloud.resume.settings import end_quickly, promised
+from gpucloud.resume.state import randomness
 from gpucloud.resume.state.randomness import Draws
-from gpucloud.resume.state.state import TrainingState, plain_entries
+from gpucloud.resume.state.state import Content, TrainingState, plain_entries
 from gpucloud.resume.state.tree import NAMES, Shares, is_sharded
 from gpucloud.wholefile import open_whole, write_whole
 
@@ -126,6 +127,17 @@ class Continued:
             loader.go_back(self.own["loader"])
         return True
 
+    def rehearse(self, passes: Callable[[], object]) -> None:
+        """Do the passes of a step as often as steps would be taken back, and put the state back: now none will be."""
+        restored, self._restored = self._restored, None
+        if restored is None or not self._vain_steps:
+            return
+        drawn = randomness.capture()
+        for _ in range(self._vain_steps):
+            passes()
+        self._put_state(restored)
+        randomness.put_back(drawn)
+
     def epoch_is_over(self) -> int:
         """See to it that no step is taken back to before that; return how many count after all, of an open window."""
         if self._restored is None or not self._vain_steps:
@@ -136,6 +148,11 @@ class Continued:
         return self._taken_back
 
     def _put_back(self, restored: Restored) -> None:
+        content = self._put_state(restored)
+        alike = content.own_rank == self._ranks.rank and self.own["surroundings"]["world"] == self._ranks.world
+        self.draws.resumed(self.own["randomness"] if alike else None)
+
+    def _put_state(self, restored: Restored) -> Content:
         content = restored.content(self._ranks.rank)
         self._state.fit(content, restored.commit.step)
         self._exactness.best_effort(self._state.change(content.own.get("changed", {})))
@@ -147,8 +164,7 @@ class Continued:
         self._put = Put(self._state.present())
         self._exactness.best_effort(unlike(restored.saved(self._ranks.rank), self._put, self._ranks, shares))
         self.own = content.own
-        alike = content.own_rank == self._ranks.rank and self.own["surroundings"]["world"] == self._ranks.world
-        self.draws.resumed(self.own["randomness"] if alike else None)
+        return content
 
     def _take_nothing_back(self) -> None:
         self._restored = None

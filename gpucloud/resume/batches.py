@@ -111,7 +111,8 @@ class Batches:
 
     def stepped(self) -> None:
         """Say that a step was made of all that was handed out."""
-        self._taken = (*self._taken, self.untrained)[:2]
+        if len(self._taken) < 2 and self.handed.batch != self.length:  # an epoch's last step may be made of fewer
+            self._taken = (*self._taken, self.untrained)
         self.trained_batches += self.untrained
         self.trained, self.untrained = self.handed, 0
 

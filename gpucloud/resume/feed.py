@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from gpucloud.domain.checkpoint.manifest import Level, Promise
 from gpucloud.domain.errors import UsageError
@@ -230,5 +230,8 @@ def other_share(loader: Any, rank: int, world: int) -> str:
 
 def takes_all(loader: Any) -> str | None:
     """Return the sampler's name where every rank has one that knows of no other."""
+    keys = getattr(loader, "batch_sampler", None)
+    if keys is not None and type(keys) is not BatchSampler:
+        return None  # how it shares batches out is its own affair; torch gives such a loader a sampler that nobody asks
     sampler = getattr(loader, "sampler", None)
     return type(sampler).__name__ if type(sampler) in (RandomSampler, SequentialSampler) else None

@@ -257,8 +257,10 @@ class Order:
     @property
     def rules(self) -> Mapping[str, Any]:
         """How the sampler draws, as far as its attributes tell, and from how many samples."""
-        sampler = getattr(self._keys, "sampler", self._keys)
+        sampler = self._samplers()[-1]
         told = {name: getattr(sampler, name, None) for name in ("seed", "shuffle")}
+        if told["seed"] is None:
+            told["seed"] = getattr(sampler, "initial_seed", None)  # as Accelerate's has it
         return {
             "sampler": type(sampler).__name__,
             "batch_size": getattr(self._keys, "batch_size", None),
@@ -299,8 +301,7 @@ class Order:
         """Take nothing."""
 
     def _samplers(self) -> tuple[Any, ...]:
-        inner = getattr(self._keys, "sampler", None)
-        return (self._keys,) if inner is None else (self._keys, inner)
+        return samplers_in(self._keys)
 
     def _numbered(self, epoch: int, first: int, keys: Iterable[Any], last: int) -> Iterator[tuple[int, int, Any]]:
         for number, one in enumerate(keys, first):
@@ -321,6 +322,12 @@ class Order:
                 return
             yield one
         yield from keys
+
+
+def samplers_in(keys: Any) -> tuple[Any, ...]:
+    """Return a sampler and those in it, the innermost last: batches of samples may be shared out among ranks."""
+    inner = next((one for name in ("batch_sampler", "sampler") if (one := getattr(keys, name, None)) is not None), None)
+    return (keys,) if inner is None or inner is keys else (keys, *samplers_in(inner))
 
 
 _KEPT = (

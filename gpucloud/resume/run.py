@@ -287,6 +287,15 @@ class Run:
         if self._settings.trial is not None:
             self._leaving.try_(self._settings.trial, self.steps_done, self._progress, is_fresh=self._exactness.is_fresh)
 
+    def rehearse(self, passes: Callable[[], object]) -> None:
+        """Have DDP group its gradients by doing the passes of a step, so that no step after a resume is taken back.
+
+        For a loop that cannot take one back: on every rank, once, ahead of the first step, with the batches that were
+        handed out for it. `passes` are forward and backward, without the optimizer's step. Nothing is done where there
+        is nothing to group; else the state is put back afterwards, and generators are as they were.
+        """
+        self._continued.rehearse(passes)
+
     def save(self, *, best: float | None = None) -> None:
         """Save now what the last step left, beside the training as ever; waits only for a save that is under way.
 

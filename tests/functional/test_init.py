@@ -10,7 +10,7 @@ from gpucloud.__main__ import main
 from gpucloud.adapters.home import bundled
 from gpucloud.adapters.jobfile import job_templates, read_job
 
-TEMPLATES = ["backoff", "chargpt", "digits", "gpt", "images", "tensorparallel"]
+TEMPLATES = ["backoff", "chargpt", "digits", "gpt", "hf-trainer", "images", "tensorparallel"]
 
 
 def gpucloud(monkeypatch, capsys, *words):
@@ -34,7 +34,7 @@ def test_the_templates_are_listed_each_with_a_sentence(monkeypatch, capsys):
     code, told, _ = gpucloud(monkeypatch, capsys, "init", "--list")
     assert code == 0
     assert [line.split()[0] for line in told.splitlines()] == TEMPLATES
-    assert all(re.fullmatch(r"\w+ +[A-Z].*\.", line) for line in told.splitlines())
+    assert all(re.fullmatch(r"[\w-]+ +[A-Z].*\.", line) for line in told.splitlines())
     _, told, _ = gpucloud(monkeypatch, capsys, "init", "--list", "--json")
     assert [one["name"] for one in json.loads(told)["templates"]] == TEMPLATES
 

@@ -1,5 +1,6 @@
 """A loader of the script's own: continued at its next batch, from any step on, with the same random numbers."""
 
+import itertools
 import json
 import random
 
@@ -340,6 +341,19 @@ def test_where_a_step_takes_two_batches_the_total_is_half_as_much(job):
                 training.step(batch)
         break
     assert training.run.total_steps == 10
+
+
+def test_a_step_of_fewer_batches_at_an_epochs_end_is_no_sign_that_others_were_taken_ahead(job):
+    training = Training(DataLoader(torch.utils.data.Subset(Noisy(), range(3 * BATCH)), BATCH))
+    for _epoch in training.run.epochs(2):
+        batches = iter(training.loader)
+        for first in batches:
+            for batch in (first, *itertools.islice(batches, 1)):
+                training.model(batch).square().sum().backward()
+            training.optimizer.step()
+            training.optimizer.zero_grad()
+            training.run.step()
+    assert (training.run.steps_done, training.run.level) == (4, Level.EXACT)
 
 
 def test_without_a_length_the_total_is_not_known(job):

@@ -78,13 +78,13 @@ class Verdict:
 class Matrix:
     """Judges cells in a folder; those that train alike, one after the other, have one undisturbed run."""
 
-    def __init__(self, folder: Path, device: Device = Device.CPU) -> None:
+    def __init__(self, folder: Path, device: Device = Device.CPU, *, compiles: bool = True) -> None:
         self._folder = folder
         self._device = device
         self._whole: SavedRun | None = None
         self._training = ""
         self._number = 0
-        if device is Device.CPU:  # a process that is to be forked must not touch a GPU
+        if compiles and device is Device.CPU:  # a process that is to be forked must not touch a GPU
             _compile_once()
 
     def judge(self, cell: Cell) -> Verdict:

@@ -22,8 +22,10 @@ from pathlib import Path
 
 from tests.prove.cells import Cell, Device, apart, covering, every_plain, on_one_gpu, sample
 from tests.prove.disturbing import Matrix, Sample, Verdict, die_after, die_in, result, seen
+from tests.prove.framework_cells import FrameworkCell, FrameworkMatrix, every, quick
 from tests.prove.goal import Figure, Form, Goal
 from tests.standins.any_training import GLOBAL_BATCH, SAMPLES, Recipe, main
+from tests.standins.framework_training import FRAMEWORKS
 from tests.standins.saved_runs import SavedRun, forking
 
 STEPS = 20
@@ -90,7 +92,12 @@ class _Judged:
     verdicts: list[Verdict] = field(default_factory=list)
 
     def take(
-        self, cells: Iterable[Cell], device: Device = Device.CPU, *, tell: bool = False, within_s: float = math.inf
+        self,
+        cells: Iterable[Cell | FrameworkCell],
+        device: Device = Device.CPU,
+        *,
+        tell: bool = False,
+        within_s: float = math.inf,
     ) -> None:
         """Judge each, those that train alike after each other; say what does not hold, or, with `tell`, all.
 
@@ -98,13 +105,13 @@ class _Judged:
         """
         deadline = time.monotonic() + within_s
         with tempfile.TemporaryDirectory() as folder, forking():
-            matrix = Matrix(Path(folder), device)
+            matrices = {Cell: Matrix(Path(folder), device), FrameworkCell: FrameworkMatrix(Path(folder) / "frameworks")}
             for cell in sorted(cells, key=lambda one: one.training):
                 began = time.monotonic()
                 if began > deadline:
                     sys.stderr.write(f"resume-exact: {cell}: not begun, for its time is over\n")
                     continue
-                verdict = matrix.judge(cell)
+                verdict = matrices[type(cell)].judge(cell)
                 self.verdicts.append(verdict)
                 if tell or not verdict.holds:
                     sys.stderr.write(f"resume-exact: {verdict} ({time.monotonic() - began:.1f} s)\n")
@@ -132,12 +139,13 @@ def run(form: Form) -> Iterator[Figure]:
     same, other, judged = _Tally(), _Tally(), _Judged()
     same.take(_SEEDS[form])
     other.take(_SEEDS_OTHER_RANKS[form])
-    judged.take(cells_of(form))
+    judged.take([*cells_of(form), *(quick() if form is Form.SHORT else every())])
     yield Figure(name="resume-exact", value=same.wrong + other.wrong + judged.wrong, limit=0)
     yield Figure(name="resume-exact.kills", value=same.kills, limit=len(_SEEDS[form]), least=True)
     least = 2 * len(_SEEDS_OTHER_RANKS[form])
     yield Figure(name="resume-exact.kills-other-ranks", value=other.kills, limit=least, least=True)
-    yield from judged.figures(_CELLS[form], _EXACT[form])
+    frameworks = len(list(quick() if form is Form.SHORT else every()))
+    yield from judged.figures(_CELLS[form] + frameworks, _EXACT[form] + frameworks)
 
 
 def cells_of(form: Form) -> tuple[Cell, ...]:
@@ -259,9 +267,9 @@ def repeat(arguments: list[str]) -> int:
         sys.exit("there is no GPU here: run it where torch finds one")
     if options.cells:
         first, _, last = options.cells.partition("-")
-        named = list(cells[int(first) - 1 : int(last or first)])
+        named: list[Cell | FrameworkCell] = list(cells[int(first) - 1 : int(last or first)])
     else:
-        named = [Cell.read(name) for name in options.names if "." in name]
+        named = [_named(name) for name in options.names if "." in name]
     code = _repeat_seeds([name for name in options.names if "." not in name])
     if named:
         judged = _Judged()
@@ -272,6 +280,10 @@ def repeat(arguments: list[str]) -> int:
         print(*figures, sep="\n")
         code = max(code, *(0 if figure.holds else 1 for figure in figures))
     return code
+
+
+def _named(name: str) -> Cell | FrameworkCell:
+    return FrameworkCell.read(name) if name.partition(".")[0] in FRAMEWORKS else Cell.read(name)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -287,6 +299,8 @@ def _parser() -> argparse.ArgumentParser:
 def _tell(cells: tuple[Cell, ...], device: Device) -> int:
     for number, cell in enumerate(cells, 1):
         print(number, cell)
+    if device is Device.CPU:
+        print(*every(), sep="\n")
     for (one, other), why in apart(device).items():
         print(f"never {one} with {other}: {why}")
     return 0

@@ -263,7 +263,7 @@ class Training:
         parts["generators"] = [torch.get_rng_state(), random.getstate(), *np.random.get_state()[1:]]
         if self._device.type == "cuda":
             parts["generators"].append(torch.cuda.get_rng_state())
-        return {name: _digest(part) for name, part in parts.items()}
+        return {name: digest(part) for name, part in parts.items()}
 
     def _made(self) -> Model:
         model = Model().to(self._device, torch.bfloat16 if "bf16" in self.cell.settings else torch.float32)
@@ -457,7 +457,7 @@ def _join(device: torch.device) -> None:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 
 
-def _digest(part: Any) -> str:
+def digest(part: Any) -> str:
     digest = hashlib.sha256()
     for leaf in _leaves(part):
         digest.update(repr(leaf).encode())

@@ -60,6 +60,8 @@ def test_other_words_are_refused(text):
         ("import gpucloud.resume as resume\n", True),
         ("def f():\n    from gpucloud import resume\n", True),
         ("from gpucloud.resume import init\n", True),
+        ("from gpucloud.frameworks.huggingface import resumable\n", True),
+        ("import gpucloud.frameworks.lightning\n", True),
         ("# see gpucloud.resume\nimport torch\n", False),
     ],
 )

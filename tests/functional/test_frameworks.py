@@ -1,0 +1,108 @@
+"""Trainings whose loop is a framework's, over gloo: noticed or killed they end with the bits of undisturbed ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Trainer, TrainingArguments
+
+from gpucloud.domain.errors import UsageError
+from gpucloud.frameworks.huggingface import resumable
+from tests.prove.disturbing import _around_steps, _noticing
+from tests.standins import framework_training
+from tests.standins.saved_runs import SavedRun, forking
+
+
+@pytest.fixture(autouse=True)
+def can_fork():
+    with forking():
+        yield
+
+
+def training(folder, *settings, framework="huggingface", ranks=1, every=2, script=framework_training.main):
+    arguments = ("--framework", framework, "--settings", *settings)
+    return SavedRun(folder, ranks=ranks, steps=12, every=every, script=script, arguments=arguments)
+
+
+def ended(run):
+    """Return what each rank ended with: its level, and a hash for each part of its state."""
+    return [json.loads((run.folder / f"result-{rank}.json").read_text()) for rank in range(run.ranks)]
+
+
+def noticed(step):
+    return lambda rank: _around_steps(_noticing(step)) if rank == 0 else None
+
+
+def killed(step):
+    """Return what kills every rank once that many steps are done and told."""
+
+    def around(done, ends):
+        ends()
+        if done + 1 == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return lambda _rank: _around_steps(around)
+
+
+def test_a_trainer_leaves_at_the_end_of_an_epoch_and_goes_on_with_the_bits_of_one_that_nothing_disturbed(tmp_path):
+    whole, run = training(tmp_path / "whole", "evaluation"), training(tmp_path / "noticed", "evaluation")
+    assert whole.attempt() == [0], whole.said()
+    assert run.attempt(noticed(6)) == [75], run.said()
+    assert run.restored().commit.step == 6
+    assert run.attempt() == [0], run.said()
+    assert ended(run) == ended(whole)
+    assert ended(run)[0]["level"] == "exact"
+    # A run that is over trains no more.
+    assert run.attempt() == [0], run.said()
+    assert ended(run)[0]["digests"]["model"] == ended(whole)[0]["digests"]["model"]
+
+
+def test_three_ranks_of_a_trainer_that_are_killed_in_an_epoch_of_steps_in_parts_end_with_the_same_bits(tmp_path, capfd):
+    whole = training(tmp_path / "whole", "accumulation", "collation", ranks=3, every=4)
+    run = training(tmp_path / "killed", "accumulation", "collation", ranks=3, every=4)
+    assert whole.attempt() == [0, 0, 0], whole.said()
+    assert run.attempt(killed(9)) == [-9, -9, -9]
+    assert run.attempt() == [0, 0, 0], run.said()
+    assert re.search(
+        "resumed from step [48], exact", capfd.readouterr().err
+    )  # the newest save may not have counted yet
+    assert ended(run) == ended(whole)
+    assert {one["level"] for one in ended(run)} == {"exact"}
+
+
+def test_a_checkpoint_that_turns_out_to_be_damaged_is_passed_over_by_a_trainer(tmp_path, capfd):
+    whole, run = training(tmp_path / "whole"), training(tmp_path / "damaged")
+    assert whole.attempt() == [0], whole.said()
+    assert run.attempt(killed(9)) == [-9]
+    newest = run.restored()
+    (piece,) = newest.manifest.pieces
+    file = Path(run.url) / "jobs/saved/checkpoints" / piece.key
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 1
+    file.write_bytes(data)
+    before = run.restored().commit.step
+    assert before < newest.commit.step
+    assert run.attempt() == [0], run.said()
+    assert f"resumed from step {before}, exact" in capfd.readouterr().err
+    assert ended(run) == ended(whole)
+
+
+def a_trainer(folder, **options):
+    arguments = TrainingArguments(output_dir=str(folder), use_cpu=True, report_to=[], **options)
+    return Trainer(model=torch.nn.Linear(2, 2), args=arguments, train_dataset=[{"x": 1}])
+
+
+def test_what_a_trainer_cannot_go_on_with_is_refused_with_the_way_out(tmp_path, monkeypatch):
+    monkeypatch.setenv("GPUCLOUD_STORE", str(tmp_path / "store"))
+    with pytest.raises(UsageError, match="auto_find_batch_size") as refused:
+        resumable(a_trainer(tmp_path, auto_find_batch_size=True))
+    assert "per_device_train_batch_size" in refused.value.hint
+    with pytest.raises(UsageError, match=r"begins at step 0, and trainer\.train") as refused:
+        resumable(a_trainer(tmp_path)).train(resume_from_checkpoint="out/checkpoint-3")
+    assert "from_pretrained" in refused.value.hint

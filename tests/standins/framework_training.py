@@ -1,0 +1,137 @@
+"""Training scripts of frameworks whose loops are their own, as their users write them: a few lines are gpucloud's.
+
+What each ends with is in OUT/result-<rank>.json as one hash for each part of the state; what each step was trained on
+is in OUT/seen-<rank>.jsonl, as of `any_training`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import Subset
+
+from gpucloud import resume
+from tests.standins.any_training import remember
+from tests.standins.cell_training import Images, Model, Stream, digest, masked
+
+SAMPLES, GLOBAL_BATCH = 64, 12  # six steps an epoch, the last one of few
+
+
+class Scored(nn.Module):
+    """The model with its loss, as Hugging Face's are; it remembers what it is trained on."""
+
+    def __init__(self, remembers: Callable[[Any], None]) -> None:
+        super().__init__()
+        self.model = Model()
+        self._remembers = remembers
+
+    def forward(self, index: torch.Tensor, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        if self.training:
+            self._remembers((index, x, labels))
+        scores = self.model(x)
+        return {"loss": nn.functional.cross_entropy(scores, labels), "logits": scores}
+
+
+def named(samples: list[Any]) -> dict[str, torch.Tensor]:
+    return dict(zip(("index", "x", "labels"), torch.utils.data.default_collate(samples), strict=True))
+
+
+def named_and_masked(samples: list[Any]) -> dict[str, torch.Tensor]:
+    return dict(zip(("index", "x", "labels"), masked(samples), strict=True))
+
+
+def huggingface(args: argparse.Namespace) -> dict[str, Any]:
+    from transformers import Trainer, TrainingArguments  # noqa: PLC0415  one framework is trained with at a time
+
+    from gpucloud.frameworks.huggingface import resumable  # noqa: PLC0415
+
+    gathered = 2 if "accumulation" in args.settings else 1
+    arguments = TrainingArguments(
+        output_dir=str(args.out / "trainer"),
+        max_steps=args.steps,
+        per_device_train_batch_size=GLOBAL_BATCH // int(os.environ.get("WORLD_SIZE", "1")) // gathered,
+        gradient_accumulation_steps=gathered,
+        dataloader_num_workers=2 if "workers" in args.settings else 0,
+        dataloader_pin_memory=False,
+        ddp_find_unused_parameters=False,  # as of its own models: so DDP groups gradients anew
+        remove_unused_columns=False,
+        save_strategy="no",
+        accelerator_config={"dispatch_batches": False} if "stream" in args.settings else None,
+        eval_strategy="steps" if "evaluation" in args.settings else "no",
+        eval_steps=4,
+        logging_steps=3,
+        seed=3,
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    rank = int(os.environ.get("RANK", "0"))
+    torch.manual_seed(0)
+
+    def remembers(batch: Any) -> None:
+        remember(args.out / f"seen-{rank}.jsonl", trainer.state.global_step + 1, [batch])
+
+    trainer = Trainer(
+        model=Scored(remembers),
+        args=arguments,
+        data_collator=named_and_masked if "collation" in args.settings else named,
+        train_dataset=Stream(0, 1) if "stream" in args.settings else Subset(Images(), range(SAMPLES)),
+        eval_dataset=Subset(Images(), range(SAMPLES, 2 * SAMPLES)),
+    )
+    trainer = resumable(trainer)
+    trainer.train()
+    logged = [
+        {k: v for k, v in one.items() if "per_second" not in k and "runtime" not in k}
+        for one in trainer.state.log_history
+    ]
+    return {
+        "model": trainer.model.state_dict(),
+        "buffers": dict(trainer.model.named_buffers()),
+        "optimizer": trainer.optimizer.state_dict(),
+        "scheduler": trainer.lr_scheduler.state_dict(),
+        "log": [one for one in logged if "train_loss" not in one],
+        "steps": trainer.state.global_step,
+    }
+
+
+FRAMEWORKS = {"huggingface": huggingface}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--framework", choices=FRAMEWORKS, required=True)
+    parser.add_argument("--settings", nargs="*", default=[])
+    args = parser.parse_args()
+    rank = int(os.environ.get("RANK", "0"))
+    os.environ["OMP_NUM_THREADS"] = "1"  # Accelerate warns without
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    random.seed(0)
+    np.random.seed(0)
+    runs: list[resume.Run] = []
+    init = resume.init
+
+    def known(**parts: Any) -> resume.Run:
+        runs.append(init(**parts))
+        return runs[-1]
+
+    resume.init = known  # type: ignore[assignment]  # the run is the framework's affair, and its promise is looked at
+    parts = FRAMEWORKS[args.framework](args)
+    parts["generators"] = [torch.get_rng_state(), random.getstate(), *np.random.get_state()[1:]]
+    (run,) = runs[-1:]
+    told = {"digests": {name: digest(part) for name, part in parts.items()}, "level": run.level.value}
+    (args.out / f"result-{rank}.json").write_text(json.dumps({**told, "steps": run.steps_done}))
+    if dist.is_initialized():
+        dist.destroy_process_group()
