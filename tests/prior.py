@@ -36,10 +36,12 @@ def row(market: RecordedMarket, zones: Sequence[RecordedZone]) -> dict[str, obje
 
 
 def counted(market: RecordedMarket, zones: Sequence[RecordedZone]) -> Counts:
-    seen = timeline(market, zones, market.nodes)
-    ends = [*seen.changes[1:], seen.looks]
+    observation = timeline(market, zones, market.nodes)
+    ends = [*observation.changes[1:], observation.looks]
     views = [
-        views for views, start, end in zip(seen.views, seen.changes, ends, strict=True) for _ in range(end - start)
+        views
+        for views, start, end in zip(observation.views, observation.changes, ends, strict=True)
+        for _ in range(end - start)
     ]
     up = [[view.up for view in now] for now in views]
     price = [[view.usd_per_hour for view in now] for now in views]

@@ -211,9 +211,9 @@ def counted(folder: Path) -> Iterator[tuple[str, dict[str, object]]]:
     ):
         rows = [line.split(", ") for line in (bamboo / file).read_text(encoding="utf-8").splitlines()]
         # Each count is written three times, and those of two moments may overlap.
-        seen = sorted((_time(f"{day}T{hour}"), int(count)) for day, hour, count in rows)
-        started = seen[0][0]
-        track = Track(_lowest([((at - started).total_seconds(), count) for at, count in seen]), [])
+        observation = sorted((_time(f"{day}T{hour}"), int(count)) for day, hour, count in rows)
+        started = observation[0][0]
+        track = Track(_lowest([((at - started).total_seconds(), count) for at, count in observation]), [])
         track.prices = [_price(Decimal(kind.on_demand) * GCP_SPOT)] * len(track.nodes)
         source = BAMBOO.format("doc/data")
         yield (
@@ -237,8 +237,8 @@ def _aws_looks(log: Path) -> tuple[datetime, dict[tuple[tuple[int, str], str], l
         if lost:
             looks[place].append((taken, 0))
         looks[place].append((at, int("Created" in said or " running " in said)))
-    started = min(at for seen in looks.values() for at, _ in seen)
-    return started, {place: _track(started, seen) for place, seen in looks.items()}
+    started = min(at for observation in looks.values() for at, _ in observation)
+    return started, {place: _track(started, observation) for place, observation in looks.items()}
 
 
 def _gcp_looks(log: Path) -> tuple[datetime, dict[tuple[tuple[int, str], str], list[int]]]:
@@ -252,12 +252,12 @@ def _gcp_looks(log: Path) -> tuple[datetime, dict[tuple[tuple[int, str], str], l
             places[name] = ((int(made[1]), made[2]), made[3])
         up = bool(made) or (" running " in said and " not " not in said)
         looks.setdefault(name, []).append((at, int(up)))
-    started = min(at for seen in looks.values() for at, _ in seen)
+    started = min(at for observation in looks.values() for at, _ in observation)
     return started, {place: _track(started, looks[name]) for name, place in places.items()}
 
 
-def _track(started: datetime, seen: list[tuple[datetime, int]]) -> list[int]:
-    return _lowest([((at - started).total_seconds(), up) for at, up in seen])
+def _track(started: datetime, observation: list[tuple[datetime, int]]) -> list[int]:
+    return _lowest([((at - started).total_seconds(), up) for at, up in observation])
 
 
 def _lines(log: Path) -> Iterator[tuple[datetime, str]]:

@@ -26,7 +26,7 @@ IN_ORDER = (
 )
 """The pages' files as they are best read."""
 
-_FENCED_OR_HEADING = re.compile(r"^```.*?^```$|^(#{2,4}) ([^\n]+)$", re.MULTILINE | re.DOTALL)
+_FENCED_OR_TITLE = re.compile(r"^```.*?^```$|^(#{2,4}) ([^\n]+)$", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,11 +87,11 @@ def find(known: Sequence[Page], topic: str) -> Page:
 
 def _sections(whole: Page) -> Iterator[Page]:
     """Yield the sections of a page; what stands in a fenced block is no heading."""
-    headings = [found for found in _FENCED_OR_HEADING.finditer(whole.text) if found[1]]
-    for number, heading in enumerate(headings):
-        after = [other.start() for other in headings[number + 1 :] if len(other[1]) <= len(heading[1])]
-        text = whole.text[heading.start() : after[0] if after else None].rstrip() + "\n"
-        yield Page(name=whole.name, section=heading[2], answers=whole.answers, text=text)
+    section_titles = [found for found in _FENCED_OR_TITLE.finditer(whole.text) if found[1]]
+    for number, section_title in enumerate(section_titles):
+        after = [other.start() for other in section_titles[number + 1 :] if len(other[1]) <= len(section_title[1])]
+        text = whole.text[section_title.start() : after[0] if after else None].rstrip() + "\n"
+        yield Page(name=whole.name, section=section_title[2], answers=whole.answers, text=text)
 
 
 def _called(one: Page) -> str:

@@ -59,10 +59,10 @@ def _parser() -> argparse.ArgumentParser:
     command("gate", _gate, "check this machine's GPUs")
     command("gang", _gang, "exchange with the other machines of a job")
     command("metrics", _metrics, "write this node's figures as Prometheus reads them")
-    knock = command("knock", _knock, "say whether SSH answers at another machine: alive or dead")
-    knock.add_argument("address")
-    knock.add_argument("port", type=int)
-    knock.add_argument("--limit", type=float, default=2.0, metavar="SECONDS", help="how long to wait for its word")
+    probe = command("probe", _probe, "say whether SSH answers at another machine: alive or dead")
+    probe.add_argument("address")
+    probe.add_argument("port", type=int)
+    probe.add_argument("--limit", type=float, default=2.0, metavar="SECONDS", help="how long to wait for its word")
     _add_mpi(command)
     keep = command("keep", _keep, "keep the checkpoint directory of the script that the words start")
     keep.add_argument("--order", required=True)
@@ -115,14 +115,14 @@ def _drive(root: Path, options: argparse.Namespace) -> int:
     package = running_package()
     sha256 = package_sha256(package)
     if options.held is not None:
-        from gpucloud.agent.drive.driver import be_driver
+        from gpucloud.agent.drive.controller import be_controller
 
-        return be_driver(root, *options.held, package=sha256)
+        return be_controller(root, *options.held, package=sha256)
     from gpucloud.agent.drive.starting import start
     from gpucloud.domain.errors import NodeError
-    from gpucloud.domain.node.bootstrap.wanted import DriverWanted
+    from gpucloud.domain.node.bootstrap.wanted import ControllerWanted
 
-    wanted = from_json(DriverWanted, sys.stdin.read())
+    wanted = from_json(ControllerWanted, sys.stdin.read())
     try:
         return _say(start(root, wanted, package=package, sha256=sha256))
     except NodeError as error:
@@ -199,10 +199,10 @@ def _metrics(root: Path, _: argparse.Namespace) -> int:
     return 0
 
 
-def _knock(_root: Path, options: argparse.Namespace) -> int:
-    from gpucloud.agent.network import knock
+def _probe(_root: Path, options: argparse.Namespace) -> int:
+    from gpucloud.agent.network import probe
 
-    return _say(knock(options.address, options.port, limit_s=options.limit).value)
+    return _say(probe(options.address, options.port, limit_s=options.limit).value)
 
 
 def _mpi(_root: Path, options: argparse.Namespace) -> int:
@@ -224,7 +224,7 @@ def _mpi(_root: Path, options: argparse.Namespace) -> int:
 
 
 def _keep(_root: Path, options: argparse.Namespace) -> int:
-    from gpucloud.agent.scripts.keeper import keep
+    from gpucloud.agent.scripts.watcher import keep
     from gpucloud.domain.checkpoint.layouts import KeepOrder
 
     words = options.words[1:] if options.words[:1] == ["--"] else options.words

@@ -27,7 +27,7 @@ from gpucloud.agent.attempt.decide import (
     Save,
     SaveEarly,
     Saving,
-    Seen,
+    Snapshot,
     Start,
     decide,
 )
@@ -234,7 +234,7 @@ class Agent:
         now = datetime.now(timezone.utc)
         self._renew(now)
         action = decide(
-            Seen(
+            Snapshot(
                 desired=self._inbox.desired,
                 running=self._running.folder.number if self._running else None,
                 newest=self._newest,
@@ -346,7 +346,7 @@ class Agent:
     def _report(self) -> None:
         self._measure()
         status = Status(
-            beat=0,
+            heartbeat=0,
             epoch=self._inbox.epoch,
             desired_sha256=self._inbox.sha256,
             boot_id=self._boot_id,

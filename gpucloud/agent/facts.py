@@ -19,7 +19,7 @@ from gpucloud.agent.attempt.composing import image_fact
 from gpucloud.agent.layer.environment import base as base_python
 from gpucloud.agent.layer.environment import gpu_kind, layer_fact, places
 from gpucloud.agent.metrics.kernel_log import newest_event
-from gpucloud.agent.single_process import agent_process, boots_itself, driver_process, note_visit, package_sha256
+from gpucloud.agent.single_process import agent_process, boots_itself, controller_process, note_visit, package_sha256
 from gpucloud.domain.codec import Malformed, from_json, plain, to_json
 from gpucloud.domain.job.data import DataFile
 from gpucloud.domain.node.bootstrap.facts import Asked, Facts
@@ -60,7 +60,7 @@ def gather(root: Path, *, package: Path | None, asked: Asked) -> Facts:
         image=image_fact(root, asked.image) if asked.image else None,
         gate=gate_fact(root),
         boots_itself=boots_itself(root),
-        driver_package=driver_process(root).taken_by(),
+        controller_package=controller_process(root).taken_by(),
     )
 
 

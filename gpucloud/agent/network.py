@@ -17,7 +17,7 @@ from datetime import datetime
 from urllib.parse import urlsplit
 
 from gpucloud.domain.node.node import Notice, notice_from, recommended_at
-from gpucloud.domain.supervision.seen import PeerReport
+from gpucloud.domain.supervision.snapshot import PeerReport
 from gpucloud.domain.variables import GPUCLOUD_NOTICE_POLL_S
 
 _GET_ADDRESS, _GET_NETMASK = 0x8915, 0x891B  # Linux: SIOCGIFADDR, SIOCGIFNETMASK
@@ -74,7 +74,7 @@ _OWN_FAULTS = (
 )
 
 
-def knock(address: str, port: int, *, limit_s: float) -> PeerReport:
+def probe(address: str, port: int, *, limit_s: float) -> PeerReport:
     """Return ALIVE when an SSH server greets within `limit_s`, DEAD when none does, NOTHING for a fault of our own.
 
     A frozen machine still accepts connections, in its kernel; it does not greet (RFC 4253, 4.2: the server sends its

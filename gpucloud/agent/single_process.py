@@ -53,7 +53,7 @@ class SingleProcessFolder:
         deadline = time.monotonic() + _WAIT_S
         while (lock := self._lock()) is None and time.monotonic() < deadline:
             sitting = self._sitting()
-            if _lives(sitting):
+            if _is_alive(sitting):
                 if not replace or sitting.get("package") == package:
                     return None
                 with contextlib.suppress(ProcessLookupError):
@@ -93,12 +93,12 @@ def agent_process(root: Path) -> SingleProcessFolder:
     return SingleProcessFolder(folder=root / "agent", name="agent")
 
 
-def driver_process(root: Path) -> SingleProcessFolder:
+def controller_process(root: Path) -> SingleProcessFolder:
     """Return the folder of the node's driver."""
     return SingleProcessFolder(folder=root / "drive", name="driver")
 
 
-def _lives(sitting: dict[str, object]) -> bool:
+def _is_alive(sitting: dict[str, object]) -> bool:
     pid, started = sitting.get("pid"), sitting.get("started")
     return isinstance(pid, int) and isinstance(started, str) and processes.alive(pid, started)
 

@@ -66,8 +66,8 @@ def init(  # noqa: PLR0913, PLR0917  each is an option
 
     if show:
         raise typer.Exit(setting_up.templates(as_json=as_json))
-    wish = setting_up.Wish(name=name, template=template, run=run, full=full, force=force)
-    raise typer.Exit(setting_up.init(wish, as_json=as_json))
+    request = setting_up.InitRequest(name=name, template=template, run=run, full=full, force=force)
+    raise typer.Exit(setting_up.init(request, as_json=as_json))
 
 
 @choosing.command()

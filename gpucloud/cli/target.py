@@ -156,7 +156,7 @@ def other_runs(cloud: Gpucloud, known: KnownJob) -> tuple[str, ...]:
 def report_of(cloud: Gpucloud, known: KnownJob, *, visits: bool = False) -> JobReport:
     """Return how the job stands, the same for every command that asks at the same moment, under what means it here.
 
-    The nodes of one that nobody supervises are asked, and its store for what they saved last: its books are of an
+    The nodes of one that nobody supervises are asked, and its store for what they saved last: its state is of an
     earlier time. With `visits` the nodes of any job are asked, for how they are used, its pace and its forecast.
     """
     asker = asker_of(cloud, known)

@@ -47,7 +47,7 @@ class Unknown(Enum):
     """What is done about a key that this gpucloud does not know."""
 
     REFUSED = "refused"
-    PASSED_OVER = "passed over"
+    IGNORED = "passed over"
 
 
 class OtherVersion(Malformed):
@@ -64,7 +64,7 @@ def from_json(kind: type[T], text: str | bytes, *, of_any_version: bool = False)
     except (ValueError, RecursionError) as error:
         raise Malformed(f"{kind.__name__}: {error}") from error
     _require_version(kind, data)
-    unknown = Unknown.PASSED_OVER if of_any_version else Unknown.REFUSED
+    unknown = Unknown.IGNORED if of_any_version else Unknown.REFUSED
     read = _reader(kind, unknown)  # type: ignore[arg-type]  # mypy takes a TypeVar's class for one without a hash
     try:
         value: T = read(data)

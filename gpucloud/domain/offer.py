@@ -52,9 +52,9 @@ class EfaLayout:
         """Whether such a machine is started with several interfaces: AWS then gives it no public address."""
         return self.interfaces > 0 and self.cards > 1
 
-    def access(self, wished: Access) -> Access:
+    def access(self, desired: Access) -> Access:
         """Return how SSH reaches such a machine: as is wished, but without an address through Session Manager."""
-        return Access.SESSION_MANAGER if self.several and wished is Access.PUBLIC else wished
+        return Access.SESSION_MANAGER if self.several and desired is Access.PUBLIC else desired
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

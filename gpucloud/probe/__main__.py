@@ -6,13 +6,13 @@ import os
 import sys
 
 from gpucloud.domain.codec import from_json
-from gpucloud.domain.node.gate.report import GANG, ProbeOrder, Said, TorchSeen
+from gpucloud.domain.node.gate.report import GANG, ProbeOrder, Said, TorchFacts
 from gpucloud.probe import tell
 
 try:
     from gpucloud.probe import device
 except (ImportError, OSError) as error:  # OSError: a shared library of the wheel is missing
-    tell(Said(torch=TorchSeen(error=f"{type(error).__name__}: {error}")))
+    tell(Said(torch=TorchFacts(error=f"{type(error).__name__}: {error}")))
     sys.exit(0)
 
 

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from gpucloud.domain.node.gate.gang import PairSeen, rounds
-from gpucloud.domain.node.gate.report import CollectiveProbe, DeviceProbe, ProbeOrder, Said, TorchSeen
+from gpucloud.domain.node.gate.gang import PairFacts, rounds
+from gpucloud.domain.node.gate.report import CollectiveProbe, DeviceProbe, ProbeOrder, Said, TorchFacts
 from gpucloud.probe import reason, tell, torchrun
 from gpucloud.processes import try_lock
 
@@ -213,9 +213,9 @@ def _wait(device: torch.device) -> None:
 
 def run(order: ProbeOrder) -> None:
     """Say what torch is, what the device does, and how fast all devices add up together (rank 0 says it)."""
-    seen = look()
-    tell(Said(torch=seen))
-    if order.device == "cuda" and (not seen.available or order.rank >= seen.devices):
+    observed = look()
+    tell(Said(torch=observed))
+    if order.device == "cuda" and (not observed.available or order.rank >= observed.devices):
         return
     device = torch.device(order.device, order.rank) if order.device == "cuda" else torch.device("cpu")
     try:
@@ -230,10 +230,10 @@ def run(order: ProbeOrder) -> None:
             tell(Said(collective=found))
 
 
-def look() -> TorchSeen:
+def look() -> TorchFacts:
     """Return what this Python's torch is and can use."""
     available = torch.cuda.is_available()
-    return TorchSeen(
+    return TorchFacts(
         version=torch.__version__,
         cuda=torch.version.cuda,
         available=available,
@@ -322,9 +322,9 @@ def _exchange(order: ProbeOrder, device: torch.device, one: int, other: int) -> 
         gbps = 2 * size * _GANG_TIMES / (time.perf_counter() - started) / 1e9
         right = bool((theirs == peer % 251).all())
     except RuntimeError as error:
-        tell(Said(pair=PairSeen(one=one, other=other, gbps=None), error=reason(error)))
+        tell(Said(pair=PairFacts(one=one, other=other, gbps=None), error=reason(error)))
         return False
-    tell(Said(pair=PairSeen(one=one, other=other, gbps=gbps, right=right)))
+    tell(Said(pair=PairFacts(one=one, other=other, gbps=gbps, right=right)))
     return True
 
 

@@ -28,7 +28,7 @@ from gpucloud.resume.ranks import HINT, Ranks
 from gpucloud.resume.reading import Put, unlike
 from gpucloud.resume.restoring import Restored
 from gpucloud.resume.save.cadence import Window
-from gpucloud.resume.save.keeping import Keeper, Moment
+from gpucloud.resume.save.deciding import Moment, SaveDecider
 from gpucloud.resume.settings import end_quickly, promised
 from gpucloud.resume.state import randomness
 from gpucloud.resume.state.randomness import Draws
@@ -203,19 +203,24 @@ class Leaving:
     """The end of this rank's part; `moment` says what is saved beside the state of the last step."""
 
     def __init__(
-        self, folder: AttemptFolder, ranks: Ranks, keeper: Keeper, profiling: Profiling, moment: Callable[[], Moment]
+        self,
+        folder: AttemptFolder,
+        ranks: Ranks,
+        decider: SaveDecider,
+        profiling: Profiling,
+        moment: Callable[[], Moment],
     ) -> None:
         self._folder = folder
         self._ranks = ranks
-        self._keeper = keeper
+        self._decider = decider
         self._profiling = profiling
         self._moment = moment
 
     def done(self, step: int, progress: Progress) -> None:
         """Commit the final state, then say that the job is done. Raises StoreError."""
         self._profiling.close()
-        if not self._keeper.last(step, self._moment, Why.LAST):
-            lacking = self._keeper.no_memory
+        if not self._decider.last(step, self._moment, Why.LAST):
+            lacking = self._decider.no_memory
             raise StoreError(
                 f"the final checkpoint, of step {step}, could not be committed" + (f": {lacking}" if lacking else ""),
                 hint=HINT if lacking else "start the job again: it continues from its last checkpoint",
@@ -227,12 +232,12 @@ class Leaving:
     def leave(self, step: int) -> NoReturn:
         """Save this step if it can be, and leave with the exit code that says so."""
         self._profiling.close()
-        if not self._keeper.last(step, self._moment) and self._ranks.rank == 0:
-            why = f", {lacking}" if (lacking := self._keeper.no_memory) else ""
-            say(f"step {step} could not be saved{why}: the job continues from step {self._keeper.committed}")
+        if not self._decider.last(step, self._moment) and self._ranks.rank == 0:
+            why = f", {lacking}" if (lacking := self._decider.no_memory) else ""
+            say(f"step {step} could not be saved{why}: the job continues from step {self._decider.committed}")
         self._folder.write(f"left-{self._ranks.rank}.json", self._standing(step))
         if self._ranks.rank == 0:
-            say(f"asked to stop ({self._folder.stop_reason()}): saved step {self._keeper.committed}, leaving")
+            say(f"asked to stop ({self._folder.stop_reason()}): saved step {self._decider.committed}, leaving")
         self._close()
         atexit.register(_end_groups)  # the script's own `finally` may still end them, as torch's examples do
         raise SystemExit(SAVED_AND_LEFT)
@@ -244,19 +249,19 @@ class Leaving:
             atexit.register(_end_groups)
             raise SystemExit(0)
         if is_fresh and step == trial.killed_at:
-            self._keeper.settle()
+            self._decider.settle()
             self._folder.write(f"left-{self._ranks.rank}.json", self._standing(step))  # so that another attempt follows
             self._ranks.highest(0)  # when all have written that
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _close(self) -> None:
-        self._keeper.close()
+        self._decider.close()
         self._ranks.close()
         self._folder.close()
         atexit.register(end_quickly)
 
     def _standing(self, step: int) -> dict[str, int]:
-        return {"rank": self._ranks.rank, "step": step, "committed_step": self._keeper.committed}
+        return {"rank": self._ranks.rank, "step": step, "committed_step": self._decider.committed}
 
 
 def _end_groups() -> None:

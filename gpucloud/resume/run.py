@@ -25,7 +25,7 @@ from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.restoring import Restored, find
 from gpucloud.resume.save.cadence import Windows
 from gpucloud.resume.save.capture import Capture
-from gpucloud.resume.save.keeping import Keeper, Moment, Pauses
+from gpucloud.resume.save.deciding import Moment, Pauses, SaveDecider
 from gpucloud.resume.save.saving import Saver
 from gpucloud.resume.save.writer import Writer
 from gpucloud.resume.settings import Settings, read_settings, surroundings, tuned
@@ -127,11 +127,11 @@ class Run:
             state.optimizers, tuple(state.modules.values()), self._continued.own.get("longest_window", 0)
         )
         saver = Saver(self._checkpoints, writer, capture, self._ranks, committed=self.steps_done)
-        self._keeper = Keeper(settings.cadence, self._checkpoints, saver, self._ranks, self._folder)
-        self._keeper.of_a_trial = settings.trial is not None
+        self._decider = SaveDecider(settings.cadence, self._checkpoints, saver, self._ranks, self._folder)
+        self._decider.of_a_trial = settings.trial is not None
         self._progress = Progress(self._folder if self._ranks.rank == 0 else AttemptFolder(None), self)
-        self._keeper.progress = self._progress
-        self._pauses = Pauses(self._keeper, self._ranks, self._folder)
+        self._decider.progress = self._progress
+        self._pauses = Pauses(self._decider, self._ranks, self._folder)
         self._profiling = Profiling(self._folder, settings.profile_steps, self._ranks.rank)
         _newest[settings.attempt] = self
         self._folder.listen()
@@ -161,7 +161,7 @@ class Run:
     @property
     def committed_step(self) -> int:
         """The step of the newest checkpoint that counts; 0 when there is none."""
-        return self._keeper.committed
+        return self._decider.committed
 
     def loader(
         self,
@@ -282,7 +282,7 @@ class Run:
         if not self._profiling.over:
             with self._progress.phase("profile"):
                 self._profiling.stepped()
-        if self._keeper.keep(self.steps_done, self._moment, window):
+        if self._decider.keep(self.steps_done, self._moment, window):
             self._leaving.leave(self.steps_done)
         if self._settings.trial is not None:
             self._leaving.try_(self._settings.trial, self.steps_done, self._progress, is_fresh=self._exactness.is_fresh)
@@ -307,8 +307,8 @@ class Run:
         self._require_newest()
         self._pauses.over()
         if (self._feed.loader is not None and not self._feed.nothing_is_handed_out) or not self._windows.is_closed:
-            self._keeper.ask(best)
-        elif self._keeper.save(self.steps_done, self._moment, best):
+            self._decider.ask(best)
+        elif self._decider.save(self.steps_done, self._moment, best):
             self._leaving.leave(self.steps_done)
 
     def export(self, path: str | Path, *, of: str = "model", config: Any = None) -> None:
@@ -366,7 +366,7 @@ class Run:
 
     @property
     def _leaving(self) -> Leaving:
-        return Leaving(self._folder, self._ranks, self._keeper, self._profiling, self._moment)
+        return Leaving(self._folder, self._ranks, self._decider, self._profiling, self._moment)
 
     def _begin(self, restored: Restored | None) -> None:
         base = restored.commit if restored else None
@@ -374,7 +374,7 @@ class Run:
             say("this store ignores conditional writes: two attempts at once would not notice each other")
         if restored:
             best = self._checkpoints.best()
-            self._keeper.best = best[1] if best else self._keeper.best
+            self._decider.best = best[1] if best else self._decider.best
             say(f"resumed from step {restored.commit.step}, {self.level.value} (attempt {self._settings.attempt})")
         elif self._settings.folder is not None and self._settings.trial is None and self._ranks.rank == 0:
             say("begins at step 0; `gpucloud train --verify-resume` proves that a script resumes to the bit")

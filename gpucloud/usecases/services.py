@@ -13,11 +13,11 @@ from gpucloud.domain.checkpoint.protection import Saving
 from gpucloud.domain.job.spec import Job
 from gpucloud.domain.market.learned import Tables
 from gpucloud.domain.money.ledger import Spend, Terms
-from gpucloud.domain.node.bootstrap.wanted import DriverWanted
+from gpucloud.domain.node.bootstrap.wanted import ControllerWanted
 from gpucloud.domain.supervision.action import Action
 from gpucloud.domain.supervision.deadline import Lesson
-from gpucloud.domain.supervision.seen import Rules, Seen
 from gpucloud.domain.supervision.self_driving import DriveOrder
+from gpucloud.domain.supervision.snapshot import Rules, Snapshot
 from gpucloud.ports import Clock, DataSets, MarketData, NodeGroup, Outputs, Provisioner, Shell
 from gpucloud.store import ObjectStore
 from gpucloud.store.contract import Tally
@@ -93,7 +93,7 @@ class Services:
     `power_off` is the command by which a node ends itself after its paid time, empty for none. `key` is the cluster's
     private SSH key, from which the secrets of attempts are made. `self_boot` is None where machines have no first boot
     of ours. `order` is what the machines of a job that drives itself go by, as far as it is known before the group is,
-    None for any other job; `driver` is where they find it. `tally` counts what is asked of the store. `make_tables`
+    None for any other job; `controller` is where they find it. `tally` counts what is asked of the store. `make_tables`
     makes the learned policy's, None for none. `on_machine`: it is a machine of the job that supervises.
     """
 
@@ -119,7 +119,7 @@ class Services:
     data_sets: DataSets | None = None
     self_boot: SelfBoot | None = None
     order: DriveOrder | None = None
-    driver: DriverWanted | None = None
+    controller: ControllerWanted | None = None
     tally: Tally = field(default_factory=Tally)
     make_tables: MakeTables | None = None
     on_machine: bool = False
@@ -151,7 +151,7 @@ class Watcher(Protocol):
         """Something happened, in one line."""
         ...
 
-    def tick(self, seen: Seen, action: Action, spend: Spend) -> None:
+    def tick(self, snapshot: Snapshot, action: Action, spend: Spend) -> None:
         """One pass was made."""
         ...
 

@@ -15,9 +15,9 @@ from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.spec import Access, AwsChoices, Resources
 from gpucloud.domain.market.catalog import Catalog, aged
 from gpucloud.domain.money.ledger import Terms
-from gpucloud.domain.money.prepaid import Wall
+from gpucloud.domain.money.prepaid import PrepaidRule
 from gpucloud.domain.offer import EfaLayout
-from gpucloud.domain.supervision.seen import Limits, Rules
+from gpucloud.domain.supervision.snapshot import Limits, Rules
 from gpucloud.domain.variables import GPUCLOUD_AWS_POLL_S, GPUCLOUD_SSH_PORT
 from gpucloud.wiring.clouds import CloudProfile
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from gpucloud.store import ObjectStore
 
 
-_WALL = Wall(
+_PREPAID_RULE = PrepaidRule(
     reserve=timedelta(seconds=300),
     least=timedelta(minutes=15),
     start=timedelta(minutes=10),  # with the two minutes that a notice undoes, `Limits.changeover`
@@ -79,7 +79,7 @@ class AwsCloud:
         from gpucloud.adapters.aws.prices.catalog import region_rates
 
         return CloudProfile(
-            rules=Rules(wall=_WALL, limits=_LIMITS),
+            rules=Rules(prepaid_rule=_PREPAID_RULE, limits=_LIMITS),
             terms=Terms(
                 disk_gib=self._choices.disk_gib,
                 # The base's subnets give every machine an address; the user's own, what he wishes of them.

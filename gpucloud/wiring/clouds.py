@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 from gpucloud.adapters.home import Home
 from gpucloud.domain.job.spec import SshChoices
 from gpucloud.domain.money.ledger import Terms
-from gpucloud.domain.money.prepaid import Wall
-from gpucloud.domain.supervision.seen import Limits, Rules
+from gpucloud.domain.money.prepaid import PrepaidRule
+from gpucloud.domain.supervision.snapshot import Limits, Rules
 from gpucloud.domain.variables import GPUCLOUD_HANG_S, GPUCLOUD_HOME, GPUCLOUD_LOCAL_MONEY_FACTOR
 from gpucloud.processes import user_name
 from gpucloud.retries import SystemClock
@@ -113,15 +113,15 @@ class LocalCloud:
     def cloud_profile(self) -> CloudProfile:
         """How it is dealt with: as AWS is, by a supervisor next door."""
         faster = _money_factor()
-        wall, terms = Wall(), Terms()
-        wall = Wall(
-            horizon=wall.horizon / faster,
-            reserve=wall.reserve / faster,
-            least=wall.least / faster,
-            start=wall.start / faster,
+        prepaid_rule, terms = PrepaidRule(), Terms()
+        prepaid_rule = PrepaidRule(
+            horizon=prepaid_rule.horizon / faster,
+            reserve=prepaid_rule.reserve / faster,
+            least=prepaid_rule.least / faster,
+            start=prepaid_rule.start / faster,
         )
         return CloudProfile(
-            rules=Rules(wall=wall, limits=_limits()),
+            rules=Rules(prepaid_rule=prepaid_rule, limits=_limits()),
             terms=Terms(minimum=terms.minimum / faster),
             period_s=0.1,
             node_python=sys.executable,
@@ -237,7 +237,7 @@ class SshCloud:
         self._home = home
         self._choices = choices
         self.cloud_profile = CloudProfile(
-            rules=Rules(wall=Wall(), limits=_LIMITS),
+            rules=Rules(prepaid_rule=PrepaidRule(), limits=_LIMITS),
             terms=Terms(minimum=timedelta(0)),
             period_s=0.25,
             flush_s=2.0,

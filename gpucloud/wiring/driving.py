@@ -19,7 +19,7 @@ from gpucloud.store.contract import CountingStore, Tally
 from gpucloud.usecases.supervise.provision import OwnGroup, OwnProvisioner
 
 if TYPE_CHECKING:
-    from gpucloud.domain.node.bootstrap.wanted import DriverWanted
+    from gpucloud.domain.node.bootstrap.wanted import ControllerWanted
     from gpucloud.domain.state.state import JobState
     from gpucloud.ports import Clock, DataSets, MarketData, NodeGroup, Outputs
     from gpucloud.store import ObjectStore
@@ -35,7 +35,7 @@ class Machine:
     """This node as one that can drive; `root` is the agent's folder, `wanted` says where its order is."""
 
     root: Path
-    wanted: DriverWanted
+    wanted: ControllerWanted
 
     @property
     def clock(self) -> Clock:
@@ -88,7 +88,7 @@ class Machine:
             flush_s=order.flush_s,
             power_off=order.power_off,
             key=order.key,
-            driver=self.wanted,
+            controller=self.wanted,
             on_machine=True,
             saving=how_it_saves(job).saving,
         )

@@ -47,7 +47,7 @@ def asker_of(gpucloud: Gpucloud, known: KnownJob) -> Asker:
         group=cloud.group(store),
         clock=gpucloud.store_clock(jobs),
         terms=cloud.cloud_profile.terms,
-        wall=cloud.cloud_profile.rules.wall,
+        prepaid_rule=cloud.cloud_profile.rules.prepaid_rule,
         tally=tally,
         reader=gpucloud.reader,
         look_s=max(_LOOK_S, cloud.cloud_profile.flush_s / 2),  # each look is paid for; output comes no more often
@@ -192,7 +192,7 @@ def estimator(gpucloud: Gpucloud, job: Job, saving: Saving, *, offline: bool = F
         market=gpucloud.aws(job.aws, job.resources).listed_market() if offline else cloud.market(),
         account=None if offline else cloud.account(),
         clock=gpucloud.clock,
-        wall=cloud.cloud_profile.rules.wall,
+        prepaid_rule=cloud.cloud_profile.rules.prepaid_rule,
         terms=cloud.cloud_profile.terms,
         changeover=cloud.cloud_profile.rules.limits.changeover,
         outlooks=lambda: recorded,

@@ -18,10 +18,10 @@ from gpucloud.domain.job.code import LARGEST_CODE_BYTES
 from gpucloud.domain.job.spec import Cloud as CloudName
 from gpucloud.domain.job.spec import Job
 from gpucloud.domain.market.learned import Tables
-from gpucloud.domain.node.bootstrap.wanted import DriverWanted
+from gpucloud.domain.node.bootstrap.wanted import ControllerWanted
 from gpucloud.domain.supervision.deadline import Lesson
-from gpucloud.domain.supervision.seen import rules_for
 from gpucloud.domain.supervision.self_driving import ORDER_VERSION, DriveOrder, Unable, order_key, unable
+from gpucloud.domain.supervision.snapshot import rules_for
 from gpucloud.ports import Clock, DataSets, Shell
 from gpucloud.store import ObjectStore
 from gpucloud.store.contract import CountingStore, Tally
@@ -139,5 +139,7 @@ def _driven(services: Services, environment: JobEnvironment) -> Services:
         records=str(environment.home.cloud) if services.job.cloud is CloudName.LOCAL else "",
         key=services.key,
     )
-    driver = DriverWanted(store=order.store, order=order_key(order.cluster), pip_mirror=services.job.mirrors.pip)
-    return replace(services, order=order, driver=driver)
+    controller = ControllerWanted(
+        store=order.store, order=order_key(order.cluster), pip_mirror=services.job.mirrors.pip
+    )
+    return replace(services, order=order, controller=controller)

@@ -17,7 +17,7 @@ from gpucloud.domain.job.spec import KnownJob, Market
 from gpucloud.domain.money.ledger import Rates, Terms
 from gpucloud.domain.node.node import EndCause
 from gpucloud.domain.offer import Offer, Pool, PricePoint
-from gpucloud.domain.state.state import Attempt, ExitReason, JobState, JobStatus, Member, NodeLife
+from gpucloud.domain.state.state import Attempt, ExitReason, JobState, JobStatus, Member, UsageInterval
 from gpucloud.store import open_store
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.money.spend import SpendTracker
@@ -65,7 +65,7 @@ def make_job(home: Home, attempts: int = ATTEMPTS) -> None:
         exit_reason=ExitReason.STOPPED,
         torn_down=True,
         attempts=tuple(attempt(number) for number in range(1, attempts + 1)),
-        nodes=tuple(life(number) for number in range(1, attempts + 1)),
+        nodes=tuple(interval(number) for number in range(1, attempts + 1)),
     )
     with mock.patch("os.fsync"):  # ten thousand objects, of which none must outlive a power cut
         put_job(jobs, SpendTracker(jobs, OnePrice(), TERMS).settle(state, BORN), budget_usd=Decimal(5000))
@@ -86,9 +86,9 @@ def attempt(number: int) -> Attempt:
     )
 
 
-def life(number: int) -> NodeLife:
+def interval(number: int) -> UsageInterval:
     begins = BORN + (number - 1) * EACH
-    return NodeLife(
+    return UsageInterval(
         node_id=node(number),
         pool=POOL,
         launched_at=begins,

@@ -30,7 +30,7 @@ from gpucloud.adapters.markets import PackagedMarkets
 from gpucloud.adapters.markets.tables import TableMaker
 from gpucloud.domain.job.spec import Policy
 from gpucloud.domain.market.learned import Counts, Tables, count, watch
-from gpucloud.domain.market.outcome import Life
+from gpucloud.domain.market.outcome import Lifetime
 from gpucloud.domain.market.policies import Task
 from gpucloud.domain.market.policy import decide
 from gpucloud.domain.market.recordings import (
@@ -228,11 +228,11 @@ def measured(case: Case, setting: Setting, *, windows: int, cap: float | None = 
 
     Under a cap nothing is asked but what it costs.
     """
-    seen = timeline(case.market, case.zones, case.nodes)
+    observation = timeline(case.market, case.zones, case.nodes)
     draw = random.Random(SEED)
-    last = seen.looks - int(setting.span_h * HOUR / LOOK_S)
-    starts = [draw.randrange(int(case.past * seen.looks), last) for _ in range(windows)]
-    tallies = {policy: tally(policy, case, setting, seen, starts, cap) for policy in POLICIES}
+    last = observation.looks - int(setting.span_h * HOUR / LOOK_S)
+    starts = [draw.randrange(int(case.past * observation.looks), last) for _ in range(windows)]
+    tallies = {policy: tally(policy, case, setting, observation, starts, cap) for policy in POLICIES}
     found = Found(
         case=case.name,
         gross={policy: float(np.mean(one.gross)) for policy, one in tallies.items()},
@@ -242,19 +242,19 @@ def measured(case: Case, setting: Setting, *, windows: int, cap: float | None = 
     )
     if cap is not None:
         return found
-    knowing = tally(Policy.LEARNED, replace(case, past=1.0), setting, seen, starts, None)
+    knowing = tally(Policy.LEARNED, replace(case, past=1.0), setting, observation, starts, None)
     beside = round((setting.restart_min * 60 - HANDOVER_S) / LOOK_S)
     return replace(
         found,
         knowing=float(np.mean(knowing.gross)),
-        plain=bound(seen, setting, starts, 0, 0),
-        beside=bound(seen, setting, starts, beside, 0),
-        billed=bound(seen, setting, starts, beside, int(FREE_S / LOOK_S)),
+        plain=bound(observation, setting, starts, 0, 0),
+        beside=bound(observation, setting, starts, beside, 0),
+        billed=bound(observation, setting, starts, beside, int(FREE_S / LOOK_S)),
     )
 
 
 def tally(
-    policy: Policy, case: Case, setting: Setting, seen: Timeline, starts: Sequence[int], cap: float | None
+    policy: Policy, case: Case, setting: Setting, observation: Timeline, starts: Sequence[int], cap: float | None
 ) -> Tally:
     on_demand = float(case.market.on_demand_usd_per_hour)
     # Greedy and uniform as published: all of a gang or none.
@@ -264,10 +264,10 @@ def tally(
     found = Tally()
     for start in starts:
         for free_s in (0.0, FREE_S) if policy is Policy.LEARNED else (None,):
-            known = None if free_s is None else tables(case, setting, price_at(seen, start), free_s)
+            known = None if free_s is None else tables(case, setting, price_at(observation, start), free_s)
             choose = functools.partial(decide, policy, tables=known)
-            run = replay(choose, task, seen, start, recovery, None if cap is None else cap * whole_usd)
-            gross_usd = run.usd + sum(refund_usd(life, seen) for life in run.lives)
+            run = replay(choose, task, observation, start, recovery, None if cap is None else cap * whole_usd)
+            gross_usd = run.usd + sum(refund_usd(lifetime, observation) for lifetime in run.lifetimes)
             if free_s != FREE_S:
                 found.gross.append(gross_usd / whole_usd)
             if free_s != 0.0:
@@ -277,10 +277,10 @@ def tally(
     return found
 
 
-def price_at(seen: Timeline, start: int) -> float:
+def price_at(observation: Timeline, start: int) -> float:
     """The mean spot price over the zones at submit as a share of on demand, in steps of 0.05: fewer tables to make."""
-    views = views_at(seen, start)
-    share = sum(view.usd_per_hour for view in views) / len(views) / float(seen.market.on_demand_usd_per_hour)
+    views = views_at(observation, start)
+    share = sum(view.usd_per_hour for view in views) / len(views) / float(observation.market.on_demand_usd_per_hour)
     return round(share / 0.05) * 0.05
 
 
@@ -293,26 +293,28 @@ def tables(case: Case, setting: Setting, share: float, free_s: float) -> Tables:
     return maker.tables(setting.task(1, 1.0), len(names), case.market.gpus, share)
 
 
-def counts(seen: Timeline, share: float) -> Counts:
+def counts(observation: Timeline, share: float) -> Counts:
     """What the first part of a market shows."""
-    up, price = looked(seen)
-    end = int(share * seen.looks)
+    up, price = looked(observation)
+    end = int(share * observation.looks)
     return count(watch(up[:end].tolist(), price[:end].tolist(), LOOK_S / HOUR), LOOK_S / HOUR)
 
 
-def refund_usd(life: Life, seen: Timeline) -> float:
+def refund_usd(lifetime: Lifetime, observation: Timeline) -> float:
     """What was not charged for machines that were taken in their first hour."""
-    if life.cause is not EndCause.INTERRUPTED or life.ended_s - life.launched_s >= FREE_S:
+    if lifetime.cause is not EndCause.INTERRUPTED or lifetime.ended_s - lifetime.launched_s >= FREE_S:
         return 0.0
-    looks = range(int(life.launched_s // LOOK_S), int(life.ended_s // LOOK_S))
-    return life.nodes * sum(views_at(seen, look)[life.zone].usd_per_hour for look in looks) * LOOK_S / HOUR
+    looks = range(int(lifetime.launched_s // LOOK_S), int(lifetime.ended_s // LOOK_S))
+    return (
+        lifetime.nodes * sum(views_at(observation, look)[lifetime.zone].usd_per_hour for look in looks) * LOOK_S / HOUR
+    )
 
 
-def views_at(seen: Timeline, look: int) -> tuple[ZoneView, ...]:
-    return value_at(tuple(zip(seen.changes, seen.views, strict=True)), look)
+def views_at(observation: Timeline, look: int) -> tuple[ZoneView, ...]:
+    return value_at(tuple(zip(observation.changes, observation.views, strict=True)), look)
 
 
-def bound(seen: Timeline, setting: Setting, starts: Sequence[int], beside: int, free: int) -> float:
+def bound(observation: Timeline, setting: Setting, starts: Sequence[int], beside: int, free: int) -> float:
     """The least mean cost, by a job that knows the market; looks to boot beside others, and to be taken uncharged."""
     rules = Rules(
         work=round(setting.work_h * HOUR / LOOK_S),
@@ -321,7 +323,7 @@ def bound(seen: Timeline, setting: Setting, starts: Sequence[int], beside: int, 
         beside=beside,
         free=free,
     )
-    up, price = looked(seen)
+    up, price = looked(observation)
     found: list[float] = []
     step = max(40 // up.shape[1], 1)
     for some in (starts[i : i + step] for i in range(0, len(starts), step)):
@@ -330,12 +332,14 @@ def bound(seen: Timeline, setting: Setting, starts: Sequence[int], beside: int, 
     return float(np.mean(found))
 
 
-def looked(seen: Timeline) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float64]]:
+def looked(observation: Timeline) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float64]]:
     """Whether each zone was up, and its price as a share of on demand, by look and zone."""
-    lengths = np.diff([*seen.changes, seen.looks])
-    up = np.array([[view.up for view in views] for views in seen.views])
-    price = np.array([[view.usd_per_hour for view in views] for views in seen.views])
-    return np.repeat(up, lengths, axis=0), np.repeat(price, lengths, axis=0) / float(seen.market.on_demand_usd_per_hour)
+    lengths = np.diff([*observation.changes, observation.looks])
+    up = np.array([[view.up for view in views] for views in observation.views])
+    price = np.array([[view.usd_per_hour for view in views] for views in observation.views])
+    return np.repeat(up, lengths, axis=0), np.repeat(price, lengths, axis=0) / float(
+        observation.market.on_demand_usd_per_hour
+    )
 
 
 def single_zones() -> Iterator[Case]:

@@ -68,7 +68,7 @@ def phases(line: CommandLine, job: str, attempt: int) -> None:
 
 
 def launched_at(state: dict, node_id: str) -> str:
-    return next(life["launched_at"] for life in state["nodes"] if life["node_id"] == node_id)
+    return next(interval["launched_at"] for interval in state["nodes"] if interval["node_id"] == node_id)
 
 
 def span(start: str, end: str) -> float:

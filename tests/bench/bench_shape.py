@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import ast
 import io
+import itertools
+import keyword
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -24,6 +27,39 @@ from tests.bench.figures import figure
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "gpucloud"
 MOST_FILES, LEAST_MEDIAN, MOST_LINES, MOST_ENTRIES = 330, 110, 450, 15
+# What a reader would have to learn first, where the field has a word that everybody knows.
+PRIVATE = frozenset(
+    {
+        "arena",
+        "announced",
+        "beat",
+        "books",
+        "cashier",
+        "condemned",
+        "course",
+        "depot",
+        "discreet",
+        "heading",
+        "ill",
+        "keeper",
+        "knock",
+        "lives",
+        "loom",
+        "preparer",
+        "renter",
+        "seat",
+        "shelf",
+        "station",
+        "teller",
+        "upkeep",
+        "wall",
+        "weather",
+        "wish",
+        "wished",
+        "wishes",
+    }
+)
+PRIVATE_PAIRS = frozenset({("shut", "off"), ("passed", "over"), ("node", "life"), ("node", "seen")})
 _LOADED = """
 import atexit, runpy, sys
 def tell():
@@ -59,7 +95,10 @@ def main() -> int:
         figure("shape.median_code_lines_short_of", LEAST_MEDIAN - statistics.median(m.code_lines for m in told), 0),
         figure("shape.modules_too_long", sum(m.lines > MOST_LINES for m in modules.values()), 0),
         figure("shape.folders_too_full", sum(n > MOST_ENTRIES for n in entries().values()), 0),
+        figure("shape.private_names", len(private := private_names()), 0),
     ]
+    if private:
+        print("private:", *private)
     figure("shape.median_code_lines", statistics.median(m.code_lines for m in told))
     figure("shape.imported_once", sum(len(importers[m.name]) == 1 for m in told))
     figure("shape.longest_function_lines", max(m.longest_function for m in modules.values()))
@@ -67,6 +106,23 @@ def main() -> int:
     figure("shape.modules_loaded_by_train", len(loaded))
     figure("shape.folders_of_train", len({name.rpartition(".")[0] for name in loaded}))
     return 0 if all(kept) else 1
+
+
+def private_names() -> list[str]:
+    """Return the names in the code with a private word among their parts, in order."""
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
+            if token.type == tokenize.NAME and not keyword.iskeyword(token.string):
+                words = parts_of(token.string)
+                if PRIVATE & set(words) or PRIVATE_PAIRS & set(itertools.pairwise(words)):
+                    found.add(token.string)
+    return sorted(found)
+
+
+def parts_of(name: str) -> list[str]:
+    """Return the words of `a_name`, `AName` or `A_NAME`, in lower case."""
+    return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+", name)]
 
 
 def read(path: Path) -> Module:

@@ -15,7 +15,7 @@ from tests.cloud.figures import Machine, Resource
 SPOT_G_VCPUS = "L-3819A6DF"  # "All G and VT Spot Instance Requests", in vCPUs
 _MANAGED = "gpucloud:managed"
 _BASE = "gpucloud:base"
-_SHUT_OFF = "gpucloud-shut-off"
+_SHUT_OFF = "gpucloud-auto-shutdown"
 _ENDED_AT = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) GMT\)")
 _NOT_THERE = {"InvalidAction", "UnknownOperation", "UnsupportedOperation", "AccessDenied", "AccessDeniedException"}
 

@@ -63,7 +63,7 @@ class Machine:
     prepaid: agent.Prepaid | None = None
     part: Part | None = None
     attempt: AttemptStatus | None = None
-    beat: int = 0
+    heartbeat: int = 0
     log: dict[int, bytes] = field(default_factory=dict)
 
     def take(self, data: bytes) -> None:
@@ -134,9 +134,9 @@ class FakeFleet:
     def status(self, group: str, node_id: str) -> Status:
         """Return what the node's agent says now."""
         own = self.machine(node_id)
-        own.beat = int(self._at.timestamp() / BEAT.total_seconds())
+        own.heartbeat = int(self._at.timestamp() / BEAT.total_seconds())
         return Status(
-            beat=own.beat,
+            heartbeat=own.heartbeat,
             epoch=own.epoch,
             boot_id=node_id,
             notice=self._notice(group, node_id),
@@ -164,7 +164,7 @@ class FakeFleet:
         if until is None or own.prepaid is None or own.prepaid.until != until:
             own.prepaid = agent.Prepaid(until=until, heard_at=self._at) if until is not None else None
         action = agent.decide(
-            agent.Seen(
+            agent.Snapshot(
                 desired=own.desired,
                 running=own.part.launch.attempt if own.part else None,
                 newest=own.newest,

@@ -79,7 +79,7 @@ class FleetHost:
                 return _said(self._output(border, int(most), files))
             case (str(), "-c", script, *ports) if "socket" in script:
                 return _said(f"32768 60999 {' '.join(ports)}\n".encode())
-            case (program, _, "knock", *_, address, port) if program == _PYTHON:
+            case (program, _, "probe", *_, address, port) if program == _PYTHON:
                 nodes = self._shell.cloud.describe(self._shell.group).alive
                 there = any((node.private_address, str(node.port)) == (address, port) for node in nodes)
                 return _said(b"alive" if there else b"dead")

@@ -147,7 +147,7 @@ _PAYABLE_TESTS = ("pytest", "tests/unit/test_payable.py")
 @seeded("domain.supervision.between:_must_arm", *_RECONCILE_TESTS, quick=True)
 def launch_before_arm(original: Any) -> Any:
     """Machines are asked for first, the shut-off is armed when the level stands."""
-    return lambda goal, seen, *rest: seen.group.size == goal.nodes and original(goal, seen, *rest)
+    return lambda goal, snapshot, *rest: snapshot.group.size == goal.nodes and original(goal, snapshot, *rest)
 
 
 @seeded("usecases.supervise.provision:MachineProvisioner._arm", "armed")
@@ -167,7 +167,9 @@ def reserve_forgotten(original: Any) -> Any:
     from dataclasses import replace
     from datetime import timedelta
 
-    return lambda now, *, wall, **rest: original(now, wall=replace(wall, reserve=timedelta(0)), **rest)
+    return lambda now, *, prepaid_rule, **rest: original(
+        now, prepaid_rule=replace(prepaid_rule, reserve=timedelta(0)), **rest
+    )
 
 
 @seeded("usecases.jobstore.lease:StoreClock.now", "storm")
@@ -188,10 +190,10 @@ def replacement_not_counted(original: Any) -> Any:
     return payable
 
 
-@seeded("domain.supervision.transitions:with_lives", *_PAYABLE_TESTS)
+@seeded("domain.supervision.transitions:with_intervals", *_PAYABLE_TESTS)
 def vanished_machine_forgotten(original: Any) -> Any:
     """Only what is listed was ever there."""
-    return lambda lives, nodes: original((), nodes)
+    return lambda intervals, nodes: original((), nodes)
 
 
 @seeded("domain.supervision.renewal:make_room", *_RECONCILE_TESTS)
@@ -199,10 +201,12 @@ def shut_off_not_lowered_before_relieving(original: Any) -> Any:
     """One more machine is asked for within a time that was reckoned without it."""
     from dataclasses import replace
 
-    def make_room(goal: Any, seen: Any, wall: Any) -> Any:
-        if seen.payable_with_another is not None and seen.group.armed_until is not None:
-            seen = replace(seen, payable_with_another=max(seen.payable_with_another, seen.group.armed_until))
-        return original(goal, seen, wall)
+    def make_room(goal: Any, snapshot: Any, prepaid_rule: Any) -> Any:
+        if snapshot.payable_with_another is not None and snapshot.group.armed_until is not None:
+            snapshot = replace(
+                snapshot, payable_with_another=max(snapshot.payable_with_another, snapshot.group.armed_until)
+            )
+        return original(goal, snapshot, prepaid_rule)
 
     return make_room
 
@@ -211,9 +215,9 @@ def shut_off_not_lowered_before_relieving(original: Any) -> Any:
 def notice_believed_for_ever(original: Any) -> Any:
     """A machine is about to be taken for as long as it says so itself."""
 
-    def warned_until(node: Any, seen: Any) -> Any:
+    def warned_until(node: Any, snapshot: Any) -> Any:
         notice = node.status.notice if node.status is not None else None
-        return notice.at if notice is not None else original(node, seen)
+        return notice.at if notice is not None else original(node, snapshot)
 
     return warned_until
 
@@ -233,7 +237,7 @@ def relieved_machine_taken_out_of_its_group(original: Any) -> Any:
     return relieve
 
 
-@seeded("usecases.supervise.provision:MachineProvisioner._last_lives", "pytest", "tests/unit/test_last_bill.py")
+@seeded("usecases.supervise.provision:MachineProvisioner._last_intervals", "pytest", "tests/unit/test_last_bill.py")
 def one_old_listing_trusted(original: Any) -> Any:
     """The first list after the end counts, whatever it still shows."""
     from gpucloud.domain.supervision.transitions import as_listed
@@ -261,8 +265,10 @@ def save_too_late(original: Any) -> Any:
 def no_save_before_the_wall(original: Any) -> Any:
     """Ranks hear nothing of the end of what is paid until it is there."""
 
-    def of_running(seen: Any, running: Any, wall: Any) -> Any:
-        return original(seen, running, type(wall).FAR if wall is type(wall).NEAR else wall)
+    def of_running(snapshot: Any, running: Any, prepaid_rule: Any) -> Any:
+        return original(
+            snapshot, running, type(prepaid_rule).FAR if prepaid_rule is type(prepaid_rule).NEAR else prepaid_rule
+        )
 
     return of_running
 
@@ -271,8 +277,10 @@ def no_save_before_the_wall(original: Any) -> Any:
 def unpaid_ranks_go_on(original: Any) -> Any:
     """Ranks go on when their paid time is over."""
 
-    def of_running(seen: Any, running: Any, wall: Any) -> Any:
-        return original(seen, running, type(wall).FAR if wall is type(wall).PASSED else wall)
+    def of_running(snapshot: Any, running: Any, prepaid_rule: Any) -> Any:
+        return original(
+            snapshot, running, type(prepaid_rule).FAR if prepaid_rule is type(prepaid_rule).PASSED else prepaid_rule
+        )
 
     return of_running
 
@@ -300,7 +308,7 @@ def silence_alone_believed(original: Any) -> Any:
     """Who does not answer us is dead, whoever else was asked or not."""
     from dataclasses import replace
 
-    from gpucloud.domain.supervision.seen import PeerReport
+    from gpucloud.domain.supervision.snapshot import PeerReport
 
     def believed_dead(node: Any, *rest: Any) -> Any:
         return original(
@@ -314,11 +322,11 @@ def silence_alone_believed(original: Any) -> Any:
 def offline_believed(original: Any) -> Any:
     """What a witness said counts, though nobody at all answers us."""
     from gpucloud.domain.supervision.membership import is_gone
-    from gpucloud.domain.supervision.seen import PeerReport
+    from gpucloud.domain.supervision.snapshot import PeerReport
 
-    def believed_dead(node: Any, seen: Any, limits: Any) -> Any:
+    def believed_dead(node: Any, snapshot: Any, limits: Any) -> Any:
         silent = not is_gone(node) and node.silent_for >= limits.silent
-        return (silent and node.peer_report is PeerReport.DEAD) or original(node, seen, limits)
+        return (silent and node.peer_report is PeerReport.DEAD) or original(node, snapshot, limits)
 
     return believed_dead
 
@@ -329,15 +337,15 @@ def grows_at_once(original: Any) -> Any:
     from dataclasses import replace
     from datetime import timedelta
 
-    from gpucloud.domain.supervision.seen import Readiness
+    from gpucloud.domain.supervision.snapshot import Readiness
 
     def aged(node: Any) -> Any:
         return replace(node, node=replace(node.node, launched_at=node.node.launched_at - timedelta(days=30)))
 
-    def order_to_grow(attempt: Any, goal: Any, seen: Any, limits: Any) -> Any:
-        if all(node.readiness is Readiness.READY for node in seen.nodes):
-            seen = replace(seen, nodes=tuple(map(aged, seen.nodes)))
-        return original(attempt, goal, seen, limits)
+    def order_to_grow(attempt: Any, goal: Any, snapshot: Any, limits: Any) -> Any:
+        if all(node.readiness is Readiness.READY for node in snapshot.nodes):
+            snapshot = replace(snapshot, nodes=tuple(map(aged, snapshot.nodes)))
+        return original(attempt, goal, snapshot, limits)
 
     return order_to_grow
 
@@ -374,27 +382,27 @@ def who_is_done_ends_who_is_not(original: Any) -> Any:
     del original
     from gpucloud.domain.supervision.membership import is_over, members_of
 
-    return lambda attempt, seen: len({is_over(attempt, node) for node in members_of(attempt, seen)}) == 2
+    return lambda attempt, snapshot: len({is_over(attempt, node) for node in members_of(attempt, snapshot)}) == 2
 
 
 @seeded("domain.supervision.transitions:ended", "pytest", "tests/unit/test_supervision_limits.py")
 def what_is_listed_no_longer_lives_on(original: Any) -> Any:
     """A machine that the cloud has forgotten is charged up to now."""
-    return lambda life, paid_until, now: original(life, None, now)
+    return lambda interval, paid_until, now: original(interval, None, now)
 
 
 @seeded("domain.supervision.during:_bring_home", "pytest", "tests/unit/test_supervision_limits.py")
 def closed_before_the_outputs_are_home(original: Any) -> Any:
     """An attempt is closed, and its machines are ended, whatever became of its outputs."""
     del original
-    return lambda attempt, goal, seen, rules: None
+    return lambda attempt, goal, snapshot, rules: None
 
 
 @seeded("domain.supervision.during:_trained_nothing", *_RECONCILE_TESTS)
 def a_run_without_a_step_succeeded(original: Any) -> Any:
     """A script that ends without a step has succeeded, whatever it resumed from."""
     del original
-    return lambda attempt, goal, seen: False
+    return lambda attempt, goal, snapshot: False
 
 
 @seeded("domain.state.order:is_of_another_file", "pytest", "tests/functional/test_start.py")
@@ -432,7 +440,7 @@ def kept_whatever_the_budget_pays(original: Any) -> Any:
     from gpucloud.domain.supervision.action import Done
 
     del original
-    return lambda seen, wall: Done()
+    return lambda snapshot, prepaid_rule: Done()
 
 
 @seeded("usecases.jobstore.lease:Lease.renew", "pytest", "tests/unit/test_lease_renewal.py")
@@ -464,12 +472,12 @@ def own_failure_not_told_from_a_lost_peers(original: Any) -> Any:
     """A script that failed because a machine went has failed by itself."""
     from dataclasses import replace
 
-    def reason(attempt: Any, members: Any, seen: Any, *rest: Any) -> Any:
-        taken = any(one.attempt == attempt.number for one in seen.state.interruptions)
+    def reason(attempt: Any, members: Any, snapshot: Any, *rest: Any) -> Any:
+        taken = any(one.attempt == attempt.number for one in snapshot.state.interruptions)
         if taken and (attempt.ending_reason is None or attempt.ending_reason.retried):
             attempt = replace(attempt, ending_reason=None)
-            seen = replace(seen, state=replace(seen.state, interruptions=()))
-        return original(attempt, members, seen, *rest)
+            snapshot = replace(snapshot, state=replace(snapshot.state, interruptions=()))
+        return original(attempt, members, snapshot, *rest)
 
     return reason
 
@@ -479,13 +487,13 @@ def attempt_started_twice(original: Any) -> Any:
     """An attempt that was begun before is begun again."""
     from dataclasses import replace
 
-    return lambda seen: original(replace(seen, newest=seen.newest - 1))
+    return lambda snapshot: original(replace(snapshot, newest=snapshot.newest - 1))
 
 
 @seeded("domain.market.policy:_in_time", "deadline")
 def deadline_net_left_out(original: Any) -> Any:
     """What a policy wants is done, whatever becomes of the deadline."""
-    return lambda task, seen, choice: choice
+    return lambda task, snapshot, choice: choice
 
 
 @seeded("domain.supervision.deadline:_before_it_is_late", "pytest", "tests/unit/test_capacity_decision.py")
@@ -499,9 +507,9 @@ def deadline_by_money_kept_for_the_end(original: Any) -> Any:
     """A deadline is reckoned with what is kept for the last save."""
     from dataclasses import replace
 
-    def situation(goal: Any, seen: Any, *rest: Any) -> Any:
-        case = original(goal, seen, *rest)
-        return case and replace(case, money_left_usd=goal.budget_usd - seen.spent_usd)
+    def situation(goal: Any, snapshot: Any, *rest: Any) -> Any:
+        case = original(goal, snapshot, *rest)
+        return case and replace(case, money_left_usd=goal.budget_usd - snapshot.spent_usd)
 
     return situation
 
@@ -511,8 +519,8 @@ def both_pools_asked_for_before_the_shut_off(original: Any) -> Any:
     """Machines that take over are asked for within a time that was reckoned without them."""
     from gpucloud.domain.supervision.action import Appoint, Arm
 
-    def begin(attempt: Any, goal: Any, seen: Any, offer: Any) -> Any:
-        found = original(attempt, goal, seen, offer)
+    def begin(attempt: Any, goal: Any, snapshot: Any, offer: Any) -> Any:
+        found = original(attempt, goal, snapshot, offer)
         return Appoint(offer=offer) if isinstance(found, Arm) else found
 
     return begin
@@ -843,7 +851,7 @@ def wheel_not_compared_with_its_record(original: Any) -> Any:
 # One decision
 
 
-@seeded("domain.supervision.seen:goal_of", "one-decision")
+@seeded("domain.supervision.snapshot:goal_of", "one-decision")
 def machine_with_every_right(original: Any) -> Any:
     """A machine on AWS is taken for one that may move the shut-off and give machines up."""
     from dataclasses import replace
@@ -851,7 +859,7 @@ def machine_with_every_right(original: Any) -> Any:
     return lambda order, who: replace(original(order, who), within_rights=False)
 
 
-@seeded("domain.supervision.seen:goal_of", "one-decision")
+@seeded("domain.supervision.snapshot:goal_of", "one-decision")
 def wish_to_keep_forgotten(original: Any) -> Any:
     """Whoever comes later does not know that the machines are to stay."""
     from dataclasses import replace
@@ -865,7 +873,7 @@ def held_for_as_long_as_they_are_paid(original: Any) -> Any:
     from gpucloud.domain.supervision.action import Done
 
     del original
-    return lambda until, seen: Done()
+    return lambda until, snapshot: Done()
 
 
 @seeded("usecases.supervise.session:Supervisor._goal", "one-decision")
@@ -881,7 +889,9 @@ def machine_tears_down(original: Any) -> Any:
     """A machine that drives the job decides as a process outside would."""
     from dataclasses import replace
 
-    return lambda goal, seen, rules: original(replace(goal, self_driving=False, within_rights=False), seen, rules)
+    return lambda goal, snapshot, rules: original(
+        replace(goal, self_driving=False, within_rights=False), snapshot, rules
+    )
 
 
 # What is said of a job
@@ -915,7 +925,7 @@ def what_is_spent_cut_off(original: Any) -> Any:
 @seeded("domain.state.order:refuse_order", *_AUTHORIZATION_TESTS)
 def older_order_taken(original: Any) -> Any:
     """The number of an order is not compared with the newest that was here."""
-    return lambda order, *, signed_by, seen: original(order, signed_by=signed_by, seen=None)
+    return lambda order, *, signed_by, snapshot: original(order, signed_by=signed_by, snapshot=None)
 
 
 @seeded("adapters.home:OrderMarks.raise_to", *_AUTHORIZATION_TESTS)

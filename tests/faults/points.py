@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gpucloud.domain.money.ledger import Terms, meter, total
 from gpucloud.domain.node.node import EndCause
-from gpucloud.domain.state.state import ExitReason, JobState, NodeLife
+from gpucloud.domain.state.state import ExitReason, JobState, UsageInterval
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from tests.faults.process import Ended, run
 from tests.faults.rig import AWAY, GROUP, JOB, Outside
@@ -212,20 +212,20 @@ def _twins(outside: Outside) -> Iterator[str]:
 def _money(state: JobState, outside: Outside) -> Iterator[str]:
     """The ledger has a bill for each machine that the cloud started, from its start to its end."""
     bills = JobStore(outside.store, JOB).charges()
-    lives = {life.node_id: life for life in state.nodes}
+    intervals = {interval.node_id: interval for interval in state.nodes}
     for node in outside.cloud.launched:
-        life = lives.get(node.id)
-        if life is None or (life.launched_at, life.ended_at) != (node.launched_at, node.ended_at):
-            yield f"{node.id} is in the books as {life}"
-        elif total(c for c in bills if c.node_id == node.id) != _bill(life, state, outside):
+        interval = intervals.get(node.id)
+        if interval is None or (interval.launched_at, interval.ended_at) != (node.launched_at, node.ended_at):
+            yield f"{node.id} is in the books as {interval}"
+        elif total(c for c in bills if c.node_id == node.id) != _bill(interval, state, outside):
             yield f"{node.id} is billed wrongly"
     if {charge.node_id for charge in bills} != {node.id for node in outside.cloud.launched}:
         yield "the ledger and the cloud name different machines"
 
 
-def _bill(life: NodeLife, state: JobState, outside: Outside) -> Decimal:
-    prices = outside.market.prices(life.pool, life.launched_at, life.ended_at or outside.clock.now())
-    return total(meter(life, prices, state.attempts, outside.clock.now(), Terms()))
+def _bill(interval: UsageInterval, state: JobState, outside: Outside) -> Decimal:
+    prices = outside.market.prices(interval.pool, interval.launched_at, interval.ended_at or outside.clock.now())
+    return total(meter(interval, prices, state.attempts, outside.clock.now(), Terms()))
 
 
 def _lost(outside: Outside) -> Iterator[str]:

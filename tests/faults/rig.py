@@ -18,7 +18,7 @@ from gpucloud.domain.money.ledger import Terms
 from gpucloud.domain.node.node import GroupView, Node
 from gpucloud.domain.offer import Offer
 from gpucloud.domain.state.order import opened
-from gpucloud.domain.supervision.seen import DriveTrial, Rules
+from gpucloud.domain.supervision.snapshot import DriveTrial, Rules
 from gpucloud.ports import Brought, ClusterSpec
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.services import Package, Services

@@ -42,5 +42,5 @@ def train(run, model, optimizer, steps=None):
         run.step(loss=loss)
         if run.steps_done == steps:
             break
-    run._keeper._finish()
+    run._decider._finish()
     return losses

@@ -97,8 +97,8 @@ def test_the_agent_has_no_terminal_no_open_pipe_and_a_session_that_is_not_its_ca
 
 def test_the_beat_rises_within_a_second_even_when_nothing_happens(node):
     node.start()
-    beat = node.status().beat
-    node.wait_for(lambda s: s.beat > beat, "a heartbeat", 1.0)
+    heartbeat = node.status().heartbeat
+    node.wait_for(lambda s: s.heartbeat > heartbeat, "a heartbeat", 1.0)
 
 
 def test_a_command_that_exits_0_is_done_and_its_output_is_in_the_launcher_log(node):
@@ -220,8 +220,8 @@ def test_the_same_attempt_is_never_started_twice_not_even_by_another_agent(node)
     node.wait_for(lambda s: s.epoch == 2, "the new epoch")
     node.sigkill()
     node.start()
-    beat = node.status().beat
-    status = node.wait_for(lambda s: s.beat > beat + 1, "two heartbeats")
+    heartbeat = node.status().heartbeat
+    status = node.wait_for(lambda s: s.heartbeat > heartbeat + 1, "two heartbeats")
     assert (node.root / "attempts" / "count").read_text() == "once\n"
     assert status.attempt == before.attempt
 
@@ -232,14 +232,14 @@ def test_a_lower_epoch_is_refused_by_this_agent_and_by_the_next(node):
     node.want(running, epoch=5)
     node.wait_running(1)
     node.want(None, epoch=4)
-    beat = node.status().beat
-    status = node.wait_for(lambda s: s.beat > beat + 1, "two heartbeats")
+    heartbeat = node.status().heartbeat
+    status = node.wait_for(lambda s: s.heartbeat > heartbeat + 1, "two heartbeats")
     assert (status.epoch, status.attempt.state) == (5, RunState.RUNNING)
     node.sigkill()
     node.start()
     node.want(node.launch(2, "/bin/true"), epoch=4)
-    beat = node.status().beat
-    assert node.wait_for(lambda s: s.beat > beat + 1, "two heartbeats").attempt.attempt == 1
+    heartbeat = node.status().heartbeat
+    assert node.wait_for(lambda s: s.heartbeat > heartbeat + 1, "two heartbeats").attempt.attempt == 1
 
 
 @pytest.mark.parametrize(
@@ -250,8 +250,8 @@ def test_a_torn_desired_changes_nothing(node, text):
     node.want(node.launch(1, "/bin/sh", "-c", "exec sleep 600"))
     node.wait_running(1)
     node.write_desired(text)
-    beat = node.status().beat
-    status = node.wait_for(lambda s: s.beat > beat + 1, "two heartbeats")
+    heartbeat = node.status().heartbeat
+    status = node.wait_for(lambda s: s.heartbeat > heartbeat + 1, "two heartbeats")
     assert (status.epoch, status.attempt.state) == (1, RunState.RUNNING)
     node.want(None)
     node.wait_exited(1)
@@ -267,8 +267,8 @@ def test_a_stop_asks_once_and_the_supervisor_decides_about_the_grace(node):
     wait_until(stop.exists, "stop.json")
     written = stop.read_text()
     assert json.loads(written)["reason"] == "stop"
-    beat = node.status().beat
-    assert node.wait_for(lambda s: s.beat > beat + 1, "heartbeats").attempt.state is RunState.RUNNING
+    heartbeat = node.status().heartbeat
+    assert node.wait_for(lambda s: s.heartbeat > heartbeat + 1, "heartbeats").attempt.state is RunState.RUNNING
     assert stop.read_text() == written
 
 
@@ -305,7 +305,7 @@ def test_a_recommendation_to_leave_is_in_the_status_and_asks_for_one_early_save_
         assert not (node.folder(1) / "stop.json").exists()
         node.want(node.launch(2, "/bin/sh", "-c", "exec sleep 600"))
         status = node.wait_running(2)
-        assert node.wait_for(lambda s: s.beat > status.beat + 1, "heartbeats").rebalance is not None
+        assert node.wait_for(lambda s: s.heartbeat > status.heartbeat + 1, "heartbeats").rebalance is not None
         assert not (node.folder(2) / "save.json").exists()
         node.sigkill()
 
@@ -381,8 +381,8 @@ def test_paid_time_that_ends_saves_first_then_kills_then_powers_off(node):
     assert node.wait_exited(1, limit_s=3).attempt.outcome is Outcome.KILLED
     assert datetime.now(timezone.utc) >= until
     wait_until(off.exists, "the power-off")
-    beat = node.status().beat
-    node.wait_for(lambda s: s.beat > beat + 1, "two heartbeats")
+    heartbeat = node.status().heartbeat
+    node.wait_for(lambda s: s.heartbeat > heartbeat + 1, "two heartbeats")
     assert off.read_text() == "off\n"
 
 
@@ -431,8 +431,8 @@ def test_progress_is_passed_on_with_its_age_and_a_torn_one_is_passed_over(node):
     assert (seen.step, seen.first_step, seen.committed_step, seen.phase) == (7, 5, 4, "train")
     assert 10 <= seen.age_s < 13
     path.write_text('{"step": 8, "first')
-    beat = node.status().beat
-    assert node.wait_for(lambda s: s.beat > beat + 1, "two heartbeats").attempt.progress.step == 7
+    heartbeat = node.status().heartbeat
+    assert node.wait_for(lambda s: s.heartbeat > heartbeat + 1, "two heartbeats").attempt.progress.step == 7
 
 
 def test_an_agent_of_another_version_is_replaced(node, tmp_path):

@@ -21,7 +21,7 @@ from gpucloud.domain.money.costs import Billed, BilledLine
 from gpucloud.domain.money.ledger import Charge, ChargeKind, Rates, Terms
 from gpucloud.domain.node.node import EndCause
 from gpucloud.domain.offer import PricePoint
-from gpucloud.domain.state.state import ExitReason, JobStatus, NodeLife
+from gpucloud.domain.state.state import ExitReason, JobStatus, UsageInterval
 from gpucloud.store import open_store
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.money.spend import SpendTracker
@@ -42,8 +42,8 @@ class OnePrice:
         return (PricePoint(since=start, usd_per_hour=Decimal("0.36")),)
 
 
-def life(node_id, begins, ends):
-    return NodeLife(
+def interval(node_id, begins, ends):
+    return UsageInterval(
         node_id=node_id,
         pool=POOL,
         launched_at=BORN + begins * HOUR,
@@ -52,14 +52,14 @@ def life(node_id, begins, ends):
     )
 
 
-def make(home: Home, name, *, tags=(), lives=(), attempts=(), beside=()):
+def make(home: Home, name, *, tags=(), intervals=(), attempts=(), bill_differences=()):
     """A known job that has ended, with its machines' charges in its ledger."""
     jobs = JobStore(open_store(home.store), name)
     made = state(
         job=name,
         group=None,
         paid_until=None,
-        nodes=lives,
+        nodes=intervals,
         attempts=attempts,
         tags=tags,
         status=JobStatus.SUCCEEDED,
@@ -67,7 +67,7 @@ def make(home: Home, name, *, tags=(), lives=(), attempts=(), beside=()):
         torn_down=True,
     )
     put_job(jobs, SpendTracker(jobs, OnePrice(), TERMS).settle(made, BORN + 9 * HOUR), budget_usd=Decimal(5))
-    for number, charge in enumerate(beside):
+    for number, charge in enumerate(bill_differences):
         jobs.bill_outside_budget(f"{number}", (charge,))
     home.remember(KnownJob(name=name, store=jobs.store.url, file=Path("/nowhere/gpucloud.yaml")))
     return jobs
@@ -83,9 +83,9 @@ def home(tmp_path, monkeypatch):
         home,
         "vision",
         tags=(("project", "eyes"),),
-        lives=(life("i-a", 0, 2), life("i-b", 1, 2)),
+        intervals=(interval("i-a", 0, 2), interval("i-b", 1, 2)),
         attempts=ends,
-        beside=(
+        bill_differences=(
             Charge(
                 node_id="",
                 attempt=1,
@@ -98,8 +98,8 @@ def home(tmp_path, monkeypatch):
             ),
         ),
     )
-    make(home, "words", tags=(("project", "ears"),), lives=(life("i-c", 3, 4),), attempts=(opened("i-c"),))
-    make(home, "more-words", tags=(("project", "ears"),), lives=(life("i-d", 4, 5),), attempts=(opened("i-d"),))
+    make(home, "words", tags=(("project", "ears"),), intervals=(interval("i-c", 3, 4),), attempts=(opened("i-c"),))
+    make(home, "more-words", tags=(("project", "ears"),), intervals=(interval("i-d", 4, 5),), attempts=(opened("i-d"),))
     return home
 
 
@@ -147,7 +147,7 @@ def test_since_a_day_is_what_was_spent_from_its_midnight_on(home, capsys):
 
 
 def test_jobs_are_summed_by_their_tags(home, capsys):
-    make(home, "untagged", lives=(life("i-e", 0, 1),), attempts=(opened("i-e"),))
+    make(home, "untagged", intervals=(interval("i-e", 0, 1),), attempts=(opened("i-e"),))
     rows = answer(capsys, every=True, by="tag:project")["rows"]
     assert [(row["group"]["project"], row["usd"]) for row in rows] == [
         ("-", "0.465"),

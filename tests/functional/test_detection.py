@@ -128,7 +128,7 @@ def test_a_machine_whose_agent_is_killed_gets_another_and_the_job_goes_on(line, 
 
     assert train.wait(timeout=250) == 0, (line.folder / "err").read_text()
     assert [a["reason"] for a in line.state()["attempts"]] == ["lost", "succeeded"]
-    assert sorted(life["node_id"] for life in line.state()["nodes"]) == sorted(machines)
+    assert sorted(interval["node_id"] for interval in line.state()["nodes"]) == sorted(machines)
     assert weights(line) == undisturbed
 
 

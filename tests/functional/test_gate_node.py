@@ -19,7 +19,7 @@ from gpucloud.agent.facts import gate_fact
 from gpucloud.agent.gate.check import free_port, reach, take_part, try_out, work, write_mbps
 from gpucloud.agent.gate.look import look
 from gpucloud.domain.codec import from_json, to_json
-from gpucloud.domain.node.gate.gang import GangOrder, GangSeen, blame
+from gpucloud.domain.node.gate.gang import GangFacts, GangOrder, blame
 from gpucloud.domain.node.gate.report import MACHINE, Checked, GateOrder, GateWanted, ProbeOrder
 from gpucloud.probe.device import is_repeatable, memory_keeps, probe, product_is_right
 
@@ -99,8 +99,8 @@ def test_a_gpu_that_somebody_holds_is_looked_at_again_before_it_is_refused(tmp_p
         f"[ $(wc -l <{looks}) -gt 2 ] && exec cat {DATA}/h100x1-idle.xml\n"
         f"sed 's/>1267 MiB/>71267 MiB/' {DATA}/h100x1-busy.xml\n"
     )
-    seen = look(order(gpus=1))
-    assert (len(looks.read_text().splitlines()), seen.holders) == (3, ())
+    observed = look(order(gpus=1))
+    assert (len(looks.read_text().splitlines()), observed.holders) == (3, ())
     looks.unlink()
     monkeypatch.setattr("gpucloud.agent.gate.look._RELEASES_WITHIN_S", 0.0)
     assert [(one.pid, one.name, one.computes) for one in look(order(gpus=1)).holders] == [(470, "python3", True)]
@@ -124,8 +124,8 @@ def test_a_gpu_hidden_from_a_stand_in_machine_is_refused(tmp_path, stand_in, mon
 
 
 def test_only_the_nodes_own_gpus_of_a_stand_in_machine_count(stand_in):
-    seen = look(replace(order(), devices=("2", "3")))
-    assert ([gpu.index for gpu in seen.gpus], seen.listed) == ([2, 3], 4)
+    observed = look(replace(order(), devices=("2", "3")))
+    assert ([gpu.index for gpu in observed.gpus], observed.listed) == ([2, 3], 4)
 
 
 def test_a_torch_for_cpus_on_a_stand_in_machine_is_refused_and_not_run_on_silently(tmp_path, stand_in):
@@ -144,21 +144,21 @@ def test_a_python_without_torch_says_so(tmp_path, stand_in):
     (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     (tmp_path / "python").chmod(0o755)
     asked = GateOrder(wanted=GateWanted(gpus=1), digest="", python=str(tmp_path / "python"))
-    seen = try_out(asked, look(asked))
-    assert seen.torch.version is None
-    assert seen.torch.error == "ModuleNotFoundError: No module named 'torch'"
+    observed = try_out(asked, look(asked))
+    assert observed.torch.version is None
+    assert observed.torch.error == "ModuleNotFoundError: No module named 'torch'"
 
 
 def test_two_ranks_on_the_cpu_compute_and_add_up_right(monkeypatch):
     monkeypatch.setattr("gpucloud.agent.gate.check._MEGABYTES", 8)
     asked = GateOrder(wanted=GateWanted(gpus=2), digest="", python=sys.executable)
-    seen = try_out(asked, look(asked), device="cpu")
-    assert [(one.index, one.right, one.repeatable, one.memory_right, one.error) for one in seen.probes] == [
+    observed = try_out(asked, look(asked), device="cpu")
+    assert [(one.index, one.right, one.repeatable, one.memory_right, one.error) for one in observed.probes] == [
         (0, True, True, True, None),
         (1, True, True, True, None),
     ]
-    assert (seen.collective.backend, seen.collective.ranks, seen.collective.right) == ("gloo", 2, True)
-    assert seen.collective.busbw_gbps > 0
+    assert (observed.collective.backend, observed.collective.ranks, observed.collective.right) == ("gloo", 2, True)
+    assert observed.collective.busbw_gbps > 0
 
 
 def test_a_product_that_comes_out_wrong_is_noticed():
@@ -246,19 +246,19 @@ def together(orders):
 
 def test_three_members_exchange_pair_by_pair():
     port = free_port()
-    seen = together([member(rank, 3, port) for rank in range(3)])
-    assert [one.met for one in seen] == [True, True, True]
-    assert seen[0].arrived == (0, 1, 2)
-    assert sorted({(p.one, p.other) for one in seen for p in one.pairs}) == [(0, 1), (0, 2), (1, 2)]
-    assert all(p.right and p.gbps > 0 for one in seen for p in one.pairs)
+    observed = together([member(rank, 3, port) for rank in range(3)])
+    assert [one.met for one in observed] == [True, True, True]
+    assert observed[0].arrived == (0, 1, 2)
+    assert sorted({(p.one, p.other) for one in observed for p in one.pairs}) == [(0, 1), (0, 2), (1, 2)]
+    assert all(p.right and p.gbps > 0 for one in observed for p in one.pairs)
 
 
 @pytest.mark.slow  # the others wait for it
 def test_a_member_that_does_not_come_is_blamed_by_those_who_did():
     port = free_port()
-    seen = together([member(rank, 3, port, limit_s=24.0) for rank in (0, 2)])
-    absent = GangSeen(rank=1, error="no route to host")
-    found = blame((*seen, absent), 3, efa=False, proven=frozenset())
+    observed = together([member(rank, 3, port, limit_s=24.0) for rank in (0, 2)])
+    absent = GangFacts(rank=1, error="no route to host")
+    found = blame((*observed, absent), 3, efa=False, proven=frozenset())
     assert [(one.rank, one.why) for one in found] == [(1, "it does not reach the others: no route to host")]
 
 
@@ -289,4 +289,4 @@ def test_on_an_emulated_machine_that_says_so_gpus_are_looked_at_and_not_put_to_w
     monkeypatch.setenv("GPUCLOUD_STAND_IN_GPUS", "1")
     code, checked = gate(tmp_path, order(full=True, torch=True))
     assert (code, checked.report.torch, len(checked.report.gpus)) == (0, None, 4)
-    assert take_part(member(0, 2, 1, device="cuda")) == GangSeen(rank=0, met=True, arrived=(0, 1))
+    assert take_part(member(0, 2, 1, device="cuda")) == GangFacts(rank=0, met=True, arrived=(0, 1))

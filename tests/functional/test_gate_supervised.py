@@ -19,12 +19,12 @@ from gpucloud.domain.codec import from_json, to_json
 from gpucloud.domain.job.spec import GatePolicy, Job, Resources
 from gpucloud.domain.money.ledger import Terms
 from gpucloud.domain.node.bootstrap.facts import SETUP_FAILED, FailedSetup
-from gpucloud.domain.node.gate.gang import GangOrder, GangSeen, PairSeen
+from gpucloud.domain.node.gate.gang import GangFacts, GangOrder, PairFacts
 from gpucloud.domain.node.gate.report import Checked, Report, fail
 from gpucloud.domain.state.state import ExitReason
 from gpucloud.domain.supervision.action import Inspect
 from gpucloud.domain.supervision.quarantine import failures
-from gpucloud.domain.supervision.seen import Rules
+from gpucloud.domain.supervision.snapshot import Rules
 from gpucloud.ports import Completed
 from gpucloud.retries import SystemClock
 from gpucloud.store import open_store
@@ -68,7 +68,7 @@ class Watcher:
     def story(self, line):
         self.lines.append(line)
 
-    def tick(self, seen, action, spend):
+    def tick(self, snapshot, action, spend):
         pass
 
     def output(self, attempt, rank, text):
@@ -236,19 +236,19 @@ def gang_of(slow):
         assert 10_000 <= order.port < 32_000
         others = [other for other in range(order.world) if other != order.rank]
         pairs = tuple(
-            PairSeen(one=min(p), other=max(p), gbps=0.1 if slow(*sorted(p)) else 9.0)
+            PairFacts(one=min(p), other=max(p), gbps=0.1 if slow(*sorted(p)) else 9.0)
             for p in ((order.rank, other) for other in others)
         )
-        seen = GangSeen(rank=order.rank, met=True, arrived=tuple(range(order.world)), pairs=pairs)
-        return Completed(exit_code=0, stdout=to_json(seen).encode(), stderr=b"")
+        snapshot = GangFacts(rank=order.rank, met=True, arrived=tuple(range(order.world)), pairs=pairs)
+        return Completed(exit_code=0, stdout=to_json(snapshot).encode(), stderr=b"")
 
     return gates
 
 
 def look(world, inspector, number, *nodes):
-    inspector.start(Inspect(number=number, node_ids=nodes), worlds.seen(state=worlds.state(gpu="H200")))
+    inspector.start(Inspect(number=number, node_ids=nodes), worlds.snapshot(state=worlds.state(gpu="H200")))
     inspector._work.result(30)
-    return inspector.seen().bad
+    return inspector.snapshot().bad
 
 
 def test_the_gang_is_checked_when_its_members_change_and_the_right_one_is_blamed(made):

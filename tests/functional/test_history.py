@@ -14,7 +14,7 @@ from gpucloud.domain.untrusted import HISTORY_BYTES
 from gpucloud.ports import Completed
 from gpucloud.store import open_store
 from gpucloud.usecases.jobstore.jobstore import JobStore
-from gpucloud.usecases.supervise.usage import EVERY, HistoryKeeper, read_history
+from gpucloud.usecases.supervise.usage import EVERY, UsageHistory, read_history
 from tests.fakes.shell import FakeShell
 from tests.unit.worlds import node
 
@@ -63,16 +63,16 @@ def lines(*tens: int) -> str:
 
 def test_new_whole_lines_are_brought_every_few_minutes_and_at_the_end(jobs, file, host):
     clock = Clock()
-    keeper = HistoryKeeper(jobs, clock)
+    history = UsageHistory(jobs, clock)
     file.write_text(lines(0, 1) + lines(2)[:40])
-    keeper.look(host, 1)
+    history.look(host, 1)
     assert jobs.records.history_parts() == ()  # it is not time yet
     clock.sleep(EVERY.total_seconds())
-    keeper.look(host, 1)
+    history.look(host, 1)
     file.write_text(lines(0, 1, 2, 3))
-    keeper.look(host, 1)
-    keeper.look(host, 1, last=True)
-    keeper.look(host, 1, last=True)
+    history.look(host, 1)
+    history.look(host, 1, last=True)
+    history.look(host, 1, last=True)
     (found,) = read_history(jobs)
     assert (found.attempt, found.node_id) == (1, "i-1")
     assert found.spans == (span(0), span(1), span(2), span(3))
@@ -81,28 +81,28 @@ def test_new_whole_lines_are_brought_every_few_minutes_and_at_the_end(jobs, file
 
 def test_a_later_supervisor_goes_on_where_the_store_ends(jobs, file, host):
     file.write_text(lines(0, 1))
-    HistoryKeeper(jobs, Clock()).look(host, 1, last=True)
+    UsageHistory(jobs, Clock()).look(host, 1, last=True)
     file.write_text(lines(0, 1, 2))
-    HistoryKeeper(jobs, Clock()).look(host, 1, last=True)
+    UsageHistory(jobs, Clock()).look(host, 1, last=True)
     assert read_history(jobs)[0].spans == (span(0), span(1), span(2))
 
 
 def test_a_node_without_history_leaves_nothing(jobs, host):
-    HistoryKeeper(jobs, Clock()).look(host, 1, last=True)
+    UsageHistory(jobs, Clock()).look(host, 1, last=True)
     assert read_history(jobs) == ()
 
 
 def test_a_damaged_piece_stops_no_supervisor(jobs, file, host):
     file.write_text(lines(0))
     jobs.records.append_history(1, "i-1", 0, b"torn")
-    HistoryKeeper(jobs, Clock()).look(host, 1, last=True)
+    UsageHistory(jobs, Clock()).look(host, 1, last=True)
     assert len(jobs.records.history_parts()) == 1
 
 
 def test_a_node_that_says_more_than_it_was_asked_for_leaves_a_history_that_can_be_read(jobs, host):
     said = Completed(exit_code=0, stdout=(b"x" * 99 + b"\n") * (HISTORY_BYTES // 100 + 1), stderr=b"")
     loud = SimpleNamespace(node=host.node, run=lambda *_, **__: said)
-    HistoryKeeper(jobs, Clock()).look(loud, 1, last=True)
+    UsageHistory(jobs, Clock()).look(loud, 1, last=True)
     (found,) = read_history(jobs)
     assert (found.node_id, found.spans) == ("i-1", ())
 
@@ -115,5 +115,5 @@ def test_a_damaged_piece_hides_no_other(jobs):
 
 def test_a_line_of_a_newer_version_is_passed_over(jobs, file, host):
     file.write_text('{"start": "soon"}\n' + lines(1))
-    HistoryKeeper(jobs, Clock()).look(host, 1, last=True)
+    UsageHistory(jobs, Clock()).look(host, 1, last=True)
     assert read_history(jobs)[0].spans == (span(1),)

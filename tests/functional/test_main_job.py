@@ -98,7 +98,7 @@ def test_a_supervisor_that_is_killed_is_followed_by_the_same_command(line, unint
 
     assert answer.code == 0, answer.stderr
     assert [a["reason"] for a in answer.json["attempts"]] == ["succeeded"]
-    assert {life["node_id"] for life in line.state()["nodes"]} == set(before)
+    assert {interval["node_id"] for interval in line.state()["nodes"]} == set(before)
     assert weights(line) == uninterrupted
     nothing_is_left(line)
 

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpucloud.adapters.packaging import package_zip
 from gpucloud.agent.metrics.endpoint import Endpoint
 from gpucloud.agent.metrics.kernel_log import KernelLog
-from gpucloud.agent.metrics.node_metrics import Keeper, Machine
+from gpucloud.agent.metrics.node_metrics import Machine, SampleWriter
 from gpucloud.agent.metrics.sampler import Sampler
 from gpucloud.domain.codec import from_json
 from gpucloud.domain.node.hardware import HostSample
@@ -230,7 +230,7 @@ def test_a_history_line_is_written_as_the_attempt_goes_on_and_at_its_end(gpu_nod
 
 
 def test_a_span_ends_after_ten_seconds_and_the_rest_with_the_attempt(tmp_path):
-    keeper, path = Keeper(), tmp_path / "metrics.jsonl"
+    sample_writer, path = SampleWriter(), tmp_path / "metrics.jsonl"
     start = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)
     for second in range(15):
         at = start + timedelta(seconds=second)
@@ -238,8 +238,8 @@ def test_a_span_ends_after_ten_seconds_and_the_rest_with_the_attempt(tmp_path):
             at=at, cpu=float(second), memory_used_mib=100 + second, memory_mib=4000, disk_free_mib=9000 - second,
             received=1000 * second, sent=0,
         )  # fmt: skip
-        keeper.keep(path, (), host, at)
-    keeper.end()
+        sample_writer.keep(path, (), host, at)
+    sample_writer.end()
     first, rest = (from_json(Span, line) for line in path.read_text().splitlines())
     assert (first.start, first.seconds, first.host.cpu) == (start, 10.0, 5.0)
     assert (first.host.memory_used_mib, first.host.disk_free_mib, first.host.received) == (110, 8990, 10000)

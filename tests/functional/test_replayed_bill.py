@@ -8,11 +8,11 @@ from decimal import Decimal
 from pathlib import Path
 
 from gpucloud.adapters.local.market import LocalMarket
-from gpucloud.domain.market.outcome import Life
+from gpucloud.domain.market.outcome import Lifetime
 from gpucloud.domain.market.recordings import RecordedMarket, RecordedZone, Timeline, timeline
 from gpucloud.domain.market.simulation import Run, bill_usd
 from gpucloud.domain.money.ledger import total
-from gpucloud.domain.state.state import NodeLife
+from gpucloud.domain.state.state import UsageInterval
 from gpucloud.store import open_store
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from tests.standins.quick_fleet import quick_fleet
@@ -21,9 +21,9 @@ SECOND = timedelta(seconds=1)
 A_DAY = 86_400
 
 
-def recorded(lives: tuple[NodeLife, ...]) -> Timeline:
+def recorded(lifetimes: tuple[UsageInterval, ...]) -> Timeline:
     """The fleet's own prices from the first launch on."""
-    began, pool = min(life.launched_at for life in lives), lives[0].pool
+    began, pool = min(lifetime.launched_at for lifetime in lifetimes), lifetimes[0].pool
     points = LocalMarket().prices(pool, began, began + A_DAY * SECOND)
     market = RecordedMarket(
         name="fleet",
@@ -43,11 +43,13 @@ def recorded(lives: tuple[NodeLife, ...]) -> Timeline:
     return replace(timeline(market, market.zones, 1), prices=(points,))
 
 
-def lived(life: NodeLife, began: datetime) -> Life:
-    assert life.ended_at is not None
-    assert life.end_cause is not None
-    since, until = (moment - began for moment in (life.launched_at, life.ended_at))
-    return Life(zone=0, nodes=1, launched_s=since.total_seconds(), ended_s=until.total_seconds(), cause=life.end_cause)
+def lived(lifetime: UsageInterval, began: datetime) -> Lifetime:
+    assert lifetime.ended_at is not None
+    assert lifetime.end_cause is not None
+    since, until = (moment - began for moment in (lifetime.launched_at, lifetime.ended_at))
+    return Lifetime(
+        zone=0, nodes=1, launched_s=since.total_seconds(), ended_s=until.total_seconds(), cause=lifetime.end_cause
+    )
 
 
 def test_the_bill_of_a_job_is_that_of_its_replayed_machines(tmp_path: Path) -> None:
@@ -57,15 +59,15 @@ def test_the_bill_of_a_job_is_that_of_its_replayed_machines(tmp_path: Path) -> N
         jobs = JobStore(open_store(str(line.home / "store")), "small")
         loaded = jobs.load()
         assert loaded is not None
-        lives, billed = loaded[0].nodes, total(jobs.charges())
-    assert len(lives) == 2
-    seen = recorded(lives)
+        lifetimes, billed = loaded[0].nodes, total(jobs.charges())
+    assert len(lifetimes) == 2
+    observation = recorded(lifetimes)
     run = Run(
-        lives=tuple(lived(life, seen.when(0)) for life in lives),
+        lifetimes=tuple(lived(lifetime, observation.when(0)) for lifetime in lifetimes),
         finished_s=None,
         interruptions=0,
         launches=2,
         decisions=0,
         usd=0.0,
     )
-    assert bill_usd(run, seen) == billed > 0
+    assert bill_usd(run, observation) == billed > 0

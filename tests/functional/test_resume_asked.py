@@ -58,7 +58,7 @@ def test_the_values_of_a_run_are_there_again_as_they_were_at_the_step_that_is_re
         run.step()
         if run.steps_done == 5:
             break
-    run._keeper._finish()
+    run._decider._finish()
     assert begin()[0].values == {"seen": 4}
 
 
@@ -96,7 +96,7 @@ def play(run, models, optimizers, schedulers, steps):
         run.step()
         if run.steps_done == steps:
             break
-    run._keeper._finish()
+    run._decider._finish()
     return [parameter.tolist() for model in models.values() for parameter in model.parameters()]
 
 
@@ -127,7 +127,7 @@ def steps(run, model, optimizer, until, after=lambda _step: None, within=lambda 
         after(run.steps_done)
         if run.steps_done == until:
             break
-    run._keeper._finish()
+    run._decider._finish()
 
 
 def test_a_script_saves_when_it_asks_beside_the_training_and_no_step_twice(seldom):
@@ -138,7 +138,7 @@ def test_a_script_saves_when_it_asks_beside_the_training_and_no_step_twice(seldo
         if step in (3, 5):
             run.save()
             run.save()
-            flying.append(run._keeper._saver.in_flight)
+            flying.append(run._decider._saver.in_flight)
 
     steps(run, *parts, until=7, after=ask)
     assert flying == [True, True]
@@ -169,7 +169,7 @@ def test_a_save_that_is_asked_for_amid_gathered_gradients_waits_for_the_optimize
             run.save()
         if number == 8:
             break
-    run._keeper._finish()
+    run._decider._finish()
     assert committed(seldom) == [6]
 
 
@@ -200,12 +200,12 @@ METRICS = {1: 0.5, 3: 0.8, 5: 0.7, 6: math.nan, 7: 0.8, 9: 0.75}
 def test_the_best_by_the_scripts_metric_stays_beside_the_newest_until_there_is_a_better_one(job):
     run, *parts = begin()  # of those that are due every second step, three are kept
     steps(run, *parts, until=12, after=lambda step: run.save(best=METRICS[step]) if step in METRICS else None)
-    run._keeper.close()
+    run._decider.close()
     assert committed(job) == [3, 8, 10, 12]
     assert called_best(job) == {3: 0.8}
     run, *parts = begin()
     steps(run, *parts, until=17, after=lambda step: run.save(best=0.79 if step == 13 else 0.9) if step > 12 else None)
-    run._keeper.close()
+    run._decider.close()
     assert called_best(job) == {14: 0.9}
     assert 3 not in committed(job)
 
@@ -223,7 +223,7 @@ def test_a_resumed_run_calls_what_it_began_from_the_best_where_it_finds_it_so(jo
     run, *parts = begin()
     run.save(best=0.5)
     steps(run, *parts, until=13, after=lambda step: run.save(best=0.4))
-    run._keeper.close()
+    run._decider.close()
     assert committed(job)[0] == 4
     assert called_best(job) == {4: 0.5}
 
@@ -234,7 +234,7 @@ def test_a_save_that_failed_is_not_the_best(job):
     def lose(step):
         if step == 3:
             run.save(best=1.0)
-            run._keeper._saver._dispatch._writer.kill()
+            run._decider._saver._dispatch._writer.kill()
         if step == 5:
             run.save(best=0.5)
 
@@ -269,7 +269,7 @@ def test_what_an_abandoned_attempt_called_the_best_is_not_the_best_of_this_one(j
     (job / "aside").rename(job / "store/jobs/x/checkpoints/commit/000001/000000004.json")
     assert run.steps_done == 2
     steps(run, *parts, until=9, after=lambda step: run.save(best=1.0) if step == 3 else None)
-    run._keeper.close()
+    run._decider.close()
     assert committed(job) == [2, 3, 4, 6, 8]
 
 

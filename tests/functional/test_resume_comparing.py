@@ -110,7 +110,7 @@ def sharded():
         optimizer.step()
         optimizer.zero_grad()
         run.step()
-    run._keeper._finish()
+    run._decider._finish()
     dist.barrier()
 
 

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gpucloud import resume
 from gpucloud.domain.errors import UsageError
 from gpucloud.resume.run import Run
-from gpucloud.resume.save import keeping
+from gpucloud.resume.save import deciding
 from gpucloud.resume.state import randomness
 from tests.functional.resuming import DATA, begin, job, train
 from tests.functional.test_resume_run import committed, reasons
@@ -100,7 +100,7 @@ def test_without_a_wish_nothing_is_written_and_training_goes_on(job):
 
 @pytest.mark.parametrize("begun", ["the optimizer stepped", "a batch was handed out", "nothing is saved yet"])
 def test_what_lies_between_two_steps_is_saved_as_neither(job, monkeypatch, begun):
-    monkeypatch.setattr(keeping, "_LOOK_S", 0.01)
+    monkeypatch.setattr(deciding, "_LOOK_S", 0.01)
     run, model, optimizer = begin(total_steps=9)
     loader = run.loader(DATA, global_batch=4)
     for (batch,) in loader:
@@ -115,7 +115,7 @@ def test_what_lies_between_two_steps_is_saved_as_neither(job, monkeypatch, begun
         if begun == "the optimizer stepped" and run.steps_done == 3:
             break
         run.step(loss=loss)
-        run._keeper._finish()
+        run._decider._finish()
     with run.phase("evaluate"):
         ask_to_stop()
         time.sleep(0.2)
@@ -154,10 +154,10 @@ def test_where_no_thread_is_to_be_had_a_phase_is_as_it_was(job, monkeypatch):
 
     run, model, optimizer = begin(total_steps=9)
     train(run, model, optimizer, steps=3)
-    monkeypatch.setattr(keeping.threading.Thread, "start", none)
+    monkeypatch.setattr(deciding.threading.Thread, "start", none)
     with run.phase("evaluate"):
         ask_to_stop()
-    assert not run._keeper._saver.in_flight
+    assert not run._decider._saver.in_flight
 
 
 def test_what_a_phase_raises_is_what_comes_out_of_it(job):
@@ -197,7 +197,7 @@ def fed(run, model, optimizer, job, steps=None):
         optimizer.step()
         losses.append(loss.item())
         run.step(loss=loss)
-        run._keeper._finish()
+        run._decider._finish()
         if run.steps_done == steps:
             (job / "stall").touch()
             ask_to_stop()
@@ -214,7 +214,7 @@ def goes_on_when_saved(job: Path, step: int) -> None:
 
 
 def test_the_last_step_is_saved_while_the_script_waits_for_a_batch(job, monkeypatch):
-    monkeypatch.setattr(keeping, "_STALL_S", 0.2)
+    monkeypatch.setattr(deciding, "_STALL_S", 0.2)
     monkeypatch.setenv("GPUCLOUD_CHECKPOINT_EVERY", "steps:100")
     run, model, optimizer = begin(total_steps=9)
     whole = fed(run, model, optimizer, job)
@@ -279,7 +279,7 @@ def script() -> None:
         optimizer.step()
         run.step(loss=loss)
         if run.steps_done == 2:
-            run._keeper._finish()
+            run._decider._finish()
         if run.steps_done == 3:
             CASES[args.case](run, model)
     run.done()
@@ -320,7 +320,7 @@ def one_goes_on_before_it_is_asked(run: Run, model: nn.Module) -> None:
 
 
 def one_comes_as_the_other_goes_on(run: Run, model: nn.Module) -> None:
-    keeping._LOOK_S = 0.001
+    deciding._LOOK_S = 0.001
     for again in range(40):
         with run.phase("evaluate"):
             if run.rank == 0 and not again:

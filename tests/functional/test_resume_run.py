@@ -40,8 +40,8 @@ def committed(job):
 
 def reasons(job):
     """What each checkpoint was saved for, by its step."""
-    keeper = Checkpoints(open_store(str(job / "store")), "jobs/x/checkpoints", keep=3)
-    return {manifest.commit.step: manifest.why.value for manifest in keeper.candidates()}
+    checkpoints = Checkpoints(open_store(str(job / "store")), "jobs/x/checkpoints", keep=3)
+    return {manifest.commit.step: manifest.why.value for manifest in checkpoints.candidates()}
 
 
 def report(job, name="progress.json"):
@@ -82,7 +82,7 @@ def test_a_wish_for_an_early_save_is_granted_once_at_the_next_step_and_training_
         run.step()
         if run.steps_done == 9:
             break
-    run._keeper._finish()
+    run._decider._finish()
     assert committed(job) == [run.committed_step] == [4]
     run.done()
     assert reasons(job) == {4: "notice", 9: "last"}
@@ -129,7 +129,7 @@ def gather(run, model, optimizer, steps=None):
             optimizer.step()
             optimizer.zero_grad()
         run.step(loss=loss)
-        run._keeper._finish()
+        run._decider._finish()
         if run.steps_done == steps:
             break
     return losses
@@ -165,7 +165,7 @@ def test_an_optimizer_that_is_seen_no_more_keeps_a_notice_waiting_for_a_few_wind
             optimizer.step()
         run.step()
     if attempts == 2:
-        run._keeper.settle()
+        run._decider.settle()
         run, model, optimizer = begin(total_steps=200)
         model(DATA.tensors[0][:4]).sum().backward()
     (job / "attempt" / "stop.json").write_text('{"reason": "notice", "at": null}')
@@ -182,7 +182,7 @@ def test_an_optimizer_that_is_never_seen_to_step_keeps_nothing_from_being_saved_
     model(DATA.tensors[0][:4]).sum().backward()
     for _ in range(65):
         run.step()
-        run._keeper._finish()
+        run._decider._finish()
     assert committed(job) == [65]
     run, model, _ = begin(total_steps=200)
     model(DATA.tensors[0][:4]).sum().backward()
@@ -396,7 +396,7 @@ def test_a_save_under_way_is_given_up_where_a_notice_leaves_time_for_one_but_not
     run, *_ = begin(total_steps=9)
     run.step()
     run.step()
-    run._keeper._saver._upload_s = 40.0  # what the one before took
+    run._decider._saver._upload_s = 40.0  # what the one before took
     at = datetime.now(timezone.utc) + timedelta(seconds=60)
     (job / "attempt" / "stop.json").write_text(json.dumps({"reason": "notice", "at": at.isoformat()}))
     with pytest.raises(SystemExit):
@@ -437,7 +437,7 @@ def test_a_number_of_seconds_never_makes_training_wait(job, monkeypatch):
         run.step()
     assert run.committed_step == 0
     (job / "go").touch()
-    run._keeper._finish()
+    run._decider._finish()
     assert committed(job) == [run.committed_step] == [1]
     run.step()
     run.done()
@@ -462,9 +462,9 @@ def test_places_in_memory_are_planned_once_and_anew_when_the_state_grows(job):
         if step == 7:
             part.size = 2_000_000
         run.step()
-        run._keeper._finish()
-        plans.append(run._keeper._saver._capture._plan)
-        sizes.append(run._keeper._saver._capture.save_buffer.size)
+        run._decider._finish()
+        plans.append(run._decider._saver._capture._plan)
+        sizes.append(run._decider._saver._capture.save_buffer.size)
     assert len({id(plan) for plan in plans[1:6]}) == 1
     assert plans[7] is not plans[5]
     assert sizes[7] > 8_000_000 > sizes[5]
@@ -602,7 +602,7 @@ def test_a_state_that_grows_beyond_the_free_memory_is_saved_again_when_there_is_
     def steps(count):
         for _ in range(count):
             run.step()
-        run._keeper._finish()
+        run._decider._finish()
 
     steps(2)
     left_free(monkeypatch, 2**20)
@@ -625,7 +625,7 @@ def test_memory_that_runs_out_as_a_save_begins_costs_that_save_alone(job, monkey
         if isinstance(error, OSError):
             patched.setattr(writer.mmap, "mmap", refuse)
         else:
-            patched.setattr(run._keeper._saver._capture._copier, "copy", refuse)
+            patched.setattr(run._decider._saver._capture._copier, "copy", refuse)
         train(run, model, optimizer)
     assert (run.steps_done, committed(job)) == (6, [])
     assert capsys.readouterr().err.count("nothing can be saved") == 1
@@ -684,7 +684,7 @@ def test_who_unfreezes_later_hears_to_give_the_optimizer_all_groups_at_first(job
             run.step(loss=loss)
             if run.steps_done == steps:
                 break
-        run.done() if run.steps_done == 8 else run._keeper._finish()
+        run.done() if run.steps_done == 8 else run._decider._finish()
         return losses
 
     if from_the_first:
@@ -734,7 +734,7 @@ def test_outside_gpucloud_checkpoints_lie_in_the_working_folder(tmp_path, monkey
     run, model, optimizer = begin(total_steps=2)
     (tmp_path / "hydra").mkdir()
     monkeypatch.chdir(tmp_path / "hydra")  # as Hydra does
-    run._keeper._saver._dispatch._writer.kill()  # another comes in its place
+    run._decider._saver._dispatch._writer.kill()  # another comes in its place
     train(run, model, optimizer)
     run.done()
     assert (tmp_path / ".gpucloud-checkpoints" / "commit" / "000001" / "000000002.json").exists()

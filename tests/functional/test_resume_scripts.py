@@ -62,7 +62,7 @@ class Script:
             self.take(x)
             self.inside(self)
             self.run.step()
-            self.run._keeper._finish()
+            self.run._decider._finish()
             if self.run.steps_done == until:
                 break
             self.after(self)

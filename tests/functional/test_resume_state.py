@@ -32,7 +32,7 @@ def steps(run, model, optimizer, until, loss=lambda model: model(torch.ones(2, 3
         loss(model).backward()
         optimizer.step()
         run.step()
-    run._keeper._finish()
+    run._decider._finish()
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
@@ -174,7 +174,7 @@ def test_what_a_loop_of_its_own_draws_is_not_drawn_again_after_a_resume(job, cap
         while run.steps_done < until:
             numbers.append(torch.rand(()).item())
             run.step()
-        run._keeper._finish()
+        run._decider._finish()
         return run, numbers
 
     _, first = drawn(4)

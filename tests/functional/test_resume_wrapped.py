@@ -199,8 +199,8 @@ class Training:
         self.run.step()
 
     def _left(self):
-        self.run._keeper._finish()
-        self.run._keeper.close()
+        self.run._decider._finish()
+        self.run._decider.close()
         return self.seen, [value.tolist() for value in self.model.state_dict().values()]
 
 
@@ -389,7 +389,7 @@ def test_the_runs_own_loader_ends_with_the_epoch_too_and_resumes_at_its_end(job)
         told.append((epoch, run.steps_done, run.total_steps))
         if run.steps_done == 10:
             break
-    run._keeper._finish()
+    run._decider._finish()
     run, loader = script()
     told.append((run.steps_done, sum(1 for _ in loader)) if not run.steps_done else "resumed")
     for epoch in run.epochs(3):

@@ -18,8 +18,8 @@ from gpucloud.domain.job.spec import Access, AwsChoices, Cloud, Job, Market, Mar
 from gpucloud.domain.money.ledger import Terms
 from gpucloud.domain.offer import EfaLayout
 from gpucloud.domain.state.order import sealed, with_budget
-from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobStatus, NodeLife
-from gpucloud.domain.supervision.seen import Rules
+from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobStatus, UsageInterval
+from gpucloud.domain.supervision.snapshot import Rules
 from gpucloud.retries import SystemClock
 from gpucloud.store import open_store
 from gpucloud.usecases.job import start as starting
@@ -56,8 +56,8 @@ def orders(starter):
     return Orders(jobs=JobStore(starter.store, "digits"), clock=SystemClock())
 
 
-def life(node_id, launched_at):
-    return NodeLife(node_id=node_id, pool=POOL, launched_at=launched_at)
+def interval(node_id, launched_at):
+    return UsageInterval(node_id=node_id, pool=POOL, launched_at=launched_at)
 
 
 def put(starter, name, **changes):
@@ -184,7 +184,7 @@ def test_an_attempt_that_runs_near_the_end_of_its_budget_can_be_supervised_again
         "digits",
         group="gpucloud-digits",
         attempts=(opened("a"),),
-        nodes=(life("a", now - timedelta(hours=9)),),
+        nodes=(interval("a", now - timedelta(hours=9)),),
     )
     again = starter.start(JOB, SPEC)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from gpucloud import processes
-from gpucloud.adapters.terraform import keeper
+from gpucloud.adapters.terraform import guard
 from gpucloud.adapters.terraform.history import Run, write
 from gpucloud.adapters.terraform.runner import failure
 from gpucloud.adapters.terraform.stack import Stack
@@ -270,7 +270,7 @@ def test_a_living_run_of_this_machine_keeps_its_lock(module: Path, bucket: Objec
 def kept(tmp_path: Path, limit_s: float, mercy_s: float, script: str) -> tuple[int, float]:
     """Exit code and seconds of a keeper over a shell script."""
     with (tmp_path / "lock").open("w") as lock:
-        argv = [sys.executable, "-IS", keeper.__file__, str(lock.fileno()), str(limit_s), str(mercy_s)]
+        argv = [sys.executable, "-IS", guard.__file__, str(lock.fileno()), str(limit_s), str(mercy_s)]
         began = time.monotonic()
         process = subprocess.Popen(
             [*argv, "/bin/sh", "-c", script], stdin=subprocess.PIPE, pass_fds=(lock.fileno(),), start_new_session=True
@@ -294,8 +294,8 @@ def test_the_keeper_stops_its_clock_when_the_command_has_ended(tmp_path: Path) -
     """While Python ends, a tick would kill it: a Terraform that ended well would count as failed, one time in fifty."""
     script = (
         "import signal, sys\n"
-        "from gpucloud.adapters.terraform import keeper\n"
-        "code = keeper.main(int(sys.argv[1]), 60.0, 60.0, ['/bin/sh', '-c', 'exit 7'])\n"
+        "from gpucloud.adapters.terraform import guard\n"
+        "code = guard.main(int(sys.argv[1]), 60.0, 60.0, ['/bin/sh', '-c', 'exit 7'])\n"
         "print(code, signal.getitimer(signal.ITIMER_REAL))"
     )
     with (tmp_path / "lock").open("w") as lock:
@@ -308,7 +308,7 @@ def test_the_keeper_stops_its_clock_when_the_command_has_ended(tmp_path: Path) -
 
 def test_the_keeper_runs_nothing_for_a_caller_that_is_gone(tmp_path: Path) -> None:
     with (tmp_path / "lock").open("w") as lock:
-        argv = [sys.executable, "-IS", keeper.__file__, str(lock.fileno()), "1", "1", "/bin/touch", str(tmp_path / "x")]
+        argv = [sys.executable, "-IS", guard.__file__, str(lock.fileno()), "1", "1", "/bin/touch", str(tmp_path / "x")]
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, pass_fds=(lock.fileno(),), timeout=30)
     assert done.returncode == 125
     assert not (tmp_path / "x").exists()

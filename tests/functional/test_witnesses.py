@@ -17,13 +17,13 @@ from types import SimpleNamespace
 import pytest
 
 from gpucloud.agent.__main__ import main
-from gpucloud.agent.network import knock
+from gpucloud.agent.network import probe
 from gpucloud.domain.errors import HostUnreachable
-from gpucloud.domain.supervision.seen import Limits, PeerReport, Rules
+from gpucloud.domain.supervision.snapshot import Limits, PeerReport, Rules
 from gpucloud.ports import Completed
 from gpucloud.usecases.supervise.look import PeerReports
 from tests.fakes.nodes import embedded_server
-from tests.unit.worlds import NOW, opened, part, seen, state, up
+from tests.unit.worlds import NOW, opened, part, snapshot, state, up
 
 
 @contextmanager
@@ -48,12 +48,12 @@ def listening(answer: bytes, *, close=False):
 def test_an_ssh_server_that_greets_is_alive_and_a_stopped_one_is_dead_though_it_accepts(tmp_path):
     with embedded_server(tmp_path) as server:
         port = server.node.port
-        assert knock("127.0.0.1", port, limit_s=10.0) is PeerReport.ALIVE
+        assert probe("127.0.0.1", port, limit_s=10.0) is PeerReport.ALIVE
         os.kill(server.process.pid, signal.SIGSTOP)
-        assert knock("127.0.0.1", port, limit_s=0.3) is PeerReport.DEAD
+        assert probe("127.0.0.1", port, limit_s=0.3) is PeerReport.DEAD
         os.kill(server.process.pid, signal.SIGCONT)
-        assert knock("127.0.0.1", port, limit_s=10.0) is PeerReport.ALIVE
-    assert knock("127.0.0.1", port, limit_s=2.0) is PeerReport.DEAD  # refused
+        assert probe("127.0.0.1", port, limit_s=10.0) is PeerReport.ALIVE
+    assert probe("127.0.0.1", port, limit_s=2.0) is PeerReport.DEAD  # refused
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_an_ssh_server_that_greets_is_alive_and_a_stopped_one_is_dead_though_it_
 )
 def test_only_an_ssh_greeting_is_a_sign_of_life(answer, close, word):
     with listening(answer, close=close) as port:
-        assert knock("127.0.0.1", port, limit_s=5.0) is word
+        assert probe("127.0.0.1", port, limit_s=5.0) is word
 
 
 @pytest.mark.parametrize(
@@ -86,13 +86,13 @@ def test_a_fault_of_the_peer_itself_is_no_word(fault, word, monkeypatch):
         raise fault
 
     monkeypatch.setattr(socket, "create_connection", fail)
-    assert knock("10.0.0.5", 22, limit_s=1.0) is word
+    assert probe("10.0.0.5", 22, limit_s=1.0) is word
 
 
 def test_the_nodes_command_says_its_word_in_one_line(capsys):
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
-        assert main(["knock", "127.0.0.1", str(bound.getsockname()[1]), "--limit", "1"]) == 0
+        assert main(["probe", "127.0.0.1", str(bound.getsockname()[1]), "--limit", "1"]) == 0
     assert capsys.readouterr().out == "dead\n"
 
 
@@ -145,35 +145,35 @@ def words(heard):
 
 def test_a_peer_is_asked_a_third_of_the_time_ahead_and_its_word_is_there_at_the_next_look(peer_reports, peers):
     peers.words = {"a": "dead"}
-    assert words(peer_reports.hear(seen(up("a"), up("b", silent=0.9)))) == {}
+    assert words(peer_reports.hear(snapshot(up("a"), up("b", silent=0.9)))) == {}
     assert peers.asked == []
-    assert words(peer_reports.hear(seen(up("a"), up("b", silent=1.0)))) == {}
+    assert words(peer_reports.hear(snapshot(up("a"), up("b", silent=1.0)))) == {}
     assert peers.asked == [("a", ("127.0.0.10", "2222"))]
-    assert words(peer_reports.hear(seen(up("a"), up("b", silent=3.0)))) == {"b": (PeerReport.DEAD, "a")}
+    assert words(peer_reports.hear(snapshot(up("a"), up("b", silent=3.0)))) == {"b": (PeerReport.DEAD, "a")}
 
 
 def test_a_machine_that_answered_in_between_is_asked_about_anew(peer_reports, peers):
     peers.words = {"a": "dead"}
     for silence in (1.0, 1.5, 0.0, 1.0):
-        heard = peer_reports.hear(seen(up("a"), up("b", silent=silence)))
+        heard = peer_reports.hear(snapshot(up("a"), up("b", silent=silence)))
     assert words(heard) == {}
 
 
 def test_peers_are_asked_in_turn_and_one_that_is_away_says_nothing(peer_reports, peers):
     peers.words = {"c": "alive"}
-    heard = [words(peer_reports.hear(seen(up("a"), up("b", silent=2.0 + i), up("c")))) for i in range(3)]
+    heard = [words(peer_reports.hear(snapshot(up("a"), up("b", silent=2.0 + i), up("c")))) for i in range(3)]
     assert heard == [{}, {}, {"b": (PeerReport.ALIVE, "c")}]
 
 
 def test_nobody_is_asked_when_nobody_answers(peer_reports, peers):
-    assert words(peer_reports.hear(seen(up("a", silent=9), up("b", silent=9)))) == {}
+    assert words(peer_reports.hear(snapshot(up("a", silent=9), up("b", silent=9)))) == {}
     assert peers.asked == []
 
 
 def stepping(step, silence, at, *, number=1):
     nodes = (up("a", part(number, step=step)), up("b", part(number, step=1), silent=silence))
     changes = {"state": state(attempts=(opened("a", "b", number=number),))}
-    return replace(seen(*nodes, **changes), now=NOW + timedelta(seconds=at))
+    return replace(snapshot(*nodes, **changes), now=NOW + timedelta(seconds=at))
 
 
 def test_steps_that_go_on_vouch_for_every_member_whatever_a_peer_says(peer_reports, peers):

@@ -147,7 +147,7 @@ def main():
         optimizer.step()
         average.update()
         if run.steps_done + 1 == args.die_at:
-            run._keeper.settle()
+            run._decider.settle()
             if rank == world - 1:
                 os.kill(os.getpid(), signal.SIGKILL)
         mean = loss.detach().clone()

@@ -31,8 +31,8 @@ from gpucloud.domain.node.status import RunState, Status, status_to_json
 from gpucloud.domain.offer import Pool, PricePoint
 from gpucloud.domain.state.order import sealed
 from gpucloud.domain.state.state import CheckpointRef, JobState, Owner
-from gpucloud.domain.supervision.seen import Seen
 from gpucloud.domain.supervision.self_driving import USUAL_TIME, arming
+from gpucloud.domain.supervision.snapshot import Snapshot
 from gpucloud.domain.supervision.transitions import record
 from gpucloud.ports import Completed
 from gpucloud.usecases.jobstore.jobstore import JobStore
@@ -109,14 +109,14 @@ class Window:
 
     def lay(self, moment: Moment, held: Held) -> None:
         """Have the job stand as at the moment, its lease held so."""
-        outside, now = self._outside, moment.seen.now
+        outside, now = self._outside, moment.snapshot.now
         moment = here(moment, outside, Cloud.LOCAL)
         if held.is_machines:
             moment = replace(moment, order=replace(moment.order, unattended=USUAL_TIME))
         self.moment = moment
         outside.clock = self._clock = clock = _Still(now - _BEHIND if held.is_behind else now)
         outside.store = MemoryStore(clock)
-        outside.cloud = Listed(moment.seen.group)  # type: ignore[assignment]
+        outside.cloud = Listed(moment.snapshot.group)  # type: ignore[assignment]
         outside.job = replace(moment.order.resolved, budget_usd=moment.order.file_budget_usd, cloud=Cloud.LOCAL)
         self._prices.usd_per_hour = _price_of(moment)
         self._cloud.clock, self._cloud.rules = clock, moment.rules  # type: ignore[assignment]
@@ -130,16 +130,16 @@ class Window:
 
     def _put_state(self, jobs: JobStore, held: Held) -> JobState:
         """Store the state with its bills and checkpoints; who is dead has not seen what is seen now."""
-        seen = self.moment.seen
-        state = seen.state if held.is_behind else record(seen)
+        snapshot = self.moment.snapshot
+        state = snapshot.state if held.is_behind else record(snapshot)
         saved = _put_checkpoints(jobs, state, self._cloud.nodes)
-        state = replace(state, checkpoint=saved, owner=_owner(held, seen))
+        state = replace(state, checkpoint=saved, owner=_owner(held, snapshot))
         if held.is_machines and not state.status.ended:
             state = replace(state, drives_itself=True)
-            until, at = state.paid_until or seen.now, seen.now - _ARMED_BEFORE
+            until, at = state.paid_until or snapshot.now, snapshot.now - _ARMED_BEFORE
             jobs.arm(arming(state, at=at, machines=len(state.alive) or 1, until=until))
-        state = replace(state, nodes=tuple(replace(life, charged=False) for life in state.nodes))
-        state = SpendTracker(jobs, self._outside.market).settle(state, seen.now)
+        state = replace(state, nodes=tuple(replace(interval, charged=False) for interval in state.nodes))
+        state = SpendTracker(jobs, self._outside.market).settle(state, snapshot.now)
         jobs.create(state)
         return state
 
@@ -156,7 +156,7 @@ class Window:
     def ask(self, *words: str) -> Asked:
         """Type that, as the job was laid; JOB and FILE mean the job's name and its file."""
         outside = self._outside
-        self._clock.set(self.moment.seen.now)
+        self._clock.set(self.moment.snapshot.now)
         self._put_back()
         typed = tuple({"JOB": JOB, "FILE": str(outside.file)}.get(word, word) for word in words)
         out, err, fault = io.StringIO(), io.StringIO(), None
@@ -206,24 +206,26 @@ def window() -> Iterator[Window]:
         yield at
 
 
-def _owner(held: Held, seen: Seen) -> Owner | None:
-    since = seen.now - _HELD_FOR
+def _owner(held: Held, snapshot: Snapshot) -> Owner | None:
+    since = snapshot.now - _HELD_FOR
     match held:
         case Held.NOBODY | Held.HANDED:
             return None
         case Held.DIED | Held.ELSEWHERE:
             return Owner(id="a", host="far-away", pid=71, started="then", since=since)
         case Held.MACHINE:
-            node = seen.state.alive[0].node_id if seen.state.alive else "i-0"
+            node = snapshot.state.alive[0].node_id if snapshot.state.alive else "i-0"
             return Owner(id="b", host="ip-10-0-0-9", pid=9, started="then", since=since, node=node)
 
 
 def _price_of(moment: Moment) -> Decimal:
     """Return the price at which the machines' lives come to about what was spent, within what may be paid."""
-    now, lives = moment.seen.now, moment.seen.state.nodes
-    seconds = sum(max(60.0, ((life.ended_at or now) - life.launched_at).total_seconds()) for life in lives)
-    price = moment.seen.spent_usd * 3600 / Decimal(seconds) if seconds else _USUAL_PRICE
-    return min(price.quantize(Decimal("0.0001")), moment.seen.state.dearest_usd_per_hour) or _USUAL_PRICE
+    now, intervals = moment.snapshot.now, moment.snapshot.state.nodes
+    seconds = sum(
+        max(60.0, ((interval.ended_at or now) - interval.launched_at).total_seconds()) for interval in intervals
+    )
+    price = moment.snapshot.spent_usd * 3600 / Decimal(seconds) if seconds else _USUAL_PRICE
+    return min(price.quantize(Decimal("0.0001")), moment.snapshot.state.dearest_usd_per_hour) or _USUAL_PRICE
 
 
 def _put_checkpoints(jobs: JobStore, state: JobState, nodes: _Nodes) -> CheckpointRef | None:
@@ -273,9 +275,11 @@ class _Nodes:
     """
 
     def __init__(self, moment: Moment, ahead: int) -> None:
-        seen = moment.seen
+        snapshot = moment.snapshot
         self._said = {
-            node.node.id: _ahead(node.status, ahead) for node in seen.nodes if not node.silent_for and not node.mute_for
+            node.node.id: _ahead(node.status, ahead)
+            for node in snapshot.nodes
+            if not node.silent_for and not node.mute_for
         }
         self._asked = 0
 
@@ -290,7 +294,7 @@ class _Nodes:
             raise HostUnreachable(f"{node.id}: no answer")
         self._asked += 1
         status = self._said[node.id]
-        return _Node(node, None if status is None else replace(status, beat=status.beat + self._asked))
+        return _Node(node, None if status is None else replace(status, heartbeat=status.heartbeat + self._asked))
 
     def close(self) -> None:
         """Nothing is open."""

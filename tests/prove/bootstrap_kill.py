@@ -154,10 +154,10 @@ def _state(server: Server, fit: Bootstrapped) -> tuple[object, ...]:
     setups = (server.home / "setups").read_text() if (server.home / "setups").exists() else ""
     agent = AgentNode(server.home, package)
     packages = [path.name for path in (root / "lib").glob("*.zip")]
-    return lock, packages, package.stat().st_size, setups, _lives(agent.pid), torn, fit.root.replace(home, "~")
+    return lock, packages, package.stat().st_size, setups, _is_alive(agent.pid), torn, fit.root.replace(home, "~")
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     return processes.started(pid) is not None
 
 

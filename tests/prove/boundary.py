@@ -209,10 +209,13 @@ class _Role:
         yield (
             "a later shut-off",
             lambda: scaling.put_scheduled_update_group_action(
-                **_GROUP, ScheduledActionName="gpucloud-shut-off", StartTime=later, MaxSize=0
+                **_GROUP, ScheduledActionName="gpucloud-auto-shutdown", StartTime=later, MaxSize=0
             ),
         )
-        yield "no shut-off", lambda: scaling.delete_scheduled_action(**_GROUP, ScheduledActionName="gpucloud-shut-off")
+        yield (
+            "no shut-off",
+            lambda: scaling.delete_scheduled_action(**_GROUP, ScheduledActionName="gpucloud-auto-shutdown"),
+        )
         yield "no schedules", lambda: scaling.suspend_processes(**_GROUP, ScalingProcesses=["ScheduledActions"])
         yield (
             "protection",

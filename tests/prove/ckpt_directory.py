@@ -116,7 +116,7 @@ def _strike(script: KeptScript, victim: str) -> None:
         script.kill_script()
         script.ended()
     elif victim == "keeper":
-        script.kill_keeper(then_s=0.3)
+        script.kill_watcher(then_s=0.3)
     else:
         script.kill()
 

@@ -18,9 +18,9 @@ from gpucloud.domain.job.spec import Market
 from gpucloud.domain.money.ledger import Charge, Terms
 from gpucloud.domain.node.node import EndCause, GroupView, NodeState
 from gpucloud.domain.offer import Pool, PricePoint
-from gpucloud.domain.state.state import ExitReason, JobState, JobStatus, NodeLife, Successor
-from gpucloud.domain.supervision.seen import Rules, rules_for
+from gpucloud.domain.state.state import ExitReason, JobState, JobStatus, Successor, UsageInterval
 from gpucloud.domain.supervision.self_driving import arming
+from gpucloud.domain.supervision.snapshot import Rules, rules_for
 from gpucloud.domain.untrusted import COUNTED
 from gpucloud.store import ObjectStore
 from gpucloud.usecases.job.jobs import Asker
@@ -55,9 +55,9 @@ class Driven:
         self._judged = judged
         self.users = JobStore(MemoryStore(JumpingClock(_NOW)), "digits")
         self.cloud = _Cloud()
-        alive = [_life(name, 0) for name in ("i-a", "i-b", "i-c")]
-        self.left = _state(_life("i-0", 0, 1, charged=True), *alive)
-        self.honest = _state(_life("i-0", 0, 1, charged=True), *alive[:2], _life("i-c", 0, 3, charged=True))
+        alive = [_interval(name, 0) for name in ("i-a", "i-b", "i-c")]
+        self.left = _state(_interval("i-0", 0, 1, charged=True), *alive)
+        self.honest = _state(_interval("i-0", 0, 1, charged=True), *alive[:2], _interval("i-c", 0, 3, charged=True))
         wanted = {"budget_usd": Decimal(20), "file_budget_usd": Decimal(20), "unattended": 8 * _HOUR}
         Orders(jobs=self.users, clock=JumpingClock(_NOW)).first(order(self.users.store.url, **wanted))
         self.users.bill("i-0", (_charge("i-0", 0, 1, "0.5"),))
@@ -107,7 +107,7 @@ class Driven:
         stands, least = budget_standing(asker, seen), least_usd(asker, seen, _RULES)
         with take(self.users, clock) as lease:
             held, tracker = lease.state, SpendTracker(self.users, _Prices(), Terms())
-            payable = tracker.payable(held, self.cloud.describe(_GROUP), 3, _NOW, given.budget_usd, _RULES.wall)
+            payable = tracker.payable(held, self.cloud.describe(_GROUP), 3, _NOW, given.budget_usd, _RULES.prepaid_rule)
         bring_closer(asker, replace(given, number=2, budget_usd=Decimal(14)), _RULES)
         return Reckoned(
             budget_usd=given.budget_usd,
@@ -118,7 +118,7 @@ class Driven:
                 "the least budget": Decimal(least),
                 "the next holder's": payable.used.usd,
             },
-            shut_offs={
+            shutdowns={
                 "paid for": payable.until or _NOW,
                 "paid for one more": payable.with_another or _NOW,
                 "of a lower budget": self.cloud.armed_until,
@@ -137,7 +137,7 @@ class Reckoned:
     budget_usd: Decimal
     acted_on: int
     sums: dict[str, Decimal]
-    shut_offs: dict[str, datetime]
+    shutdowns: dict[str, datetime]
     usd_per_hour: Decimal
 
     def budget_changed(self, honest: Reckoned) -> list[str]:
@@ -150,10 +150,10 @@ class Reckoned:
         """Say which sums fell."""
         return [f"{name}: {self.sums[name]} of {usd} USD" for name, usd in honest.sums.items() if self.sums[name] < usd]
 
-    def shut_offs_raised(self, honest: Reckoned) -> list[str]:
+    def shutdowns_raised(self, honest: Reckoned) -> list[str]:
         """Say which shut-off comes later, or at another price."""
         later = [
-            f"{name}: {self.shut_offs[name]}" for name, at in honest.shut_offs.items() if self.shut_offs[name] > at
+            f"{name}: {self.shutdowns[name]}" for name, at in honest.shutdowns.items() if self.shutdowns[name] > at
         ]
         return [*later, *([f"at {self.usd_per_hour} USD/h"] if self.usd_per_hour != honest.usd_per_hour else [])]
 
@@ -185,7 +185,7 @@ class _Prices:
 def claims(job: Driven) -> Iterator[Claim]:
     """Yield what machines may claim, each with what writes it."""
     yield from _of_the_ledger()
-    yield from _of_lives(job)
+    yield from _of_intervals(job)
     yield from _of_the_job(job)
     yield from _of_all(job)
 
@@ -216,9 +216,9 @@ def _of_the_ledger() -> Iterator[Claim]:
     yield "a torn page", lambda job: job.put("ledger/pages/000000.json", page[:9])
 
 
-def _of_lives(job: Driven) -> Iterator[Claim]:
+def _of_intervals(job: Driven) -> Iterator[Claim]:
     old, a, b, c = job.honest.nodes
-    lives: dict[str, tuple[NodeLife, ...]] = {
+    intervals: dict[str, tuple[UsageInterval, ...]] = {
         "no machine was ever there": (),
         "only those that live": (a, b),
         "the first hour's machine was never there": (a, b, c),
@@ -238,7 +238,7 @@ def _of_lives(job: Driven) -> Iterator[Claim]:
         "they are cheap": tuple(replace(one, pool=_CHEAP) for one in (old, a, b, c)),
         "they are others": tuple(replace(one, node_id=f"i-f{n}", pool=_CHEAP) for n, one in enumerate((old, a, b, c))),
     }
-    for why, nodes in lives.items():
+    for why, nodes in intervals.items():
         yield why, lambda job, nodes=nodes: job.claim(nodes=nodes)
 
 
@@ -282,7 +282,7 @@ def _of_all(job: Driven) -> Iterator[Claim]:
 
     def paid_by_another(job: Driven) -> None:
         job.put("ledger/i-x.json", _bill(_charge("i-x", 0, 5, "7")))
-        job.claim(nodes=(_life("i-x", 5),))
+        job.claim(nodes=(_interval("i-x", 5),))
 
     def paid_and_forgotten(job: Driven) -> None:
         for one in ("i-a", "i-b"):
@@ -322,19 +322,19 @@ def verdicts(job: Driven) -> Iterator[tuple[str, str, list[str]]]:
             continue
         yield why, "budget", found.budget_changed(honest)
         yield why, "sum", found.sums_lowered(honest)
-        yield why, "shut-off", found.shut_offs_raised(honest)
+        yield why, "shut-off", found.shutdowns_raised(honest)
 
 
-def _state(*nodes: NodeLife) -> JobState:
+def _state(*nodes: UsageInterval) -> JobState:
     return state(
         pool=_POOL, group=_GROUP, nodes=nodes, order_number=1, paid_until=_UNTIL,
         status=JobStatus.RUNNING,
     )  # fmt: skip
 
 
-def _life(node_id: str, begins: float, ends: float | None = None, *, charged: bool = False) -> NodeLife:
+def _interval(node_id: str, begins: float, ends: float | None = None, *, charged: bool = False) -> UsageInterval:
     at = None if ends is None else _START + ends * _HOUR
-    return NodeLife(
+    return UsageInterval(
         node_id=node_id, pool=_POOL, launched_at=_START + begins * _HOUR, ended_at=at, charged=charged, prepared=True
     )
 

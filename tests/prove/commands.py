@@ -256,18 +256,18 @@ def _wrong_books(together: Together, name: str) -> Iterator[str]:
     state, charges = loaded[0], jobs.charges()
     launched = outside.cloud.launched_for(f"gpucloud-{name}")
     by_node = {charge.node_id for charge in charges if charge.node_id}
-    lives = {life.node_id: life for life in state.nodes}
+    intervals = {interval.node_id: interval for interval in state.nodes}
     for node in launched:
         told = total(charge for charge in charges if charge.node_id == node.id)
-        life = lives.get(node.id)
-        if life is None or node.id not in by_node:
+        interval = intervals.get(node.id)
+        if interval is None or node.id not in by_node:
             yield f"{node.id} was paid for and is in no bill"
         elif told != _due(together, state, node):
             yield f"{node.id} is billed {told} USD, the cloud charges {_due(together, state, node)}"
     if by_node - {node.id for node in launched}:
         yield f"{name}: bills for machines that never were: {sorted(by_node - {n.id for n in launched})}"
     spent = total(charge for charge in charges if charge.kind.in_budget)
-    cost = sum((_due(together, state, node) for node in launched if node.id in lives), Decimal(0))
+    cost = sum((_due(together, state, node) for node in launched if node.id in intervals), Decimal(0))
     most = _highest_budget(together, name)
     if max(spent, cost) > most:
         yield f"{name} has cost {cost} USD, its ledger says {spent}, and no order allowed more than {most}"
@@ -294,10 +294,10 @@ def _highest_budget(together: Together, name: str) -> Decimal:
 
 def _due(together: Together, state: JobState, node: Node) -> Decimal:
     """Return what the cloud charges for the machine, from its start to its end."""
-    life = next(life for life in state.nodes if life.node_id == node.id)
+    interval = next(interval for interval in state.nodes if interval.node_id == node.id)
     now = together.outside.clock.now()
     prices = together.outside.market.prices(node.pool, node.launched_at, node.ended_at or now)
-    listed = replace(life, launched_at=node.launched_at, ended_at=node.ended_at, end_cause=node.end_cause)
+    listed = replace(interval, launched_at=node.launched_at, ended_at=node.ended_at, end_cause=node.end_cause)
     return total(meter(listed, prices, state.attempts, now, Terms()))
 
 

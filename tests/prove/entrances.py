@@ -23,7 +23,7 @@ from unittest import mock
 from gpucloud.adapters.home import Home
 from gpucloud.adapters.local.market import Devices, LocalMarket
 from gpucloud.adapters.transfer import sync
-from gpucloud.agent.drive import driver as driving
+from gpucloud.agent.drive import controller as driving
 from gpucloud.domain.job.spec import Cloud, KnownJob
 from gpucloud.domain.money.ledger import ZERO
 from gpucloud.domain.node.node import NO_GROUP, GroupView
@@ -32,7 +32,7 @@ from gpucloud.domain.state.order import Order, opened, sealed, with_budget
 from gpucloud.domain.state.state import ExitReason, JobState
 from gpucloud.domain.supervision.action import Action, Arm, ObeyOrder
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.seen import Goal, Rules, Seen
+from gpucloud.domain.supervision.snapshot import Goal, Rules, Snapshot
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.money.spend import SpendTracker
 from gpucloud.usecases.services import Services
@@ -70,7 +70,7 @@ class Moment:
     """What was wanted, what was stored and seen, and the lengths that decisions went by."""
 
     order: Order
-    seen: Seen
+    snapshot: Snapshot
     rules: Rules
 
 
@@ -83,7 +83,7 @@ class Entered:
 
     order: Order
     goal: Goal | None
-    seen: Seen | None
+    snapshot: Snapshot | None
     action: Action | None
     code: int
     said: str
@@ -108,7 +108,7 @@ class Door:
             KnownJob(name=JOB, store=self._outside.store.url, file=self._outside.file, cloud=Cloud.LOCAL)
         )
         self._cloud = Composition(self._outside, Strikes())
-        self._taken: list[tuple[Goal, Seen, Action]] = []
+        self._taken: list[tuple[Goal, Snapshot, Action]] = []
         self._gave_up = False
         self._moment: Moment | None = None
 
@@ -122,13 +122,13 @@ class Door:
         group = self._store(moment)
         words = _words(entrance, moment, self._outside.file)
         code, said = (self._drive(), "") if entrance in MACHINES else _run(words)
-        goal, seen, action = self._taken[-1] if self._taken else (None, None, None)
-        found = JobStore(self._outside.store, seen.state.job if seen is not None else JOB).order()
+        goal, snapshot, action = self._taken[-1] if self._taken else (None, None, None)
+        found = JobStore(self._outside.store, snapshot.state.job if snapshot is not None else JOB).order()
         assert found is not None
         return Entered(
             order=opened(found[0]),
             goal=goal,
-            seen=seen,
+            snapshot=snapshot,
             action=action,
             code=code,
             said=said,
@@ -138,14 +138,14 @@ class Door:
 
     def _store(self, moment: Moment) -> Listed:
         outside = self._outside
-        outside.clock = JumpingClock(moment.seen.now)
+        outside.clock = JumpingClock(moment.snapshot.now)
         outside.store = MemoryStore(outside.clock)
-        outside.cloud = group = Listed(moment.seen.group)  # type: ignore[assignment]
+        outside.cloud = group = Listed(moment.snapshot.group)  # type: ignore[assignment]
         outside.job = replace(moment.order.resolved, budget_usd=moment.order.file_budget_usd, cloud=Cloud.LOCAL)
         self._cloud.clock, self._cloud.rules = outside.clock, moment.rules  # type: ignore[assignment]
         jobs = JobStore(outside.store, JOB)
         jobs.put_order(sealed(moment.order), None)
-        jobs.create(moment.seen.state)
+        jobs.create(moment.snapshot.state)
         jobs.keep_spec(outside.file.read_bytes())
         return group
 
@@ -157,7 +157,7 @@ class Door:
             services=lambda _: self._cloud.on_machine(),
             end_group=lambda *_: setattr(self, "_gave_up", True),
         )
-        driver = driving.Driver(machine=machine, node="i-1", notice=lambda: None)  # type: ignore[arg-type]
+        driver = driving.Controller(machine=machine, node="i-1", notice=lambda: None)  # type: ignore[arg-type]
         with contextlib.suppress(Decided):
             driver._is_over(SimpleNamespace(name=JOB))  # type: ignore[arg-type]
         return 0
@@ -185,24 +185,24 @@ class Door:
         return self._moment
 
     def _spent(self, *_: object) -> Decimal:
-        return self._now.seen.spent_usd
+        return self._now.snapshot.spent_usd
 
-    def _decide(self, goal: Goal, seen: Seen, rules: Rules) -> Action:
+    def _decide(self, goal: Goal, snapshot: Snapshot, rules: Rules) -> Action:
         """A new order is obeyed first of all, with what that takes; the decision is what follows under it."""
-        action = decide(goal, seen, rules)
-        self._taken.append((goal, seen, action))
-        obeys = goal.number > seen.state.order_number and isinstance(action, Arm | ObeyOrder)
+        action = decide(goal, snapshot, rules)
+        self._taken.append((goal, snapshot, action))
+        obeys = goal.number > snapshot.state.order_number and isinstance(action, Arm | ObeyOrder)
         if obeys and len(self._taken) < _MOST:
             return action
         raise Decided
 
-    def _see(self, own: Observer, state: JobState, goal: Goal) -> Seen:
+    def _see(self, own: Observer, state: JobState, goal: Goal) -> Snapshot:
         """Return what was seen, by a supervisor that goes by that state and goal."""
-        seen, now = self._now.seen, self._now.seen.now
-        payable = own._payable(state, seen.group, goal, now)
+        snapshot, now = self._now.snapshot, self._now.snapshot.now
+        payable = own._payable(state, snapshot.group, goal, now)
         late = goal.deadline_at is not None and now >= goal.deadline_at
         return replace(
-            seen,
+            snapshot,
             state=state,
             group=own.services.group.describe(state.group) if state.group is not None else NO_GROUP,
             wanted_end=goal.end or (ExitReason.DEADLINE if late else None),
@@ -248,7 +248,7 @@ def _nothing(*_: object) -> None:
 def _words(entrance: str, moment: Moment, file: Path) -> tuple[str, ...]:
     """What is typed there; budgets are a little lower and higher than the job's own."""
     if entrance.startswith("budget"):
-        usd, spent = moment.order.budget_usd, moment.seen.spent_usd
+        usd, spent = moment.order.budget_usd, moment.snapshot.spent_usd
         other = usd + Decimal("1.5") if entrance.endswith("higher") else spent + (usd - spent) * Decimal("0.6")
         return ("budget", JOB, f"{other:.4f} USD")
     if entrance == "CI tick":
@@ -259,7 +259,7 @@ def _words(entrance: str, moment: Moment, file: Path) -> tuple[str, ...]:
 
 def _lowered(moment: Moment) -> Order:
     """The order that came after, from a terminal that has not moved the shut-off yet."""
-    order, spent = moment.order, moment.seen.spent_usd
+    order, spent = moment.order, moment.snapshot.spent_usd
     return with_budget(replace(order, number=order.number + 1), spent + (order.budget_usd - spent) * Decimal("0.1"))
 
 
@@ -275,7 +275,7 @@ def here(moment: Moment, outside: Outside, cloud: Cloud) -> Moment:
     order = replace(
         moment.order, store=MemoryStore(outside.clock).url, job=JOB, base=JOB, host=outside.home.identity, resolved=job
     )
-    return replace(moment, order=order, seen=replace(moment.seen, state=_free(moment.seen.state)))
+    return replace(moment, order=order, snapshot=replace(moment.snapshot, state=_free(moment.snapshot.state)))
 
 
 def _code(outside: Outside) -> Path:

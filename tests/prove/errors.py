@@ -26,8 +26,8 @@ from gpucloud.domain.offer import Pool
 from gpucloud.domain.state.state import JobState
 from gpucloud.domain.supervision.action import Action, CoolDown, Finish, Resize
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.seen import Goal as Wanted
-from gpucloud.domain.supervision.seen import Rules, Seen
+from gpucloud.domain.supervision.snapshot import Goal as Wanted
+from gpucloud.domain.supervision.snapshot import Rules, Snapshot
 from tests.prove.goal import Figure, Form, Goal
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
@@ -147,7 +147,7 @@ def _listed(text: str) -> Listing:
     return Listing(group={"CreatedTime": NOW - timedelta(hours=1)}, instances=(), activities=(failed,))
 
 
-def _seen(refusal: Refusal) -> Seen:
+def _seen(refusal: Refusal) -> Snapshot:
     until = NOW + timedelta(minutes=20)
     state = JobState(
         job="small",
@@ -157,7 +157,7 @@ def _seen(refusal: Refusal) -> Seen:
         paid_until=until,
     )
     group = GroupView(exists=True, size=0, armed_until=until, nodes=(), refusals=(refusal,))
-    return Seen(now=NOW, state=state, group=group, payable_until=until, payable_with_another=until)
+    return Snapshot(now=NOW, state=state, group=group, payable_until=until, payable_with_another=until)
 
 
 def _made_up(chance: random.Random) -> str:

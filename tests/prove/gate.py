@@ -31,8 +31,8 @@ from gpucloud.domain.node.gate.report import (
     GateWanted,
     Report,
     Severity,
-    StoreSeen,
-    TorchSeen,
+    StoreFacts,
+    TorchFacts,
     UnderLoad,
 )
 from gpucloud.domain.node.hardware import model_of
@@ -67,8 +67,8 @@ class Machine:
     probes: list[DeviceProbe]
     loads: list[UnderLoad]
     collective: CollectiveProbe | None
-    torch: TorchSeen
-    store: StoreSeen
+    torch: TorchFacts
+    store: StoreFacts
     fault: str | None = None
     missing: bool = False
     listed: int = 0
@@ -168,8 +168,8 @@ def machine(row: dict[str, Any], kind: dict[str, Any]) -> Machine:
         loads=[UnderLoad(index=i, generation=_shown_generation(row, kind), width=_shown_width(row, kind, i),
                          slowdowns=("sw_power_cap",), sm_clock=1700) for i in indices],
         collective=_added_up(row) if count > 1 else None,
-        torch=TorchSeen(version="2.11.0+cu126", cuda="12.6", available=True, devices=count),
-        store=StoreSeen(endpoint="https://s3.us-west-2.amazonaws.com", seconds=0.02),
+        torch=TorchFacts(version="2.11.0+cu126", cuda="12.6", available=True, devices=count),
+        store=StoreFacts(endpoint="https://s3.us-west-2.amazonaws.com", seconds=0.02),
         listed=count + len(row.get("also", ())),
     )  # fmt: skip
 
@@ -263,7 +263,7 @@ def _ports(row: dict[str, Any], kind: dict[str, Any]) -> list[int]:
     return [18, 0] if any(word in kind["name"] for word in ("H100", "H200", "B200", "B300")) else [int(lanes[2:]), 0]
 
 
-def seen(shown: Machine, folder: Path) -> Report:
+def observed(shown: Machine, folder: Path) -> Report:
     """Return the report of what the machine's tools write, by the code that nodes run."""
     text = ElementTree.tostring(shown.smi, encoding="unicode")
     listed = parse(text)
@@ -593,7 +593,7 @@ def _wanted(row: dict[str, Any], kind: dict[str, Any]) -> GateWanted:
 
 
 def _wrong_of_healthy(shown: Machine, folder: Path) -> Iterator[str]:
-    for one in judge(seen(shown, folder), _wanted(shown.row, shown.kind)):
+    for one in judge(observed(shown, folder), _wanted(shown.row, shown.kind)):
         fails = one.severity is Severity.FAIL
         # An old Xid of a device is told of every machine here, and a program's own of none.
         if fails or one.code not in ("xid", *shown.row.get("warns", ())):
@@ -604,7 +604,7 @@ def _wrong_of_healthy(shown: Machine, folder: Path) -> Iterator[str]:
 def _wrong_of_faulty(shown: Machine, what: str, folder: Path) -> Iterator[str]:
     fault, wanted = FAULTS[what], _wanted(shown.row, shown.kind)
     fault.plant(shown)
-    failed = [one.code for one in judge(seen(shown, folder), wanted) if one.severity is Severity.FAIL]
+    failed = [one.code for one in judge(observed(shown, folder), wanted) if one.severity is Severity.FAIL]
     if fault.code not in failed:
         sys.stderr.write(f"gate: {shown.row['what']}: {what}: passed ({', '.join(failed) or 'nothing found'})\n")
         yield "passed"

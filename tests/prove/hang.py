@@ -20,12 +20,12 @@ from gpucloud.domain.node.status import Stop
 from gpucloud.domain.state.state import ExitReason
 from gpucloud.domain.supervision.action import EndAttempt
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.seen import Goal as JobGoal
-from gpucloud.domain.supervision.seen import Limits, Rules
+from gpucloud.domain.supervision.snapshot import Goal as JobGoal
+from gpucloud.domain.supervision.snapshot import Limits, Rules
 from tests.commandline import command_line, until, weights
 from tests.prove.goal import Figure, Form, Goal
 from tests.standins.agent_node import AgentNode, wait_until
-from tests.unit.worlds import opened, part, seen, state, up
+from tests.unit.worlds import opened, part, snapshot, state, up
 
 _CASES = {Form.SHORT: 2000, Form.LONG: 50_000}
 _AGENTS = {Form.SHORT: 1, Form.LONG: 10}
@@ -68,7 +68,7 @@ def _judged_wrongly(seed: int) -> bool:
     over = tuple(opened("a", "b", number=n, reason=ExitReason.HUNG) for n in range(1, hangs + 1))
     attempt = opened("a", "b", number=hangs + 1)
     told = {"step": 9, "phase": phase, "step_seconds": median, "age_s": age}
-    world = seen(up("a", part(hangs + 1, **told)), up("b", part(hangs + 1)), state=state(attempts=(*over, attempt)))
+    world = snapshot(up("a", part(hangs + 1, **told)), up("b", part(hangs + 1)), state=state(attempts=(*over, attempt)))
     action = decide(JobGoal(nodes=2, budget_usd=Decimal(1)), replace(world, now=world.now), _RULES)
     said = isinstance(action, EndAttempt) and (action.how, action.reason) == (Stop.ABORT, ExitReason.HUNG)
     if phase == "start" or median is None:

@@ -12,7 +12,7 @@ from gpucloud.domain.node.node import NodeState
 from gpucloud.domain.node.status import AttemptStatus, RunState, Stop
 from gpucloud.domain.state.order import Order
 from gpucloud.domain.state.state import Attempt, ExitReason
-from gpucloud.domain.supervision.seen import Limits, NodeSeen, Readiness, Seen
+from gpucloud.domain.supervision.snapshot import Limits, NodeSnapshot, Readiness, Snapshot
 
 OUTSIDE = "outside"
 _AT_ONCE = timedelta(0)
@@ -47,137 +47,137 @@ def wish_of(order: Order, who: str, now: datetime, *, leaves: bool = False) -> W
     )
 
 
-def kind_of(wish: Wish, seen: Seen, limits: Limits) -> str:
+def kind_of(wish: Wish, snapshot: Snapshot, limits: Limits) -> str:
     """Return the kind: the phase, who decides and what is wanted, then what is there."""
-    phase = phase_of(wish, seen)
+    phase = phase_of(wish, snapshot)
     if phase == "held":
-        return f"held | {wish.who} | {_paid_beyond(wish, seen)}"
+        return f"held | {wish.who} | {_paid_beyond(wish, snapshot)}"
     if phase in ("over", "to end", "kept"):
-        return f"{phase} | {wish.who}{_unpaid(seen) if phase == 'kept' else ''}"
+        return f"{phase} | {wish.who}{_unpaid(snapshot) if phase == 'kept' else ''}"
     if phase in ("works", "broken", "all over"):
-        facts = _during(seen.state.attempts[-1], wish, seen, limits)
+        facts = _during(snapshot.state.attempts[-1], wish, snapshot, limits)
     else:
-        facts = _between(wish, seen, limits)
-    return " | ".join((phase, wish.who, _wanted(wish, seen), *facts))
+        facts = _between(wish, snapshot, limits)
+    return " | ".join((phase, wish.who, _wanted(wish, snapshot), *facts))
 
 
-def phase_of(wish: Wish, seen: Seen) -> str:
+def phase_of(wish: Wish, snapshot: Snapshot) -> str:
     """Return where the job is between its start and its end."""
-    state = seen.state
+    state = snapshot.state
     if state.status.ended:
         if state.torn_down:
             return "over"
-        return "kept" if _is_kept(wish, seen) else "held" if _is_held(wish, seen) else "to end"
+        return "kept" if _is_kept(wish, snapshot) else "held" if _is_held(wish, snapshot) else "to end"
     attempt = state.attempts[-1] if state.attempts else None
     if attempt is not None and attempt.reason is None:
-        if all(_is_over(attempt, member.node_id, seen) for member in attempt.members):
+        if all(_is_over(attempt, member.node_id, snapshot) for member in attempt.members):
             return "all over"
-        gone = any(not _lives(_node(member.node_id, seen)) for member in attempt.members)
+        gone = any(not _lives(_node(member.node_id, snapshot)) for member in attempt.members)
         return "broken" if gone or attempt.ordered is not Stop.NO else "works"
-    return "between" if seen.group.exists else "no group"
+    return "between" if snapshot.group.exists else "no group"
 
 
-def _is_kept(wish: Wish, seen: Seen) -> bool:
-    armed = seen.group.armed_until
-    there = any(node.state is not NodeState.TERMINATED for node in seen.group.nodes)
-    stay = there or (armed is not None and armed > seen.now)
-    return wish.keep and seen.state.exit_reason is ExitReason.SUCCEEDED and stay
+def _is_kept(wish: Wish, snapshot: Snapshot) -> bool:
+    armed = snapshot.group.armed_until
+    there = any(node.state is not NodeState.TERMINATED for node in snapshot.group.nodes)
+    stay = there or (armed is not None and armed > snapshot.now)
+    return wish.keep and snapshot.state.exit_reason is ExitReason.SUCCEEDED and stay
 
 
-def _unpaid(seen: Seen) -> str:
+def _unpaid(snapshot: Snapshot) -> str:
     """Whether the cloud ends machines that live later than the budget pays for, or never: half an hour is told."""
-    paid, armed = seen.payable_until or seen.lasts_until or seen.now, seen.group.armed_until
-    there = any(node.state is not NodeState.TERMINATED for node in seen.group.nodes)
+    paid, armed = snapshot.payable_until or snapshot.lasts_until or snapshot.now, snapshot.group.armed_until
+    there = any(node.state is not NodeState.TERMINATED for node in snapshot.group.nodes)
     if there and armed is None:
         return " | not armed"
-    late = armed is not None and armed - paid > timedelta(seconds=1) and paid - seen.now < timedelta(minutes=30)
+    late = armed is not None and armed - paid > timedelta(seconds=1) and paid - snapshot.now < timedelta(minutes=30)
     return " | not paid" if there and late else ""
 
 
-def _is_held(wish: Wish, seen: Seen) -> bool:
+def _is_held(wish: Wish, snapshot: Snapshot) -> bool:
     """Machines of a script, or of a setup, that failed by itself wait for the mended one."""
-    state = seen.state
-    there = any(node.state is not NodeState.TERMINATED for node in seen.group.nodes)
+    state = snapshot.state
+    there = any(node.state is not NodeState.TERMINATED for node in snapshot.group.nodes)
     failed = state.exit_reason is ExitReason.USER_ERROR
     if wish.hold is None or state.ended_at is None or not failed or not there:
         return False
-    return seen.now < state.ended_at + wish.hold
+    return snapshot.now < state.ended_at + wish.hold
 
 
-def _paid_beyond(wish: Wish, seen: Seen) -> str:
+def _paid_beyond(wish: Wish, snapshot: Snapshot) -> str:
     """Whether the cloud ends them later than the wait, or the budget, allows, or never."""
     assert wish.hold is not None
-    assert seen.state.ended_at is not None
-    until = min(seen.state.ended_at + wish.hold, seen.payable_until or seen.lasts_until or seen.now)
-    armed = seen.group.armed_until
+    assert snapshot.state.ended_at is not None
+    until = min(snapshot.state.ended_at + wish.hold, snapshot.payable_until or snapshot.lasts_until or snapshot.now)
+    armed = snapshot.group.armed_until
     if armed is None:
         return "not armed"
     return "paid beyond" if armed - until > timedelta(seconds=1) else "paid"
 
 
-def _wanted(wish: Wish, seen: Seen) -> str:
+def _wanted(wish: Wish, snapshot: Snapshot) -> str:
     if wish.end:
         return "to end"
-    return f"{wish.until}, drill" if wish.drill and not seen.state.drilled else wish.until
+    return f"{wish.until}, drill" if wish.drill and not snapshot.state.drilled else wish.until
 
 
-def _between(wish: Wish, seen: Seen, limits: Limits) -> tuple[str, ...]:
+def _between(wish: Wish, snapshot: Snapshot, limits: Limits) -> tuple[str, ...]:
     if wish.end:
         return ()
-    if seen.payable_until is None:
-        return (_money(seen), _news(seen))
-    if not seen.group.exists:
-        return (_money(seen),)
-    ready = sum(_is_usable(node, limits) and node.readiness is Readiness.READY for node in seen.nodes)
+    if snapshot.payable_until is None:
+        return (_money(snapshot), _news(snapshot))
+    if not snapshot.group.exists:
+        return (_money(snapshot),)
+    ready = sum(_is_usable(node, limits) and node.readiness is Readiness.READY for node in snapshot.nodes)
     enough = "enough ready" if ready >= wish.fewest else "not ready"
-    return (_money(seen), _armed(seen), _level(wish, seen), enough, _news(seen))
+    return (_money(snapshot), _armed(snapshot), _level(wish, snapshot), enough, _news(snapshot))
 
 
-def _during(attempt: Attempt, wish: Wish, seen: Seen, limits: Limits) -> tuple[str, ...]:
+def _during(attempt: Attempt, wish: Wish, snapshot: Snapshot, limits: Limits) -> tuple[str, ...]:
     ending = "goes on"
     if attempt.ending_reason is not None:
         ending = "leaves" if attempt.ending_reason.retried else "ends"
-    if wish.who != OUTSIDE and seen.payable_until is None and seen.lasts_until is None:
+    if wish.who != OUTSIDE and snapshot.payable_until is None and snapshot.lasts_until is None:
         ending = f"{ending}, pays nothing"
-    if _outlives_its_end(attempt, seen, limits):
+    if _outlives_its_end(attempt, snapshot, limits):
         ending = f"{ending}, does not die"
-    return (ending, _news(seen), *(["nobody answers"] if _nobody_answers(seen, limits) else []))
+    return (ending, _news(snapshot), *(["nobody answers"] if _nobody_answers(snapshot, limits) else []))
 
 
-def _outlives_its_end(attempt: Attempt, seen: Seen, limits: Limits) -> bool:
+def _outlives_its_end(attempt: Attempt, snapshot: Snapshot, limits: Limits) -> bool:
     if attempt.ordered is not Stop.KILL or attempt.killed_at is None:
         return False
-    alive = [_node(one.node_id, seen) for one in attempt.members if not _is_over(attempt, one.node_id, seen)]
+    alive = [_node(one.node_id, snapshot) for one in attempt.members if not _is_over(attempt, one.node_id, snapshot)]
     answering = any(node is not None and node.silent_for < limits.silent for node in alive)
-    return answering and seen.now - attempt.killed_at >= timedelta(minutes=2)
+    return answering and snapshot.now - attempt.killed_at >= timedelta(minutes=2)
 
 
-def _money(seen: Seen) -> str:
-    if seen.payable_until is not None:
+def _money(snapshot: Snapshot) -> str:
+    if snapshot.payable_until is not None:
         return "pays a start"
-    return "pays the rest" if seen.lasts_until is not None else "pays nothing"
+    return "pays the rest" if snapshot.lasts_until is not None else "pays nothing"
 
 
-def _armed(seen: Seen) -> str:
-    until = seen.group.armed_until
-    return "armed" if until is not None and until > seen.now else "not armed"
+def _armed(snapshot: Snapshot) -> str:
+    until = snapshot.group.armed_until
+    return "armed" if until is not None and until > snapshot.now else "not armed"
 
 
-def _level(wish: Wish, seen: Seen) -> str:
-    if any(one.pool == seen.state.pool and one.until > seen.now for one in seen.state.cooldowns):
-        return "pool refused" if seen.group.size or seen.group.counted else "pool refused, empty"
-    return "too few asked" if seen.group.size < wish.nodes else "asked for"
+def _level(wish: Wish, snapshot: Snapshot) -> str:
+    if any(one.pool == snapshot.state.pool and one.until > snapshot.now for one in snapshot.state.cooldowns):
+        return "pool refused" if snapshot.group.size or snapshot.group.counted else "pool refused, empty"
+    return "too few asked" if snapshot.group.size < wish.nodes else "asked for"
 
 
-def _nobody_answers(seen: Seen, limits: Limits) -> bool:
-    alive = [node for node in seen.nodes if _lives(node)]
+def _nobody_answers(snapshot: Snapshot, limits: Limits) -> bool:
+    alive = [node for node in snapshot.nodes if _lives(node)]
     return bool(alive) and all(node.silent_for >= limits.silent for node in alive)
 
 
-def _news(seen: Seen) -> str:
+def _news(snapshot: Snapshot) -> str:
     """What is to be done first about single machines."""
-    known = {one.node_id for one in seen.state.interruptions}
-    alive = [node for node in seen.nodes if _lives(node)]
+    known = {one.node_id for one in snapshot.state.interruptions}
+    alive = [node for node in snapshot.nodes if _lives(node)]
     fresh = [
         node
         for node in alive
@@ -197,29 +197,29 @@ def _news(seen: Seen) -> str:
     return next((name for name, holds in facts.items() if holds), "no news")
 
 
-def _notice(node: NodeSeen) -> bool:
+def _notice(node: NodeSnapshot) -> bool:
     return node.status is not None and node.status.notice is not None
 
 
-def _node(node_id: str, seen: Seen) -> NodeSeen | None:
-    return next((node for node in seen.nodes if node.node.id == node_id), None)
+def _node(node_id: str, snapshot: Snapshot) -> NodeSnapshot | None:
+    return next((node for node in snapshot.nodes if node.node.id == node_id), None)
 
 
-def _lives(node: NodeSeen | None) -> bool:
+def _lives(node: NodeSnapshot | None) -> bool:
     return node is not None and node.node.state is not NodeState.TERMINATED
 
 
-def _is_usable(node: NodeSeen, limits: Limits) -> bool:
+def _is_usable(node: NodeSnapshot, limits: Limits) -> bool:
     return _lives(node) and not node.node.relieved and not _notice(node) and node.silent_for < limits.silent
 
 
-def _part(attempt: Attempt, node: NodeSeen | None) -> AttemptStatus | None:
+def _part(attempt: Attempt, node: NodeSnapshot | None) -> AttemptStatus | None:
     part = node.status.attempt if node is not None and node.status is not None else None
     return part if part is not None and part.attempt == attempt.number else None
 
 
-def _is_over(attempt: Attempt, node_id: str, seen: Seen) -> bool:
-    node = _node(node_id, seen)
+def _is_over(attempt: Attempt, node_id: str, snapshot: Snapshot) -> bool:
+    node = _node(node_id, snapshot)
     if node is None or not _lives(node):
         return True
     part = _part(attempt, node)

@@ -26,7 +26,7 @@ from gpucloud.domain.state.state import VERSION as STATE_VERSION
 from gpucloud.domain.state.state import ExitReason, JobStatus
 from gpucloud.domain.supervision.action import Action
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.seen import Goal, Rules, Seen, Supervising, goal_of
+from gpucloud.domain.supervision.snapshot import Goal, Rules, Snapshot, Supervising, goal_of
 from gpucloud.usecases.supervise import session
 from tests.commandline import CommandLine
 from tests.prove.entrances import Moment
@@ -37,14 +37,14 @@ RECORDED = Path(__file__).resolve().parent.parent / "data" / "fleet_moments.json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heading:
+class CapacityChoice:
     """The first line of a recording: whose form its orders and states have."""
 
     order_version: int
     state_version: int
 
 
-_NOW = Heading(order_version=ORDER_VERSION, state_version=STATE_VERSION)
+_NOW = CapacityChoice(order_version=ORDER_VERSION, state_version=STATE_VERSION)
 
 
 @contextlib.contextmanager
@@ -56,9 +56,9 @@ def taking(take: Callable[[Moment], None]) -> Iterator[None]:
         orders[:] = [order]
         return goal_of(order, who)
 
-    def decided(goal: Goal, seen: Seen, rules: Rules) -> Action:
-        take(Moment(order=orders[0], seen=seen, rules=rules))
-        return decide(goal, seen, rules)
+    def decided(goal: Goal, snapshot: Snapshot, rules: Rules) -> Action:
+        take(Moment(order=orders[0], snapshot=snapshot, rules=rules))
+        return decide(goal, snapshot, rules)
 
     with mock.patch.object(session, "goal_of", meant), mock.patch.object(session, "decide", decided):
         yield
@@ -75,24 +75,28 @@ def of_storm(seed: int) -> list[Moment]:
 def of_fleet() -> list[Moment]:
     """Return the recorded ones. ValueError where they are of another form: then they are to be recorded anew."""
     with gzip.open(RECORDED, "rt", encoding="utf-8") as file:
-        heading = codec.from_json(Heading, next(file))
-        if heading != _NOW:
-            raise ValueError(f"{RECORDED.name} is of {heading}, and orders and states are of {_NOW}: {__doc__}")
+        capacity_choice = codec.from_json(CapacityChoice, next(file))
+        if capacity_choice != _NOW:
+            raise ValueError(f"{RECORDED.name} is of {capacity_choice}, and orders and states are of {_NOW}: {__doc__}")
         return [codec.from_json(Moment, line) for line in file]
 
 
 def outlived(some: list[Moment], most: int) -> list[Moment]:
     """Return so many of those in which ranks were ordered to be killed, as if that were three minutes ago."""
     killed = [
-        one for one in some if one.seen.state.attempt is not None and one.seen.state.attempt.killed_at is not None
+        one
+        for one in some
+        if one.snapshot.state.attempt is not None and one.snapshot.state.attempt.killed_at is not None
     ]
     return [_killed_early(one) for one in spread(killed, most)]
 
 
 def _killed_early(moment: Moment) -> Moment:
-    state, at = moment.seen.state, moment.seen.now - timedelta(minutes=3)
+    state, at = moment.snapshot.state, moment.snapshot.now - timedelta(minutes=3)
     last = replace(state.attempts[-1], killed_at=at)
-    return replace(moment, seen=replace(moment.seen, state=replace(state, attempts=(*state.attempts[:-1], last))))
+    return replace(
+        moment, snapshot=replace(moment.snapshot, state=replace(state, attempts=(*state.attempts[:-1], last)))
+    )
 
 
 def held(some: list[Moment], most: int) -> list[Moment]:
@@ -100,30 +104,32 @@ def held(some: list[Moment], most: int) -> list[Moment]:
 
     Of some the wait for a mended script is over, some are paid beyond it.
     """
-    ended = [one for one in some if _has_trained(one) and one.seen.group.alive]
+    ended = [one for one in some if _has_trained(one) and one.snapshot.group.alive]
     return [_failed_before(ended[number % len(ended)], minutes=2 * number) for number in range(most if ended else 0)]
 
 
 def _has_trained(moment: Moment) -> bool:
-    state = moment.seen.state
+    state = moment.snapshot.state
     return state.status.ended and not state.torn_down and bool(state.attempts) and state.attempt is None
 
 
 def _failed_before(moment: Moment, minutes: int) -> Moment:
-    seen, state = moment.seen, moment.seen.state
+    snapshot, state = moment.snapshot, moment.snapshot.state
     last = replace(state.attempts[-1], reason=ExitReason.USER_ERROR)
     failed = replace(
         state,
         status=JobStatus.FAILED,
         exit_reason=ExitReason.USER_ERROR,
         exit_code=ExitReason.USER_ERROR.exit_code,
-        ended_at=seen.now - timedelta(minutes=minutes % 8),
+        ended_at=snapshot.now - timedelta(minutes=minutes % 8),
         attempts=(*state.attempts[:-1], last),
     )
-    order, armed = replace(moment.order, hold=timedelta(minutes=5)), seen.group.armed_until
+    order, armed = replace(moment.order, hold=timedelta(minutes=5)), snapshot.group.armed_until
     if armed is not None and minutes % 4:
-        seen = replace(seen, group=replace(seen.group, armed_until=min(armed, seen.now + timedelta(minutes=2))))
-    return replace(moment, order=order, seen=replace(seen, state=failed))
+        snapshot = replace(
+            snapshot, group=replace(snapshot.group, armed_until=min(armed, snapshot.now + timedelta(minutes=2)))
+        )
+    return replace(moment, order=order, snapshot=replace(snapshot, state=failed))
 
 
 def spread(some: list[Moment], most: int) -> list[Moment]:
@@ -184,7 +190,9 @@ def _nowhere(moment: Moment) -> Moment:
     order = replace(
         moment.order, store="file:///store", by="me@here", host="here", resolved=job, budget_changes=changes
     )
-    return replace(moment, order=order, seen=replace(moment.seen, state=replace(moment.seen.state, owner=None)))
+    return replace(
+        moment, order=order, snapshot=replace(moment.snapshot, state=replace(moment.snapshot.state, owner=None))
+    )
 
 
 class _Recorded(CommandLine):

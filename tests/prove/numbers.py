@@ -48,7 +48,7 @@ from gpucloud.domain.market.scenario import USUAL, Recovery, Scenario, recovery_
 from gpucloud.domain.market.simulation import Decide, Run, bill_usd, charges, replay, zone_sets
 from gpucloud.domain.market.sizing import memory, saved_bytes, training_time
 from gpucloud.domain.money.ledger import ChargeKind, total
-from gpucloud.domain.money.prepaid import Wall
+from gpucloud.domain.money.prepaid import PrepaidRule
 from gpucloud.domain.node.gate.models import sheet_of
 from gpucloud.domain.node.node import NodeState
 from gpucloud.domain.offer import Offer, Pool, rank
@@ -273,7 +273,7 @@ def _drawn(draw: random.Random) -> tuple[Job, tuple[Offer, ...], timedelta]:
 
 def _refused(job: Job, offers: tuple[Offer, ...], changeover: timedelta) -> str | None:
     try:
-        refuse_what_cannot_be_kept(job, offers, changeover, Wall())
+        refuse_what_cannot_be_kept(job, offers, changeover, PrepaidRule())
     except PlanRefused as error:
         return error.hint
     return None
@@ -420,24 +420,24 @@ def plan_is_simulate() -> Found:
 def simulate_is_bill(runs: int) -> Found:
     """Bill each machine of replayed jobs second by second by the rules that the emulated AWS goes by."""
     market = _MARKETS.market("p3.2xlarge-2023-02")
-    seen = timeline(market, market.zones, 1)
+    observation = timeline(market, market.zones, 1)
     task = Task(work_s=10 * _HOUR_S, span_s=13 * _HOUR_S, changeover_s=720.0, on_demand_usd_per_hour=3.06, tick_s=180.0)
     wrong = []
     for start in starts(market, timedelta(hours=13), runs, seed=4):
-        done = replay(partial(decide, Policy.UNIFORM), task, seen, start, Recovery(restart_s=600.0))
-        again = sum((Decimal(life_usd) for life_usd in _invoiced(done, seen)), Decimal(0))
-        if abs(again - bill_usd(done, seen)) > Decimal("1e-6"):
-            wrong.append(f"window {start}: {bill_usd(done, seen)}, and {again} second by second")
+        done = replay(partial(decide, Policy.UNIFORM), task, observation, start, Recovery(restart_s=600.0))
+        again = sum((Decimal(life_usd) for life_usd in _invoiced(done, observation)), Decimal(0))
+        if abs(again - bill_usd(done, observation)) > Decimal("1e-6"):
+            wrong.append(f"window {start}: {bill_usd(done, observation)}, and {again} second by second")
         if abs(float(again) - done.usd) > 0.001 * done.usd:
             wrong.append(f"window {start}: policies were told {done.usd}, and {again} was billed")
     return Found(tried=runs, wrong=wrong)
 
 
-def _invoiced(done: Run, seen: Timeline) -> Iterator[Decimal]:
-    for life, (nodes, billed) in zip(done.lives, charges(done, seen), strict=True):
-        prices = seen.prices[life.zone]
-        if life.zone == ON_DEMAND:
-            prices = (replace(prices[0], usd_per_hour=seen.market.on_demand_usd_per_hour),)
+def _invoiced(done: Run, observation: Timeline) -> Iterator[Decimal]:
+    for lifetime, (nodes, billed) in zip(done.lifetimes, charges(done, observation), strict=True):
+        prices = observation.prices[lifetime.zone]
+        if lifetime.zone == ON_DEMAND:
+            prices = (replace(prices[0], usd_per_hour=observation.market.on_demand_usd_per_hour),)
         pool = billed[0].pool
         assert pool is not None
         node = NodeRecord(
@@ -450,9 +450,9 @@ def _invoiced(done: Run, seen: Timeline) -> Iterator[Decimal]:
             interface="",
             host_key="",
             state=NodeState.TERMINATED,
-            launched_at=seen.when(life.launched_s),
-            ended_at=seen.when(life.ended_s),
-            ending=life.cause,
+            launched_at=observation.when(lifetime.launched_s),
+            ended_at=observation.when(lifetime.ended_s),
+            ending=lifetime.cause,
         )
         yield nodes * invoice(node, prices)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from gpucloud.domain.errors import BudgetRefused
 from gpucloud.domain.state.order import Order
 from gpucloud.domain.supervision.action import Action, OpenAttempt, Pause, Resize
-from gpucloud.domain.supervision.seen import Limits, Readiness, Seen
+from gpucloud.domain.supervision.snapshot import Limits, Readiness, Snapshot
 from tests.prove import moments
 from tests.prove.entrances import AWS, ENTRANCES, MACHINES, PASSES, Entered, Moment, door
 from tests.prove.goal import Figure, Form, Goal
@@ -95,8 +95,10 @@ def _judge(found: list[Moment], form: Form) -> Judged:
             for entrance, result in results.items():
                 wrong += [f"state {number}: {entrance}: {line}" for line in _wrong(entrance, moment, result)]
                 left += _leaves(result)
-                if result.seen is not None:
-                    kinds.add(kind_of(_wished(entrance, result.order, result.seen), result.seen, moment.rules.limits))
+                if result.snapshot is not None:
+                    kinds.add(
+                        kind_of(_wished(entrance, result.order, result.snapshot), result.snapshot, moment.rules.limits)
+                    )
             wrong += [f"state {number}: {line}" for line in _at_odds(results)]
     return Judged(tuple(wrong), len(found), entered, frozenset(kinds), left)
 
@@ -104,10 +106,12 @@ def _judge(found: list[Moment], form: Form) -> Judged:
 def _wrong(entrance: str, moment: Moment, result: Entered) -> Iterator[str]:
     if entrance in AWS and result.armed:
         yield f"it moves the shut-off, to {result.armed[0]:%H:%M:%S}"
-    if result.action is None or result.goal is None or result.seen is None:
+    if result.action is None or result.goal is None or result.snapshot is None:
         yield from _wrong_without(entrance, moment, result)
         return
-    yield from unexpected(result.action, _wished(entrance, result.order, result.seen), result.seen, moment.rules.limits)
+    yield from unexpected(
+        result.action, _wished(entrance, result.order, result.snapshot), result.snapshot, moment.rules.limits
+    )
     if (result.goal.number, result.goal.budget_usd) != (result.order.number, result.order.budget_usd):
         yield f"it goes by order {result.goal.number} of {result.goal.budget_usd} USD, given was {result.order.number}"
     if isinstance(result.action, Pause) and _LEFT["Pause"] not in result.action.message:
@@ -116,11 +120,11 @@ def _wrong(entrance: str, moment: Moment, result: Entered) -> Iterator[str]:
 
 def _wrong_without(entrance: str, moment: Moment, result: Entered) -> Iterator[str]:
     """Nothing was decided: because nothing is left to do, or it was refused in words, or another has done it."""
-    state = moment.seen.state
+    state = moment.snapshot.state
     over = state.status.ended and state.torn_down
     if entrance in MACHINES:
         ended = state.status.ended
-        phase = phase_of(_wished(entrance, result.order, moment.seen), moment.seen)
+        phase = phase_of(_wished(entrance, result.order, moment.snapshot), moment.snapshot)
         if not ended or result.gave_up != (phase == "to end"):
             yield f"{phase}: it decides nothing, and {'ends' if result.gave_up else 'leaves'} its group"
     elif entrance.startswith("budget"):
@@ -162,24 +166,24 @@ def _wish(order: Order) -> tuple[object, ...]:
     return (order.end, order.until, order.keep, order.hold, order.drill, order.budget_usd, order.unattended)
 
 
-def _wished(entrance: str, order: Order, seen: Seen) -> Wish:
+def _wished(entrance: str, order: Order, snapshot: Snapshot) -> Wish:
     who = OUTSIDE if entrance not in MACHINES else "machine of AWS" if entrance in AWS else "machine"
-    return wish_of(order, who, seen.now, leaves=entrance == "train --detach")
+    return wish_of(order, who, snapshot.now, leaves=entrance == "train --detach")
 
 
-def unexpected(action: Action, wish: Wish, seen: Seen, limits: Limits) -> Iterator[str]:
+def unexpected(action: Action, wish: Wish, snapshot: Snapshot, limits: Limits) -> Iterator[str]:
     """Yield what is wrong with the action in that state, by the table and by what no line of it can say."""
-    name, kind = type(action).__name__, kind_of(wish, seen, limits)
+    name, kind = type(action).__name__, kind_of(wish, snapshot, limits)
     rights = expected(kind)
     if rights is None:
         yield f"the table has no line for: {kind} → {name}"
     elif name not in rights:
         yield f"{kind}: {action}, and not one of {', '.join(sorted(rights))}"
-    armed = seen.group.armed_until is not None and seen.group.armed_until > seen.now
-    if isinstance(action, Resize) and action.size > seen.group.size and not armed:
+    armed = snapshot.group.armed_until is not None and snapshot.group.armed_until > snapshot.now
+    if isinstance(action, Resize) and action.size > snapshot.group.size and not armed:
         yield f"{action} with no shut-off ahead"
     if isinstance(action, OpenAttempt):
-        fit = {node.node.id for node in seen.nodes if node.readiness is Readiness.READY and not node.node.relieved}
+        fit = {node.node.id for node in snapshot.nodes if node.readiness is Readiness.READY and not node.node.relieved}
         if not set(action.node_ids) <= fit or len(action.node_ids) < wish.fewest:
             yield f"{action} of {', '.join(sorted(fit))}"
 
@@ -199,7 +203,7 @@ def _lines() -> tuple[tuple[str, frozenset[str]], ...]:
 def record() -> int:
     """Record the moments of the fleet anew; return how many there are."""
     return moments.record(
-        lambda one: kind_of(wish_of(one.order, OUTSIDE, one.seen.now), one.seen, one.rules.limits), each=8
+        lambda one: kind_of(wish_of(one.order, OUTSIDE, one.snapshot.now), one.snapshot, one.rules.limits), each=8
     )
 
 

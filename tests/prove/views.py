@@ -15,8 +15,8 @@ from unittest import mock
 from rich.console import Console
 
 from gpucloud.cli.render import live
-from gpucloud.cli.render.onlookers import line_of, snapshot
-from gpucloud.domain.money.prepaid import Wall
+from gpucloud.cli.render.onlookers import line_of, panel_state
+from gpucloud.domain.money.prepaid import PrepaidRule
 from gpucloud.domain.supervision.action import Done
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.report import Condition, time_left
@@ -140,7 +140,7 @@ def _reference(at: Window, held: Held) -> tuple[Stands | None, list[str]]:
     if asked.fault is not None or asked.code != 0:
         return None, [f"{' '.join(_REFERENCE)}: exit {asked.code}, {asked.fault or asked.err}"]
     told = next(objects(asked.out))
-    stands = Stands(told=told, held=held, now=at.moment.seen.now, exit_code=at.state.exit_code or 0)
+    stands = Stands(told=told, held=held, now=at.moment.snapshot.now, exit_code=at.state.exit_code or 0)
     return stands, list(impossible(stands))
 
 
@@ -333,12 +333,12 @@ def _passed_all_json(asked: Asked, stands: Stands) -> Shown:
 
 def _of_who_supervises(at: Window) -> Shown:
     """What the one who supervises shows at its pass: the panel of a terminal, and a plain line."""
-    seen, state, wrong = at.moment.seen, at.state, []
+    snapshot, state, wrong = at.moment.snapshot, at.state, []
     jobs = JobStore(at.store, JOB)
     tracker = SpendTracker(jobs, at.market)
-    unproven = tracker.unproven_usd(state, seen.group, seen.now)
-    spend = tracker.spend(state, seen.now, at.moment.order.budget_usd, Wall(), unproven)
-    now = snapshot(seen, Done(), spend.for_job_of(time_left(seen)))
+    unproven = tracker.unproven_usd(state, snapshot.group, snapshot.now)
+    spend = tracker.spend(state, snapshot.now, at.moment.order.budget_usd, PrepaidRule(), unproven)
+    now = panel_state(snapshot, Done(), spend.for_job_of(time_left(snapshot)))
     console = Console(file=io.StringIO(), width=160)
     with mock.patch.object(live, "Live"):
         console.print(live._panel(now, (), 160))

@@ -18,7 +18,7 @@ from typing import Any
 
 from gpucloud.adapters.aws.machine import POWER_OFF
 from gpucloud.adapters.aws.nodes.group import AwsNodeGroup
-from gpucloud.adapters.aws.nodes.listing import SHUT_OFF, SHUT_OFF_AGAIN
+from gpucloud.adapters.aws.nodes.listing import AUTO_SHUTDOWN, AUTO_SHUTDOWN_AGAIN
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.adapters.home import bundled
 from gpucloud.agent.attempt.decide import OwnEnd
@@ -121,7 +121,7 @@ def _by_schedule(case: _Case, holes: tuple[Hole, ...]) -> list[str]:
 
 def _by_machine(case: _Case, machine: _Machine, off: Callable[[], None]) -> list[str]:
     """The schedule was removed; what ends machines is what each does by itself: lower the group, then power off."""
-    for name in (SHUT_OFF, SHUT_OFF_AGAIN):
+    for name in (AUTO_SHUTDOWN, AUTO_SHUTDOWN_AGAIN):
         case.scaling.delete_scheduled_action(**case.group, ScheduledActionName=name)
     try:
         machine.off.unlink(missing_ok=True)
@@ -165,7 +165,7 @@ def _refuses(case: _Case) -> list[str]:
 
 def _lags(case: _Case) -> list[str]:
     """AWS runs the schedule two minutes late: nothing ends before its time, and nothing outlives it by more."""
-    case.lab.world.shut_off_lag_s = _LATE_S - 30
+    case.lab.world.shutdown_lag_s = _LATE_S - 30
     try:
         case.pass_by(_PAID_S - _EARLY_S)
         time.sleep(0.1)
@@ -173,7 +173,7 @@ def _lags(case: _Case) -> list[str]:
         case.pass_by(_EARLY_S + _LATE_S - 29)
         return early + ([] if case.goes() else ["alive after a shut-off that came late"])
     finally:
-        case.lab.world.shut_off_lag_s = 0.0
+        case.lab.world.shutdown_lag_s = 0.0
 
 
 class _SleepingAws(Aws):

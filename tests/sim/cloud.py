@@ -15,7 +15,7 @@ from gpucloud.domain.job.spec import Market
 from gpucloud.domain.money.ledger import Terms, meter, total
 from gpucloud.domain.node.node import EndCause, Fault, GroupView, NodeState, Refusal
 from gpucloud.domain.offer import Offer, Pool, PricePoint
-from gpucloud.domain.state.state import NodeLife
+from gpucloud.domain.state.state import UsageInterval
 from gpucloud.ports import ClusterSpec
 from tests.sim.loom import EPOCH, Loom, Process
 
@@ -250,7 +250,7 @@ class Cloud:
         self.settle()
 
     def _cost(self, node: NodeRecord) -> Decimal:
-        life = NodeLife(
+        interval = UsageInterval(
             node_id=node.id,
             pool=node.pool,
             launched_at=node.launched_at,
@@ -259,7 +259,7 @@ class Cloud:
         )
         now = self.loom.time
         prices = self.market.prices(node.pool, node.launched_at, node.ended_at or now)
-        return total(meter(life, prices, (), now, Terms()))
+        return total(meter(interval, prices, (), now, Terms()))
 
     def _note(self) -> None:
         self.history = [(at, view) for at, view in self.history if at > self.loom.now - 60][-40:]

@@ -46,7 +46,7 @@ class Machine:
         if self._agent is None:
             (self._root / "agent").mkdir(parents=True, exist_ok=True)
             self._agent = SimulatedAgent(self, self._root)
-            self._beat(self._agent)
+            self._heartbeat(self._agent)
 
     def lose_agent(self) -> None:
         """The agent dies, and what it ran with it."""
@@ -73,10 +73,10 @@ class Machine:
     def power_off(self) -> None:
         self.run.power_off(self.id)
 
-    def _beat(self, agent: SimulatedAgent) -> None:
+    def _heartbeat(self, agent: SimulatedAgent) -> None:
         if self.alive and self._agent is agent:
             self.tick()
-            self.run.loom.after(self.run.setting.beat_s, lambda: self._beat(agent))
+            self.run.loom.after(self.run.setting.heartbeat_s, lambda: self._heartbeat(agent))
 
 
 class SimulatedAgent(Agent):
@@ -126,11 +126,11 @@ class _Station:
 class _Outbox:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._beat = 0
+        self._heartbeat = 0
 
     def publish(self, status: Status, *, now_s: float) -> None:
-        self._beat += 1
-        self._machine.status = replace(status, beat=self._beat)
+        self._heartbeat += 1
+        self._machine.status = replace(status, heartbeat=self._heartbeat)
 
 
 class AgentsTime:

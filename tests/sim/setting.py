@@ -8,7 +8,7 @@ from datetime import timedelta
 from decimal import Decimal
 
 from gpucloud.domain.job.spec import Policy
-from gpucloud.domain.supervision.seen import Limits, Rules
+from gpucloud.domain.supervision.snapshot import Limits, Rules
 from tests.sim.cloud import CAP, Weather
 from tests.sim.store import Faults
 from tests.sim.training import Script
@@ -25,7 +25,7 @@ class Setting:
     faults: Faults = field(default_factory=Faults)
     rules: Rules = field(default_factory=Rules)
     period_s: float = 2.0
-    beat_s: float = 1.0
+    heartbeat_s: float = 1.0
     price_s: float = 180.0
     lease_s: float = 15.0
     bootstrap_s: tuple[float, float] = (3.0, 12.0)
@@ -140,7 +140,7 @@ def _too_much_work(dice: random.Random, *, lasting_h: float) -> Setting:
         script=Script(steps=10**6, step_s=dice.uniform(20, 60), start_s=30, every=20, save_s=dice.uniform(1, 25)),
         rules=Rules(limits=Limits(silent=timedelta(seconds=95), settle=timedelta(seconds=40))),
         period_s=30.0,
-        beat_s=15.0,
+        heartbeat_s=15.0,
         price_s=3600.0,
         lease_s=300.0,
         at_cap=dice.random() < 0.5,
@@ -232,7 +232,7 @@ def due(dice: random.Random) -> Setting:
         weather=Weather(reply_lost=dice.choice((0.0, 0.02)), stale_s=dice.choice((0.0, 0.0, 5.0))),
         rules=Rules(limits=Limits(silent=timedelta(seconds=30), settle=timedelta(seconds=15), changeover=changeover)),
         period_s=5.0,
-        beat_s=5.0,
+        heartbeat_s=5.0,
         price_s=900.0,
         storm_s=24 * 3600.0,
         deaths=dice.choice((0.0, 1 / 4000)),

@@ -209,7 +209,7 @@ class KeptScript:
                 _kill(pid)
             self.process.wait()
 
-    def kill_keeper(self, *, then_s: float) -> None:
+    def kill_watcher(self, *, then_s: float) -> None:
         """SIGKILL the keeper alone; the script goes on for a while, then it is killed too."""
         assert self.process is not None
         below = processes.descendants(self.process.pid)

@@ -13,7 +13,7 @@ from pathlib import Path
 from gpucloud import processes
 from gpucloud.adapters.local.node import MARK
 from gpucloud.adapters.local.records import Folder, GroupRecord
-from gpucloud.domain.money.prepaid import Wall
+from gpucloud.domain.money.prepaid import PrepaidRule
 from tests.commandline import CommandLine
 from tests.emulation.group import CUTTABLE, OWN_SPACES, EmulatedGroup
 from tests.emulation.rights import missing_right
@@ -31,7 +31,7 @@ env: {{STEPS: "{steps}", STEP_S: "{step_s}", EVERY: "{every}"}}
 budget: {budget}
 """
 
-_HORIZON_S = Wall().horizon.total_seconds()
+_HORIZON_S = PrepaidRule().horizon.total_seconds()
 
 
 class QuickFleet(CommandLine):

@@ -17,9 +17,9 @@ from gpucloud.domain.node.node import NodeState
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import CloseAttempt, EndAttempt, NoteInterruptions
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.seen import Goal, Limits, PeerReport, Rules
+from gpucloud.domain.supervision.snapshot import Goal, Limits, PeerReport, Rules
 from gpucloud.usecases.supervise.look import PeerReports
-from tests.unit.worlds import NOW, opened, part, seen, state, up
+from tests.unit.worlds import NOW, opened, part, snapshot, state, up
 
 LIMITS = Limits(alone=timedelta(seconds=60))
 BELIEVED_S = 5.0  # from a machine's death to its being believed
@@ -69,7 +69,7 @@ class Sight:
     killed: bool = False
     believed: dict[str, float] = field(default_factory=dict)
     _answered: dict[str, float] = field(default_factory=dict)
-    _knocks: list[tuple[float, Future, PeerReport]] = field(default_factory=list)
+    _probes: list[tuple[float, Future, PeerReport]] = field(default_factory=list)
 
     def __post_init__(self):
         self.ids = tuple(f"n{i}" for i in range(self.case.nodes))
@@ -96,7 +96,7 @@ class Sight:
         away = not self._reached(int(peer.id[1:]))
         word = PeerReport.NOTHING if away else PeerReport.ALIVE if alive else PeerReport.DEAD
         future = Future()
-        self._knocks.append((self.now + (0.2 if word is PeerReport.ALIVE else _KNOCK_S + 0.2), future, word))
+        self._probes.append((self.now + (0.2 if word is PeerReport.ALIVE else _KNOCK_S + 0.2), future, word))
         return future
 
     def host(self, node):
@@ -115,14 +115,14 @@ class Sight:
             self.step = int(self.now / self.case.step_s)
 
     def _deliver(self) -> None:
-        due = [one for one in self._knocks if one[0] <= self.now]
-        self._knocks = [one for one in self._knocks if one[0] > self.now]
+        due = [one for one in self._probes if one[0] <= self.now]
+        self._probes = [one for one in self._probes if one[0] > self.now]
         for _, future, word in due:
             future.set_result(word)
 
     def _tick(self) -> None:
         nodes = tuple(self._view(i) for i in range(self.case.nodes))
-        world = seen(*nodes, group_size=self.case.nodes, state=self.state)
+        world = snapshot(*nodes, group_size=self.case.nodes, state=self.state)
         world = self._peer_reports.hear(replace(world, now=NOW + timedelta(seconds=self.now)))
         self.state = transitions.record(world)
         goal = Goal(nodes=self.case.nodes, budget_usd=Decimal(1))

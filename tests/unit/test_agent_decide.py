@@ -5,7 +5,18 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from gpucloud.agent.attempt.decide import Kill, PowerOff, Prepaid, Rest, Save, Saving, Seen, Start, Wall, decide
+from gpucloud.agent.attempt.decide import (
+    Kill,
+    PowerOff,
+    Prepaid,
+    PrepaidPhase,
+    Rest,
+    Save,
+    Saving,
+    Snapshot,
+    Start,
+    decide,
+)
 from gpucloud.domain.node.node import Notice
 from gpucloud.domain.node.status import Desired, Launch, Stop
 
@@ -29,11 +40,11 @@ def lease(left_s, length_s=1800):
 
 def see(desired, *, running=None, newest=0, notice=None, prepaid=None):
     newest = max(newest, running or 0)
-    return Seen(desired=desired, running=running, newest=newest, notice=notice, prepaid=prepaid, now=NOW)
+    return Snapshot(desired=desired, running=running, newest=newest, notice=notice, prepaid=prepaid, now=NOW)
 
 
 @pytest.mark.parametrize(
-    ("seen", "action"),
+    ("snapshot", "action"),
     [
         (see(None), Rest()),
         (see(want(None)), Rest()),
@@ -49,12 +60,12 @@ def see(desired, *, running=None, newest=0, notice=None, prepaid=None):
         (see(None, prepaid=lease(-5)), PowerOff()),
     ],
 )
-def test_an_idle_node_starts_what_is_new_wanted_and_paid_for(seen, action):
-    assert decide(seen) == action
+def test_an_idle_node_starts_what_is_new_wanted_and_paid_for(snapshot, action):
+    assert decide(snapshot) == action
 
 
 @pytest.mark.parametrize(
-    ("seen", "action"),
+    ("snapshot", "action"),
     [
         (see(want(1), running=1), Rest()),
         (see(None, running=1), Rest()),
@@ -70,8 +81,8 @@ def test_an_idle_node_starts_what_is_new_wanted_and_paid_for(seen, action):
         (see(want(1), running=1, prepaid=lease(0)), Kill()),
     ],
 )
-def test_a_running_attempt_ends_when_it_is_unwanted_unpaid_or_asked_to_leave(seen, action):
-    assert decide(seen) == action
+def test_a_running_attempt_ends_when_it_is_unwanted_unpaid_or_asked_to_leave(snapshot, action):
+    assert decide(snapshot) == action
 
 
 @pytest.mark.parametrize(
@@ -85,23 +96,23 @@ def test_a_running_attempt_ends_when_it_is_unwanted_unpaid_or_asked_to_leave(see
     ],
 )
 def test_a_node_that_the_cloud_ends_on_time_ends_itself_only_later_and_saves_no_later(left_s, running, action):
-    seen = replace(see(want(2), running=running, prepaid=lease(left_s)), power_off_after=timedelta(seconds=120))
-    assert decide(seen if running is None else replace(seen, desired=want(1))) == action
+    snapshot = replace(see(want(2), running=running, prepaid=lease(left_s)), power_off_after=timedelta(seconds=120))
+    assert decide(snapshot if running is None else replace(snapshot, desired=want(1))) == action
 
 
 @pytest.mark.parametrize(
-    ("left_s", "length_s", "wall"),
+    ("left_s", "length_s", "phase"),
     [
-        (61, 300, Wall.FAR),
-        (60, 300, Wall.NEAR),
-        (7, 30, Wall.FAR),
-        (6, 30, Wall.NEAR),
-        (0.001, 30, Wall.NEAR),
-        (0, 30, Wall.PASSED),
+        (61, 300, PrepaidPhase.FAR),
+        (60, 300, PrepaidPhase.NEAR),
+        (7, 30, PrepaidPhase.FAR),
+        (6, 30, PrepaidPhase.NEAR),
+        (0.001, 30, PrepaidPhase.NEAR),
+        (0, 30, PrepaidPhase.PASSED),
     ],
 )
-def test_saving_begins_60_s_before_the_end_or_at_the_last_fifth_of_a_short_lease(left_s, length_s, wall):
-    assert lease(left_s, length_s).wall(NOW) is wall
+def test_saving_begins_60_s_before_the_end_or_at_the_last_fifth_of_a_short_lease(left_s, length_s, phase):
+    assert lease(left_s, length_s).phase(NOW) is phase
 
 
 @pytest.mark.parametrize(
@@ -118,12 +129,12 @@ def test_saving_begins_so_long_before_the_end_as_a_save_was_measured_to_take(sav
     saving = Saving(save=timedelta(seconds=save_s), step=timedelta(seconds=step_s))
 
     assert saving.ahead(timedelta(seconds=length_s)) == timedelta(seconds=ahead_s)
-    assert lease(ahead_s + 0.01, length_s).wall(NOW, saving) is Wall.FAR
-    assert lease(ahead_s, length_s).wall(NOW, saving) is Wall.NEAR
+    assert lease(ahead_s + 0.01, length_s).phase(NOW, saving) is PrepaidPhase.FAR
+    assert lease(ahead_s, length_s).phase(NOW, saving) is PrepaidPhase.NEAR
 
 
 def test_the_measured_save_decides_when_a_running_attempt_is_asked_to_save():
     saving = Saving(save=timedelta(seconds=100), step=timedelta(0))
-    seen = replace(see(want(1), running=1, prepaid=lease(205, 1800)), saving=saving)
+    snapshot = replace(see(want(1), running=1, prepaid=lease(205, 1800)), saving=saving)
 
-    assert decide(seen) == Save(reason="budget", at=NOW + timedelta(seconds=205))
+    assert decide(snapshot) == Save(reason="budget", at=NOW + timedelta(seconds=205))

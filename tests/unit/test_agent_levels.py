@@ -28,7 +28,7 @@ def status(step=None, epoch=1):
     attempt = AttemptStatus(
         attempt=1, state=RunState.RUNNING, outcome=None, exit_code=None, progress=progress, failed_rank=None
     )
-    return Status(beat=0, epoch=epoch, boot_id="b", notice=None, attempt=attempt)
+    return Status(heartbeat=0, epoch=epoch, boot_id="b", notice=None, attempt=attempt)
 
 
 def written(folder):
@@ -40,8 +40,8 @@ def full_disk(*_args, **_kwargs):
 
 
 def test_news_is_written_at_once_and_nothing_new_only_as_a_heartbeat(tmp_path):
-    outbox = Outbox(tmp_path, beat_s=0.5)
-    beats = []
+    outbox = Outbox(tmp_path, heartbeat_s=0.5)
+    heartbeats = []
     for now_s, seen in [
         (0, status()),
         (0.01, status()),
@@ -50,21 +50,21 @@ def test_news_is_written_at_once_and_nothing_new_only_as_a_heartbeat(tmp_path):
         (0.6, status(epoch=2)),
     ]:
         outbox.publish(seen, now_s=now_s)
-        beats.append(written(tmp_path).beat)
-    assert beats == [1, 1, 2, 2, 3]
+        heartbeats.append(written(tmp_path).heartbeat)
+    assert heartbeats == [1, 1, 2, 2, 3]
 
 
 def test_steps_are_written_ten_times_a_second_at_most(tmp_path):
-    outbox = Outbox(tmp_path, beat_s=10)
+    outbox = Outbox(tmp_path, heartbeat_s=10)
     for step in range(1000):  # one second of very short steps
         outbox.publish(status(step=step), now_s=step / 1000)
-    assert 5 <= written(tmp_path).beat <= 11
+    assert 5 <= written(tmp_path).heartbeat <= 11
 
 
 def test_the_beat_goes_on_where_an_earlier_agent_ended(tmp_path):
     Outbox(tmp_path).publish(status(), now_s=0)
     Outbox(tmp_path).publish(status(), now_s=0)
-    assert written(tmp_path).beat == 2
+    assert written(tmp_path).heartbeat == 2
 
 
 def test_on_a_full_disk_the_status_is_written_in_place(tmp_path, monkeypatch):
@@ -72,7 +72,9 @@ def test_on_a_full_disk_the_status_is_written_in_place(tmp_path, monkeypatch):
     outbox.publish(status(), now_s=0)
     monkeypatch.setattr(files, "write_whole", full_disk)
     outbox.publish(status(step=1234567, epoch=2), now_s=1)
-    assert written(tmp_path) == Status(beat=2, epoch=2, boot_id="b", notice=None, attempt=status(step=1234567).attempt)
+    assert written(tmp_path) == Status(
+        heartbeat=2, epoch=2, boot_id="b", notice=None, attempt=status(step=1234567).attempt
+    )
 
 
 def test_a_full_disk_at_the_very_first_status_is_no_error(tmp_path, monkeypatch):

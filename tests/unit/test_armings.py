@@ -13,7 +13,7 @@ from gpucloud.domain.job.spec import Market
 from gpucloud.domain.money.ledger import Charge, Terms, joined, total
 from gpucloud.domain.node.node import NO_GROUP, GroupView, NodeState
 from gpucloud.domain.offer import Pool, PricePoint
-from gpucloud.domain.state.state import NodeLife, Successor
+from gpucloud.domain.state.state import Successor, UsageInterval
 from gpucloud.domain.supervision.self_driving import arming, unproven_usd
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import take
@@ -47,7 +47,7 @@ AT_FOUR = NOW + 4 * HOUR
 
 
 @pytest.mark.parametrize(
-    ("what", "lives", "sums", "books", "now", "usd"),
+    ("what", "intervals", "sums", "ledger", "now", "usd"),
     [
         ("honest books, and the list shows all", BOTH, COST, COST, AT_FOUR, "0"),
         ("an emptied ledger", BOTH, COST, (), AT_FOUR, "4"),
@@ -63,8 +63,8 @@ AT_FOUR = NOW + 4 * HOUR
         ("before anything can be forgotten", (), (), (), NOW + HOUR / 5, "0"),
     ],
 )
-def test_the_larger_of_what_is_listed_and_what_is_told_counts(what, lives, sums, books, now, usd):
-    assert unproven_usd((ARMED,), lives, sums, books, now) == Decimal(usd), what
+def test_the_larger_of_what_is_listed_and_what_is_told_counts(what, intervals, sums, ledger, now, usd):
+    assert unproven_usd((ARMED,), intervals, sums, ledger, now) == Decimal(usd), what
 
 
 def test_each_arming_counts_until_the_next_one():
@@ -117,15 +117,15 @@ def test_a_state_that_was_rolled_back_and_an_emptied_ledger_free_no_money(store,
     assert used(NO_GROUP) == Decimal("6.75")
 
 
-def life(node_id, begins, ends=None, **more):
+def interval(node_id, begins, ends=None, **more):
     at = None if ends is None else NOW + ends * HOUR
-    return NodeLife(node_id=node_id, pool=POOL, launched_at=NOW + begins * HOUR, ended_at=at, **more)
+    return UsageInterval(node_id=node_id, pool=POOL, launched_at=NOW + begins * HOUR, ended_at=at, **more)
 
 
 def test_a_machine_that_ended_costs_what_it_lived_once_the_user_has_taken_the_job_back(store):
     """Its own bill proves nothing; the cloud's list, as it stood at `down`, does when the group is long gone."""
     users, machines = JobStore(store, "digits"), JobStore(store, "digits", on_machine=True)
-    lived = life("a", 0, 0.1, charged=True)
+    lived = interval("a", 0, 0.1, charged=True)
     put_job(users, state(nodes=(lived,), drives_itself=True))
     users.arm(arming(state(), at=NOW, machines=1, until=NOW + 8 * HOUR))
     machines.bill("a", (charge("a", 0, 0.1, "0.05"),))
@@ -143,7 +143,7 @@ def test_a_machine_that_lives_when_the_job_is_taken_back_is_known_up_to_then(sto
     users = JobStore(store, "digits")
     put_job(users, state(drives_itself=True))
     users.arm(arming(state(), at=NOW, machines=1, until=NOW + 8 * HOUR))
-    users.arm(arming(state(), at=NOW + HOUR, machines=0, until=NOW + HOUR, listed=(life("a", 0),)))
+    users.arm(arming(state(), at=NOW + HOUR, machines=0, until=NOW + HOUR, listed=(interval("a", 0),)))
 
     tracker = SpendTracker(users, OnePrice(), Terms())
     assert tracker.unproven_usd(state(), NO_GROUP, NOW + 9 * HOUR) == Decimal("0.5")  # its own books are empty
@@ -162,7 +162,7 @@ def test_what_was_forgotten_before_the_job_was_taken_back_stays_unproven(store):
 def test_a_sum_that_comes_of_rounding_alone_is_not_called_unproven(store):
     """The books cut a machine's time where its attempt ended, the armings do not: each piece is rounded by itself."""
     users, now = JobStore(store, "digits"), NOW + HOUR
-    known = state(nodes=(life("a", 0, 0.25),), drives_itself=True)
+    known = state(nodes=(interval("a", 0, 0.25),), drives_itself=True)
     put_job(users, known)
     users.arm(arming(known, at=NOW + HOUR / 12, machines=1, until=NOW + HOUR / 6))
     users.bill("a", (charge("a", 0, 0.25, "0.12499999"),))
@@ -170,7 +170,7 @@ def test_a_sum_that_comes_of_rounding_alone_is_not_called_unproven(store):
     assert SpendTracker(users, OnePrice(), Terms()).unproven_usd(known, group, now) == 0
 
 
-LEFT_AT_FOUR = state(nodes=(life("a", 0, 4, charged=True), life("b", 0)))
+LEFT_AT_FOUR = state(nodes=(interval("a", 0, 4, charged=True), interval("b", 0)))
 """Four hours of two machines beside a supervisor, 4 USD; then the one that is left drives the job for two more."""
 
 
@@ -179,14 +179,14 @@ LEFT_AT_FOUR = state(nodes=(life("a", 0, 4, charged=True), life("b", 0)))
     [
         ("nothing but its work", LEFT_AT_FOUR.nodes, {}),
         ("no machine was ever there", (), {}),
-        ("only the one that lives", (life("b", 0),), {}),
-        ("it came an hour ago", (life("a", 0, 4, charged=True), life("b", 5)), {}),
-        ("its end, long ago", (life("a", 0, 4, charged=True), life("b", 0, 0.1)), {}),
-        ("its end before it began", (life("a", 0, 4, charged=True), life("b", 0, -90)), {}),
-        ("all is charged already", (life("a", 0, charged=True), life("b", 0, charged=True)), {}),
-        ("a small bill for it", (life("a", 0, 4, charged=True), life("b", 0, 6, charged=True)), {"b": "0.01"}),
+        ("only the one that lives", (interval("b", 0),), {}),
+        ("it came an hour ago", (interval("a", 0, 4, charged=True), interval("b", 5)), {}),
+        ("its end, long ago", (interval("a", 0, 4, charged=True), interval("b", 0, 0.1)), {}),
+        ("its end before it began", (interval("a", 0, 4, charged=True), interval("b", 0, -90)), {}),
+        ("all is charged already", (interval("a", 0, charged=True), interval("b", 0, charged=True)), {}),
+        ("a small bill for it", (interval("a", 0, 4, charged=True), interval("b", 0, 6, charged=True)), {"b": "0.01"}),
         ("a bill, and no machine", (), {"b": "3"}),
-        ("a bill of a machine that only came now", (life("b", 6),), {"b": "3"}),
+        ("a bill of a machine that only came now", (interval("b", 6),), {"b": "3"}),
         ("a bill of nobody, and no machine", (), {"x": "4"}),
     ],
 )

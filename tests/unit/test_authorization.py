@@ -33,7 +33,7 @@ from gpucloud.domain.state.order import (
     with_budget,
 )
 from gpucloud.domain.state.state import ExitReason, JobStatus
-from gpucloud.domain.supervision.seen import Rules
+from gpucloud.domain.supervision.snapshot import Rules
 from gpucloud.retries import SystemClock
 from gpucloud.store import open_store
 from gpucloud.usecases.job.start import Starter

@@ -11,10 +11,10 @@ import pytest
 from gpucloud.adapters.aws.nodes import watch
 from gpucloud.adapters.aws.nodes.launching import settings
 from gpucloud.adapters.aws.nodes.listing import (
+    AutoShutdown,
     Listing,
     Place,
     Reach,
-    ShutOff,
     end_cause,
     held_back,
     node_of,
@@ -75,8 +75,8 @@ def listing(*instances: dict[str, Any], **more: Any) -> Listing:
     return Listing(**{"group": group(), "instances": instances, **more})
 
 
-def armed(shut_off: datetime) -> ShutOff:
-    return ShutOff(at=shut_off, again=shut_off + timedelta(minutes=5))
+def armed(shutdown_at: datetime) -> AutoShutdown:
+    return AutoShutdown(at=shutdown_at, again=shutdown_at + timedelta(minutes=5))
 
 
 @pytest.mark.parametrize(
@@ -102,13 +102,13 @@ def test_ssh_reaches_a_machine_as_the_job_chose(access: Access, address: str, pr
 
 
 @pytest.mark.parametrize(
-    ("wished", "through"), [(Access.PUBLIC, True), (Access.SESSION_MANAGER, True), (Access.PRIVATE, False)]
+    ("desired", "through"), [(Access.PUBLIC, True), (Access.SESSION_MANAGER, True), (Access.PRIVATE, False)]
 )
 def test_a_machine_whose_template_gave_it_no_address_is_reached_through_session_manager(
-    wished: Access, *, through: bool
+    desired: Access, *, through: bool
 ) -> None:
     tagged = instance(PublicIpAddress=None, Tags=[{"Key": "gpucloud:ssh", "Value": "session_manager"}])
-    node = node_of(tagged, replace(REACH, access=wished), None, NOON)
+    node = node_of(tagged, replace(REACH, access=desired), None, NOON)
     assert (node.address, bool(node.proxy)) == ("10.0.0.7", through)
 
 
@@ -137,7 +137,7 @@ def test_the_end_is_read_from_the_reason_else_it_is_when_it_was_seen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "shut_off", "cause"),
+    ("reason", "shutdown_at", "cause"),
     [
         ("Server.SpotInstanceTermination", None, EndCause.INTERRUPTED),
         ("Server.SpotInstanceTermination", at(0), EndCause.INTERRUPTED),
@@ -153,8 +153,8 @@ def test_the_end_is_read_from_the_reason_else_it_is_when_it_was_seen() -> None:
         ("", None, EndCause.CRASH),
     ],
 )
-def test_why_a_machine_ended(reason: str, shut_off: datetime | None, cause: EndCause) -> None:
-    assert end_cause(reason, at(600), shut_off) is cause
+def test_why_a_machine_ended(reason: str, shutdown_at: datetime | None, cause: EndCause) -> None:
+    assert end_cause(reason, at(600), shutdown_at) is cause
 
 
 @pytest.mark.parametrize(
@@ -220,8 +220,8 @@ def test_a_shut_off_that_has_fired_is_found_in_the_groups_story() -> None:
         "At 2026-11-21T12:05:00Z a scheduled action update of AutoScalingGroup constraints to min: 0, max: 0, "
         "desired: 0 changing the desired capacity from 2 to 0.  At 2026-11-21T12:05:09Z an instance was taken out"
     )
-    assert watch.fired_shut_off([{"Cause": "At 2026-11-21T12:00:00Z a user request"}, {"Cause": cause}]) == at(300)
-    assert watch.fired_shut_off([{}]) is None
+    assert watch.fired_auto_shutdown([{"Cause": "At 2026-11-21T12:00:00Z a user request"}, {"Cause": cause}]) == at(300)
+    assert watch.fired_auto_shutdown([{}]) is None
 
 
 def test_a_group_that_is_as_wanted_is_left_alone() -> None:
@@ -257,8 +257,8 @@ def test_another_version_is_pinned_and_a_group_that_starts_nothing_keeps_its_own
 def test_what_would_keep_machines_from_their_end_is_set_back(found: dict[str, Any], wanted: dict[str, Any]) -> None:
     held = listing(group=group(**found), schedule=armed(at(600)))
     assert settings(held, 1, POOL, OURS) == wanted
-    assert (held_back(held), held.shut_off) == (tuple(wanted), None)
-    assert listing(group=group(**wanted), schedule=armed(at(600))).shut_off == at(600)
+    assert (held_back(held), held.shutdown_at) == (tuple(wanted), None)
+    assert listing(group=group(**wanted), schedule=armed(at(600))).shutdown_at == at(600)
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_the_pool_of_a_group_is_told_by_its_templates_name(name: str, pool: Any)
 
 
 def test_a_shut_off_that_would_fire_once_only_is_none() -> None:
-    assert listing(schedule=ShutOff(at=at(600))).shut_off is None
+    assert listing(schedule=AutoShutdown(at=at(600))).shutdown_at is None
 
 
 def test_a_zone_without_a_subnet_is_named() -> None:
@@ -355,7 +355,7 @@ def test_our_own_level_is_believed_until_listings_can_show_it() -> None:
 
 def test_a_shut_off_that_has_passed_is_stronger_than_our_own_level() -> None:
     memory = Recollection(reach=REACH)
-    memory.shut_off = at(5)
+    memory.shutdown_at = at(5)
     memory.set_level(3, at(0))
     view = memory.view(listing(group=group(desired=0)), at(6))
     assert (view.size, view.armed_until) == (0, at(5))
@@ -363,7 +363,7 @@ def test_a_shut_off_that_has_passed_is_stronger_than_our_own_level() -> None:
 
 def test_a_level_from_before_a_shut_off_is_forgotten_when_the_group_is_armed_anew() -> None:
     memory = Recollection(reach=REACH)
-    memory.shut_off = at(5)
+    memory.shutdown_at = at(5)
     memory.set_level(3, at(4))
     memory.view(listing(group=group(desired=0)), at(6))
     assert memory.view(listing(group=group(desired=0), schedule=armed(at(600))), at(7)).size == 0

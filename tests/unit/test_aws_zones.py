@@ -16,7 +16,7 @@ ZONES = ("us-east-1a", "us-east-1b", "us-east-1c")
 
 
 @pytest.mark.parametrize(
-    ("stands", "wished", "without", "zone"),
+    ("stands", "desired", "without", "zone"),
     [
         (None, ("us-east-1b",), set(), "us-east-1b"),  # with the machines: what crosses zones is charged
         (None, ("us-east-1b",), {"us-east-1b"}, "us-east-1a"),  # some zones have none
@@ -26,8 +26,8 @@ ZONES = ("us-east-1a", "us-east-1b", "us-east-1c")
         ("us-east-1c", ("us-east-1b",), set(), "us-east-1c"),  # another place would make it anew under those who use it
     ],
 )
-def test_the_gateway_stands_with_the_machines_or_where_it_can(stands, wished, without, zone):
-    assert zone_for_nat(stands, wished, ZONES, without) == zone
+def test_the_gateway_stands_with_the_machines_or_where_it_can(stands, desired, without, zone):
+    assert zone_for_nat(stands, desired, ZONES, without) == zone
 
 
 def subnet(zone: str, vpc: str = "vpc-1") -> dict[str, str]:

@@ -8,13 +8,13 @@ from decimal import Decimal
 
 import pytest
 
-from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobStatus, NodeLife
+from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobStatus, UsageInterval
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import Finish, OpenAttempt, Resize, Wait
 from gpucloud.domain.supervision.capacity import barren_in_a_row, pause_line, pause_until, saved_steps, standing
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.seen import Goal, Limits, Rules
-from tests.unit.worlds import NOW, POOL, gone, opened, part, seen, state, up
+from gpucloud.domain.supervision.snapshot import Goal, Limits, Rules
+from tests.unit.worlds import NOW, POOL, gone, opened, part, snapshot, state, up
 
 GOAL, RULES, LIMITS = Goal(nodes=2, budget_usd=Decimal(1)), Rules(), Limits()
 
@@ -32,7 +32,7 @@ def barren(count, **changes):
 
 def paid(hours, nodes=2):
     since = NOW - timedelta(hours=hours)
-    return tuple(NodeLife(node_id=f"n{i}", pool=POOL, launched_at=since) for i in range(nodes))
+    return tuple(UsageInterval(node_id=f"n{i}", pool=POOL, launched_at=since) for i in range(nodes))
 
 
 @pytest.mark.parametrize(
@@ -60,11 +60,11 @@ def test_an_attempt_is_barren_that_ends_soon_without_a_newly_saved_step(attempts
 def test_no_machine_is_asked_for_and_no_attempt_starts_during_a_pause():
     why = "pausing until 12:00:04 UTC: 2 attempts in a row ended soon and saved nothing"
     storm = state(attempts=barren(2, ago=1.0))
-    assert decide(GOAL, seen(group_size=0, state=storm), RULES) == Wait(why=why)
-    assert decide(GOAL, seen(up("a"), up("b"), state=storm), RULES) == Wait(why=why)
+    assert decide(GOAL, snapshot(group_size=0, state=storm), RULES) == Wait(why=why)
+    assert decide(GOAL, snapshot(up("a"), up("b"), state=storm), RULES) == Wait(why=why)
     after = state(attempts=barren(2, ago=5.0))
-    assert decide(GOAL, seen(group_size=0, state=after), RULES) == Resize(size=2)
-    assert decide(GOAL, seen(up("a"), up("b"), state=after), RULES) == OpenAttempt(number=3, node_ids=("a", "b"))
+    assert decide(GOAL, snapshot(group_size=0, state=after), RULES) == Resize(size=2)
+    assert decide(GOAL, snapshot(up("a"), up("b"), state=after), RULES) == OpenAttempt(number=3, node_ids=("a", "b"))
 
 
 def test_status_tells_the_pause_and_what_saved_steps_cost_until_the_job_is_over():
@@ -104,7 +104,7 @@ def test_only_the_newest_attempts_are_judged():
 
 def test_the_job_stops_when_a_newly_saved_step_costs_more_than_the_job_file_allows_and_says_the_figures():
     attempts = tuple(ended(n, saved=2 * n, took=121.0) for n in range(1, 6))
-    world = seen(up("a"), up("b"), state=state(attempts=attempts, nodes=paid(1)))
+    world = snapshot(up("a"), up("b"), state=state(attempts=attempts, nodes=paid(1)))
     action = decide(GOAL, world, RULES)
     assert action == Finish(
         reason=ExitReason.INTERRUPTED,
@@ -117,17 +117,19 @@ def test_the_job_stops_when_a_newly_saved_step_costs_more_than_the_job_file_allo
 
 
 def test_an_attempt_remembers_its_newest_saved_step_and_its_median_step():
-    known = seen(up("a", part(1, step=7, committed_step=5, step_seconds=0.25)), state=state(attempts=(opened("a"),)))
+    known = snapshot(
+        up("a", part(1, step=7, committed_step=5, step_seconds=0.25)), state=state(attempts=(opened("a"),))
+    )
     attempt = transitions.record(known).attempts[-1]
     assert (attempt.saved_step, attempt.step_seconds) == (5, 0.25)
-    later = seen(up("a", part(1, step=8, committed_step=None, step_seconds=None)), state=state(attempts=(attempt,)))
+    later = snapshot(up("a", part(1, step=8, committed_step=None, step_seconds=None)), state=state(attempts=(attempt,)))
     attempt = transitions.record(later).attempts[-1]
     assert (attempt.saved_step, attempt.step_seconds) == (5, 0.25)
 
 
 def test_an_attempt_that_is_over_has_saved_what_the_store_has_of_it():
     died = state(attempts=(opened("a", saved_step=20),))
-    known = seen(gone("a"), state=died, checkpoint=CheckpointRef(step=33, sha256="0" * 64))
+    known = snapshot(gone("a"), state=died, checkpoint=CheckpointRef(step=33, sha256="0" * 64))
     assert transitions.record(known).attempts[-1].saved_step == 33
 
 

@@ -13,15 +13,15 @@ from gpucloud.domain.state.state import ExitReason, Interruption, InterruptionKi
 from gpucloud.domain.supervision.action import CloseAttempt, NoteInterruptions, OpenAttempt, Replace, Wait
 from gpucloud.domain.supervision.membership import believed_dead, vouched_for
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.seen import Goal, Limits, PeerReport, Rules, peer_report_of
-from tests.unit.worlds import NOW, gone, opened, part, seen, state, up
+from gpucloud.domain.supervision.snapshot import Goal, Limits, PeerReport, Rules, peer_report_of
+from tests.unit.worlds import NOW, gone, opened, part, snapshot, state, up
 
 LIMITS = Limits(silent=timedelta(seconds=3), alone=timedelta(seconds=60))
 GOAL, RULES = Goal(nodes=2, budget_usd=Decimal(1)), Rules(limits=LIMITS)
 
 
 def during(*nodes, **changes):
-    return seen(*nodes, state=state(attempts=(opened(*(n.node.id for n in nodes)),)), **changes)
+    return snapshot(*nodes, state=state(attempts=(opened(*(n.node.id for n in nodes)),)), **changes)
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,9 @@ def test_a_machine_that_a_witness_vouches_for_is_left_alone_in_an_attempt():
 
 def test_between_attempts_a_machine_that_we_cannot_reach_for_long_is_replaced_alive_or_not():
     alive = {"peer_report": PeerReport.ALIVE}
-    assert decide(GOAL, seen(up("a"), up("b", silent=59, **alive)), RULES) == Wait(why="bootstrap")
-    assert decide(GOAL, seen(up("a"), up("b", silent=60, **alive)), RULES) == Replace(node_ids=("b",))
-    assert decide(GOAL, seen(up("a"), up("b")), RULES) == OpenAttempt(number=1, node_ids=("a", "b"))
+    assert decide(GOAL, snapshot(up("a"), up("b", silent=59, **alive)), RULES) == Wait(why="bootstrap")
+    assert decide(GOAL, snapshot(up("a"), up("b", silent=60, **alive)), RULES) == Replace(node_ids=("b",))
+    assert decide(GOAL, snapshot(up("a"), up("b")), RULES) == OpenAttempt(number=1, node_ids=("a", "b"))
 
 
 def test_a_script_that_failed_beside_a_silent_machine_is_judged_when_the_witness_had_time():

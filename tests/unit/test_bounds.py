@@ -40,7 +40,7 @@ PROGRESS = Progress(
 PART = AttemptStatus(
     attempt=1, state=RunState.RUNNING, outcome=None, exit_code=None, progress=PROGRESS, failed_rank=None
 )
-STATUS = Status(beat=3, epoch=1, boot_id="b", notice=None, attempt=PART)
+STATUS = Status(heartbeat=3, epoch=1, boot_id="b", notice=None, attempt=PART)
 
 
 LOG = "logs/0001/rank-00000/000000000007"
@@ -228,8 +228,8 @@ def test_what_holds_itself_too_often_is_no_value() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"beat": -1},
-        {"beat": 2**62},
+        {"heartbeat": -1},
+        {"heartbeat": 2**62},
         {"step": -1},
         {"step_seconds": 1e300},
         {"step_seconds": "nan"},

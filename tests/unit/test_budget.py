@@ -27,14 +27,14 @@ from gpucloud.domain.supervision.budget import (
     least_to_lower_to,
     plain_usd,
     refusal,
-    shut_off,
+    shutdown_at,
     told_of_money,
     used_up,
 )
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.seen import Rules
+from gpucloud.domain.supervision.snapshot import Rules
 from gpucloud.domain.supervision.transitions import close_attempt
-from tests.unit.worlds import LATER, NOW, goal, opened, part, seen, state, up
+from tests.unit.worlds import LATER, NOW, goal, opened, part, snapshot, state, up
 
 RULES = Rules()
 RUNNING = (up("a", part(step=30)), up("b", part(step=30)))
@@ -51,7 +51,7 @@ def ordered(usd, number=2, **changes):
 
 def decided(wanted, *, nodes=RUNNING, spent="0.2", armed=LATER, **changes):
     job = state(attempts=(opened("a", "b"),), **{"order_number": 1, **changes})
-    return decide(wanted, seen(*nodes, state=job, armed=armed, spent_usd=Decimal(spent)), RULES)
+    return decide(wanted, snapshot(*nodes, state=job, armed=armed, spent_usd=Decimal(spent)), RULES)
 
 
 def test_a_raise_is_written_down_as_obeyed_and_says_who_and_from_what_to_what():
@@ -102,7 +102,7 @@ def test_a_machine_that_may_not_move_the_shut_off_leaves_that_to_whoever_gave_th
 def test_machines_that_are_kept_are_shut_off_when_the_budget_says_whatever_was_said_of_the_order(payable, lasts, until):
     """Whoever lowered it may have died before the cloud heard, and a machine have said that it goes by it."""
     job = state(status=JobStatus.SUCCEEDED, exit_reason=ExitReason.SUCCEEDED, order_number=2)
-    world = seen(up("a"), up("b"), state=job, payable_until=payable, lasts_until=lasts)
+    world = snapshot(up("a"), up("b"), state=job, payable_until=payable, lasts_until=lasts)
     kept = ordered("0.4", keep=True)
 
     assert decide(kept, world, RULES) == Arm(until=until)
@@ -123,7 +123,7 @@ def test_machines_that_are_kept_are_shut_off_when_the_budget_says_whatever_was_s
 )
 def test_the_shut_off_of_machines_that_are_kept_is_armed_anew_where_somebody_removed_it(ended_at, payable, action):
     job = state(status=JobStatus.SUCCEEDED, exit_reason=ExitReason.SUCCEEDED, order_number=2, ended_at=ended_at)
-    world = seen(up("a"), up("b"), state=job, armed=None, payable_until=payable)
+    world = snapshot(up("a"), up("b"), state=job, armed=None, payable_until=payable)
 
     assert decide(ordered("40", keep=True), world, RULES) == action
     assert decide(ordered("40", keep=True, self_driving=True), world, RULES) == Done()
@@ -131,7 +131,7 @@ def test_the_shut_off_of_machines_that_are_kept_is_armed_anew_where_somebody_rem
 
 def test_machines_that_are_kept_stay_for_the_whole_time_that_they_were_paid_while_they_drove_their_job():
     job = state(status=JobStatus.SUCCEEDED, exit_reason=ExitReason.SUCCEEDED, order_number=2)
-    world = seen(up("a"), up("b"), state=job, armed=NOW + timedelta(hours=8), payable_until=LATER)
+    world = snapshot(up("a"), up("b"), state=job, armed=NOW + timedelta(hours=8), payable_until=LATER)
 
     assert decide(ordered("40", keep=True), world, RULES) == Done()
 
@@ -139,7 +139,9 @@ def test_machines_that_are_kept_stay_for_the_whole_time_that_they_were_paid_whil
 @pytest.mark.parametrize("who", [{}, {"self_driving": True}, {"self_driving": True, "within_rights": True}])
 def test_whoever_supervises_ends_the_work_once_only_the_reserve_is_left_whatever_is_armed(who):
     job = state(attempts=(opened("a", "b"),), order_number=2)
-    world = seen(*RUNNING, state=job, armed=LATER + timedelta(hours=8), spent_usd=Decimal("0.4"), payable_until=None)
+    world = snapshot(
+        *RUNNING, state=job, armed=LATER + timedelta(hours=8), spent_usd=Decimal("0.4"), payable_until=None
+    )
 
     assert decide(ordered("0.4", **who), world, RULES) == EndAttempt(how=Stop.SAVE, reason=ExitReason.BUDGET)
 
@@ -147,7 +149,7 @@ def test_whoever_supervises_ends_the_work_once_only_the_reserve_is_left_whatever
 def test_work_goes_on_while_a_machine_is_taken_that_gives_its_money_back():
     taken = Interruption(node_id="c", kind=InterruptionKind.NOTICE, attempt=None, noticed_at=NOW)
     job = state(attempts=(opened("a", "b"),), order_number=2, interruptions=(taken,))
-    world = seen(*RUNNING, up("c", relieved=True), state=job, payable_until=None, payable_with_another=None)
+    world = snapshot(*RUNNING, up("c", relieved=True), state=job, payable_until=None, payable_with_another=None)
 
     assert decide(ordered("0.4"), world, RULES) == Wait(why="running")
 
@@ -157,7 +159,7 @@ def test_a_machine_that_drives_ends_its_work_once_only_the_reserve_is_left_whate
     wanted = ordered("0.3", self_driving=True, within_rights=True)
     saving = decided(wanted, order_number=2)  # this world can promise time still
     job = state(attempts=(opened("a", "b"),), order_number=2)
-    spent = seen(*RUNNING, state=job, payable_until=None, payable_with_another=None, spent_usd=Decimal("0.2"))
+    spent = snapshot(*RUNNING, state=job, payable_until=None, payable_with_another=None, spent_usd=Decimal("0.2"))
     ending = decide(wanted, spent, RULES)
 
     assert saving == Wait(why="running")
@@ -190,8 +192,8 @@ def test_the_least_budget_is_what_is_spent_and_what_must_follow(alive, changes, 
 
 
 def test_machines_that_live_have_an_end_whatever_the_budget_is():
-    assert shut_off(state(), Decimal("0.1"), standing(), RULES) == NOW
-    assert shut_off(state(), Decimal(100), standing(), RULES) == NOW + timedelta(minutes=30)
+    assert shutdown_at(state(), Decimal("0.1"), standing(), RULES) == NOW
+    assert shutdown_at(state(), Decimal(100), standing(), RULES) == NOW + timedelta(minutes=30)
 
 
 SAVED = CheckpointRef(step=70, sha256="0" * 64)
@@ -200,7 +202,7 @@ SAVED = CheckpointRef(step=70, sha256="0" * 64)
 def test_the_end_at_the_wall_says_what_was_kept_aside_and_names_the_command_that_goes_on():
     job = replace(state(attempts=(opened("a", "b"),)), checkpoint=SAVED)
 
-    assert used_up(job, Decimal("0.50"), Used(spent_usd=Decimal("0.395")), RULES.wall) == (
+    assert used_up(job, Decimal("0.50"), Used(spent_usd=Decimal("0.395")), RULES.prepaid_rule) == (
         "the budget of 0.50 USD pays for no more machine time (0.395 USD spent, 0.105 USD kept aside for the last"
         " save and the machines' end), step 70 is saved: gpucloud train digits --budget '1 USD' goes on from there"
     )
@@ -208,25 +210,27 @@ def test_the_end_at_the_wall_says_what_was_kept_aside_and_names_the_command_that
 
 def test_what_is_too_little_for_another_start_is_not_called_kept_aside():
     assert " (0.36 USD spent, 0.14 USD left, which is too little to start machines and train 1 min on them)," in (
-        used_up(state(attempts=(opened("a", "b"),)), Decimal("0.50"), Used(spent_usd=Decimal("0.36")), RULES.wall)
+        used_up(
+            state(attempts=(opened("a", "b"),)), Decimal("0.50"), Used(spent_usd=Decimal("0.36")), RULES.prepaid_rule
+        )
     )
 
 
 def test_a_rest_that_is_more_than_what_is_kept_aside_is_told_apart_from_it():
     job = state(attempts=(opened("a"),))
     assert "(0.0340 USD spent, 0.0525 USD kept aside for the last save and the machines' end, 0.00350 USD too" in (
-        used_up(job, Decimal("0.09"), Used(spent_usd=Decimal("0.034")), RULES.wall)
+        used_up(job, Decimal("0.09"), Used(spent_usd=Decimal("0.034")), RULES.prepaid_rule)
     )
 
 
 def test_what_was_said_of_money_at_the_end_is_said_anew_by_the_budget_and_sums_of_now():
     job = replace(state(attempts=(opened("a"),)), exit_reason=ExitReason.BUDGET, status=JobStatus.FAILED)
-    ended = replace(job, message=used_up(job, Decimal("0.09"), Used(spent_usd=Decimal("0.034")), RULES.wall))
+    ended = replace(job, message=used_up(job, Decimal("0.09"), Used(spent_usd=Decimal("0.034")), RULES.prepaid_rule))
 
-    raised = told_of_money(ended, Decimal("0.12"), Used(spent_usd=Decimal("0.034")), RULES.wall, nodes=1)
+    raised = told_of_money(ended, Decimal("0.12"), Used(spent_usd=Decimal("0.034")), RULES.prepaid_rule, nodes=1)
     assert raised.startswith("the time that its machines were paid for is over (0.0340 USD spent, 0.0860 USD left)")
     other = replace(job, message="unattended time is over")
-    assert told_of_money(other, Decimal("0.12"), Used(), RULES.wall, nodes=1) == "unattended time is over"
+    assert told_of_money(other, Decimal("0.12"), Used(), RULES.prepaid_rule, nodes=1) == "unattended time is over"
 
 
 def test_what_is_enough_for_another_start_is_never_called_too_little():
@@ -238,8 +242,8 @@ def test_what_is_enough_for_another_start_is_never_called_too_little():
     )
     job = replace(state(attempts=(opened("a"),)), checkpoint=SAVED)
 
-    assert used_up(job, Decimal("0.1101"), left, RULES.wall) == told  # the least for one machine is 0.0825 USD
-    assert "pays for no more machine time" in used_up(job, Decimal("0.1101"), left, RULES.wall, nodes=2)
+    assert used_up(job, Decimal("0.1101"), left, RULES.prepaid_rule) == told  # the least for one machine is 0.0825 USD
+    assert "pays for no more machine time" in used_up(job, Decimal("0.1101"), left, RULES.prepaid_rule, nodes=2)
 
 
 def test_a_budget_that_is_proposed_pays_for_the_steps_to_go_where_they_are_known():
@@ -247,12 +251,14 @@ def test_a_budget_that_is_proposed_pays_for_the_steps_to_go_where_they_are_known
     job = replace(state(attempts=(attempt,)), checkpoint=SAVED)
 
     # from step 70: 600 steps of 6 s, after a start of 60 s, and 210 s are kept aside; 2 machines at 0.9 USD an hour
-    assert used_up(job, Decimal("0.50"), Used(spent_usd=Decimal("0.50")), RULES.wall) == (
+    assert used_up(job, Decimal("0.50"), Used(spent_usd=Decimal("0.50")), RULES.prepaid_rule) == (
         "the budget of 0.50 USD pays for no more machine time, step 70 is saved:"
         " gpucloud train digits --budget '2.44 USD' goes on from there, and pays for the 1 h to go"
     )
     almost = replace(job, attempts=(replace(attempt, total_steps=71),))  # it is refused for less training than a minute
-    assert "--budget '0.67 USD'" in used_up(almost, Decimal("0.50"), Used(spent_usd=Decimal("0.50")), RULES.wall)
+    assert "--budget '0.67 USD'" in used_up(
+        almost, Decimal("0.50"), Used(spent_usd=Decimal("0.50")), RULES.prepaid_rule
+    )
 
 
 def test_the_end_at_the_deadline_says_what_is_saved_and_how_the_job_goes_on():

@@ -15,13 +15,13 @@ from gpucloud.cli.commands.passes import budget, meant
 from gpucloud.cli.render.bills import left_amount
 from gpucloud.domain.errors import BudgetRefused, UsageError
 from gpucloud.domain.money.ledger import Spend, Terms
-from gpucloud.domain.money.prepaid import Wall
+from gpucloud.domain.money.prepaid import PrepaidRule
 from gpucloud.domain.node.node import Fault, Refusal
 from gpucloud.domain.offer import PricePoint
 from gpucloud.domain.state.state import ExitReason, JobStatus, Owner, Successor
 from gpucloud.domain.supervision.capacity import cool_down, cooled
-from gpucloud.domain.supervision.seen import Limits, Rules, rules_for
 from gpucloud.domain.supervision.self_driving import arming
+from gpucloud.domain.supervision.snapshot import Limits, Rules, rules_for
 from gpucloud.store import open_store
 from gpucloud.usecases.job.jobs import Asker, Prepaid
 from gpucloud.usecases.job.passes import BudgetChanger, bring_closer, budget_standing, least_usd, obey_here
@@ -95,7 +95,9 @@ def test_a_start_and_the_budget_command_ask_for_the_same_least_sum(asker, faster
     asker.jobs.replace(replace(current, attempts=(opened(known),)), stored.version)
     asker.jobs.keep_spec(b"name: digits\n")
     asker.clock.sleep(600)
-    rules = Rules(wall=Wall(reserve=Wall().reserve / faster), limits=Limits(save=Limits().save / faster))
+    rules = Rules(
+        prepaid_rule=PrepaidRule(reserve=PrepaidRule().reserve / faster), limits=Limits(save=Limits().save / faster)
+    )
     starter = Starter(
         store=asker.jobs.store,
         market=asker.market,

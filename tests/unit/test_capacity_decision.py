@@ -12,10 +12,10 @@ from gpucloud.domain.job.spec import Market, Policy
 from gpucloud.domain.market.policies import Choice, Mode, Reason
 from gpucloud.domain.offer import EfaLayout, Offer
 from gpucloud.domain.state.order import Until
-from gpucloud.domain.state.state import NodeLife, Shortfall, Successor
-from gpucloud.domain.supervision.deadline import can_stand_beside, heading, lesson
-from gpucloud.domain.supervision.seen import Goal, Limits, Readiness, Rules
-from tests.unit.worlds import NOW, OTHER_POOL, POOL, cooldown, opened, seen, state, up
+from gpucloud.domain.state.state import Shortfall, Successor, UsageInterval
+from gpucloud.domain.supervision.deadline import can_overlap, capacity_choice, lesson
+from gpucloud.domain.supervision.snapshot import Goal, Limits, Readiness, Rules
+from tests.unit.worlds import NOW, OTHER_POOL, POOL, cooldown, opened, snapshot, state, up
 
 # A start takes 12 min as long as none was seen: the nets of a job with 6 h of work are at 24 min and 12 min of slack.
 RULES = Rules(limits=Limits(changeover=timedelta(minutes=12)))
@@ -50,7 +50,7 @@ def world(*nodes, **changes):
     """A job that began now, with money for everything; one machine is wanted."""
     of_state = {"paid_until": None, **changes.pop("of_state", {})}
     plain = {"group_size": len(nodes), "candidates": OFFERS, "state": state(**of_state)}
-    return seen(*nodes, **{**plain, **changes})
+    return snapshot(*nodes, **{**plain, **changes})
 
 
 def working(pool, **changes):
@@ -84,13 +84,13 @@ def where(found):
     ],
 )
 def test_without_machines(policy, slack, cooldowns, expected):
-    assert where(heading(goal(slack, policy), world(of_state={"cooldowns": cooldowns}), RULES)) == expected
+    assert where(capacity_choice(goal(slack, policy), world(of_state={"cooldowns": cooldowns}), RULES)) == expected
 
 
 def test_behind_the_straight_line_uniform_progress_turns_to_machines_on_demand():
     late = world(of_state={"cooldowns": DOWN})
-    assert heading(goal(hours(3), Policy.UNIFORM, first_at=NOW - hours(1)), late, RULES).mode is Mode.ON_DEMAND
-    assert heading(goal(hours(3), Policy.GREEDY, first_at=NOW - hours(1)), late, RULES).mode is Mode.IDLE
+    assert capacity_choice(goal(hours(3), Policy.UNIFORM, first_at=NOW - hours(1)), late, RULES).mode is Mode.ON_DEMAND
+    assert capacity_choice(goal(hours(3), Policy.GREEDY, first_at=NOW - hours(1)), late, RULES).mode is Mode.IDLE
 
 
 @pytest.mark.parametrize(
@@ -105,46 +105,46 @@ def test_behind_the_straight_line_uniform_progress_turns_to_machines_on_demand()
     ],
 )
 def test_spot_machines_that_work(slack, successor, mode):
-    assert heading(goal(slack), working(POOL, successor=successor), RULES).mode is mode
+    assert capacity_choice(goal(slack), working(POOL, successor=successor), RULES).mode is mode
 
 
 @pytest.mark.parametrize(("slack", "mode"), [(minutes(20), Mode.SPOT), (minutes(18), Mode.ON_DEMAND)])
 def test_spot_machines_that_boot_for_longer_than_was_thought_are_given_up(slack, mode):
     """The machine was launched 5 min ago: 7 min of its start are to come, and another start must still fit in."""
     boots = world(up("a", readiness=Readiness.NO))
-    assert heading(goal(slack), boots, RULES).mode is mode
+    assert capacity_choice(goal(slack), boots, RULES).mode is mode
 
 
 def test_machines_that_are_too_few_are_nothing_yet_and_are_asked_for_where_the_others_are():
     half = world(up("a", pool=OTHER_POOL), group_size=2, of_state={"pool": OTHER_POOL})
     two = replace(goal(minutes(60)), nodes=2)
-    assert where(heading(two, half, RULES)) == (Mode.SPOT, OTHER_POOL)
-    assert heading(replace(two, deadline_at=NOW + WORK + minutes(20)), half, RULES).mode is Mode.ON_DEMAND
+    assert where(capacity_choice(two, half, RULES)) == (Mode.SPOT, OTHER_POOL)
+    assert capacity_choice(replace(two, deadline_at=NOW + WORK + minutes(20)), half, RULES).mode is Mode.ON_DEMAND
 
 
 def test_machines_on_demand_are_left_for_spot_only_where_those_can_stand_beside():
     ahead = goal(hours(40), Policy.UNIFORM)
-    assert where(heading(ahead, working(DEAR), RULES)) == (Mode.SPOT, POOL)
+    assert where(capacity_choice(ahead, working(DEAR), RULES)) == (Mode.SPOT, POOL)
     elsewhere = tuple(replace(one, gpu="A100") if one.pool.market is Market.SPOT else one for one in OFFERS)
-    assert heading(ahead, replace(working(DEAR), candidates=elsewhere), RULES).mode is Mode.ON_DEMAND
-    assert heading(goal(hours(40), Policy.GREEDY), working(DEAR), RULES).mode is Mode.ON_DEMAND
+    assert capacity_choice(ahead, replace(working(DEAR), candidates=elsewhere), RULES).mode is Mode.ON_DEMAND
+    assert capacity_choice(goal(hours(40), Policy.GREEDY), working(DEAR), RULES).mode is Mode.ON_DEMAND
 
 
 def test_machines_with_efa_stand_beside_others_of_their_zone_only():
     fabric = EfaLayout(interfaces=4, cards=4)
     there = replace(OFFERS[0], efa=fabric)
     state = replace(working(DEAR).state, efa=(fabric,), gpu=there.gpu, pool=replace(DEAR, zone=there.pool.zone))
-    assert can_stand_beside(there, state)
+    assert can_overlap(there, state)
     near = replace(there, pool=replace(there.pool, zone=there.pool.zone[:-1] + "z"))
-    assert not can_stand_beside(near, state)
-    assert can_stand_beside(replace(near, efa=EfaLayout()), replace(state, efa=(EfaLayout(),)))
+    assert not can_overlap(near, state)
+    assert can_overlap(replace(near, efa=EfaLayout()), replace(state, efa=(EfaLayout(),)))
 
 
 def test_machines_on_demand_stay_while_the_others_boot_and_the_deadline_asks_for_them():
     successor = Successor(pool=POOL, cap_usd_per_hour=Decimal(1), at=NOW)
     both = working(DEAR, successor=successor)
-    assert heading(goal(minutes(11), Policy.UNIFORM), both, RULES).mode is Mode.ON_DEMAND
-    assert heading(goal(hours(40), Policy.UNIFORM), both, RULES).mode is Mode.SPOT
+    assert capacity_choice(goal(minutes(11), Policy.UNIFORM), both, RULES).mode is Mode.ON_DEMAND
+    assert capacity_choice(goal(hours(40), Policy.UNIFORM), both, RULES).mode is Mode.SPOT
 
 
 class Says:
@@ -182,7 +182,7 @@ def test_what_was_begun_is_ended_before_another_mind_counts(monkeypatch, success
     if ready:
         both = (*works.nodes, up("b"))
         works = replace(works, nodes=both, group=replace(works.group, nodes=tuple(n.node for n in both), size=2))
-    assert heading(goal(slack), works, RULES).mode is mode
+    assert capacity_choice(goal(slack), works, RULES).mode is mode
 
 
 @pytest.mark.parametrize(
@@ -196,33 +196,35 @@ def test_what_was_begun_is_ended_before_another_mind_counts(monkeypatch, success
     ],
 )
 def test_without_a_deadline_to_keep_or_work_to_reckon_with_it_goes_on_as_without_one(changed):
-    assert heading(replace(goal(minutes(60)), **changed), world(), RULES) is None
-    assert heading(goal(minutes(60)), world(candidates=OFFERS[:2]), RULES) is None
+    assert capacity_choice(replace(goal(minutes(60)), **changed), world(), RULES) is None
+    assert capacity_choice(goal(minutes(60)), world(candidates=OFFERS[:2]), RULES) is None
 
 
 def test_work_is_reckoned_by_the_steps_once_they_are_timed():
     attempt = opened("a", total_steps=100, last_step=50, pace_s=60.0, stepped_at=NOW, last_step_at=NOW)
     half = world(up("a"), of_state={"attempts": (attempt,)})
-    assert heading(goal(minutes(60)), half, RULES).capacity_decision.why == "50 min of work, 7 h left"
+    assert capacity_choice(goal(minutes(60)), half, RULES).capacity_decision.why == "50 min of work, 7 h left"
 
 
 # What is told
 
 
 def test_the_course_says_since_when_and_why_and_stays_until_it_changes():
-    first = heading(goal(minutes(20)), world(of_state={"cooldowns": DOWN}), RULES).capacity_decision
+    first = capacity_choice(goal(minutes(20)), world(of_state={"cooldowns": DOWN}), RULES).capacity_decision
     assert (first.mode, first.since) == ("on demand", NOW)
     assert first.why == "6 h of work, 6 h 20 min left: no time is left for another interruption"
     later = world(of_state={"cooldowns": DOWN, "capacity_decision": first}, now=NOW + minutes(1))
-    assert heading(goal(minutes(20)), later, RULES).capacity_decision is first
+    assert capacity_choice(goal(minutes(20)), later, RULES).capacity_decision is first
 
 
 def test_to_ask_whether_there_is_spot_again_is_not_to_have_it():
-    waits = heading(goal(hours(2)), world(of_state={"cooldowns": DOWN}), RULES).capacity_decision
+    waits = capacity_choice(goal(hours(2)), world(of_state={"cooldowns": DOWN}), RULES).capacity_decision
     assert waits.mode == "idle"
-    asks = heading(goal(hours(2)), world(of_state={"capacity_decision": waits}), RULES)
+    asks = capacity_choice(goal(hours(2)), world(of_state={"capacity_decision": waits}), RULES)
     assert (asks.mode, asks.capacity_decision) == (Mode.SPOT, waits)
-    has = heading(goal(hours(2)), world(up("a", readiness=Readiness.NO), of_state={"capacity_decision": waits}), RULES)
+    has = capacity_choice(
+        goal(hours(2)), world(up("a", readiness=Readiness.NO), of_state={"capacity_decision": waits}), RULES
+    )
     assert has.capacity_decision.mode == "spot"
 
 
@@ -230,7 +232,7 @@ def test_to_ask_whether_there_is_spot_again_is_not_to_have_it():
     ("slack", "shortfall"), [(minutes(12), None), (minutes(11), Shortfall.TIME), (-minutes(30), Shortfall.TIME)]
 )
 def test_a_deadline_that_machines_on_demand_cannot_keep_any_more_is_told_and_tried_for(slack, shortfall):
-    found = heading(goal(slack), world(), RULES)
+    found = capacity_choice(goal(slack), world(), RULES)
     assert (found.mode, found.capacity_decision.shortfall) == (Mode.ON_DEMAND, shortfall)
     if shortfall is not None:
         assert found.capacity_decision.warning.startswith("the deadline will be missed: 6 h of work and 12 min")
@@ -246,7 +248,7 @@ def test_a_deadline_that_machines_on_demand_cannot_keep_any_more_is_told_and_tri
     ],
 )
 def test_the_budget_is_harder_than_the_deadline(budget, mode, shortfall):
-    found = heading(goal(hours(2), budget_usd=Decimal(budget)), world(), RULES)
+    found = capacity_choice(goal(hours(2), budget_usd=Decimal(budget)), world(), RULES)
     assert (found.mode, found.capacity_decision.shortfall) == (mode, shortfall)
     if shortfall is not None:
         assert "the rest costs 6.00 USD on demand" in found.capacity_decision.warning
@@ -254,20 +256,20 @@ def test_the_budget_is_harder_than_the_deadline(budget, mode, shortfall):
 
 def test_machines_on_demand_that_work_are_not_left_for_a_small_sum():
     enough, too_little = (goal(minutes(5), budget_usd=Decimal(usd)) for usd in ("5.80", "4.00"))
-    assert heading(enough, working(DEAR), RULES).mode is Mode.ON_DEMAND
-    assert heading(too_little, working(DEAR), RULES).mode is Mode.SPOT
+    assert capacity_choice(enough, working(DEAR), RULES).mode is Mode.ON_DEMAND
+    assert capacity_choice(too_little, working(DEAR), RULES).mode is Mode.SPOT
 
 
 def test_a_pool_is_down_since_it_refused_after_its_last_machine():
-    again = NodeLife(node_id="b", pool=POOL, launched_at=NOW - minutes(3), ended_at=NOW)
+    again = UsageInterval(node_id="b", pool=POOL, launched_at=NOW - minutes(3), ended_at=NOW)
     old = cooldown(POOL, ago=3600.0, tries=4)
-    found = heading(goal(minutes(60)), world(of_state={"cooldowns": (old,), "nodes": (again,)}), RULES)
+    found = capacity_choice(goal(minutes(60)), world(of_state={"cooldowns": (old,), "nodes": (again,)}), RULES)
     assert where(found) == (Mode.SPOT, OTHER_POOL)
 
 
 def test_one_whose_machine_was_noticed_has_nothing_there():
     gone = world(up("a", notice=True), of_state={"cooldowns": DOWN})
-    assert heading(goal(minutes(23)), gone, RULES).mode is Mode.ON_DEMAND
+    assert capacity_choice(goal(minutes(23)), gone, RULES).mode is Mode.ON_DEMAND
 
 
 def test_tables_are_made_for_the_cheapest_of_the_spot_machines():

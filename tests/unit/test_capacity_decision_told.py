@@ -12,11 +12,11 @@ from gpucloud.domain.money.ledger import Spend
 from gpucloud.domain.offer import Offer
 from gpucloud.domain.state.state import CapacityDecision, ExitReason, JobStatus, Shortfall, Successor
 from gpucloud.domain.supervision.action import Appoint, Dismiss, Resize, TakeOver, Wait
-from gpucloud.domain.supervision.seen import Heading, Limits
+from gpucloud.domain.supervision.snapshot import CapacityChoice, Limits
 from gpucloud.usecases.jobstore.report import report
 from gpucloud.usecases.supervise.act import Announcements
 from gpucloud.usecases.supervise.story import tell_story
-from tests.unit.worlds import NOW, OTHER_POOL, seen, state, up
+from tests.unit.worlds import NOW, OTHER_POOL, snapshot, state, up
 
 WHY = "6 h of work, 6 h 20 min left: no time is left for another interruption"
 DEAR = CapacityDecision(mode="on demand", since=NOW, why=WHY)
@@ -27,8 +27,10 @@ SPEND = Spend(budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal(
 
 
 def told(before, now):
-    heading = Heading(mode=Mode.ON_DEMAND, offer=None, capacity_decision=now) if now is not None else None
-    world = seen(state=state(capacity_decision=before), heading=heading)
+    capacity_choice = (
+        CapacityChoice(mode=Mode.ON_DEMAND, offer=None, capacity_decision=now) if now is not None else None
+    )
+    world = snapshot(state=state(capacity_decision=before), capacity_choice=capacity_choice)
     return Announcements().news(Wait(why="running"), world, Limits())
 
 
@@ -46,7 +48,7 @@ def test_that_the_deadline_will_be_missed_is_told_when_it_turns_out():
 
 
 def test_the_report_says_it_until_the_job_has_ended():
-    goes_on = report(state(capacity_decision=LATE), SPEND, (), seen().group, None)
+    goes_on = report(state(capacity_decision=LATE), SPEND, (), snapshot().group, None)
     assert f"on demand from 12:00:00 UTC: {WHY}\nthe deadline will be missed" in report_text(goes_on)
     assert report_json(goes_on)["capacity_decision"] == {
         "mode": "on demand",
@@ -55,16 +57,16 @@ def test_the_report_says_it_until_the_job_has_ended():
         "warning": "the deadline will be missed",
     }
     over = state(capacity_decision=LATE, status=JobStatus.FAILED, exit_reason=ExitReason.DEADLINE)
-    assert report_json(report(over, SPEND, (), seen().group, None))["capacity_decision"] is None
+    assert report_json(report(over, SPEND, (), snapshot().group, None))["capacity_decision"] is None
 
 
 def test_the_story_of_machines_that_take_over():
-    asking = seen(up("a"), state=state(successor=SUCCESSOR), group_size=1)
+    asking = snapshot(up("a"), state=state(successor=SUCCESSOR), group_size=1)
     assert tell_story(Appoint(offer=OFFER), asking) == (
         "asking for local.p2.xlarge spot in us-east-2b as well, 0.30 USD an hour; the attempt goes on meanwhile"
     )
     assert tell_story(Resize(size=2), asking) == "asking for 1 × local.p2.xlarge spot in us-east-2b"
     assert tell_story(TakeOver(), asking) == "local.p2.xlarge spot in us-east-2b takes over"
     assert tell_story(Dismiss(), asking) == "giving back the machines that were asked for as well"
-    assert tell_story(Resize(size=1), seen(up("a"))) == "keeping 1 × local.p2.xlarge spot in us-east-2a"
-    assert tell_story(Resize(size=0), seen(up("a"))) == "asking for no machine now"
+    assert tell_story(Resize(size=1), snapshot(up("a"))) == "keeping 1 × local.p2.xlarge spot in us-east-2a"
+    assert tell_story(Resize(size=0), snapshot(up("a"))) == "asking for no machine now"

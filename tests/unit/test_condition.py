@@ -13,7 +13,7 @@ from rich.console import Console
 
 from gpucloud.cli.commands.reaching import _look
 from gpucloud.cli.render import live
-from gpucloud.cli.render.onlookers import line_of, snapshot
+from gpucloud.cli.render.onlookers import line_of, panel_state
 from gpucloud.cli.render.reports import jobs_text, report_json, report_text
 from gpucloud.cli.render.use import condition_word, headline, step_words
 from gpucloud.cli.render.ways import going_on_line
@@ -25,18 +25,18 @@ from gpucloud.domain.state.state import (
     Interruption,
     InterruptionKind,
     JobStatus,
-    NodeLife,
     Owner,
     Quarantine,
+    UsageInterval,
 )
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import Arm, Done, Prepare, TearDown, Wait
-from gpucloud.domain.supervision.seen import Limits, Readiness
 from gpucloud.domain.supervision.self_driving import hands_over
+from gpucloud.domain.supervision.snapshot import Limits, Readiness
 from gpucloud.usecases.jobstore.report import Condition, Left, NodeStanding, condition_of, report, with_answers
 from gpucloud.usecases.supervise.act import Announcements
 from gpucloud.usecases.supervise.story import tell_story
-from tests.unit.worlds import NOW, POOL, cooldown, gone, opened, part, seen, state, up
+from tests.unit.worlds import NOW, POOL, cooldown, gone, opened, part, snapshot, state, up
 
 HOUR = timedelta(hours=1)
 SPEND = Spend(budget_usd=Decimal(1), spent_usd=Decimal("0.011"), promised_usd=Decimal(0))
@@ -102,7 +102,9 @@ def test_a_job_that_one_of_its_machines_is_about_to_take_is_handed_over():
     ],
 )
 def test_machines_take_a_job_within_a_minute_or_not_at_all(changes, unattended, quiet_s, hands):
-    known = replace(state(drives_itself=True, nodes=(NodeLife(node_id="a", pool=POOL, launched_at=NOW),)), **changes)
+    known = replace(
+        state(drives_itself=True, nodes=(UsageInterval(node_id="a", pool=POOL, launched_at=NOW),)), **changes
+    )
     assert hands_over(known, unattended, timedelta(seconds=quiet_s)) is hands
 
 
@@ -120,7 +122,7 @@ def test_a_job_that_is_handed_over_alarms_nobody():
 def over(status, reason, *nodes, **changes):
     attempt = replace(opened("a", "b", first_step=1, last_step=5), reason=reason)
     known = state(job="live", attempts=(attempt,), status=status, exit_reason=reason, exit_code=reason.exit_code)
-    world = seen(*nodes, state=known)
+    world = snapshot(*nodes, state=known)
     spend = replace(SPEND, promised_usd=Decimal("0.15"))
     return replace(report(world.state, spend, (), world.group, None), signed_by="own", looked_at=NOW, **changes)
 
@@ -167,8 +169,8 @@ def test_a_job_that_is_over_and_not_torn_down_says_what_brings_its_results_home(
 )
 def test_the_panel_says_that_machines_stay(reason, action, phase):
     status = JobStatus.FAILED if reason is ExitReason.USER_ERROR else JobStatus.SUCCEEDED
-    world = seen(up("a"), state=state(status=status, exit_reason=reason))
-    assert snapshot(world, action, SPEND).phase == phase
+    world = snapshot(up("a"), state=state(status=status, exit_reason=reason))
+    assert panel_state(world, action, SPEND).phase == phase
 
 
 @pytest.mark.parametrize("held", [True, False])
@@ -194,7 +196,7 @@ def test_who_watches_a_job_that_nobody_supervises_is_told_the_newest_checkpoint_
 def test_when_a_machine_was_found_bad_and_until_when_a_pool_is_passed_over_have_their_day_where_it_is_not_today():
     bad = Quarantine(node_id="b", why="Xid 79", at=NOW - timedelta(days=1))
     late = replace(cooldown(), until=NOW + timedelta(hours=13))
-    world = seen(up("a"), state=state(quarantined=(bad, replace(bad, node_id="c", at=NOW)), cooldowns=(late,)))
+    world = snapshot(up("a"), state=state(quarantined=(bad, replace(bad, node_id="c", at=NOW)), cooldowns=(late,)))
     lines = report_text(replace(report(world.state, SPEND, (), world.group, "here"), looked_at=NOW)).splitlines()
     assert "b         2026-02-28 12:00:00  Xid 79" in lines
     assert "c         12:00:00             Xid 79" in lines
@@ -203,7 +205,7 @@ def test_when_a_machine_was_found_bad_and_until_when_a_pool_is_passed_over_have_
 
 def told(*nodes, supervisor=None, visited=True, **changes):
     attempt = replace(opened("a", "b", first_step=1, last_step=385), total_steps=768)
-    world = seen(*nodes, state=state(job="live", attempts=(attempt,), **changes))
+    world = snapshot(*nodes, state=state(job="live", attempts=(attempt,), **changes))
     known = replace(
         report(world.state, SPEND, (), world.group, supervisor),
         signed_by="own",
@@ -357,14 +359,14 @@ def test_an_open_attempt_has_taken_so_long_as_it_was_when_the_job_was_looked_at(
 
 
 def test_an_attempt_that_has_told_no_step_yet_is_running_all_the_same():
-    world = seen(up("a", part(1)), up("b", part(1)), state=state(attempts=(opened("a", "b"),)))
+    world = snapshot(up("a", part(1)), up("b", part(1)), state=state(attempts=(opened("a", "b"),)))
     assert report(world.state, SPEND, (), world.group, None).status is JobStatus.RUNNING
 
 
 def test_a_script_that_tells_no_steps_was_started_again_after_so_long():
     first = replace(opened("a", "b"), reason=ExitReason.LOST)
     lost = Interruption(node_id="b", kind=InterruptionKind.LOST, attempt=1, noticed_at=NOW - timedelta(seconds=66))
-    world = seen(up("a", part(2)), state=state(attempts=(first, opened("a", "c", number=2)), interruptions=(lost,)))
+    world = snapshot(up("a", part(2)), state=state(attempts=(first, opened("a", "c", number=2)), interruptions=(lost,)))
     text = report_text(report(world.state, SPEND, (), world.group, "process 1 on vm"))
     assert "b            lost  1           started after 6 s, tells no steps" in text, text
 
@@ -384,7 +386,7 @@ def test_a_script_that_told_steps_before_tells_none_yet_while_its_next_attempt_i
     first = replace(opened("a", "b"), reason=ExitReason.LOST, first_step=1, last_step=9)
     lost = Interruption(node_id="b", kind=InterruptionKind.LOST, attempt=1, noticed_at=NOW - timedelta(seconds=66))
     attempts = (first, replace(opened("a", number=2), **later))
-    world = seen(up("a", part(2)), state=state(attempts=attempts, interruptions=(lost,)))
+    world = snapshot(up("a", part(2)), state=state(attempts=attempts, interruptions=(lost,)))
     said = replace(report(world.state, SPEND, (), world.group, "process 1 on vm"), looked_at=NOW)
     row = next(line for line in report_text(said).splitlines() if line.startswith("b "))
     assert row.split("  ")[-1].strip() == again
@@ -393,7 +395,7 @@ def test_a_script_that_told_steps_before_tells_none_yet_while_its_next_attempt_i
 def test_the_panel_waits_for_the_step_of_a_script_that_told_some_before():
     first = replace(opened("a"), reason=ExitReason.LOST, first_step=1, last_step=9)
     known = state(attempts=(first, opened("a", number=2)))
-    assert snapshot(seen(up("a", part(2)), state=known), Wait(why="running"), SPEND).phase == (
+    assert panel_state(snapshot(up("a", part(2)), state=known), Wait(why="running"), SPEND).phase == (
         "running for 1 min, no step yet"
     )
 
@@ -402,7 +404,7 @@ def test_the_panel_says_since_when_a_script_runs_that_has_told_no_step_and_that_
     young = replace(opened("a"), started_at=NOW - timedelta(seconds=24))
     asked = {"ending_reason": ExitReason.STOPPED, "ending_at": NOW, "ordered": Stop.SAVE}
     phases = [
-        snapshot(seen(up("a", part(1)), state=state(attempts=(one,))), Wait(why="running"), SPEND).phase
+        panel_state(snapshot(up("a", part(1)), state=state(attempts=(one,))), Wait(why="running"), SPEND).phase
         for one in (young, opened("a"), replace(young, **asked), replace(young, **{**asked, "ordered": Stop.KILL}))
     ]
     assert phases == [
@@ -419,7 +421,7 @@ def test_a_restart_took_as_long_as_the_nodes_own_steps_say_whoever_looked_late()
     lost = Interruption(node_id="b", kind=InterruptionKind.LOST, attempt=1, noticed_at=NOW - timedelta(seconds=56))
     # 400 steps of 0.1 s since the first one, told 0.1 s ago: it was made 40 s ago.
     nodes = (up("a", part(2, step=401, first_step=1)),)
-    recorded = transitions.record(seen(*nodes, state=state(attempts=(first, second), interruptions=(lost,))))
+    recorded = transitions.record(snapshot(*nodes, state=state(attempts=(first, second), interruptions=(lost,))))
     (again,) = recorded.interruptions
     assert again.resumed_at == NOW - timedelta(seconds=40.1)
 
@@ -437,13 +439,13 @@ def test_training_goes_on_again_so_long_after_it_stopped_and_not_after_that_was_
     """The last step was made 70 s ago, the machine given up 8 s ago, and the next attempt's first step is now."""
     noticed = Interruption(node_id="b", kind=kind, attempt=1, noticed_at=NOW - timedelta(seconds=8))
     end = NOW - timedelta(seconds=ended_ago) if ended_ago is not None else None
-    lives = (NodeLife(node_id="b", pool=POOL, launched_at=NOW - HOUR, ended_at=end),)
+    intervals = (UsageInterval(node_id="b", pool=POOL, launched_at=NOW - HOUR, ended_at=end),)
     first = replace(opened("a", "b"), reason=ExitReason.LOST, last_step=9, last_step_at=NOW - timedelta(seconds=70))
     second = replace(opened("a", number=2), started_at=NOW)
     nodes = (up("a", part(2, step=10, first_step=10)),)
-    known = state(attempts=(first, second), interruptions=(noticed,), nodes=lives)
-    recorded = transitions.record(seen(*nodes, state=known))
-    said = report(recorded, SPEND, (), seen(*nodes).group, "here")
+    known = state(attempts=(first, second), interruptions=(noticed,), nodes=intervals)
+    recorded = transitions.record(snapshot(*nodes, state=known))
+    said = report(recorded, SPEND, (), snapshot(*nodes).group, "here")
     row = next(line for line in report_text(said).splitlines() if line.startswith("b "))
     assert row.split("  ")[-1].strip() == again
     assert report_json(said)["interruptions"][0]["stopped_at"] is not None
@@ -474,7 +476,7 @@ def test_an_attempt_took_no_longer_than_its_machines_lived_whenever_its_end_was_
         usd=Decimal("0.17"),
     )
     known = state(job="live", attempts=(first,), status=JobStatus.STOPPED)
-    world = seen(state=known)
+    world = snapshot(state=known)
     assert "1        1      1–5    lost   10 min\n" in report_text(report(known, SPEND, (paid,), world.group, None))
     assert "1        1      1–5    lost   4 h\n" in report_text(report(known, SPEND, (), world.group, None))
 
@@ -523,7 +525,7 @@ def test_a_process_that_goes_on_says_what_trains_and_who_saw_to_it_last():
 
 def test_machines_of_an_attempt_that_another_supervisor_began_are_not_prepared():
     later = Owner(id="x", host="vm", pid=1, started="s", since=NOW + timedelta(minutes=9))
-    there = seen(up("a"), up("b"), state=state(attempts=(opened("a", "b"),), owner=later))
+    there = snapshot(up("a"), up("b"), state=state(attempts=(opened("a", "b"),), owner=later))
     assert tell_story(Prepare(node_ids=("a", "b")), there) == "checking a, b: the attempt there is not disturbed"
     assert (
         tell_story(Prepare(node_ids=("b", "c")), there) == "preparing c; checking b: the attempt there is not disturbed"
@@ -536,9 +538,9 @@ def test_machines_of_an_attempt_that_another_supervisor_began_are_not_prepared()
 def test_of_a_machine_that_is_given_up_or_silent_nothing_is_said_when_it_is_tried_again():
     later = Owner(id="x", host="vm", pid=1, started="s", since=NOW + timedelta(minutes=9))
     ends = opened("a", "b", ending_reason=ExitReason.LOST, ending_at=NOW)
-    there = seen(up("a"), up("b"), state=state(attempts=(ends,), owner=later))
+    there = snapshot(up("a"), up("b"), state=state(attempts=(ends,), owner=later))
     assert not tell_story(Prepare(node_ids=("a",)), there)
-    silent = seen(up("a", silent=9), up("b"), state=state(attempts=(opened("a", "b"),), owner=later))
+    silent = snapshot(up("a", silent=9), up("b"), state=state(attempts=(opened("a", "b"),), owner=later))
     assert tell_story(Prepare(node_ids=("a", "b")), silent) == "checking b: the attempt there is not disturbed"
 
 
@@ -557,12 +559,12 @@ def test_the_list_of_jobs_says_how_old_a_step_is(changes, cell):
 def test_a_step_is_as_old_as_the_word_of_the_node_that_tells_it():
     """The supervisor writes every few seconds, whether anything is heard or not."""
     attempt = replace(opened("a", "b", first_step=1, last_step=385), total_steps=768)
-    lives = tuple(NodeLife(node_id=one, pool=POOL, launched_at=NOW - HOUR) for one in ("a", "b"))
+    intervals = tuple(UsageInterval(node_id=one, pool=POOL, launched_at=NOW - HOUR) for one in ("a", "b"))
     for frozen, at in ((None, "11:59:58"), ("a", "11:59:20"), ("b", "11:59:58")):
         words = {one: NOW - timedelta(seconds=40 if one == frozen else 2) for one in ("a", "b")}
-        nodes = tuple(replace(one, last_word_at=words[one.node_id]) for one in lives)
+        nodes = tuple(replace(one, last_word_at=words[one.node_id]) for one in intervals)
         known = state(job="live", attempts=(attempt,), nodes=nodes, looked_at=NOW)
-        world = seen(up("a"), up("b"), state=known)
+        world = snapshot(up("a"), up("b"), state=known)
         said = report(world.state, SPEND, (), world.group, "process 1 on vm")
         said = replace(said, written_at=NOW - timedelta(seconds=1), looked_at=NOW)
         assert step_words(said) == [f"step 385 of 768 as of {at} UTC"]
@@ -574,17 +576,19 @@ def test_a_supervisor_that_has_heard_nothing_makes_no_step_newer():
     """The machine said its last word 153 s ago, to another one; this one listens for 3 s."""
     attempt = replace(opened("a", first_step=1, last_step=286), total_steps=500)
     word = NOW - timedelta(seconds=153)
-    life = NodeLife(node_id="a", pool=POOL, launched_at=NOW - HOUR, last_word_at=word)
-    known = state(job="live", attempts=(attempt,), nodes=(life,), looked_at=word)
+    interval = UsageInterval(node_id="a", pool=POOL, launched_at=NOW - HOUR, last_word_at=word)
+    known = state(job="live", attempts=(attempt,), nodes=(interval,), looked_at=word)
     for silent in (0, 3):  # nothing was tried yet, or in vain
         node = replace(up("a", silent=silent), status=None)
-        taken = transitions.record(replace(seen(node), state=transitions.since(known, seen(node, state=known), 1)))
-        said = report(taken, SPEND, (), seen(node).group, "process 1 on vm")
+        taken = transitions.record(
+            replace(snapshot(node), state=transitions.since(known, snapshot(node, state=known), 1))
+        )
+        said = report(taken, SPEND, (), snapshot(node).group, "process 1 on vm")
         said = replace(said, written_at=NOW, looked_at=NOW)
         assert report_json(said)["last_step_at"] == "2026-03-01T11:57:27+00:00"
     heard = replace(up("a"), last_word_at=NOW)
-    (life,) = transitions.since(known, seen(heard, state=known), 1).nodes
-    assert life.last_word_at == NOW
+    (interval,) = transitions.since(known, snapshot(heard, state=known), 1).nodes
+    assert interval.last_word_at == NOW
 
 
 @pytest.mark.parametrize(
@@ -596,20 +600,22 @@ def test_a_supervisor_that_has_heard_nothing_makes_no_step_newer():
     ],
 )
 def test_the_panel_counts_the_silence_of_a_machine_from_its_last_word_to_anybody(changes, last_s, word):
-    life = NodeLife(node_id="a", pool=POOL, launched_at=NOW - HOUR, last_word_at=NOW - timedelta(seconds=last_s))
-    world = seen(replace(up("a"), **changes), state=state(attempts=(opened("a"),), nodes=(life,)))
-    assert snapshot(world, Wait(why="running"), SPEND).nodes[0].word == word
+    interval = UsageInterval(
+        node_id="a", pool=POOL, launched_at=NOW - HOUR, last_word_at=NOW - timedelta(seconds=last_s)
+    )
+    world = snapshot(replace(up("a"), **changes), state=state(attempts=(opened("a"),), nodes=(interval,)))
+    assert panel_state(world, Wait(why="running"), SPEND).nodes[0].word == word
 
 
 def test_of_a_job_that_trains_no_view_tells_a_step_of_a_silent_machine_as_if_it_were_of_now():
     attempt = replace(opened("a", "b", first_step=1, last_step=286), total_steps=500)
     word = NOW - timedelta(seconds=153)
-    lives = (
-        NodeLife(node_id="a", pool=POOL, launched_at=NOW - HOUR, last_word_at=word, silent_at=NOW - HOUR / 60),
-        NodeLife(node_id="b", pool=POOL, launched_at=NOW - HOUR, last_word_at=NOW),
+    intervals = (
+        UsageInterval(node_id="a", pool=POOL, launched_at=NOW - HOUR, last_word_at=word, silent_at=NOW - HOUR / 60),
+        UsageInterval(node_id="b", pool=POOL, launched_at=NOW - HOUR, last_word_at=NOW),
     )
     silent = up("a", part(step=286, total_steps=500), silent=60)
-    world = seen(silent, up("b"), state=state(job="live", attempts=(attempt,), nodes=lives, looked_at=NOW))
+    world = snapshot(silent, up("b"), state=state(job="live", attempts=(attempt,), nodes=intervals, looked_at=NOW))
     said = report(world.state, SPEND, (), world.group, "process 1 on vm")
     said = replace(said, written_at=NOW, looked_at=NOW, signed_by="own")
     head, lacks, *_ = report_text(said).split("\n\n")
@@ -617,10 +623,10 @@ def test_of_a_job_that_trains_no_view_tells_a_step_of_a_silent_machine_as_if_it_
     assert lacks == "a has told its supervisor nothing since 11:57:27 UTC"
     assert "live  training, 1 of 2 silent" in jobs_text([said])
     assert [one["silent_since"] for one in report_json(said)["nodes"]] == ["2026-03-01T11:57:27+00:00", None]
-    line = line_of(snapshot(world, Wait(why="running"), SPEND))
+    line = line_of(panel_state(world, Wait(why="running"), SPEND))
     assert line.startswith("train: step 286 of 500, nothing heard of a since 11:57:27 UTC, loss 0.5000, spent ")
     console = Console(file=io.StringIO(), width=100)
-    console.print(live._panel(snapshot(world, Wait(why="running"), SPEND), (), 100))
+    console.print(live._panel(panel_state(world, Wait(why="running"), SPEND), (), 100))
     assert "step 286 of 500  as of 11:57:27 UTC" in console.file.getvalue()
 
     moment = replace(said, silences=(replace(said.silences[0], since=NOW - timedelta(seconds=1)),))
@@ -636,7 +642,7 @@ def silences(*worlds):
 
 def frozen_one(now_s, node, *others, **changes):
     known = state(attempts=(opened("a", **changes),))
-    return replace(seen(node, *others, state=known), now=NOW + timedelta(seconds=now_s))
+    return replace(snapshot(node, *others, state=known), now=NOW + timedelta(seconds=now_s))
 
 
 def test_of_a_machine_that_does_not_answer_it_is_said_that_its_attempt_may_go_on():
@@ -666,7 +672,7 @@ def test_steps_that_were_lost_are_in_no_view_the_step_where_a_job_stands():
     second = opened("a", number=2, first_step=201, last_step=210)
     saved = CheckpointRef(step=200, sha256="0" * 64)
     for attempts, step in (((first, second), 210), ((first, opened("a", number=2)), 200), ((first,), 200)):
-        world = seen(up("a"), state=state(job="live", attempts=attempts, checkpoint=saved))
+        world = snapshot(up("a"), state=state(job="live", attempts=attempts, checkpoint=saved))
         said = report(world.state, SPEND, (), world.group, "process 1 on vm")
         assert report_json(said)["last_step"] == step
         assert f"  {step}  " in jobs_text([said])
@@ -695,13 +701,13 @@ def test_a_step_that_is_saved_is_reached_though_its_node_told_of_an_earlier_one_
 def test_an_attempt_whose_results_come_home_has_ended_in_json_when_its_script_had():
     attempt = opened("a", "b", first_step=1, last_step=500)
     done = (up("a", part(outcome=Outcome.DONE)), up("b", part(outcome=Outcome.DONE)))
-    known = transitions.since(state(attempts=(attempt,)), seen(*done, state=state(attempts=(attempt,))), 2)
-    later = replace(seen(*done, state=known), now=NOW + timedelta(minutes=3))
+    known = transitions.since(state(attempts=(attempt,)), snapshot(*done, state=state(attempts=(attempt,))), 2)
+    later = replace(snapshot(*done, state=known), now=NOW + timedelta(minutes=3))
     known = transitions.since(known, later, 2)
     said = report(known, SPEND, (), later.group, "process 1 on vm")
     assert said.condition is Condition.TRAINED
     assert [one["ended_at"] for one in report_json(said)["attempts"]] == ["2026-03-01T12:00:00+00:00"]
     half = (up("a", part(outcome=Outcome.DONE)), up("b", part(step=3)))
-    working = transitions.since(state(attempts=(attempt,)), seen(*half, state=state(attempts=(attempt,))), 2)
+    working = transitions.since(state(attempts=(attempt,)), snapshot(*half, state=state(attempts=(attempt,))), 2)
     said = report(working, SPEND, (), later.group, "process 1 on vm")
     assert [one["ended_at"] for one in report_json(said)["attempts"]] == [None]

@@ -20,7 +20,7 @@ from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.jobstore.report import JobReport, without_lost_outputs
 from gpucloud.usecases.supervise.story import tell_story
 from tests.unit.test_condition import told
-from tests.unit.worlds import NOW, gone, opened, part, seen, state, up
+from tests.unit.worlds import NOW, gone, opened, part, snapshot, state, up
 
 LAST = CheckpointRef(step=400, sha256="a" * 64)
 HEARD = replace(opened("a"), first_step=1, last_step=146, saved_step=100, total_steps=400)
@@ -28,7 +28,7 @@ HEARD = replace(opened("a"), first_step=1, last_step=146, saved_step=100, total_
 
 def closed(*before: Attempt, unheard: Attempt = HEARD, checkpoint: CheckpointRef = LAST) -> JobState:
     """Return the state after the pass that finds its machines gone, and what is in the store."""
-    world = seen(gone("a"), state=state(attempts=(*before, unheard)), checkpoint=checkpoint)
+    world = snapshot(gone("a"), state=state(attempts=(*before, unheard)), checkpoint=checkpoint)
     return transitions.close_attempt(transitions.record(world), CloseAttempt(reason=ExitReason.LOST), NOW)
 
 
@@ -50,7 +50,7 @@ def test_an_attempt_that_was_never_heard_made_what_none_before_it_had_committed(
 
 
 def test_the_story_of_its_end_names_the_step_that_was_committed() -> None:
-    world = seen(gone("a"), state=state(attempts=(HEARD,)), checkpoint=LAST)
+    world = snapshot(gone("a"), state=state(attempts=(HEARD,)), checkpoint=LAST)
     line = tell_story(CloseAttempt(reason=ExitReason.LOST), world)
     assert line == "attempt 1 ended at step 400: lost, checkpoint at step 400"
 

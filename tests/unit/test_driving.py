@@ -17,19 +17,19 @@ from gpucloud.adapters.transfer.localfiles import HashCache, read_tree
 from gpucloud.adapters.transfer.node_trees import tree
 from gpucloud.adapters.transfer.outputs import StoredOutputs, bring_stored_home
 from gpucloud.adapters.transfer.sync import whole_code
-from gpucloud.agent.drive import driver as module
-from gpucloud.agent.drive.driver import Driver
+from gpucloud.agent.drive import controller as module
+from gpucloud.agent.drive.controller import Controller
 from gpucloud.domain.codec import Malformed, from_json, to_json
 from gpucloud.domain.errors import GpucloudError, LandingRefused, LeaseHeld, ProvisionError, StoreError
 from gpucloud.domain.job.spec import CheckpointPolicy, Cloud, IdlePolicy, Job, Market, MarketPolicy, SshChoices
 from gpucloud.domain.money.ledger import Rates, Terms
 from gpucloud.domain.node.bootstrap.facts import Facts
 from gpucloud.domain.node.bootstrap.steps import DRIVER
-from gpucloud.domain.node.bootstrap.wanted import DriverWanted, Wanted
+from gpucloud.domain.node.bootstrap.wanted import ControllerWanted, Wanted
 from gpucloud.domain.node.node import EndCause, GroupView
 from gpucloud.domain.node.status import Outcome
 from gpucloud.domain.state.order import Until
-from gpucloud.domain.state.state import ExitReason, JobStatus, NodeLife
+from gpucloud.domain.state.state import ExitReason, JobStatus, UsageInterval
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import (
     Arm,
@@ -51,8 +51,8 @@ from gpucloud.domain.supervision.action import (
 )
 from gpucloud.domain.supervision.between import TIME_IS_OVER
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.seen import DriveTrial, Goal, PeerReport, Readiness, Rules
 from gpucloud.domain.supervision.self_driving import ORDER_VERSION, DriveOrder, order_key, parse_order, unable, unkept
+from gpucloud.domain.supervision.snapshot import DriveTrial, Goal, PeerReport, Readiness, Rules
 from gpucloud.domain.supervision.transitions import as_listed
 from gpucloud.ports import Brought, ClusterSpec
 from gpucloud.store.directory import DirectoryStore
@@ -65,7 +65,7 @@ from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.fakes.node_group import FakeNodeGroup
 from tests.unit.test_reconcile import interruption, running, worlds
-from tests.unit.worlds import LATER, NOW, POOL, gone, node, part, put_job, refusal, seen, state, up
+from tests.unit.worlds import LATER, NOW, POOL, gone, node, part, put_job, refusal, snapshot, state, up
 
 GOAL = Goal(nodes=2, budget_usd=Decimal(1), self_driving=True)
 RULES = Rules()
@@ -118,10 +118,10 @@ def test_no_machine_buys_time_or_looks_for_machines_elsewhere_in_any_small_world
 
 
 def test_paid_time_that_is_over_leaves_the_job_waiting_and_says_how_it_goes_on():
-    soon = seen(armed=NOW + timedelta(seconds=59), group_size=2)
+    soon = snapshot(armed=NOW + timedelta(seconds=59), group_size=2)
 
     assert decide(GOAL, soon, RULES) == Pause(message="unattended time is over; `gpucloud train digits` goes on")
-    assert decide(GOAL, seen(up("a"), up("b"), armed=NOW + timedelta(seconds=60)), RULES) == OpenAttempt(
+    assert decide(GOAL, snapshot(up("a"), up("b"), armed=NOW + timedelta(seconds=60)), RULES) == OpenAttempt(
         number=1, node_ids=("a", "b")
     )
 
@@ -133,20 +133,20 @@ def test_ranks_that_saved_at_the_end_of_the_paid_time_are_interrupted_while_ther
 
     assert decide(GOAL, with_budget, RULES) == CloseAttempt(reason=ExitReason.INTERRUPTED)
     assert decide(GOAL, without, RULES) == CloseAttempt(reason=ExitReason.BUDGET)
-    assert decide(GOAL, seen(payable_until=None), RULES) == Finish(reason=ExitReason.BUDGET)
+    assert decide(GOAL, snapshot(payable_until=None), RULES) == Finish(reason=ExitReason.BUDGET)
 
 
 def test_a_refusal_is_waited_out_because_the_group_refills_itself():
-    world = seen(up("a"), refusals=(refusal(),), short_for=timedelta(hours=1))
+    world = snapshot(up("a"), refusals=(refusal(),), short_for=timedelta(hours=1))
     assert decide(GOAL, world, RULES) == Wait(why="bootstrap")
 
 
 def test_a_level_that_was_lowered_is_set_again():
-    assert decide(GOAL, seen(group_size=0), RULES) == Resize(size=2)
+    assert decide(GOAL, snapshot(group_size=0), RULES) == Resize(size=2)
 
 
 def test_a_machine_that_is_frozen_is_replaced():
-    world = seen(up("a"), up("b", silent=9, peer_report=PeerReport.DEAD))
+    world = snapshot(up("a"), up("b", silent=9, peer_report=PeerReport.DEAD))
     assert decide(GOAL, world, RULES) == Replace(node_ids=("b",))
 
 
@@ -163,7 +163,7 @@ def test_another_machine_is_asked_for_early_only_within_the_time_that_is_armed()
 def test_a_shut_off_that_promises_too_much_is_moved_closer_and_one_that_promises_too_little_stays():
     nodes = (up("a", part(1)), up("b", part(1)))
     sooner, later = LATER - timedelta(minutes=1), LATER + timedelta(hours=7)
-    rules = replace(RULES, wall=replace(RULES.wall, horizon=timedelta(hours=8)))
+    rules = replace(RULES, prepaid_rule=replace(RULES.prepaid_rule, horizon=timedelta(hours=8)))
 
     assert decide(GOAL, running(*nodes, payable_until=sooner), rules) == Arm(until=sooner)
     assert decide(GOAL, running(*nodes, payable_until=later), rules) == Wait(why="running")
@@ -171,7 +171,7 @@ def test_a_shut_off_that_promises_too_much_is_moved_closer_and_one_that_promises
 
 
 def test_a_machine_leaves_the_teardown_of_an_ended_job_to_whoever_comes_from_outside():
-    ended = seen(up("a"), state=state(status=JobStatus.SUCCEEDED, exit_reason=ExitReason.SUCCEEDED))
+    ended = snapshot(up("a"), state=state(status=JobStatus.SUCCEEDED, exit_reason=ExitReason.SUCCEEDED))
 
     assert decide(GOAL, ended, RULES) == Done()
     assert decide(replace(GOAL, self_driving=False), ended, RULES) == TearDown()
@@ -186,7 +186,7 @@ NOT_ALLOWED = DriveTrial(number=3, refused="AccessDenied: s3:PutObject")
 def launched(*nodes, began=0.0, **changes):
     began_at = NOW - timedelta(minutes=began)
     goal = Goal(nodes=2, budget_usd=Decimal(1), number=3, until=Until.LAUNCHED, began_at=began_at)
-    world = seen(*nodes, **changes)
+    world = snapshot(*nodes, **changes)
     return decide(goal, replace(world, state=replace(world.state, order_number=3)), RULES)
 
 
@@ -242,7 +242,7 @@ def test_what_a_machine_says_of_its_right_moves_no_terminal():
 def test_a_job_that_is_to_drive_itself_later_is_said_to_lack_the_right_once():
     """Who watches `train --unattended` may close the lid at any time."""
     told = Announcements()
-    cannot = seen(up("a", trial=replace(NOT_ALLOWED, number=0)), up("b"))
+    cannot = snapshot(up("a", trial=replace(NOT_ALLOWED, number=0)), up("b"))
     lines = [told.news(Wait(why="x"), cannot, RULES.limits) for _ in range(2)]
     assert lines == [("a could not drive the job without this process: AccessDenied: s3:PutObject",), ()]
 
@@ -267,9 +267,9 @@ def test_a_machine_says_whether_it_may_drive_the_job_and_changes_nothing_by_tryi
         store.__class__ = Refusing
     groups = FakeNodeGroup(clock)
     machine = SimpleNamespace(store=store, clock=clock, group=lambda _: groups)
-    driver = Driver(machine=machine, node="i-1", notice=lambda: None)
+    controller = Controller(machine=machine, node="i-1", notice=lambda: None)
     for _ in range(2):
-        driver._try(ORDER, JobStore(store, "digits", on_machine=True), state())
+        controller._try(ORDER, JobStore(store, "digits", on_machine=True), state())
     trial = jobs.trial("i-1")
     assert trial.number == 4
     assert (trial.refused is None) is may
@@ -285,52 +285,52 @@ ENDED = {
 
 
 @pytest.fixture
-def driver():
+def controller():
     """A machine's driver beside a job that has ended, and the jobs for which it ended the group."""
     clock, ended = JumpingClock(NOW), []
     jobs = JobStore(MemoryStore(clock), "digits-2")
     put_job(jobs, state(job="digits-2", drives_itself=True, **ENDED))
     machine = SimpleNamespace(store=jobs.store, clock=clock, end_group=lambda order, _: ended.append(order.name))
-    return Driver(machine=machine, node="i-1", notice=lambda: None), jobs, ended
+    return Controller(machine=machine, node="i-1", notice=lambda: None), jobs, ended
 
 
-def test_a_machine_ends_the_group_of_a_job_that_has_ended_and_keeps_no_lease(driver):
-    driver, jobs, ended = driver
-    assert driver._is_over(ORDER)
+def test_a_machine_ends_the_group_of_a_job_that_has_ended_and_keeps_no_lease(controller):
+    controller, jobs, ended = controller
+    assert controller._is_over(ORDER)
     assert (ended, jobs.load()[0].owner) == (["digits-2"], None)
 
 
-def test_no_machine_ends_the_group_of_a_job_that_somebody_has_taken_or_goes_on_with(driver):
+def test_no_machine_ends_the_group_of_a_job_that_somebody_has_taken_or_goes_on_with(controller):
     """Between its look and its word to the group, a start from outside goes on with the job on new machines."""
-    driver, jobs, ended = driver
+    controller, jobs, ended = controller
     with take(jobs, JumpingClock(NOW)) as lease:
         with pytest.raises(LeaseHeld):
-            driver._is_over(ORDER)
+            controller._is_over(ORDER)
         lease.write(transitions.reopen(lease.state))
-    assert not driver._end(ORDER, jobs)
+    assert not controller._end(ORDER, jobs)
     assert ended == []
 
 
-def test_a_machine_that_stood_still_before_its_last_word_ends_nothing_of_whoever_followed_it(driver, monkeypatch):
-    driver, jobs, ended = driver
+def test_a_machine_that_stood_still_before_its_last_word_ends_nothing_of_whoever_followed_it(controller, monkeypatch):
+    controller, jobs, ended = controller
     up, newest = iter([0.0, 60.0]), Orders.newest
     monkeypatch.setattr(module, "take", partial(take, uptime=lambda: next(up, 60.0)))
 
     def stands_still(self):
-        driver.machine.clock.sleep(60)
-        take(jobs, driver.machine.clock)
+        controller.machine.clock.sleep(60)
+        take(jobs, controller.machine.clock)
         return newest(self)
 
     monkeypatch.setattr(Orders, "newest", stands_still)
     with pytest.raises(LeaseHeld):
-        driver._end(ORDER, jobs)
+        controller._end(ORDER, jobs)
     assert ended == []
 
 
 @pytest.fixture
-def pausing(driver, monkeypatch):
+def pausing(controller, monkeypatch):
     """That driver where its paid time comes to its end: its session leaves the job waiting for a command."""
-    driver, jobs, ended = driver
+    controller, jobs, ended = controller
     current, stored = jobs.load()
     waiting = replace(current, status=JobStatus.WAITING, exit_reason=None, exit_code=None, order_number=1)
     jobs.replace(waiting, stored.version)
@@ -340,20 +340,20 @@ def pausing(driver, monkeypatch):
             lease.write(replace(lease.state, message=TIME_IS_OVER.format(job=order.name)))
         return lease.state
 
-    monkeypatch.setattr(Driver, "_drive", drive)
-    return driver, jobs, ended
+    monkeypatch.setattr(Controller, "_drive", drive)
+    return controller, jobs, ended
 
 
 def test_a_machine_ends_the_group_where_the_job_waits_for_a_command(pausing):
-    driver, _, ended = pausing
-    assert driver._is_over(ORDER)
+    controller, _, ended = pausing
+    assert controller._is_over(ORDER)
     assert ended == ["digits-2"]
 
 
 @pytest.mark.parametrize("meanwhile", ["taken", "ordered"])
 def test_a_job_that_waited_and_goes_on_by_a_command_keeps_its_group(pausing, monkeypatch, meanwhile):
-    driver, jobs, ended = pausing
-    drive = Driver._drive
+    controller, jobs, ended = pausing
+    drive = Controller._drive
 
     def between(self, order):
         state = drive(self, order)
@@ -365,8 +365,8 @@ def test_a_job_that_waited_and_goes_on_by_a_command_keeps_its_group(pausing, mon
             orders.change(lambda one: replace(one, budget_usd=2 * one.budget_usd))
         return state
 
-    monkeypatch.setattr(Driver, "_drive", between)
-    assert not driver._is_over(ORDER)
+    monkeypatch.setattr(Controller, "_drive", between)
+    assert not controller._is_over(ORDER)
     assert ended == []
 
 
@@ -380,7 +380,7 @@ def test_what_is_no_trial_shows_nothing():
 def test_a_job_is_left_alone_only_when_the_time_that_was_asked_for_is_armed():
     nodes = (up("a", part(1), trial=replace(ABLE, number=0)), up("b", part(1)))
     goal = Goal(nodes=2, budget_usd=Decimal(1), until=Until.LAUNCHED, began_at=NOW)
-    rules = replace(RULES, wall=replace(RULES.wall, horizon=timedelta(hours=8)))
+    rules = replace(RULES, prepaid_rule=replace(RULES.prepaid_rule, horizon=timedelta(hours=8)))
     later = NOW + timedelta(hours=8)
 
     assert decide(goal, running(*nodes, payable_until=later), rules) == Arm(until=later)
@@ -504,10 +504,10 @@ def test_the_code_of_a_machine_is_the_tree_that_was_sent(tmp_path):
 # The driver's step
 
 
-PLACE = DriverWanted(store="/store", order="clusters/c/drive.json")
+PLACE = ControllerWanted(store="/store", order="clusters/c/drive.json")
 WANTED = Wanted(
     package="ab", code="", setup=None, setup_digest="", env=(), torchrun=False, gpus=1, asks_for_gpus=False,
-    driver=PLACE,
+    controller=PLACE,
 )  # fmt: skip
 FACTS = Facts(
     python="/usr/bin/python3", version=(3, 11, 0), torch=None, root="/home/me/.gpucloud", package="ab",
@@ -517,17 +517,17 @@ FACTS = Facts(
 
 
 @pytest.mark.parametrize(
-    ("runs", "driver", "why"),
+    ("runs", "controller", "why"),
     [
-        (None, PLACE, "no driver runs"),
-        ("cd", PLACE, "the driver runs another version"),
+        (None, PLACE, "no controller runs"),
+        ("cd", PLACE, "the controller runs another version"),
         ("ab", PLACE, None),
         ("ab", None, None),
         (None, None, None),
     ],
 )
-def test_a_driver_runs_where_the_job_drives_itself(runs, driver, why):
-    facts, wanted = replace(FACTS, driver_package=runs), replace(WANTED, driver=driver)
+def test_a_driver_runs_where_the_job_drives_itself(runs, controller, why):
+    facts, wanted = replace(FACTS, controller_package=runs), replace(WANTED, controller=controller)
     assert DRIVER.needed(facts, wanted) == why
 
 
@@ -694,14 +694,17 @@ def test_an_output_of_another_size_than_was_noted_is_not_believed(tmp_path, size
 
 
 def test_machines_that_the_group_lists_as_ended_cost_nothing_more_though_nobody_has_settled():
-    lives = tuple(NodeLife(node_id=i, pool=POOL, launched_at=NOW - timedelta(hours=1)) for i in ("a", "b"))
+    intervals = tuple(UsageInterval(node_id=i, pool=POOL, launched_at=NOW - timedelta(hours=1)) for i in ("a", "b"))
     ended = NOW - timedelta(minutes=20)
     a = node("a", state=gone("a").node.state, ended_at=ended, end_cause=EndCause.CHOICE)
-    stored = state(nodes=lives, paid_until=NOW - timedelta(minutes=10))
+    stored = state(nodes=intervals, paid_until=NOW - timedelta(minutes=10))
 
     one_listed = GroupView(exists=True, size=0, armed_until=None, nodes=(a,))
     known = as_listed(stored, one_listed, NOW)
-    assert [life.ended_at for life in known.nodes] == [ended, stored.paid_until]  # b was paid until then, and no longer
+    assert [interval.ended_at for interval in known.nodes] == [
+        ended,
+        stored.paid_until,
+    ]  # b was paid until then, and no longer
 
     both = as_listed(stored, replace(one_listed, nodes=(a, node("b"))), NOW)
-    assert [life.ended_at for life in both.nodes] == [ended, None]
+    assert [interval.ended_at for interval in both.nodes] == [ended, None]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpucloud.domain.job.spec import Market, Policy
 from gpucloud.domain.market.policies import Mode
-from gpucloud.domain.money.prepaid import Wall
+from gpucloud.domain.money.prepaid import PrepaidRule
 from gpucloud.domain.node.status import Outcome, Stop
 from gpucloud.domain.state.order import Until
 from gpucloud.domain.state.state import Attempt, ExitReason, Interruption, InterruptionKind, Member, Successor
@@ -32,9 +32,9 @@ from gpucloud.domain.supervision.action import (
 from gpucloud.domain.supervision.deadline import observed, situation, task_of
 from gpucloud.domain.supervision.elastic import enough_since
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.seen import DriveTrial, Goal, Limits, Readiness, Rules
+from gpucloud.domain.supervision.snapshot import DriveTrial, Goal, Limits, Readiness, Rules
 from tests.unit.test_capacity_decision import OFFERS
-from tests.unit.worlds import NOW, OTHER_POOL, POOL, gone, opened, part, refusal, seen, state, up
+from tests.unit.worlds import NOW, OTHER_POOL, POOL, gone, opened, part, refusal, snapshot, state, up
 
 GOAL = Goal(nodes=4, budget_usd=Decimal(100), least_nodes=2)
 # Nothing was measured: a changeover is taken to be 12 min, and what remains of it between ready machines 6 min.
@@ -54,7 +54,7 @@ def boots(node_id, launched=5.0, **changes):
 
 
 def world(*nodes, **changes):
-    return seen(*nodes, **{"group_size": 4, **changes})
+    return snapshot(*nodes, **{"group_size": 4, **changes})
 
 
 def at_work(*node_ids, since=30.0, **changes):
@@ -293,12 +293,12 @@ def test_machines_that_the_cloud_refused_are_asked_for_again_while_the_others_wo
 @pytest.mark.parametrize(("seconds", "asks"), [(134, False), (135, True)])
 def test_no_machine_is_asked_for_that_the_cloud_would_refuse_so_near_to_its_shut_off(seconds, asks):
     """Refused each time, it would be asked for in turns with all else that there is to do."""
-    rules = Rules(wall=Wall(ahead=timedelta(seconds=135)))
+    rules = Rules(prepaid_rule=PrepaidRule(ahead=timedelta(seconds=135)))
     armed = NOW + timedelta(seconds=seconds)
     short = {"group_size": 2, "armed": armed, "payable_until": armed, "payable_with_another": armed}
     action = decide(GOAL, training(*members("a", "b"), attempt=at_work("a", "b"), **short), rules)
     assert (action == Resize(size=4)) is asks
-    action = decide(GOAL, seen(**{**short, "group_size": 0}), rules)
+    action = decide(GOAL, snapshot(**{**short, "group_size": 0}), rules)
     assert action == (Resize(size=4) if asks else Wait(why="waiting for a later shut-off"))
 
 

@@ -36,7 +36,7 @@ from gpucloud.domain.job.spec import (
 from gpucloud.domain.market.catalog import Catalog, Machine, PriceList, SpotList
 from gpucloud.domain.market.outcome import Outcome, Summary
 from gpucloud.domain.money.ledger import Terms, Used
-from gpucloud.domain.money.prepaid import Wall
+from gpucloud.domain.money.prepaid import PrepaidRule
 from gpucloud.usecases.money.estimate import QUICK, Estimate, Estimator, Planner
 from gpucloud.usecases.money.simulate import Outlooks
 from tests.fakes.account import FakeAccount
@@ -64,7 +64,7 @@ def planner_of(job: Job, *kinds: Kind, on_demand: int = 999, saving: Saving = Sa
         market=FakeMarket(*kinds),
         account=account,
         clock=JumpingClock(NOW),
-        wall=Wall(),
+        prepaid_rule=PrepaidRule(),
         terms=Terms(),
         changeover=timedelta(minutes=12),
         outlooks=lambda: OUTLOOKS,
@@ -196,7 +196,7 @@ def test_a_machine_that_cannot_be_had_on_demand_says_what_it_ends_on() -> None:
         market=FakeMarket(V100, rented),
         account=FakeAccount({Market.SPOT: 999, Market.ON_DEMAND: 999}),
         clock=JumpingClock(NOW),
-        wall=Wall(),
+        prepaid_rule=PrepaidRule(),
         terms=Terms(),
         changeover=timedelta(minutes=12),
     )
@@ -299,7 +299,7 @@ def test_without_an_account_a_job_is_replayed_in_as_many_zones_as_the_catalog_kn
             market=ListedMarket(catalog, ("us-east-1",)),
             account=None,
             clock=JumpingClock(NOW),
-            wall=Wall(),
+            prepaid_rule=PrepaidRule(),
             terms=Terms(),
             changeover=timedelta(minutes=12),
         )
@@ -348,7 +348,7 @@ def test_what_checkpoints_cost_in_s3_is_said_with_the_interval_that_costs_least(
         market=FakeMarket(H100),
         account=None,
         clock=JumpingClock(NOW),
-        wall=Wall(),
+        prepaid_rule=PrepaidRule(),
         terms=Terms(rates=(region_rates("us-east-1"),)),
         changeover=timedelta(minutes=12),
     )

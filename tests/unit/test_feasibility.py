@@ -13,13 +13,13 @@ import pytest
 from gpucloud.domain.errors import PlanRefused
 from gpucloud.domain.job.spec import Job, Market, MarketPolicy, Model, Resources
 from gpucloud.domain.market.feasibility import Needs, least_usd, needs_of, refuse_what_cannot_be_kept
-from gpucloud.domain.money.prepaid import Wall
+from gpucloud.domain.money.prepaid import PrepaidRule
 from gpucloud.domain.offer import Offer, rank
 from tests.fakes.market import A100, H100, FakeMarket
 
 HOUR = timedelta(hours=1)
 CHANGEOVER = timedelta(minutes=12)
-WALL = Wall()  # 210 s are kept aside
+WALL = PrepaidRule()  # 210 s are kept aside
 
 
 def job(market: MarketPolicy = MarketPolicy.AUTO, **changes: object) -> Job:

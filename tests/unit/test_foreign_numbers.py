@@ -42,7 +42,7 @@ from gpucloud.domain.node.node import notice_from, recommended_at
 from gpucloud.domain.node.status import AttemptStatus, RunState, Status, status_from_json, status_to_json
 from gpucloud.domain.state.state import JobState
 from gpucloud.domain.supervision.membership import hang_limit
-from gpucloud.domain.supervision.seen import Limits
+from gpucloud.domain.supervision.snapshot import Limits
 from gpucloud.domain.untrusted import COUNTED
 from gpucloud.store.directory import DirectoryStore
 from gpucloud.usecases.jobstore.jobstore import JobStore
@@ -196,7 +196,7 @@ def test_what_a_script_writes_among_its_attempts_files_ends_no_agent_and_hides_n
         failed_rank=folder.failed_rank(),
         output=folder.output(),
     )
-    status = Status(beat=1, epoch=1, boot_id="b", notice=None, attempt=part)
+    status = Status(heartbeat=1, epoch=1, boot_id="b", notice=None, attempt=part)
     assert status_from_json(status_to_json(status)) == status
     assert (part.progress, part.failed_rank, part.output) == (None, None, ())
     assert (folder.saving(), folder.verdict()) == (None, None)

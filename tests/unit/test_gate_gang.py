@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gpucloud.domain.node.gate.gang import Blame, GangSeen, PairSeen, blame, rounds
+from gpucloud.domain.node.gate.gang import Blame, GangFacts, PairFacts, blame, rounds
 
 
 def gang(world, slow=(), *, broken=(), gbps=3.0):
     """What a gang's members say when these ranks (or pairs) are slow."""
-    seen = []
+    observed = []
     for rank in range(world):
         pairs = []
         for other in range(world):
@@ -18,14 +18,14 @@ def gang(world, slow=(), *, broken=(), gbps=3.0):
             pair = (min(rank, other), max(rank, other))
             bad = pair in slow or rank in slow or other in slow
             reached = None if rank in broken or other in broken else 0.3 if bad else gbps
-            pairs.append(PairSeen(one=pair[0], other=pair[1], gbps=reached))
+            pairs.append(PairFacts(one=pair[0], other=pair[1], gbps=reached))
         arrived = tuple(range(world)) if rank == 0 else ()
-        seen.append(GangSeen(rank=rank, met=True, arrived=arrived, pairs=tuple(pairs)))
-    return tuple(seen)
+        observed.append(GangFacts(rank=rank, met=True, arrived=arrived, pairs=tuple(pairs)))
+    return tuple(observed)
 
 
-def check(seen, world, *, efa=False, proven=()):
-    return blame(seen, world, efa=efa, proven=frozenset(proven))
+def check(observed, world, *, efa=False, proven=()):
+    return blame(observed, world, efa=efa, proven=frozenset(proven))
 
 
 def test_nobody_is_to_blame_in_a_good_gang():
@@ -59,28 +59,28 @@ def test_a_machine_through_which_nothing_arrives_is_to_blame():
 
 
 def test_what_arrives_wrong_counts_more_than_speed():
-    seen = list(gang(3))
+    observed = list(gang(3))
     wrong = tuple(
-        PairSeen(one=p.one, other=p.other, gbps=p.gbps, right=2 not in (p.one, p.other)) for p in seen[0].pairs
+        PairFacts(one=p.one, other=p.other, gbps=p.gbps, right=2 not in (p.one, p.other)) for p in observed[0].pairs
     )
-    seen[0] = GangSeen(rank=0, met=True, arrived=(0, 1, 2), pairs=wrong)
-    assert [one.rank for one in check(seen, 3)] == [2]
-    assert check(seen, 3)[0].why.startswith("what it sends arrives wrong")
+    observed[0] = GangFacts(rank=0, met=True, arrived=(0, 1, 2), pairs=wrong)
+    assert [one.rank for one in check(observed, 3)] == [2]
+    assert check(observed, 3)[0].why.startswith("what it sends arrives wrong")
 
 
 def test_who_did_not_come_is_to_blame():
-    seen = (
-        GangSeen(rank=0, met=True, arrived=(0, 2)),
-        GangSeen(rank=1, error="DistNetworkError: timed out"),
-        GangSeen(rank=2, met=True),
+    observed = (
+        GangFacts(rank=0, met=True, arrived=(0, 2)),
+        GangFacts(rank=1, error="DistNetworkError: timed out"),
+        GangFacts(rank=2, met=True),
     )
-    assert check(seen, 3) == (Blame(rank=1, why="it does not reach the others: DistNetworkError: timed out"),)
+    assert check(observed, 3) == (Blame(rank=1, why="it does not reach the others: DistNetworkError: timed out"),)
 
 
-@pytest.mark.parametrize("host", [GangSeen(rank=0, met=True, arrived=(0,)), GangSeen(rank=0)])
+@pytest.mark.parametrize("host", [GangFacts(rank=0, met=True, arrived=(0,)), GangFacts(rank=0)])
 def test_where_nobody_comes_to_the_meeting_place_is_to_blame(host):
-    seen = (host, GangSeen(rank=1, error="timed out"), GangSeen(rank=2, error="timed out"))
-    assert check(seen, 3) == (Blame(rank=0, why="the others do not reach it: timed out"),)
+    observed = (host, GangFacts(rank=1, error="timed out"), GangFacts(rank=2, error="timed out"))
+    assert check(observed, 3) == (Blame(rank=0, why="the others do not reach it: timed out"),)
 
 
 @pytest.mark.parametrize("world", [2, 3, 4, 5, 8, 9])
@@ -92,10 +92,10 @@ def test_every_pair_comes_once_and_no_member_twice_in_a_round(world):
 
 
 def test_a_member_that_came_and_then_failed_is_to_blame():
-    seen = list(gang(3))
-    seen[2] = GangSeen(rank=2, met=True, error="DistBackendError: NCCL error")
-    assert [one.rank for one in check(seen, 3)] == [2]
+    observed = list(gang(3))
+    observed[2] = GangFacts(rank=2, met=True, error="DistBackendError: NCCL error")
+    assert [one.rank for one in check(observed, 3)] == [2]
 
 
 def test_a_gang_that_only_names_its_gpus_is_not_blamed():
-    assert check([GangSeen(rank=r, met=True, arrived=(0, 1)) for r in (0, 1)], 2) == ()
+    assert check([GangFacts(rank=r, met=True, arrived=(0, 1)) for r in (0, 1)], 2) == ()

@@ -18,7 +18,7 @@ from gpucloud.domain.node.gate.report import (
     Links,
     Report,
     UnderLoad,
-    XidSeen,
+    XidLine,
     failures,
 )
 from gpucloud.domain.node.hardware import Gpu
@@ -47,9 +47,9 @@ def good(index, copies, tflops):
 
 
 def report(*gpus, copies=(), tflops=None, **changes):
-    seen = Report(at=datetime(2026, 11, 24, tzinfo=timezone.utc), gpus=gpus, listed=len(gpus))
+    observed = Report(at=datetime(2026, 11, 24, tzinfo=timezone.utc), gpus=gpus, listed=len(gpus))
     probes = tuple(good(i, gbps, tflops) for i, gbps in enumerate(copies))
-    return replace(seen, probes=probes, **changes)
+    return replace(observed, probes=probes, **changes)
 
 
 def on(generation, width, count, slot=None):
@@ -60,8 +60,8 @@ def board(kind, count):
     return Links(pairs=tuple((a, b, kind) for a in range(count) for b in range(a + 1, count)))
 
 
-def codes(seen, gpus):
-    return [one.code for one in judge(seen, GateWanted(gpus=gpus))]
+def codes(observed, gpus):
+    return [one.code for one in judge(observed, GateWanted(gpus=gpus))]
 
 
 def a100s(count):
@@ -73,7 +73,7 @@ def h100s(count):
 
 
 @pytest.mark.parametrize(
-    "seen",
+    "observed",
     [
         report(*a100s(8), copies=[10.8, 11.9] * 4, host_links=on(3, 16, 8)),
         report(*a100s(8), copies=[10.8, 11.9] * 4),
@@ -82,21 +82,21 @@ def h100s(count):
     ],
     ids=["A100 in a host of PCIe 3", "the same in a virtual machine", "H100 in a host of PCIe 4", "the same, virtual"],
 )
-def test_a_host_of_an_older_pcie_is_what_it_is(seen):
-    assert codes(seen, 8) == []
+def test_a_host_of_an_older_pcie_is_what_it_is(observed):
+    assert codes(observed, 8) == []
 
 
 def test_of_one_gpu_the_hosts_own_port_says_what_it_should_reach():
-    seen = report(*h100s(1), copies=[9.0], host_links=on(5, 16, 1))
-    (found,) = failures(judge(seen, GateWanted(gpus=1)))
+    observed = report(*h100s(1), copies=[9.0], host_links=on(5, 16, 1))
+    (found,) = failures(judge(observed, GateWanted(gpus=1)))
     assert str(found) == "GPU 0: copies to it reach 9.0 GB/s, 22.1 expected of PCIe 5 on 16 lanes"
-    assert codes(replace(seen, host_links=on(3, 16, 1)), 1) == []
+    assert codes(replace(observed, host_links=on(3, 16, 1)), 1) == []
 
 
 def test_one_gpu_of_a_virtual_machine_fails_only_where_its_link_is_seen_trained_down():
-    seen = report(*h100s(1), copies=[3.1])
-    assert codes(seen, 1) == ["copies-slow"]
-    down = replace(seen, under_load=(UnderLoad(index=0, generation=1, width=16),))
+    observed = report(*h100s(1), copies=[3.1])
+    assert codes(observed, 1) == ["copies-slow"]
+    down = replace(observed, under_load=(UnderLoad(index=0, generation=1, width=16),))
     assert [one.code for one in failures(judge(down, GateWanted(gpus=1)))] == ["copy-slow"]
 
 
@@ -111,10 +111,10 @@ def test_a_slot_of_four_lanes_is_no_fault_of_its_card():
 def test_a_board_of_four_without_switches_shares_its_links_out(name, memory, kind):
     gpus = [gpu(i, name, memory) for i in range(4)]
     links = int(kind[2:]) * 3
-    seen = report(*gpus, links=replace(board(kind, 4), ports=tuple((i, links, 0) for i in range(4))))
-    assert codes(seen, 4) == []
-    one_down = replace(seen.links, pairs=((0, 1, "NV2"), *seen.links.pairs[1:]))
-    (found,) = judge(replace(seen, links=one_down), GateWanted(gpus=4))
+    observed = report(*gpus, links=replace(board(kind, 4), ports=tuple((i, links, 0) for i in range(4))))
+    assert codes(observed, 4) == []
+    one_down = replace(observed.links, pairs=((0, 1, "NV2"), *observed.links.pairs[1:]))
+    (found,) = judge(replace(observed, links=one_down), GateWanted(gpus=4))
     assert (found.code, f"joined by NV2, {kind} expected" in found.text, "fabricmanager" in found.hint) == (
         "nvlink",
         True,
@@ -123,16 +123,18 @@ def test_a_board_of_four_without_switches_shares_its_links_out(name, memory, kin
 
 
 def test_two_gpus_of_such_a_board_have_links_that_lead_to_others():
-    seen = report(*a100s(2), links=replace(board("NV4", 2), ports=((0, 4, 8), (1, 4, 8))))
+    observed = report(*a100s(2), links=replace(board("NV4", 2), ports=((0, 4, 8), (1, 4, 8))))
     ring = CollectiveProbe(backend="nccl", ranks=2, right=True, busbw_gbps=70.0)
-    assert codes(replace(seen, collective=ring), 2) == []
-    assert codes(replace(seen, links=replace(seen.links, ports=((0, 3, 9), (1, 4, 8)))), 2) == ["nvlink"]
+    assert codes(replace(observed, collective=ring), 2) == []
+    assert codes(replace(observed, links=replace(observed.links, ports=((0, 3, 9), (1, 4, 8)))), 2) == ["nvlink"]
 
 
 def test_without_nvlink_a_slow_all_reduce_is_told_and_refuses_nobody():
     cards = [gpu(i, "NVIDIA L40S", 46068) for i in range(4)]
-    seen = report(*cards, collective=CollectiveProbe(backend="nccl", ranks=4, right=True, busbw_gbps=1.2))
-    assert [(one.code, one.severity.value) for one in judge(seen, GateWanted(gpus=4))] == [("collective-slow", "warn")]
+    observed = report(*cards, collective=CollectiveProbe(backend="nccl", ranks=4, right=True, busbw_gbps=1.2))
+    assert [(one.code, one.severity.value) for one in judge(observed, GateWanted(gpus=4))] == [
+        ("collective-slow", "warn")
+    ]
 
 
 def test_a_gpu_for_the_display_does_not_refuse_the_host():
@@ -147,9 +149,9 @@ def test_a_gpu_for_the_display_does_not_refuse_the_host():
 
 def test_what_is_wrong_with_a_gpu_that_the_job_does_not_get_refuses_nobody():
     gpus = h100s(4)
-    seen = report(*gpus[:3], replace(gpus[3], ecc_uncorrected=3))
-    assert [(one.code, one.severity.value) for one in judge(seen, GateWanted(gpus=2))] == [("ecc", "warn")]
-    assert [(one.code, one.severity.value) for one in judge(seen, GateWanted(gpus=4))] == [("ecc", "fail")]
+    observed = report(*gpus[:3], replace(gpus[3], ecc_uncorrected=3))
+    assert [(one.code, one.severity.value) for one in judge(observed, GateWanted(gpus=2))] == [("ecc", "warn")]
+    assert [(one.code, one.severity.value) for one in judge(observed, GateWanted(gpus=4))] == [("ecc", "fail")]
 
 
 def test_a_gpu_that_somebody_holds_is_named_beside_those_that_are_free():
@@ -168,9 +170,9 @@ def test_a_gpu_that_somebody_holds_is_named_beside_those_that_are_free():
 
 def test_memory_that_is_the_machines_is_judged_by_what_cuda_says():
     spark = gpu(0, "NVIDIA GB10", None)
-    seen = report(spark)
-    assert judge(seen, GateWanted(gpus=1, vram_gib=24)) == ()
-    asked = replace(seen, probes=(replace(good(0, 30.0, 90.0), total_mib=122_000),))
+    observed = report(spark)
+    assert judge(observed, GateWanted(gpus=1, vram_gib=24)) == ()
+    asked = replace(observed, probes=(replace(good(0, 30.0, 90.0), total_mib=122_000),))
     assert judge(asked, GateWanted(gpus=1, vram_gib=96)) == ()
     assert [one.code for one in judge(asked, GateWanted(gpus=1, vram_gib=140))] == ["memory"]
 
@@ -183,10 +185,10 @@ def test_a_share_of_a_device_is_not_held_to_the_whole_ones_figures(changes):
 
 
 def test_an_old_error_of_a_driver_that_knows_no_recovery_counts_for_a_day():
-    xid = XidSeen(number=119, pci="0000:10:00", text="NVRM: Xid", age_s=80_000.0)
-    seen = report(*a100s(1), xids=(xid,))
-    assert [one.severity.value for one in judge(seen, GateWanted(gpus=1))] == ["fail"]
-    (found,) = judge(replace(seen, xids=(replace(xid, age_s=9e6),)), GateWanted(gpus=1))
+    xid = XidLine(number=119, pci="0000:10:00", text="NVRM: Xid", age_s=80_000.0)
+    observed = report(*a100s(1), xids=(xid,))
+    assert [one.severity.value for one in judge(observed, GateWanted(gpus=1))] == ["fail"]
+    (found,) = judge(replace(observed, xids=(replace(xid, age_s=9e6),)), GateWanted(gpus=1))
     assert (found.severity.value, found.text) == (
         "warn",
         "Xid 119 in the kernel's log 104 d ago: the GPU's system processor did not answer",
@@ -194,7 +196,7 @@ def test_an_old_error_of_a_driver_that_knows_no_recovery_counts_for_a_day():
 
 
 def test_of_several_errors_alike_the_last_one_counts():
-    xids = tuple(XidSeen(number=119, pci="0000:10:00", text="NVRM: Xid", age_s=age) for age in (9e6, 60.0, 8e6))
+    xids = tuple(XidLine(number=119, pci="0000:10:00", text="NVRM: Xid", age_s=age) for age in (9e6, 60.0, 8e6))
     (found,) = judge(report(*a100s(1), xids=xids), GateWanted(gpus=1))
     assert (found.severity.value, "1 min ago" in found.text) == ("fail", True)
 

@@ -21,11 +21,11 @@ from gpucloud.domain.node.gate.report import (
     Links,
     Report,
     Severity,
-    StoreSeen,
+    StoreFacts,
     SwitchError,
-    TorchSeen,
+    TorchFacts,
     UnderLoad,
-    XidSeen,
+    XidLine,
     fail,
     failures,
     figures,
@@ -52,7 +52,7 @@ GOOD_PROBE = DeviceProbe(
     from_device_gbps=55.0,
     memory_gbps=4100.0,
 )
-TORCH = TorchSeen(version="2.11.0+cu130", cuda="13.0", available=True, devices=4)
+TORCH = TorchFacts(version="2.11.0+cu130", cuda="13.0", available=True, devices=4)
 NCCL = CollectiveProbe(backend="nccl", ranks=4, right=True, megabytes=256, busbw_gbps=350.0)
 
 
@@ -66,7 +66,7 @@ def report(xml=XML, **changes):
         "clock_kept": True,
         "free_bytes": 100 << 30,
         "write_mbps": 2000.0,
-        "store": StoreSeen(endpoint="https://s3.us-west-2.amazonaws.com", seconds=0.02),
+        "store": StoreFacts(endpoint="https://s3.us-west-2.amazonaws.com", seconds=0.02),
         "torch": TORCH,
         "probes": tuple(replace(GOOD_PROBE, index=i) for i in range(4)),
         "collective": NCCL,
@@ -90,7 +90,7 @@ def probe(**changes):
 
 
 def xid(number, pci=GPUS[1].pci, age_s=None):
-    return report(xids=(XidSeen(number=number, pci=pci[:-2], text="NVRM: Xid", age_s=age_s),))
+    return report(xids=(XidLine(number=number, pci=pci[:-2], text="NVRM: Xid", age_s=age_s),))
 
 
 def test_the_genuine_machine_is_fit() -> None:
@@ -201,7 +201,7 @@ FAILS = {
         "Xid 79 in the kernel's log since boot: the GPU has fallen off the bus",
     ),
     "torch is a wheel for CPUs": (
-        report(torch=TorchSeen(version="2.13.0+cpu")),
+        report(torch=TorchFacts(version="2.13.0+cpu")),
         "cpu-torch",
         "torch 2.13.0+cpu is built for the CPU only: the job would train without its GPUs",
     ),
@@ -221,7 +221,7 @@ FAILS = {
     ),
     "torch sees fewer": (report(torch=replace(TORCH, devices=3)), "torch-count", "torch sees 3 devices, 4 expected"),
     "there is no torch": (
-        report(torch=TorchSeen(error="ImportError: No module named 'torch'")),
+        report(torch=TorchFacts(error="ImportError: No module named 'torch'")),
         "no-torch",
         "the job's Python has no torch that starts: ImportError: No module named 'torch'",
     ),
@@ -311,7 +311,7 @@ FAILS = {
         "GPU 2: slowed down by the hardware under load: hw_thermal_slowdown",
     ),
     "the store is out of reach": (
-        report(store=StoreSeen(endpoint="https://s3.us-west-2.amazonaws.com", error="timed out")),
+        report(store=StoreFacts(endpoint="https://s3.us-west-2.amazonaws.com", error="timed out")),
         "store",
         "the store at https://s3.us-west-2.amazonaws.com cannot be reached: timed out",
     ),
@@ -320,8 +320,8 @@ FAILS = {
 
 @pytest.mark.parametrize("name", FAILS)
 def test_one_planted_fault_keeps_the_machine_out(name: str) -> None:
-    seen, code, text = FAILS[name]
-    found = failures(judge(seen, WANTED))
+    observed, code, text = FAILS[name]
+    found = failures(judge(observed, WANTED))
     assert [(one.code, str(one)) for one in found] == [(code, text)]
     assert found[0].hint
     assert why(found) == text
@@ -402,8 +402,8 @@ WARNS = {
 
 @pytest.mark.parametrize("name", WARNS)
 def test_what_is_worth_knowing_does_not_keep_it_out(name: str) -> None:
-    seen, code = WARNS[name]
-    assert [(one.code, one.severity) for one in judge(seen, WANTED)] == [(code, Severity.WARN)]
+    observed, code = WARNS[name]
+    assert [(one.code, one.severity) for one in judge(observed, WANTED)] == [(code, Severity.WARN)]
 
 
 @pytest.mark.parametrize("number", [13, 31, 43, 45, 154])
@@ -429,11 +429,11 @@ def test_memory_is_what_was_asked_for_as_it_is_sold() -> None:
 
 def test_a_model_that_is_not_in_the_table_has_no_floors() -> None:
     unknown = tuple(replace(gpu, name="NVIDIA Z9", memory_mib=1000) for gpu in GPUS)
-    seen = report(gpus=unknown, collective=replace(NCCL, busbw_gbps=0.3), links=Links(pairs=((0, 1, "SYS"),)))
-    assert judge(seen, GateWanted(gpus=4)) == ()
-    assert [one.code for one in judge(replace(seen, probes=probe(to_device_gbps=0.2).probes), GateWanted(gpus=4))] == [
-        "copy-slow"
-    ]
+    observed = report(gpus=unknown, collective=replace(NCCL, busbw_gbps=0.3), links=Links(pairs=((0, 1, "SYS"),)))
+    assert judge(observed, GateWanted(gpus=4)) == ()
+    assert [
+        one.code for one in judge(replace(observed, probes=probe(to_device_gbps=0.2).probes), GateWanted(gpus=4))
+    ] == ["copy-slow"]
 
 
 def test_a_job_that_does_without_torch_is_not_asked_for_it() -> None:

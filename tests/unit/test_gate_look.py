@@ -48,13 +48,13 @@ NVRM: Xid (0000:01:00): 31, Ch 0000000b, engmask 00000120, intr 10000000
 
 
 def test_xids_are_found_in_the_kernels_log():
-    seen = found(map(stamped, LOG.splitlines()), now=2000.0)
-    assert [(one.number, one.pci, one.age_s) for one in seen.xids] == [
+    observed = found(map(stamped, LOG.splitlines()), now=2000.0)
+    assert [(one.number, one.pci, one.age_s) for one in observed.xids] == [
         (13, "0000:cb:00", None),
         (79, "0000:3b:00", 765.5),
         (31, "0000:01:00", None),
     ]
-    assert seen.newest == 1234.5
+    assert observed.newest == 1234.5
 
 
 BROKE = "[10.0] NVRM: Xid (PCI:0000:3b:00): 119, pid=1, name=python, Timeout after 6s of waiting for RPC response"
@@ -77,8 +77,8 @@ LOADED = "[30.0] NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.15
     ],
 )
 def test_what_came_before_a_reset_or_a_new_driver_is_over(lines, left, newest):
-    seen = found(map(stamped, lines), now=100.0)
-    assert ([one.number for one in seen.xids], seen.newest) == (left, newest)
+    observed = found(map(stamped, lines), now=100.0)
+    assert ([one.number for one in observed.xids], observed.newest) == (left, newest)
 
 
 def test_only_fatal_errors_of_a_switch_count():
@@ -87,8 +87,8 @@ def test_only_fatal_errors_of_a_switch_count():
     mild = (
         "[6.0] nvidia-nvswitch4: SXid (PCI:0000:c6:00.0): 19084, Non-fatal, Link 29 AN1 Heartbeat Timeout Error (First)"
     )
-    seen = found(map(stamped, (fatal, mild)), now=65.0)
-    assert [(one.number, one.age_s) for one in seen.switch_errors] == [(20034, 60.0)]
+    observed = found(map(stamped, (fatal, mild)), now=65.0)
+    assert [(one.number, one.age_s) for one in observed.switch_errors] == [(20034, 60.0)]
 
 
 def test_a_record_of_the_kernel_has_its_time_in_microseconds():
@@ -118,8 +118,8 @@ def test_a_record_without_a_time_has_none(record):
     ],
 )
 def test_a_line_that_the_driver_never_writes_is_no_xid(line):
-    seen = found([(1.0, line)], now=2.0)
-    assert (seen.xids, seen.switch_errors, seen.newest) == ((), (), None)
+    observed = found([(1.0, line)], now=2.0)
+    assert (observed.xids, observed.switch_errors, observed.newest) == ((), (), None)
 
 
 def test_a_time_that_is_still_to_come_is_now():
@@ -130,8 +130,8 @@ def test_a_time_that_is_still_to_come_is_now():
 
 def test_of_what_a_device_says_thousands_of_times_the_last_is_kept():
     flood = [(float(n), "NVRM: Xid (PCI:0000:cb:00): 13, pid=1") for n in range(20_000)]
-    seen = found([(0.5, BROKE[7:]), *flood], now=20_000.0)
-    assert [(one.number, one.age_s) for one in seen.xids] == [(119, 19999.5), (13, 1.0)]
+    observed = found([(0.5, BROKE[7:]), *flood], now=20_000.0)
+    assert [(one.number, one.age_s) for one in observed.xids] == [(119, 19999.5), (13, 1.0)]
     others = [(1.0, f"NVRM: Xid (PCI:0000:cb:00): {n}, pid=1") for n in range(200, 900)]
     kept = [one.number for one in found(others, now=2.0).xids]
     assert kept == list(range(400, 900))  # the newest
@@ -149,14 +149,14 @@ def test_a_log_that_cannot_be_read_is_said_and_not_taken_for_clean():
     def closed():
         raise PermissionError(1, "Operation not permitted")
 
-    seen = kernel_log(closed)
-    assert (seen.xids, seen.unread) == ((), "Operation not permitted")
+    observed = kernel_log(closed)
+    assert (observed.xids, observed.unread) == ((), "Operation not permitted")
 
 
 def test_the_log_of_this_machine_is_read():
-    seen = kernel_log()
-    assert seen.unread is None, seen.unread
-    assert seen.xids == ()  # a machine without NVIDIA's driver has no Xid
+    observed = kernel_log()
+    assert observed.unread is None, observed.unread
+    assert observed.xids == ()  # a machine without NVIDIA's driver has no Xid
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ def test_machines_that_others_use_in_turn_are_waited_for_no_longer_than_one_that
         inspector._work = Future()
         at = NOW + look * timedelta(seconds=10)
         inspector._work.set_result(_Look(in_use=tuple((one, "x") for one in used), over_at=at))
-        seen = inspector.seen()
-        assert seen is not None
-        since.append([(one.since - NOW).total_seconds() for one in seen.in_use])
+        snapshot = inspector.snapshot()
+        assert snapshot is not None
+        since.append([(one.since - NOW).total_seconds() for one in snapshot.in_use])
     assert since == [[0], [0], [0, 0], [], [40]]

@@ -31,7 +31,7 @@ from gpucloud.domain.state.state import ExitReason
 from gpucloud.usecases.jobstore.report import report
 from tests import handbook
 from tests.unit.test_launch import START, job, place
-from tests.unit.worlds import opened, seen, state
+from tests.unit.worlds import opened, snapshot, state
 
 PAGES = pages()
 README = handbook.FOLDER.parents[1] / "README.md"
@@ -176,7 +176,7 @@ def test_the_literal_json_has_the_keys_that_train_writes():
     (literal,) = (json.loads(text) for text in blocks("json", COMMANDS))
     spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal("0.5"), promised_usd=Decimal(0))
     attempt = opened("a", reason=ExitReason.SUCCEEDED)
-    written = {"version": VERSION, **report_json(report(state(attempts=(attempt,)), spend, (), seen().group, None))}
+    written = {"version": VERSION, **report_json(report(state(attempts=(attempt,)), spend, (), snapshot().group, None))}
 
     assert literal.keys() == written.keys()
     assert literal["attempts"][0].keys() == written["attempts"][0].keys()

@@ -13,15 +13,15 @@ from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import CloseAttempt, EndAttempt, Wait
 from gpucloud.domain.supervision.membership import hang_limit, hung
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.seen import Goal, Limits, Rules
-from tests.unit.worlds import NOW, opened, part, seen, state, up
+from gpucloud.domain.supervision.snapshot import Goal, Limits, Rules
+from tests.unit.worlds import NOW, opened, part, snapshot, state, up
 
 GOAL, RULES = Goal(nodes=1, budget_usd=Decimal(1)), Rules()
 REPORT = "what takes longer belongs in `with run.phase(...)`"
 
 
 def during(attempt, **progress):
-    return seen(up("a", part(attempt.number, step=9, **progress)), group_size=1, state=state(attempts=(attempt,)))
+    return snapshot(up("a", part(attempt.number, step=9, **progress)), group_size=1, state=state(attempts=(attempt,)))
 
 
 def over(reason, number=1):
@@ -66,7 +66,7 @@ def test_a_script_has_half_an_hour_for_its_first_step_twice_as_long_after_a_hang
     before = tuple(over(ExitReason.HUNG, number) for number in range(1, hangs + 1))
     attempt = opened("a", number=hangs + 1)
     node = up("a", part(attempt.number, step=0, step_seconds=None, phase=phase, age_s=age_s))
-    said = hung(attempt, seen(node, group_size=1, state=state(attempts=(*before, attempt))), Limits())
+    said = hung(attempt, snapshot(node, group_size=1, state=state(attempts=(*before, attempt))), Limits())
     whole = why and why + "takes longer belongs in `with run.phase(...)`); stacks are in the log"
     assert said == whole
 
@@ -78,7 +78,7 @@ def test_an_attempt_that_makes_no_first_step_is_ended_as_one_that_hangs():
 
 
 def test_a_script_that_tells_of_no_steps_may_take_as_long_as_it_likes():
-    silent = seen(up("a", part(1)), group_size=1, state=state(attempts=(opened("a"),)))
+    silent = snapshot(up("a", part(1)), group_size=1, state=state(attempts=(opened("a"),)))
     assert decide(GOAL, silent, RULES) == Wait(why="running")
 
 
@@ -105,7 +105,7 @@ def test_an_agent_that_does_not_see_to_it_is_told_to_kill(ago, wanted):
 @pytest.mark.parametrize("outcome", [Outcome.KILLED, Outcome.FAILED])
 def test_an_attempt_that_hung_is_followed_by_another_however_its_ranks_ended(outcome):
     attempt = opened("a", ending_reason=ExitReason.HUNG, ending_at=NOW, ordered=Stop.ABORT)
-    world = seen(up("a", part(1, outcome)), group_size=1, state=state(attempts=(attempt,)))
+    world = snapshot(up("a", part(1, outcome)), group_size=1, state=state(attempts=(attempt,)))
     action = decide(GOAL, world, RULES)
     assert action == CloseAttempt(reason=ExitReason.HUNG)
     assert transitions.close_attempt(world.state, action, NOW).status.value == "waiting"

@@ -18,7 +18,7 @@ from gpucloud.domain.state.order import held_until, is_closed, keeps, without_dr
 from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState, JobStatus
 from gpucloud.domain.supervision.action import Arm, Done, TearDown
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.seen import Goal, Rules, Supervising, goal_of
+from gpucloud.domain.supervision.snapshot import Goal, Rules, Supervising, goal_of
 from gpucloud.usecases.job.start import adopt
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.report import report
@@ -26,7 +26,7 @@ from tests.fakes.agent import Training
 from tests.faults.process import Ended, run
 from tests.faults.rig import GROUP, JOB, Outside
 from tests.faults.strikes import Strikes
-from tests.unit.worlds import NOW, opened, order, seen, state, up
+from tests.unit.worlds import NOW, opened, order, snapshot, state, up
 
 MINUTES = timedelta(minutes=5)
 GOAL, RULES = Goal(nodes=2, budget_usd=Decimal(1)), Rules()
@@ -41,7 +41,7 @@ HELD_UNTIL = NOW + timedelta(minutes=3)
 
 
 def decided(failed: JobState = FAILED, armed: datetime | None = HELD_UNTIL, **goal: object) -> object:
-    there = seen(up("a"), up("b"), state=failed, armed=armed, payable_until=NOW + timedelta(hours=1))
+    there = snapshot(up("a"), up("b"), state=failed, armed=armed, payable_until=NOW + timedelta(hours=1))
     return decide(replace(GOAL, **{"hold": MINUTES, **goal}), there, RULES)
 
 
@@ -53,14 +53,14 @@ def test_the_shut_off_comes_when_the_wait_is_over_and_nothing_moves_it_later() -
 
 def test_a_shut_off_that_somebody_removed_is_armed_anew_no_later_than_the_wait_and_the_budget_end() -> None:
     assert decided(armed=None) == Arm(until=HELD_UNTIL)
-    there = seen(up("a"), state=FAILED, armed=None, payable_until=NOW + timedelta(minutes=1))
+    there = snapshot(up("a"), state=FAILED, armed=None, payable_until=NOW + timedelta(minutes=1))
     assert decide(replace(GOAL, hold=MINUTES), there, RULES) == Arm(until=NOW + timedelta(minutes=1))
     unpaid = replace(there, payable_until=None)
     assert decide(replace(GOAL, hold=MINUTES), unpaid, RULES) == TearDown()
 
 
 def test_machines_wait_no_longer_than_the_budget_pays_for() -> None:
-    there = seen(up("a"), state=FAILED, armed=HELD_UNTIL, payable_until=NOW + timedelta(minutes=1))
+    there = snapshot(up("a"), state=FAILED, armed=HELD_UNTIL, payable_until=NOW + timedelta(minutes=1))
     assert decide(replace(GOAL, hold=MINUTES), there, RULES) == Arm(until=NOW + timedelta(minutes=1))
 
 
@@ -126,7 +126,7 @@ def test_the_same_train_goes_on_with_the_held_machines_from_the_newest_checkpoin
     failed = give(outside, "train", "small.yaml")
     assert failed.code == 20
     assert "2 machines are ready for a mended script until " in failed.stdout
-    machines = {life.node_id for life in stored(outside).alive}  # type: ignore[union-attr]
+    machines = {interval.node_id for interval in stored(outside).alive}  # type: ignore[union-attr]
     assert len(machines) == 2
 
     outside.fleet.training = Training()
@@ -136,7 +136,7 @@ def test_the_same_train_goes_on_with_the_held_machines_from_the_newest_checkpoin
     ended = stored(outside)
     assert ended is not None
     assert [attempt.reason for attempt in ended.attempts] == [ExitReason.USER_ERROR, ExitReason.SUCCEEDED]
-    assert {life.node_id for life in ended.nodes} == machines
+    assert {interval.node_id for interval in ended.nodes} == machines
     assert (ended.torn_down, alive(outside), outside.breaches) == (True, 0, [])
     assert stored(outside, f"{JOB}-2") is None
 
@@ -228,7 +228,7 @@ def test_up_after_the_wait_is_a_new_run_too(outside: Outside) -> None:
 def test_the_last_line_of_a_setup_that_failed_names_the_command_the_log_and_what_to_type() -> None:
     message = "setup: `pip install nothing` ended with exit code 1: no such package"
     failed = replace(FAILED, attempts=(), message=message)
-    world = seen(up("a"), up("b"), state=failed)
+    world = snapshot(up("a"), up("b"), state=failed)
     spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal("0.01"), promised_usd=Decimal(0))
     told = replace(report(failed, spend, (), world.group, None), held_until=HELD_UNTIL)
     *_, last, held = report_text(told).splitlines()
@@ -247,7 +247,7 @@ def test_the_last_line_of_a_setup_that_failed_names_the_command_the_log_and_what
 
 def test_the_last_line_says_whether_the_checkpoint_of_a_failed_run_is_used() -> None:
     failed = replace(FAILED, checkpoint=CheckpointRef(step=4, sha256="0" * 64))
-    world = seen(up("a"), state=failed)
+    world = snapshot(up("a"), state=failed)
     spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal("0.01"), promised_usd=Decimal(0))
     over = report(failed, spend, (), NO_GROUP, None)
     assert (
@@ -279,7 +279,7 @@ def test_a_run_that_has_succeeded_is_not_reopened_by_a_start_that_came_for_a_fai
 
 def test_a_reopened_run_is_not_told_as_failed_any_more() -> None:
     goes_on = adopt(FAILED, None, reopens=True)
-    world = seen(up("a"), up("b"), state=goes_on)
+    world = snapshot(up("a"), up("b"), state=goes_on)
     spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal("0.01"), promised_usd=Decimal(0))
     told = report_text(report(goes_on, spend, (), world.group, "process 1 on vm"))
     assert "failed" not in told, told

@@ -16,7 +16,7 @@ from gpucloud.domain.job.spec import Market
 from gpucloud.domain.money.ledger import GIB, ChargeKind, Rates, Terms, meter, total
 from gpucloud.domain.node.node import EndCause
 from gpucloud.domain.offer import Pool, PricePoint
-from gpucloud.domain.state.state import NodeLife
+from gpucloud.domain.state.state import UsageInterval
 from tests.unit.worlds import opened
 
 STORIES = yaml.safe_load((Path(__file__).parents[1] / "data" / "invoices.yaml").read_text())
@@ -90,14 +90,14 @@ class Story:
                 zone=zone[0] if zone else "us-east-1a",
                 market=Market(self.told.get("market", "spot")),
             )
-            life = NodeLife(
+            interval = UsageInterval(
                 node_id=f"i-{number}",
                 pool=pool,
                 launched_at=moment(launched),
                 ended_at=moment(ended) if ended else None,
                 end_cause=EndCause(cause) if cause else None,
             )
-            yield from meter(life, self.prices(pool.zone), self.attempts(), now, self.terms())
+            yield from meter(interval, self.prices(pool.zone), self.attempts(), now, self.terms())
 
 
 @pytest.mark.parametrize("told", STORIES, ids=[told["story"] for told in STORIES])

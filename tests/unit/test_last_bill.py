@@ -10,9 +10,9 @@ import pytest
 
 from gpucloud.domain.node.node import EndCause, GroupView, NodeState
 from gpucloud.domain.offer import PricePoint
-from gpucloud.domain.state.state import NodeLife
+from gpucloud.domain.state.state import UsageInterval
 from gpucloud.domain.supervision.action import TearDown
-from gpucloud.domain.supervision.seen import Rules
+from gpucloud.domain.supervision.snapshot import Rules
 from gpucloud.usecases.jobstore import lease
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.money.spend import SpendTracker
@@ -50,7 +50,7 @@ class StaleGroup:
 def torn_down(stale_s):
     clock = JumpingClock(NOW)
     jobs = JobStore(MemoryStore(clock), "digits")
-    known = NodeLife(node_id="a", pool=POOL, launched_at=NOW - timedelta(minutes=5))
+    known = UsageInterval(node_id="a", pool=POOL, launched_at=NOW - timedelta(minutes=5))
     jobs.create(state(nodes=(known,)))
     destroyed = []
     world = SimpleNamespace(
@@ -76,7 +76,7 @@ def test_an_old_list_is_asked_again_until_it_tells_every_end(stale_s):
     jobs, ended, destroyed = torn_down(stale_s)
 
     assert [(charge.node_id, charge.end) for charge in jobs.charges()] == [("a", ENDED), ("b", ENDED)]
-    assert all(life.charged for life in ended.nodes)
+    assert all(interval.charged for interval in ended.nodes)
     assert ended.torn_down
     assert destroyed == [("gpucloud-digits", 2)]  # billed before the group that lists them is forgotten
 

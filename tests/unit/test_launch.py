@@ -97,7 +97,7 @@ def test_the_keeper_of_a_scripts_own_directory_comes_before_the_launcher_on_ever
     alone = two(resources=Resources(nodes=2, gpus=4))
 
     assert [one.argv for one in both] == [one.argv for one in alone]
-    *words, order, end = both[1].keeper
+    *words, order, end = both[1].wrapper
     home = "/home/u2/.gpucloud"
     assert (words, end) == (["/py2/bin/python", f"{home}/lib/g.zip", "keep", "--root", home, "--order"], "--")
     assert from_json(KeepOrder, order) == KeepOrder(
@@ -116,7 +116,7 @@ def test_the_keeper_of_a_scripts_own_directory_comes_before_the_launcher_on_ever
     )
     assert dict(both[1].env)["GPUCLOUD_CHECKPOINT_DIRECTORY"] == "out"
     assert [dict(one.env)["PET_SHUTDOWN_TIMEOUT"] for one in (*both, *alone)] == ["110", "110", "5", "5"]
-    assert [one.keeper for one in alone] == [(), ()]
+    assert [one.wrapper for one in alone] == [(), ()]
 
 
 def resuming(run, **options):
@@ -124,7 +124,7 @@ def resuming(run, **options):
     added = {"resume_args": ("--resume", "{checkpoint}"), "resume_variables": (("FROM", "{checkpoint}"),)}
     kept = CheckpointPolicy(directory=CheckpointDirectory(path="out", **added))
     (first, _) = two(run, checkpoint=kept, **options)
-    return from_json(KeepOrder, first.keeper[-2]).additions, first
+    return from_json(KeepOrder, first.wrapper[-2]).additions, first
 
 
 @pytest.mark.parametrize("run", ["train.py --epochs 10", "python train.py", "bash train.sh"])
@@ -157,8 +157,8 @@ def test_the_keeper_stays_outside_of_the_container():
     kept = CheckpointPolicy(directory=CheckpointDirectory(path="out"))
     (first, _) = two("python3 train.py", image="img", checkpoint=kept)
     composed = compose(first, Path("/home/u1/.gpucloud/attempts/0003"))
-    assert composed.argv[: len(first.keeper)] == first.keeper
-    assert composed.argv[len(first.keeper)] == "docker"
+    assert composed.argv[: len(first.wrapper)] == first.wrapper
+    assert composed.argv[len(first.wrapper)] == "docker"
 
 
 def test_a_script_finds_its_node_its_store_and_its_package_in_the_environment():

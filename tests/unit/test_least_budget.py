@@ -13,11 +13,14 @@ from gpucloud.domain.errors import BudgetTooSmall, PlanRefused
 from gpucloud.domain.job.spec import Job, Market, MarketPolicy, Resources
 from gpucloud.domain.market.plan import make_plan
 from gpucloud.domain.money.ledger import Used, usd_for
-from gpucloud.domain.money.prepaid import Wall, paid_until
+from gpucloud.domain.money.prepaid import PrepaidRule, paid_until
 from gpucloud.domain.offer import Offer, Pool
 from tests.unit.worlds import NOW
 
-WALLS = (Wall(), Wall(start=timedelta(minutes=10), least=timedelta(minutes=15), reserve=timedelta(seconds=300)))
+WALLS = (
+    PrepaidRule(),
+    PrepaidRule(start=timedelta(minutes=10), least=timedelta(minutes=15), reserve=timedelta(seconds=300)),
+)
 SHORTEST_CHARGE_S = 60
 SPENT = Decimal("0.3")
 
@@ -27,7 +30,7 @@ def offer(usd="0.9", cap="0.9"):
     return Offer(pool=pool, usd_per_hour=Decimal(usd), cap_usd_per_hour=Decimal(cap), as_of=NOW, gpus=1)
 
 
-def planned(budget, one, nodes=1, wall=WALLS[0], spent=Decimal(0)):
+def planned(budget, one, nodes=1, prepaid_rule=WALLS[0], spent=Decimal(0)):
     job = Job(
         name="j",
         run="t.py",
@@ -36,30 +39,30 @@ def planned(budget, one, nodes=1, wall=WALLS[0], spent=Decimal(0)):
         source=None,
         code=None,
     )
-    return make_plan(job, (one,), NOW, wall, used=Used(spent_usd=spent))
+    return make_plan(job, (one,), NOW, prepaid_rule, used=Used(spent_usd=spent))
 
 
-def least_of(one, nodes=1, wall=WALLS[0]):
+def least_of(one, nodes=1, prepaid_rule=WALLS[0]):
     with pytest.raises(PlanRefused) as refused:
-        planned("0.001", one, nodes, wall)
+        planned("0.001", one, nodes, prepaid_rule)
     return Decimal(refused.value.hint.split()[1])
 
 
-def trained_s(budget, one, nodes, wall, boot_s):
+def trained_s(budget, one, nodes, prepaid_rule, boot_s):
     """For how long such machines train, second by second, by the rule that ends them; less than 0 if never begun."""
 
     def promised(at_s, *, launched):
         spent = usd_for(one.usd_per_hour * nodes, timedelta(seconds=max(at_s, SHORTEST_CHARGE_S))) if launched else 0
-        least = wall if at_s <= boot_s else Wall(reserve=wall.reserve, least=timedelta(0))
+        least = prepaid_rule if at_s <= boot_s else PrepaidRule(reserve=prepaid_rule.reserve, least=timedelta(0))
         cap = one.cap_usd_per_hour
         return paid_until(
-            NOW, left_usd=budget - spent, nodes=nodes, cap_usd_per_hour=cap, wall=least, launched=launched
+            NOW, left_usd=budget - spent, nodes=nodes, cap_usd_per_hour=cap, prepaid_rule=least, launched=launched
         )
 
     if promised(0, launched=False) is None:
         return -1
     at_s = 0
-    while promised(at_s, launched=True) is not None and at_s < boot_s + wall.least.total_seconds():
+    while promised(at_s, launched=True) is not None and at_s < boot_s + prepaid_rule.least.total_seconds():
         at_s += 1
     return at_s - boot_s
 
@@ -68,20 +71,20 @@ def trained_s(budget, one, nodes, wall, boot_s):
     cents=st.integers(10, 10_000),
     share=st.integers(1, 100),
     nodes=st.integers(1, 16),
-    wall=st.sampled_from(WALLS),
+    prepaid_rule=st.sampled_from(WALLS),
     above=st.integers(0, 3),
     soon=st.integers(0, 100),
 )
 def test_no_accepted_budget_ends_before_its_machines_could_train_for_the_stated_least_time(
-    cents, share, nodes, wall, above, soon
+    cents, share, nodes, prepaid_rule, above, soon
 ):
     cap = Decimal(cents) / 100
     one = offer(cap * share / 100, cap)
-    budget = least_of(one, nodes, wall) + Decimal(above) / 100
-    boot_s = int(wall.start.total_seconds() * soon / 100)
+    budget = least_of(one, nodes, prepaid_rule) + Decimal(above) / 100
+    boot_s = int(prepaid_rule.start.total_seconds() * soon / 100)
 
-    assert planned(budget, one, nodes, wall).trains >= wall.least - timedelta(milliseconds=1)
-    assert trained_s(budget, one, nodes, wall, boot_s) >= wall.least.total_seconds()
+    assert planned(budget, one, nodes, prepaid_rule).trains >= prepaid_rule.least - timedelta(milliseconds=1)
+    assert trained_s(budget, one, nodes, prepaid_rule, boot_s) >= prepaid_rule.least.total_seconds()
 
 
 def test_a_cent_below_the_least_is_refused_and_the_least_is_not():

@@ -16,20 +16,20 @@ from gpucloud.domain.codec import from_json, to_json
 from gpucloud.domain.job.quantities import format_moment
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.money.ledger import Rates, Spend, Terms, meter, total, usd_for
-from gpucloud.domain.money.prepaid import Wall, least_budget_usd, paid_until
+from gpucloud.domain.money.prepaid import PrepaidRule, least_budget_usd, paid_until
 from gpucloud.domain.node.node import EndCause
 from gpucloud.domain.offer import PricePoint
-from gpucloud.domain.state.state import ExitReason, NodeLife
+from gpucloud.domain.state.state import ExitReason, UsageInterval
 from tests.unit.worlds import NOW, POOL, opened
 
 PRICES = (PricePoint(since=NOW - timedelta(days=1), usd_per_hour=Decimal("0.36")),)
 
 
-def life(seconds, cause=None, **changes):
+def interval(seconds, cause=None, **changes):
     plain = {"node_id": "a", "pool": POOL, "launched_at": NOW}
     if cause is not None:
         plain |= {"ended_at": NOW + timedelta(seconds=seconds), "end_cause": cause}
-    return NodeLife(**{**plain, **changes})
+    return UsageInterval(**{**plain, **changes})
 
 
 def cost(node, prices=PRICES, attempts=(), after=0):
@@ -37,38 +37,38 @@ def cost(node, prices=PRICES, attempts=(), after=0):
 
 
 def test_a_node_costs_its_seconds_at_the_price():
-    assert cost(life(100, EndCause.CHOICE)) == Decimal("0.01")
-    assert cost(life(None), after=250) == Decimal("0.025")
+    assert cost(interval(100, EndCause.CHOICE)) == Decimal("0.01")
+    assert cost(interval(None), after=250) == Decimal("0.025")
 
 
 def test_parts_of_a_second_are_paid_whole_and_a_minute_at_the_least():
-    assert cost(life(100.2, EndCause.CHOICE)) == Decimal("0.0101")
-    assert cost(life(5, EndCause.CHOICE)) == Decimal("0.006")
-    assert cost(life(None), after=0) == Decimal("0.006")
+    assert cost(interval(100.2, EndCause.CHOICE)) == Decimal("0.0101")
+    assert cost(interval(5, EndCause.CHOICE)) == Decimal("0.006")
+    assert cost(interval(None), after=0) == Decimal("0.006")
 
 
 def test_a_node_that_the_cloud_takes_in_its_first_hour_is_free():
-    assert cost(life(3599, EndCause.INTERRUPTED)) == 0
-    assert cost(life(3600, EndCause.INTERRUPTED)) == Decimal("0.36")
-    assert cost(life(3599, EndCause.SCHEDULE)) == Decimal("0.3599")
+    assert cost(interval(3599, EndCause.INTERRUPTED)) == 0
+    assert cost(interval(3600, EndCause.INTERRUPTED)) == Decimal("0.36")
+    assert cost(interval(3599, EndCause.SCHEDULE)) == Decimal("0.3599")
 
 
 def test_on_demand_is_never_free():
     on_demand = replace(POOL, market=Market.ON_DEMAND)
 
-    assert cost(life(100, EndCause.INTERRUPTED, pool=on_demand)) == Decimal("0.01")
+    assert cost(interval(100, EndCause.INTERRUPTED, pool=on_demand)) == Decimal("0.01")
 
 
 def test_each_second_has_the_price_of_its_time():
     prices = (*PRICES, PricePoint(since=NOW + timedelta(seconds=60), usd_per_hour=Decimal("0.72")))
 
-    assert cost(life(100, EndCause.CHOICE), prices) == Decimal("0.006") + Decimal("0.008")
+    assert cost(interval(100, EndCause.CHOICE), prices) == Decimal("0.006") + Decimal("0.008")
 
 
 def test_seconds_belong_to_the_attempt_that_they_were_spent_for():
     first = opened("a", reason=ExitReason.INTERRUPTED, ended_at=NOW + timedelta(seconds=30))
     second = opened("a", number=2, reason=ExitReason.SUCCEEDED, ended_at=NOW + timedelta(seconds=80))
-    charges = meter(life(100, EndCause.CHOICE), PRICES, (first, second), NOW)
+    charges = meter(interval(100, EndCause.CHOICE), PRICES, (first, second), NOW)
 
     assert [(c.attempt, c.usd) for c in charges] == [(1, Decimal("0.003")), (2, Decimal("0.007"))]
 
@@ -85,7 +85,7 @@ def test_however_it_is_cut_no_second_is_lost_or_charged_twice(seconds, cuts, end
         opened("a", number=n, reason=ExitReason.LOST, ended_at=NOW + timedelta(seconds=end))
         for n, end in enumerate(sorted(ends), 1)
     )
-    charges = meter(life(seconds, EndCause.CHOICE), prices, attempts, NOW)
+    charges = meter(interval(seconds, EndCause.CHOICE), prices, attempts, NOW)
 
     assert charges[0].start == NOW
     assert all(a.end == b.start for a, b in itertools.pairwise(charges))
@@ -147,7 +147,7 @@ def test_a_time_of_another_day_says_the_day():
 def test_the_reserve_pays_for_a_late_shut_off_and_for_a_machine_that_came_in_place_of_one_lost_meanwhile():
     late, ending, shortest_charge = timedelta(seconds=120), timedelta(seconds=8), Terms().minimum
 
-    assert Wall().reserve >= late + ending + shortest_charge
+    assert PrepaidRule().reserve >= late + ending + shortest_charge
 
 
 MONEY = st.decimals("0.01", "1000", places=2)
@@ -155,12 +155,12 @@ MONEY = st.decimals("0.01", "1000", places=2)
 
 @given(left=MONEY, nodes=st.integers(1, 64), cap=st.decimals("0.01", "100", places=2))
 def test_what_is_promised_until_the_shut_off_and_the_reserve_never_exceed_what_is_left(left, nodes, cap):
-    wall = Wall()
-    until = paid_until(NOW, left_usd=left, nodes=nodes, cap_usd_per_hour=cap, wall=wall)
+    prepaid_rule = PrepaidRule()
+    until = paid_until(NOW, left_usd=left, nodes=nodes, cap_usd_per_hour=cap, prepaid_rule=prepaid_rule)
 
     if until is None:  # of machines that are there; the least budget pays for their start, too
-        assert left < least_budget_usd(nodes, cap, wall) + Decimal("0.000001")
+        assert left < least_budget_usd(nodes, cap, prepaid_rule) + Decimal("0.000001")
         return
-    assert wall.least <= until - NOW <= wall.horizon
-    promised = usd_for(cap * nodes, until - NOW) + usd_for(cap * nodes, wall.reserve)
+    assert prepaid_rule.least <= until - NOW <= prepaid_rule.horizon
+    promised = usd_for(cap * nodes, until - NOW) + usd_for(cap * nodes, prepaid_rule.reserve)
     assert promised <= left + Decimal("0.000001")

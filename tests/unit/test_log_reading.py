@@ -32,7 +32,7 @@ from gpucloud.usecases.supervise import closing
 from gpucloud.usecases.supervise.closing import Closing
 from gpucloud.usecases.supervise.look import LogReader
 from tests.fakes.clock import JumpingClock
-from tests.unit.worlds import NOW, job, node, opened, part, seen, state, up
+from tests.unit.worlds import NOW, job, node, opened, part, snapshot, state, up
 
 MIB = 1 << 20
 
@@ -326,7 +326,7 @@ def test_a_node_whose_output_has_no_end_keeps_no_attempt_from_being_closed(jobs,
         watcher=SimpleNamespace(story=told.append),
     )
     attempt = opened("a", ending_reason=ExitReason.STOPPED)
-    ending._read_to_the_end(seen(up("a", part(1)), state=state(attempts=(attempt,))))
+    ending._read_to_the_end(snapshot(up("a", part(1)), state=state(attempts=(attempt,))))
 
     assert 0 < reader.taken <= 9 * MIB
     assert told == ["a says more than can be waited for: the rest of its output is left out"]
@@ -367,7 +367,7 @@ def test_a_line_that_breaks_at_the_end_of_an_attempt_costs_none_of_its_output(jo
         history=SimpleNamespace(look=lambda *_, **__: None),
         watcher=SimpleNamespace(story=told.append),
     )
-    world = seen(up("a", part(1, Outcome.FAILED), silent=silent), state=state(attempts=(opened("a"),)))
+    world = snapshot(up("a", part(1, Outcome.FAILED), silent=silent), state=state(attempts=(opened("a"),)))
     ending._read_to_the_end(world)
 
     assert (reader.taken, told) == (read, lines)

@@ -14,7 +14,7 @@ import pytest
 from gpucloud.domain import codec, untrusted
 from gpucloud.domain.errors import CredentialsError, ProvisionError, ToolMissing
 from gpucloud.domain.job.spec import KnownJob
-from gpucloud.domain.state.state import ExitReason, JobState, NodeLife, Owner
+from gpucloud.domain.state.state import ExitReason, JobState, Owner, UsageInterval
 from gpucloud.domain.supervision.self_driving import arming
 from gpucloud.domain.untrusted import RECORD_BYTES
 from gpucloud.usecases.job import ending
@@ -63,8 +63,8 @@ def down(outside: Outside) -> Ended:
     return run(("down", JOB), outside.over(strikes), strikes)
 
 
-def life(own: JobState, **changes: object) -> JobState:
-    plain = NodeLife(node_id="i-9", pool=own.pool, launched_at=datetime.fromisoformat("2026-03-01T12:00Z"))
+def interval(own: JobState, **changes: object) -> JobState:
+    plain = UsageInterval(node_id="i-9", pool=own.pool, launched_at=datetime.fromisoformat("2026-03-01T12:00Z"))
     return replace(own, nodes=(*own.nodes, replace(plain, **changes)))  # type: ignore[arg-type]
 
 
@@ -81,10 +81,10 @@ LIES: dict[str, Callable[[Outside], bytes]] = {
     "a lease for ever": written(lambda own: replace(own, lease_s=1e9, owner=OWNER)),
     "a lease beyond all numbers": written(lambda own: replace(own, lease_s=1e300, owner=OWNER)),
     "a machine from the end of time": lambda outside: written(
-        lambda own: life(own, launched_at=datetime.fromisoformat("2100-01-01T00:00:00Z"))
+        lambda own: interval(own, launched_at=datetime.fromisoformat("2100-01-01T00:00:00Z"))
     )(outside).replace(b"2100-01-01T00:00:00", b"9999-12-31T23:59:59"),
     "a machine of a type that nobody has": written(
-        lambda own: life(own, pool=replace(own.pool, instance_type="nope.1"))
+        lambda own: interval(own, pool=replace(own.pool, instance_type="nope.1"))
     ),
     "a machine that ends at the end of time": written(
         lambda own: replace(

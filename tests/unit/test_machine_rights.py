@@ -11,13 +11,13 @@ import pytest
 
 from gpucloud.adapters.home import Home
 from gpucloud.domain.job.spec import Market, Resources
-from gpucloud.domain.money.prepaid import Wall
+from gpucloud.domain.money.prepaid import PrepaidRule
 from gpucloud.domain.offer import Pool, PricePoint
 from gpucloud.domain.state.state import Interruption, InterruptionKind
 from gpucloud.domain.supervision.action import Arm, Relieve
 from gpucloud.domain.supervision.renewal import make_room, renew
-from gpucloud.domain.supervision.seen import Goal, Limits, Rules
 from gpucloud.domain.supervision.self_driving import order_key, parse_order
+from gpucloud.domain.supervision.snapshot import Goal, Limits, Rules
 from gpucloud.usecases.supervise.agents import NodeRecords
 from gpucloud.usecases.supervise.needs import JobData
 from gpucloud.usecases.supervise.prepare import Bootstrapper
@@ -25,7 +25,7 @@ from gpucloud.usecases.supervise.provision import OwnMarket
 from gpucloud.wiring import Gpucloud
 from gpucloud.wiring.aws import own_market
 from tests.unit.test_driving import ORDER
-from tests.unit.worlds import NOW, seen, state, up
+from tests.unit.worlds import NOW, snapshot, state, up
 
 DRIVES = Goal(nodes=2, budget_usd=Decimal(1), self_driving=True)
 WITHIN_RIGHTS = replace(DRIVES, within_rights=True)
@@ -34,16 +34,16 @@ POOL = Pool(instance_type="g6e.xlarge", zone="us-east-1a", market=Market.SPOT)
 
 def test_a_machine_with_a_notice_is_given_up_early_only_where_that_is_allowed() -> None:
     noted = Interruption(node_id="n1", kind=InterruptionKind.NOTICE, attempt=None, noticed_at=NOW)
-    noticed = seen(up("n1", notice=True), up("n2"), state=state(interruptions=(noted,)))
-    assert make_room(DRIVES, noticed, Wall()) == Relieve(node_id="n1")
-    assert make_room(WITHIN_RIGHTS, noticed, Wall()) is None
+    noticed = snapshot(up("n1", notice=True), up("n2"), state=state(interruptions=(noted,)))
+    assert make_room(DRIVES, noticed, PrepaidRule()) == Relieve(node_id="n1")
+    assert make_room(WITHIN_RIGHTS, noticed, PrepaidRule()) is None
 
 
 def test_the_shut_off_is_brought_forward_only_where_that_is_allowed() -> None:
     sooner = NOW + timedelta(minutes=5)
-    dear = seen(up("n1"), up("n2"), payable_until=sooner)
-    assert renew(DRIVES, dear, Rules().wall, Limits()) == Arm(until=sooner)
-    assert renew(WITHIN_RIGHTS, dear, Rules().wall, Limits()) is None
+    dear = snapshot(up("n1"), up("n2"), payable_until=sooner)
+    assert renew(DRIVES, dear, Rules().prepaid_rule, Limits()) == Arm(until=sooner)
+    assert renew(WITHIN_RIGHTS, dear, Rules().prepaid_rule, Limits()) is None
 
 
 class Prices:

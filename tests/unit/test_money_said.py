@@ -17,7 +17,7 @@ from gpucloud.cli.commands.passes import _budget_text
 from gpucloud.cli.render.bills import left_rows, money_line, spend_json, spend_text
 from gpucloud.cli.render.estimates import estimate_text
 from gpucloud.cli.render.live import _panel
-from gpucloud.cli.render.onlookers import line_of, snapshot
+from gpucloud.cli.render.onlookers import line_of, panel_state
 from gpucloud.cli.render.plans import plan_rows
 from gpucloud.cli.render.reports import report_text
 from gpucloud.cli.render.simulations import _HEAD, _SPARE, policy_named
@@ -31,14 +31,14 @@ from gpucloud.domain.market.plan import make_plan
 from gpucloud.domain.money.ledger import Spend, Used
 from gpucloud.domain.state.state import JobStatus
 from gpucloud.domain.supervision.action import Arm, Wait
-from gpucloud.domain.supervision.deadline import heading
+from gpucloud.domain.supervision.deadline import capacity_choice
 from gpucloud.usecases.jobstore.report import with_forecast
 from gpucloud.usecases.supervise.story import tell_story
 from tests.fakes.market import A100, NOW, V100
 from tests.unit.test_capacity_decision import RULES, goal, world
 from tests.unit.test_condition import told
 from tests.unit.test_estimate import HOUR, JOB, estimated, planner_of
-from tests.unit.worlds import LATER, opened, order, part, seen, state, up
+from tests.unit.worlds import LATER, opened, order, part, snapshot, state, up
 from tests.unit.worlds import NOW as TICK
 
 UNSAVED = replace(
@@ -93,9 +93,9 @@ def test_a_run_that_goes_on_without_machines_chooses_as_it_did_at_first() -> Non
     dear, alone = replace(UNSAVED, budget_usd=Decimal(5000)), replace(A100, zones="a")
     planner = planner_of(dear, alone, saving=Saving.NOTHING)
     spent = {"used": Used(spent_usd=Decimal(100))}
-    plan = make_plan(dear, planner.offers(dear), NOW, planner.wall, **spent)
+    plan = make_plan(dear, planner.offers(dear), NOW, planner.prepaid_rule, **spent)
     assert plan.offer.pool.market is Market.SPOT
-    assert planner.safer(dear, plan, planner.wall, **spent).offer.pool.market is Market.ON_DEMAND
+    assert planner.safer(dear, plan, planner.prepaid_rule, **spent).offer.pool.market is Market.ON_DEMAND
 
 
 def test_the_sum_that_is_named_where_spot_machines_do_not_pay_is_that_of_on_demand_and_takes_it() -> None:
@@ -200,7 +200,7 @@ def test_a_run_first_asks_for_the_machines_that_its_plan_names(hours: int, withi
     asked = replace(ANEW, work=hours * HOUR, deadline=within * HOUR)
     plan = planner_of(asked, V100, saving=Saving.NONE).plan(asked)
     order = goal((within - hours) * HOUR, Policy.LEARNED, hours * HOUR, budget_usd=Decimal(60), checkpoint_none=True)
-    first = heading(order, world(candidates=plan.offers), RULES)
+    first = capacity_choice(order, world(candidates=plan.offers), RULES)
 
     assert first is not None
     assert first.offer == plan.offer
@@ -372,7 +372,7 @@ def test_every_view_of_a_job_that_trains_says_that_its_budget_ends_first() -> No
     spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal(1), usd_per_hour=Decimal(60))
     node = up("a", part(1, step=10, total_steps=400, step_seconds=1.0))
     report = with_forecast(replace(told(node, supervisor="you"), spend=spend))
-    now = snapshot(seen(node, state=state(attempts=(opened("a"),))), Wait(why="running"), spend)
+    now = panel_state(snapshot(node, state=state(attempts=(opened("a"),))), Wait(why="running"), spend)
     panel = io.StringIO()
     Console(file=panel, width=160).print(_panel(now, (), 160))
     for view in (report_text(report), headline(report), line_of(now), panel.getvalue()):
@@ -402,9 +402,9 @@ def test_a_type_of_the_embedded_fleet_is_written_as_it_is_shown() -> None:
 
 @pytest.mark.parametrize(("moved_s", "told"), [(18, False), (-18, True), (600, True), (-600, True)])
 def test_a_shut_off_that_comes_seconds_later_is_no_news(moved_s: int, told: bool) -> None:
-    line = tell_story(Arm(until=LATER + timedelta(seconds=moved_s)), seen(armed=LATER))
+    line = tell_story(Arm(until=LATER + timedelta(seconds=moved_s)), snapshot(armed=LATER))
     assert (line is not None) is told
-    assert tell_story(Arm(until=TICK + HOUR), seen(armed=None)) is not None
+    assert tell_story(Arm(until=TICK + HOUR), snapshot(armed=None)) is not None
 
 
 def test_a_shut_off_that_is_renewed_every_few_seconds_is_told_once_a_minute_of_it() -> None:
@@ -412,14 +412,16 @@ def test_a_shut_off_that_is_renewed_every_few_seconds_is_told_once_a_minute_of_i
     told, lines, armed = LATER, [], LATER
     for seconds in range(14, 141, 14):
         until = LATER + timedelta(seconds=seconds)
-        line = tell_story(Arm(until=until), replace(seen(armed=armed), now=until - timedelta(seconds=90)), None, told)
+        line = tell_story(
+            Arm(until=until), replace(snapshot(armed=armed), now=until - timedelta(seconds=90)), None, told
+        )
         told, armed = (until, until) if line else (told, until)
         lines += [line] if line else []
     assert lines == [
         "paid until 12:31:10 UTC: then the machines shut themselves off",
         "paid until 12:32:20 UTC: then the machines shut themselves off",
     ]
-    reckoned = tell_story(Arm(until=LATER - timedelta(seconds=3)), seen(armed=LATER), None, LATER)
+    reckoned = tell_story(Arm(until=LATER - timedelta(seconds=3)), snapshot(armed=LATER), None, LATER)
     assert reckoned is None  # the same time, reckoned from one moment later
 
 
@@ -432,7 +434,7 @@ def test_no_figure_of_the_money_line_is_cut_at_80_columns() -> None:
         off_at=TICK + 20 * HOUR,
         as_of=TICK,
     )
-    now = snapshot(seen(up("a")), Wait(why="running"), spend)
+    now = panel_state(snapshot(up("a")), Wait(why="running"), spend)
     for width in (77, 100, 160):
         shown = io.StringIO()
         Console(file=shown, width=width).print(_panel(now, (), width))

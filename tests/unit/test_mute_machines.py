@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.domain.state.state import NodeLife
+from gpucloud.domain.state.state import UsageInterval
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.membership import believed_dead
-from gpucloud.domain.supervision.seen import Limits, Rules
+from gpucloud.domain.supervision.snapshot import Limits, Rules
 from gpucloud.domain.untrusted import STATUS_BYTES
 from gpucloud.ports import Completed
 from gpucloud.usecases.supervise.observe import _Memory
@@ -22,7 +22,7 @@ from tests.fakes.agent import Training
 from tests.faults.process import run
 from tests.faults.rig import JOB, Outside, _Cloud
 from tests.faults.strikes import Strikes
-from tests.unit.worlds import NOW, POOL, part, seen, state, up
+from tests.unit.worlds import NOW, POOL, part, snapshot, state, up
 
 ALONE = timedelta(seconds=60)
 WORDS: dict[str, Callable[[Completed], Completed]] = {
@@ -84,15 +84,15 @@ def test_a_job_goes_on_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(("mute_s", "dead"), [(0.0, False), (599.0, False), (600.0, True)])
 def test_it_is_waited_for_as_long_as_for_a_silent_one_of_which_nobody_can_tell(mute_s: float, dead: bool) -> None:
     node = replace(up("b", part(1)), mute_for=timedelta(seconds=mute_s))
-    assert believed_dead(node, seen(up("a", part(1)), node), Limits()) is dead
+    assert believed_dead(node, snapshot(up("a", part(1)), node), Limits()) is dead
 
 
-def told(memory: _Memory, beat: int | None, at_s: float) -> timedelta:
+def told(memory: _Memory, heartbeat: int | None, at_s: float) -> timedelta:
     """Have it answer with that beat, or with nothing that can be read; return for how long it is mute then."""
     status = up("a").status
     assert status is not None
     now = NOW + timedelta(seconds=at_s)
-    memory.told(None if beat is None else replace(status, beat=beat), now)
+    memory.told(None if heartbeat is None else replace(status, heartbeat=heartbeat), now)
     return memory.mute_for(now)
 
 
@@ -112,8 +112,8 @@ def test_an_agent_that_writes_no_more_is_mute_until_it_writes() -> None:
 
 def test_who_comes_after_goes_on_counting() -> None:
     node = replace(up("a"), mute_for=timedelta(seconds=300))
-    before = state(nodes=(NodeLife(node_id="a", pool=POOL, launched_at=NOW),))
-    (life,) = transitions.since(before, seen(node, state=before), 1).nodes
-    assert life.silent_at == NOW - timedelta(seconds=300)
-    memory = _Memory(answered_at=NOW, silent_at=life.silent_at)
+    before = state(nodes=(UsageInterval(node_id="a", pool=POOL, launched_at=NOW),))
+    (interval,) = transitions.since(before, snapshot(node, state=before), 1).nodes
+    assert interval.silent_at == NOW - timedelta(seconds=300)
+    memory = _Memory(answered_at=NOW, silent_at=interval.silent_at)
     assert told(memory, None, 10) == timedelta(seconds=310)

@@ -27,7 +27,7 @@ from tests.faults.process import run
 from tests.faults.rig import GROUP, JOB, Outside
 from tests.faults.strikes import Strikes
 from tests.unit.test_lying_states import left_to_its_machines, state
-from tests.unit.worlds import NOW, node, seen
+from tests.unit.worlds import NOW, node, snapshot
 
 Fault = Callable[[str], Completed]
 
@@ -163,11 +163,11 @@ def test_a_look_tells_gpus_that_others_use_from_bad_ones_and_since_when(node_say
     made, found = dict(bootstrapper.made), []
     for _ in range(4):
         bootstrapper.made.update(made)
-        inspector.start(Inspect(number=1, node_ids=("a",)), seen(group_size=1))
+        inspector.start(Inspect(number=1, node_ids=("a",)), snapshot(group_size=1))
         look = Future[Any]()
         look.set_result(pool.given.pop()())
         inspector._work = look
-        inspection = inspector.seen()
+        inspection = inspector.snapshot()
         assert inspection is not None
         found.append((inspection.bad, [(one.why, one.since) for one in inspection.in_use], inspection.over_at))
     why, at = "GPU 0: it is in use by python (pid 7)", [NOW + timedelta(seconds=n) for n in range(4)]
@@ -206,7 +206,7 @@ def test_a_machine_that_is_forgotten_while_others_work_with_it_breaks_nothing(wh
         PeerReports(services=silent_world(), bootstrapper=bootstrapper, pool=pool)._ask(node("b"), [node("a")])
     else:
         Inspector(services=silent_world(), bootstrapper=bootstrapper, pool=pool).start(
-            Inspect(number=1, node_ids=("a",)), seen(group_size=1)
+            Inspect(number=1, node_ids=("a",)), snapshot(group_size=1)
         )
     bootstrapper.made.clear()
     (work,) = pool.given

@@ -64,9 +64,9 @@ def names(tree: ast.AST) -> Iterator[ast.Constant]:
 NO_RETRIES = {
     "adapters/local/session.py": "an end is waited for",
     "agent/attempt/running.py": "an end is waited for",
-    "agent/drive/driver.py": "a daemon's rounds",
+    "agent/drive/controller.py": "a daemon's rounds",
     "agent/network.py": "a watch, for as long as the node lives",
-    "agent/scripts/keeper.py": "an end is waited for",
+    "agent/scripts/watcher.py": "an end is waited for",
     "agent/scripts/taking.py": "a watch, for as long as the attempt lasts",
     "usecases/jobstore/lease.py": "a lease's renewals",
 }

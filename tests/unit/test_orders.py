@@ -27,12 +27,12 @@ from gpucloud.domain.state.order import (
 from gpucloud.domain.state.state import Attempt, ExitReason, JobStatus
 from gpucloud.domain.supervision.action import Done, Finish, TearDown
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.seen import OUTSIDE, DriveTrial, Rules, Supervising, goal_of, rules_for
+from gpucloud.domain.supervision.snapshot import OUTSIDE, DriveTrial, Rules, Supervising, goal_of, rules_for
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.orders import Orders
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
-from tests.unit.worlds import LATER, NOW, job, order, put_job, seen, state, up
+from tests.unit.worlds import LATER, NOW, job, order, put_job, snapshot, state, up
 
 RULES = Rules()
 
@@ -236,14 +236,14 @@ def test_a_process_that_leaves_stays_until_the_machines_drive():
 
 
 def test_machines_that_nobody_looks_after_are_paid_for_the_whole_time_at_once():
-    assert rules_for(timedelta(hours=8), RULES).wall.horizon == timedelta(hours=8)
+    assert rules_for(timedelta(hours=8), RULES).prepaid_rule.horizon == timedelta(hours=8)
     assert rules_for(None, RULES) == RULES
 
 
 def test_an_end_that_is_wanted_comes_before_leaving_the_job_to_its_machines():
     leaves = goal_of(order(unattended=timedelta(hours=8), end=ExitReason.STOPPED), Supervising(leaves=True))
     able = DriveTrial(number=1, refused=None)
-    there = seen(up("a", trial=able), up("b", trial=able), state=state(order_number=1))
+    there = snapshot(up("a", trial=able), up("b", trial=able), state=state(order_number=1))
 
     assert decide(leaves, there, RULES) == Done()
     assert decide(leaves, replace(there, wanted_end=ExitReason.STOPPED), RULES) == Finish(reason=ExitReason.STOPPED)
@@ -256,7 +256,7 @@ ENDED = {"status": ExitReason.SUCCEEDED.status, "exit_reason": ExitReason.SUCCEE
 
 def after_the_end(*nodes, wanted=None, armed=LATER, **changes):
     ended = state(**{**ENDED, **changes})
-    return decide(goal_of(wanted or order(keep=True), OUTSIDE), seen(*nodes, state=ended, armed=armed), RULES)
+    return decide(goal_of(wanted or order(keep=True), OUTSIDE), snapshot(*nodes, state=ended, armed=armed), RULES)
 
 
 def test_whoever_comes_leaves_machines_up_that_are_to_be_kept():

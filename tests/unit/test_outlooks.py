@@ -46,7 +46,12 @@ def test_a_job_without_a_deadline_takes_spot_after_each_loss_and_keeps_what_it_h
     market = tiny_market({"a": ("1100100111", "1.00"), "b": ("0011000111", "0.80")})
     task = Task(work_s=1200, span_s=float("inf"), changeover_s=240, on_demand_usd_per_hour=3.0, tick_s=180)
     run = replay(without_deadline, task, timeline(market, market.zones, 1), 0, Recovery(restart_s=180, notice_s=60))
-    assert [(life.zone, life.launched_s) for life in run.lives] == [(0, 0), (1, 360), (0, 720), (ON_DEMAND, 900)]
+    assert [(lifetime.zone, lifetime.launched_s) for lifetime in run.lifetimes] == [
+        (0, 0),
+        (1, 360),
+        (0, 720),
+        (ON_DEMAND, 900),
+    ]
 
 
 def test_without_a_deadline_no_net_holds_a_job_on_demand_after_its_first_interruption() -> None:
@@ -124,13 +129,13 @@ def test_the_learned_policy_is_told_the_price_at_the_beginning_of_the_recording_
 def test_disk_and_address_are_in_the_cost_and_due_for_machines_that_are_taken() -> None:
     market = tiny_market({"us-east-1a": ("1100111111", "1.00")})
     task = Task(work_s=720, span_s=1800, changeover_s=240, on_demand_usd_per_hour=3.0169, tick_s=180)
-    seen = timeline(market, market.zones, 1, TERMS.extras_usd_per_hour)
-    run = replay(partial(decide, Policy.GREEDY), task, seen, 0, Recovery(restart_s=180, notice_s=60))
-    with_beside, without = bill_usd(run, seen, TERMS), bill_usd(run, seen)
-    seconds = sum(life.ended_s - life.launched_s for life in run.lives)
+    observation = timeline(market, market.zones, 1, TERMS.extras_usd_per_hour)
+    run = replay(partial(decide, Policy.GREEDY), task, observation, 0, Recovery(restart_s=180, notice_s=60))
+    with_extras, without = bill_usd(run, observation, TERMS), bill_usd(run, observation)
+    seconds = sum(lifetime.ended_s - lifetime.launched_s for lifetime in run.lifetimes)
     hourly = Decimal("0.08") * 100 / 672 + Decimal("0.005")  # a February
-    assert with_beside - without == pytest.approx(hourly * Decimal(seconds) / 3600, abs=Decimal("1e-6"))
-    assert run.usd == pytest.approx(float(with_beside), abs=1e-5)
+    assert with_extras - without == pytest.approx(hourly * Decimal(seconds) / 3600, abs=Decimal("1e-6"))
+    assert run.usd == pytest.approx(float(with_extras), abs=1e-5)
 
 
 def test_a_type_without_an_address_has_a_disk_alone() -> None:

@@ -7,9 +7,9 @@ from datetime import timedelta
 
 import pytest
 
-from gpucloud.domain.state.state import CheckpointRef, ExitReason, NodeLife
+from gpucloud.domain.state.state import CheckpointRef, ExitReason, UsageInterval
 from gpucloud.domain.supervision.membership import pace_of, timed
-from gpucloud.domain.supervision.seen import Limits
+from gpucloud.domain.supervision.snapshot import Limits
 from tests.unit.worlds import NOW, POOL, opened, state
 
 LIMITS = Limits(changeover=timedelta(minutes=12))
@@ -68,12 +68,15 @@ def test_on_a_range_of_nodes_work_is_told_in_the_time_of_all(attempts, left_s):
 
 def test_machines_that_stood_ready_before_they_took_part_do_not_tell_what_a_start_takes():
     early, late = NOW - seconds(3600), NOW - seconds(3000)
-    lives = (NodeLife(node_id="a", pool=POOL, launched_at=early), NodeLife(node_id="b", pool=POOL, launched_at=late))
-    grown = opened("a", number=1, reason=ExitReason.RESIZED, ended_at=NOW, last_step=10)
-    grown = replace(grown, started_at=early + seconds(60), stepped_at=early + seconds(90))
+    intervals = (
+        UsageInterval(node_id="a", pool=POOL, launched_at=early),
+        UsageInterval(node_id="b", pool=POOL, launched_at=late),
+    )
+    resized = opened("a", number=1, reason=ExitReason.RESIZED, ended_at=NOW, last_step=10)
+    resized = replace(resized, started_at=early + seconds(60), stepped_at=early + seconds(90))
     now = replace(opened("a", "b", number=2, first_step=11), started_at=NOW - seconds(30), stepped_at=NOW)
 
-    assert pace(grown, now, on=2, nodes=lives).changeover == LIMITS.changeover
+    assert pace(resized, now, on=2, nodes=intervals).changeover == LIMITS.changeover
 
 
 def test_what_the_job_file_says_counts_by_the_share_that_is_saved_until_steps_are_timed():
@@ -104,14 +107,14 @@ def started(number, node_id, *, after_s, launched_s_ago=1000, **changes):
     """An attempt on a machine of its own, whose first step came so long after the machine's launch."""
     attempt = opened(node_id, number=number, reason=ExitReason.INTERRUPTED, ended_at=NOW, **changes)
     launched = NOW - seconds(launched_s_ago) + timedelta(hours=number)
-    life = NodeLife(node_id=node_id, pool=POOL, launched_at=launched)
+    interval = UsageInterval(node_id=node_id, pool=POOL, launched_at=launched)
     began = launched + seconds(after_s / 2)
-    return replace(attempt, started_at=began, stepped_at=launched + seconds(after_s)), life
+    return replace(attempt, started_at=began, stepped_at=launched + seconds(after_s)), interval
 
 
 def changeover(*pairs):
-    attempts, lives = zip(*pairs, strict=True) if pairs else ((), ())
-    return pace(*attempts, nodes=lives).changeover
+    attempts, intervals = zip(*pairs, strict=True) if pairs else ((), ())
+    return pace(*attempts, nodes=intervals).changeover
 
 
 def test_a_start_is_taken_as_guessed_until_three_were_seen_or_one_was_longer():
@@ -133,8 +136,8 @@ def test_steps_that_were_lost_and_made_again_are_a_part_of_the_start():
 
 
 def test_a_start_on_machines_that_were_there_before_says_what_a_handover_takes():
-    first, life = started(1, "a", after_s=100)
+    first, interval = started(1, "a", after_s=100)
     again = replace(first, number=2, started_at=NOW + seconds(9000), stepped_at=NOW + seconds(9030))
-    found = pace(first, again, replace(again, number=3), nodes=(life,))
+    found = pace(first, again, replace(again, number=3), nodes=(interval,))
     assert found.changeover == timedelta(minutes=12)
     assert found.handover == seconds(50)

@@ -7,10 +7,10 @@ from decimal import Decimal
 
 import pytest
 
-from gpucloud.domain.money.prepaid import Wall
+from gpucloud.domain.money.prepaid import PrepaidRule
 from gpucloud.domain.node.node import EndCause, GroupView, NodeState
 from gpucloud.domain.offer import PricePoint
-from gpucloud.domain.state.state import NodeLife
+from gpucloud.domain.state.state import UsageInterval
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.money.spend import SpendTracker
 from tests.fakes.clock import JumpingClock
@@ -18,7 +18,7 @@ from tests.fakes.memory_store import MemoryStore
 from tests.unit.worlds import NOW, POOL, node, state
 
 # A reserve of nothing and a cent an hour: each machine more divides the ten hours that a machine could be paid.
-WALL = Wall(horizon=timedelta(hours=100), reserve=timedelta(0), least=timedelta(0))
+WALL = PrepaidRule(horizon=timedelta(hours=100), reserve=timedelta(0), least=timedelta(0))
 A_CENTS_ROUNDING = timedelta(milliseconds=2)
 
 
@@ -36,12 +36,12 @@ def ended(node_id):
     return node(node_id, state=NodeState.TERMINATED, ended_at=NOW, end_cause=EndCause.INTERRUPTED)
 
 
-def life(node_id):
-    return NodeLife(node_id=node_id, pool=POOL, launched_at=NOW - timedelta(hours=1))
+def interval(node_id):
+    return UsageInterval(node_id=node_id, pool=POOL, launched_at=NOW - timedelta(hours=1))
 
 
 @pytest.mark.parametrize(
-    ("books", "listed", "level", "wanted", "paid_for"),
+    ("ledger", "listed", "level", "wanted", "paid_for"),
     [
         ((), (), 0, 2, 2),  # before the first start: what is wanted
         ((), (), 3, 2, 3),  # the level is still what an earlier start wanted
@@ -52,15 +52,15 @@ def life(node_id):
         (("a", "b", "c"), (), 2, 2, 3),  # a list that says nothing of machines in the books ends none of them
     ],
 )
-def test_every_machine_that_is_or_will_be_there_is_paid_for(books, listed, level, wanted, paid_for):
+def test_every_machine_that_is_or_will_be_there_is_paid_for(ledger, listed, level, wanted, paid_for):
     tracker = SpendTracker(JobStore(MemoryStore(JumpingClock(NOW)), "digits"), FreeUpToNow())
-    job = state(cap_usd_per_hour=Decimal("0.01"), nodes=tuple(map(life, books)))
+    job = state(cap_usd_per_hour=Decimal("0.01"), nodes=tuple(map(interval, ledger)))
     group = GroupView(exists=True, size=level, armed_until=None, nodes=listed)
 
     payable = tracker.payable(job, group, wanted, NOW, Decimal("0.1"), WALL)
 
     # A machine is charged for a minute as soon as it is there: that minute is kept out of the time of those to come.
-    charged_at_once = timedelta(0) if books or level else timedelta(minutes=1)
+    charged_at_once = timedelta(0) if ledger or level else timedelta(minutes=1)
     assert payable.until is not None
     assert payable.with_another is not None
     assert abs(payable.until - (NOW + timedelta(hours=10) / paid_for - charged_at_once)) < A_CENTS_ROUNDING

@@ -18,7 +18,7 @@ SPOT = Holding(mode=Mode.SPOT, zone="a")
 BOTH = Holding(mode=Mode.BOTH, zone="a")
 
 
-def seen(holding=NOTHING, *zones, done=0.0, elapsed=0.0, money=None):
+def observation(holding=NOTHING, *zones, done=0.0, elapsed=0.0, money=None):
     """Hours done and elapsed."""
     return Observation(
         work_left_s=(48 - done) * HOUR,
@@ -32,15 +32,23 @@ def seen(holding=NOTHING, *zones, done=0.0, elapsed=0.0, money=None):
 @pytest.mark.parametrize(
     ("observation", "mode", "holds_h"),
     [
-        (seen(NOTHING, UP), Mode.SPOT, math.inf),
-        (seen(NOTHING, DOWN), Mode.IDLE, 0.05),
-        (seen(NOTHING, DOWN, done=8, elapsed=9), Mode.IDLE, 1.0),  # the line is at 7.2 h; it takes 1 h to reach 8
-        (seen(NOTHING, DOWN, done=8, elapsed=10), Mode.IDLE, 0.05),
-        (seen(NOTHING, DOWN, done=7.9, elapsed=10), Mode.ON_DEMAND, math.inf),
-        (seen(ON_DEMAND, DOWN, done=20, elapsed=10), Mode.ON_DEMAND, math.inf),  # kept until spot is there
-        (seen(ON_DEMAND, UP, done=8, elapsed=10), Mode.ON_DEMAND, 1.6),  # 0.32 h missing, gained at 0.2 h per hour
-        (seen(ON_DEMAND, UP, done=8.32, elapsed=10), Mode.SPOT, math.inf),
-        (seen(SPOT, DOWN, done=1, elapsed=30), Mode.SPOT, math.inf),
+        (observation(NOTHING, UP), Mode.SPOT, math.inf),
+        (observation(NOTHING, DOWN), Mode.IDLE, 0.05),
+        (
+            observation(NOTHING, DOWN, done=8, elapsed=9),
+            Mode.IDLE,
+            1.0,
+        ),  # the line is at 7.2 h; it takes 1 h to reach 8
+        (observation(NOTHING, DOWN, done=8, elapsed=10), Mode.IDLE, 0.05),
+        (observation(NOTHING, DOWN, done=7.9, elapsed=10), Mode.ON_DEMAND, math.inf),
+        (observation(ON_DEMAND, DOWN, done=20, elapsed=10), Mode.ON_DEMAND, math.inf),  # kept until spot is there
+        (
+            observation(ON_DEMAND, UP, done=8, elapsed=10),
+            Mode.ON_DEMAND,
+            1.6,
+        ),  # 0.32 h missing, gained at 0.2 h per hour
+        (observation(ON_DEMAND, UP, done=8.32, elapsed=10), Mode.SPOT, math.inf),
+        (observation(SPOT, DOWN, done=1, elapsed=30), Mode.SPOT, math.inf),
     ],
 )
 def test_uniform_progress_acts_as_its_authors_code(observation, mode, holds_h):
@@ -51,20 +59,20 @@ def test_uniform_progress_acts_as_its_authors_code(observation, mode, holds_h):
 
 def test_uniform_progress_counts_the_boot_of_what_it_waits_for():
     booting = Holding(mode=Mode.ON_DEMAND, boot_s=0.2 * HOUR)
-    choice = decide(Policy.UNIFORM, TASK, seen(booting, UP, done=8, elapsed=10))
+    choice = decide(Policy.UNIFORM, TASK, observation(booting, UP, done=8, elapsed=10))
     assert choice.holds_s == pytest.approx((0.2 + (0.32 + 0.16) / 0.2) * HOUR)
 
 
 @pytest.mark.parametrize(
     ("observation", "mode", "holds_h"),
     [
-        (seen(NOTHING, UP), Mode.SPOT, math.inf),
-        (seen(NOTHING, DOWN), Mode.IDLE, 11.6),  # 12 h of slack less two changeovers
-        (seen(NOTHING, DOWN, elapsed=11.6), Mode.IDLE, 0.05),
-        (seen(NOTHING, DOWN, elapsed=11.65), Mode.ON_DEMAND, math.inf),
-        (seen(NOTHING, UP, elapsed=11.65), Mode.ON_DEMAND, math.inf),
-        (seen(SPOT, UP, elapsed=11.75), Mode.SPOT, math.inf),
-        (seen(ON_DEMAND, UP), Mode.ON_DEMAND, math.inf),
+        (observation(NOTHING, UP), Mode.SPOT, math.inf),
+        (observation(NOTHING, DOWN), Mode.IDLE, 11.6),  # 12 h of slack less two changeovers
+        (observation(NOTHING, DOWN, elapsed=11.6), Mode.IDLE, 0.05),
+        (observation(NOTHING, DOWN, elapsed=11.65), Mode.ON_DEMAND, math.inf),
+        (observation(NOTHING, UP, elapsed=11.65), Mode.ON_DEMAND, math.inf),
+        (observation(SPOT, UP, elapsed=11.75), Mode.SPOT, math.inf),
+        (observation(ON_DEMAND, UP), Mode.ON_DEMAND, math.inf),
     ],
 )
 def test_greedy_waits_until_the_net_catches_it(observation, mode, holds_h):
@@ -75,13 +83,13 @@ def test_greedy_waits_until_the_net_catches_it(observation, mode, holds_h):
 
 def test_without_a_deadline_every_policy_waits_for_spot():
     task = replace(TASK, span_s=math.inf)
-    waiting = replace(seen(NOTHING, DOWN), time_left_s=math.inf)
+    waiting = replace(observation(NOTHING, DOWN), time_left_s=math.inf)
     for policy in (Policy.GREEDY, Policy.UNIFORM, Policy.LEARNED):
         assert decide(policy, task, waiting).mode is Mode.IDLE
 
 
 def test_on_demand_never_waits():
-    choice = decide(Policy.ON_DEMAND, TASK, seen(NOTHING, UP))
+    choice = decide(Policy.ON_DEMAND, TASK, observation(NOTHING, UP))
     assert (choice.mode, choice.reason, choice.holds_s) == (Mode.ON_DEMAND, Reason.ASKED, math.inf)
 
 
@@ -91,11 +99,11 @@ def test_the_cheapest_zone_that_is_up_is_taken():
         ZoneState(zone="down", up=False, age_s=0, usd_per_hour=0.5),
         ZoneState(zone="cheap", up=True, age_s=0, usd_per_hour=1.0),
     )
-    assert decide(Policy.UNIFORM, TASK, seen(NOTHING, *zones)).zone == "cheap"
+    assert decide(Policy.UNIFORM, TASK, observation(NOTHING, *zones)).zone == "cheap"
 
 
 def test_spot_that_costs_as_much_as_on_demand_is_not_taken():
-    assert decide(Policy.GREEDY, TASK, seen(NOTHING, replace(UP, usd_per_hour=3.0))).mode is Mode.IDLE
+    assert decide(Policy.GREEDY, TASK, observation(NOTHING, replace(UP, usd_per_hour=3.0))).mode is Mode.IDLE
 
 
 # 8 h done in 9 h: uniform waits while no spot is there. What is left on demand costs 3 × 40.2 = 120.60 USD, and one
@@ -115,7 +123,7 @@ def test_spot_that_costs_as_much_as_on_demand_is_not_taken():
     ],
 )
 def test_the_net_under_the_budget(holding, zone, money, mode):
-    assert decide(Policy.UNIFORM, TASK, seen(holding, zone, done=8, elapsed=9, money=money + 1e-9)).mode is mode
+    assert decide(Policy.UNIFORM, TASK, observation(holding, zone, done=8, elapsed=9, money=money + 1e-9)).mode is mode
 
 
 def test_the_least_deadline_and_the_least_budget():
@@ -133,14 +141,19 @@ NEW = replace(UP, age_s=0.0)
 @pytest.mark.parametrize(
     ("observation", "mode", "nodes", "reason"),
     [
-        (seen(PART, THREE, done=8, elapsed=9), Mode.SPOT, 3, Reason.STAY),  # better than to wait
-        (seen(PART, THREE, done=7, elapsed=9), Mode.ON_DEMAND, 0, Reason.BEHIND),
-        (seen(PART, UP, done=7, elapsed=9), Mode.SPOT, 0, Reason.STAY),  # the fourth boots beside
-        (seen(PART, NEW, done=8, elapsed=9), Mode.SPOT, 0, Reason.STAY),
-        (seen(replace(PART, nodes=2), THREE, done=8, elapsed=9), Mode.SPOT, 3, Reason.STAY),
-        (seen(PART, UP, done=8, elapsed=19.72), Mode.SPOT, 0, Reason.STAY),  # 0.28 h of slack: 0.2 and a handover
-        (seen(PART, UP, done=8, elapsed=19.76), Mode.ON_DEMAND, 0, Reason.DEADLINE),
-        (seen(PART, UP, done=8, elapsed=9, money=4 * 120.6 + 0.79), Mode.ON_DEMAND, 0, Reason.BUDGET),
+        (observation(PART, THREE, done=8, elapsed=9), Mode.SPOT, 3, Reason.STAY),  # better than to wait
+        (observation(PART, THREE, done=7, elapsed=9), Mode.ON_DEMAND, 0, Reason.BEHIND),
+        (observation(PART, UP, done=7, elapsed=9), Mode.SPOT, 0, Reason.STAY),  # the fourth boots beside
+        (observation(PART, NEW, done=8, elapsed=9), Mode.SPOT, 0, Reason.STAY),
+        (observation(replace(PART, nodes=2), THREE, done=8, elapsed=9), Mode.SPOT, 3, Reason.STAY),
+        (
+            observation(PART, UP, done=8, elapsed=19.72),
+            Mode.SPOT,
+            0,
+            Reason.STAY,
+        ),  # 0.28 h of slack: 0.2 and a handover
+        (observation(PART, UP, done=8, elapsed=19.76), Mode.ON_DEMAND, 0, Reason.DEADLINE),
+        (observation(PART, UP, done=8, elapsed=9, money=4 * 120.6 + 0.79), Mode.ON_DEMAND, 0, Reason.BUDGET),
     ],
 )
 def test_a_gang_that_lost_some_nodes_goes_on_with_the_rest(observation, mode, nodes, reason):
@@ -150,12 +163,12 @@ def test_a_gang_that_lost_some_nodes_goes_on_with_the_rest(observation, mode, no
 
 def test_machines_that_boot_before_they_go_on_are_given_up_when_their_boot_takes_the_last_slack():
     booting = replace(SPOT, boot_s=0.05 * HOUR)
-    assert decide(Policy.UNIFORM, TASK, seen(booting, UP, elapsed=11.75)).mode is Mode.SPOT
-    assert decide(Policy.UNIFORM, TASK, seen(booting, UP, elapsed=11.76)).mode is Mode.ON_DEMAND
+    assert decide(Policy.UNIFORM, TASK, observation(booting, UP, elapsed=11.75)).mode is Mode.SPOT
+    assert decide(Policy.UNIFORM, TASK, observation(booting, UP, elapsed=11.76)).mode is Mode.ON_DEMAND
 
 
 @pytest.mark.parametrize(
-    ("zone", "nodes", "grown"),
+    ("zone", "nodes", "enlarged"),
     [
         (replace(UP, age_s=0.0), 3, 3),  # regrouping takes 3 min, which the fourth node makes up for in 9
         (replace(UP, age_s=539.0), 3, 3),
@@ -164,15 +177,15 @@ def test_machines_that_boot_before_they_go_on_are_given_up_when_their_boot_takes
         (THREE, 2, 2),
     ],
 )
-def test_a_gang_that_restarts_quickly_grows_by_nodes_that_have_been_there_for_a_while(zone, nodes, grown):
+def test_a_gang_that_restarts_quickly_grows_by_nodes_that_have_been_there_for_a_while(zone, nodes, enlarged):
     task = replace(GANG, changeover_s=180.0)
     part = replace(PART, nodes=nodes)
-    assert decide(Policy.UNIFORM, task, seen(part, zone, done=8, elapsed=9)).nodes == grown
+    assert decide(Policy.UNIFORM, task, observation(part, zone, done=8, elapsed=9)).nodes == enlarged
 
 
 def test_a_gang_that_restarts_quickly_moves_to_a_zone_that_has_all_nodes():
     other = replace(UP, zone="b")
-    part = seen(PART, THREE, other, done=8, elapsed=9)
+    part = observation(PART, THREE, other, done=8, elapsed=9)
     assert decide(Policy.UNIFORM, replace(GANG, changeover_s=180.0), part).zone == "b"
     assert decide(Policy.UNIFORM, GANG, part).zone == "a"
 

@@ -145,7 +145,7 @@ def test_the_least_deadline_leaves_time_for_a_try_at_spot(work_s, changeover_min
     ("work_s", "changeover_s"), [(23 * HOUR_S + 37 * 60, 720), (17 * HOUR_S + 1111, 1320), (480 * HOUR_S, 180)]
 )
 def test_at_the_least_deadline_the_program_is_no_dearer_than_uniform(work_s, changeover_s):
-    seen = timeline(MARKET, zone_set(MARKET, "us-west-2"), 1)
+    observation = timeline(MARKET, zone_set(MARKET, "us-west-2"), 1)
     lasts = {"changeover_s": float(changeover_s), "tick_s": 180.0}
     task = replace(TASK, work_s=float(work_s), span_s=float(work_s + 2 * changeover_s), **lasts)
     tables = TableMaker().tables(task, 3, 1, 0.9)
@@ -153,7 +153,7 @@ def test_at_the_least_deadline_the_program_is_no_dearer_than_uniform(work_s, cha
     usd = {}
     for policy in (Policy.UNIFORM, Policy.LEARNED):
         decided = functools.partial(decide, policy, tables=tables)
-        runs = [replay(decided, task, seen, start, recovery) for start in range(0, 10_000, 1_000)]
+        runs = [replay(decided, task, observation, start, recovery) for start in range(0, 10_000, 1_000)]
         assert all(run.finished_s is not None and run.finished_s <= task.span_s for run in runs)
         usd[policy] = sum(run.usd for run in runs)
     assert usd[Policy.LEARNED] <= 1.02 * usd[Policy.UNIFORM]
@@ -278,23 +278,25 @@ ON_DEMAND = Holding(mode=Mode.ON_DEMAND)
     ],
 )
 def test_the_tables_are_looked_up(holding, zone, left_h, slack_h, mode):
-    seen = Observation(work_left_s=left_h * HOUR, time_left_s=(left_h + slack_h) * HOUR, holding=holding, zones=(zone,))
-    assert decide(Policy.LEARNED, TASK, seen, TABLES).mode is mode
+    observation = Observation(
+        work_left_s=left_h * HOUR, time_left_s=(left_h + slack_h) * HOUR, holding=holding, zones=(zone,)
+    )
+    assert decide(Policy.LEARNED, TASK, observation, TABLES).mode is mode
 
 
 def test_spot_machines_that_boot_beside_are_not_given_up_for_how_work_and_time_are_rounded():
     booting = Holding(mode=Mode.BOTH, zone="a", beside_s=540.0)
     for worked_s in range(0, 180, 20):
         left_s = 40 * HOUR - worked_s
-        seen = Observation(work_left_s=left_s, time_left_s=left_s + 3600, holding=booting, zones=(UP,))
-        assert decide(Policy.LEARNED, TASK, seen, TABLES).mode is Mode.BOTH
+        observation = Observation(work_left_s=left_s, time_left_s=left_s + 3600, holding=booting, zones=(UP,))
+        assert decide(Policy.LEARNED, TASK, observation, TABLES).mode is Mode.BOTH
 
 
 def test_of_zones_that_cost_the_same_the_one_that_lasts_longer_is_taken():
     old = ZoneState(zone="old", up=True, age_s=20 * HOUR, usd_per_hour=1.0)
     young = ZoneState(zone="young", up=True, age_s=0.0, usd_per_hour=0.98)
-    seen = Observation(work_left_s=40 * HOUR, time_left_s=50 * HOUR, holding=NOTHING, zones=(young, old))
-    assert decide(Policy.LEARNED, TASK, seen, TABLES).zone == "old"
+    observation = Observation(work_left_s=40 * HOUR, time_left_s=50 * HOUR, holding=NOTHING, zones=(young, old))
+    assert decide(Policy.LEARNED, TASK, observation, TABLES).zone == "old"
 
 
 SHORT = Task(
@@ -325,11 +327,11 @@ def test_nothing_costs_less_than_with_the_whole_market_known(policy):
     recovery = Recovery(restart_s=720.0, handover_s=180.0, notice_s=0.0)
     for seed in range(6):
         market = random_market(random.Random(seed), 1)
-        seen = timeline(market, market.zones, 1)
-        up, price = looked(seen)
+        observation = timeline(market, market.zones, 1)
+        up, price = looked(observation)
         rules = Rules(work=120, slack=20, changeover=4, beside=3, free=20)
         least = least_costs(up[None, :140], price[None, :140], rules)[0] * 3.0 / 20
-        assert replay(choose, SHORT, seen, 0, recovery).usd >= least - 1e-6
+        assert replay(choose, SHORT, observation, 0, recovery).usd >= least - 1e-6
 
 
 def test_the_least_cost_with_the_market_known():

@@ -12,11 +12,11 @@ import pytest
 from gpucloud.domain.errors import HostUnreachable, NodeError
 from gpucloud.domain.node.node import EndCause, GroupView, NodeState
 from gpucloud.domain.supervision.quarantine import BootstrapTry, Prepared, failures, noted, silences
-from gpucloud.domain.supervision.transitions import since, with_lives
+from gpucloud.domain.supervision.transitions import since, with_intervals
 from gpucloud.usecases.supervise.prepare import Bootstrapper
 from gpucloud.usecases.supervise.prepare import Prepared as Ready
 from tests.fakes.clock import JumpingClock
-from tests.unit.worlds import NOW, node, seen, state, up
+from tests.unit.worlds import NOW, node, snapshot, state, up
 
 TRY_S = 20
 
@@ -69,7 +69,7 @@ def failed(error, *nodes):
         one.see(GroupView(exists=True, size=2, armed_until=None, nodes=(node(f"n{number}"),)))
         one.start(f"n{number}", None)
         one.services.clock.sleep(1)
-    return failures(noted(state(nodes=with_lives((), nodes)), one.tries))
+    return failures(noted(state(nodes=with_intervals((), nodes)), one.tries))
 
 
 def lost(number, cause):
@@ -119,7 +119,7 @@ def tried(node_id, how, at, took=10):
 
 @pytest.fixture
 def four():
-    return state(nodes=with_lives((), tuple(node(f"n{number}") for number in range(4))))
+    return state(nodes=with_intervals((), tuple(node(f"n{number}") for number in range(4))))
 
 
 def test_machines_that_fail_beside_one_another_are_one_failure(four):
@@ -145,8 +145,8 @@ def test_since_when_a_machine_cannot_be_prepared_is_written_down_until_it_has_he
     assert written.nodes[0].unprepared_at == NOW + timedelta(minutes=1)
     ready = noted(written, [tried("n0", Prepared.READY, 10)])
     deaf = up("n0")
-    assert since(ready, seen(deaf, state=ready), 4).nodes[0].unprepared_at == NOW + timedelta(minutes=1)
-    assert since(ready, seen(replace(deaf, heard=True), state=ready), 4).nodes[0].unprepared_at is None
+    assert since(ready, snapshot(deaf, state=ready), 4).nodes[0].unprepared_at == NOW + timedelta(minutes=1)
+    assert since(ready, snapshot(replace(deaf, heard=True), state=ready), 4).nodes[0].unprepared_at is None
 
 
 def test_a_part_of_a_running_attempt_is_told_its_own_code_and_not_what_was_edited_since():

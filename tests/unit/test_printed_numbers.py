@@ -14,10 +14,10 @@ from gpucloud.domain.node.numbers import LONGEST_LINE, Printed, compiled, last_n
 from gpucloud.domain.node.status import OUTPUT, UNTOLD, AttemptStatus, Readings, RunState
 from gpucloud.domain.state.state import CheckpointRef
 from gpucloud.domain.supervision.membership import hung
-from gpucloud.domain.supervision.seen import Limits
+from gpucloud.domain.supervision.snapshot import Limits
 from gpucloud.usecases.jobstore.report import NodeStanding, report, with_answers
 from tests.unit.test_condition import SPEND
-from tests.unit.worlds import opened, part, progress, seen, state, up
+from tests.unit.worlds import opened, part, progress, snapshot, state, up
 
 STEP = (("step", r"iter (\d+)"),)
 
@@ -202,7 +202,7 @@ def test_of_a_script_that_saves_by_itself_the_checkpoint_stays_what_its_keeper_s
     ("age_s", "longest_s", "hangs"), [(599.0, 5.0, False), (601.0, 5.0, True), (601.0, 500.0, False)]
 )
 def test_printed_steps_hang_after_ten_minutes_at_least_or_longer_than_one_ever_took(age_s, longest_s, hangs):
-    world = seen(up("a", told(age_s=age_s, longest_s=longest_s)), state=state(attempts=(opened("a"),)))
+    world = snapshot(up("a", told(age_s=age_s, longest_s=longest_s)), state=state(attempts=(opened("a"),)))
     said = hung(opened("a"), world, Limits())
     assert (said is not None) is hangs
     if hangs:
@@ -211,17 +211,17 @@ def test_printed_steps_hang_after_ten_minutes_at_least_or_longer_than_one_ever_t
 
 def test_steps_of_a_script_whose_saves_alone_are_counted_hang_as_well():
     saves = progress(12, phase=UNTOLD, counts=Counts.SAVES)
-    world = seen(up("a", told(saves, age_s=700.0)), state=state(attempts=(opened("a"),)))
+    world = snapshot(up("a", told(saves, age_s=700.0)), state=state(attempts=(opened("a"),)))
     assert hung(opened("a"), world, Limits()) is not None
     assert hung(opened("a"), world, Limits(hang_printed=timedelta(minutes=20))) is None
-    assert hung(opened("a"), seen(up("a", part(1)), state=state(attempts=(opened("a"),))), Limits()) is None
+    assert hung(opened("a"), snapshot(up("a", part(1)), state=state(attempts=(opened("a"),))), Limits()) is None
 
 
 def test_a_report_shows_the_step_that_is_printed_and_counts_attempts_in_saves() -> None:
     saves = progress(12, phase=UNTOLD, first_step=1, committed_step=12, counts=Counts.SAVES)
     twelfth = CheckpointRef(step=12, sha256="0" * 64, counts=Counts.SAVES)
     there = up("a", told(saves, values=(("lr", 3e-4),)))
-    world = seen(there, state=state(attempts=(opened("a", first_step=1, last_step=12),), checkpoint=twelfth))
+    world = snapshot(there, state=state(attempts=(opened("a", first_step=1, last_step=12),), checkpoint=twelfth))
     known = report(world.state, SPEND, (), world.group, "ada")
     found = with_answers(known, (NodeStanding(node_id="a", status=there.status),))
     assert step_words(found) == ["step 340 of 1000", "2 steps/s", "5 min 30 s to go"]

@@ -18,10 +18,10 @@ from gpucloud.domain.job.spec import CheckpointDirectory, CheckpointPolicy, Clou
 from gpucloud.domain.node.status import UNTOLD
 from gpucloud.domain.state.state import CheckpointRef, ExitReason, Interruption, InterruptionKind, JobStatus
 from gpucloud.domain.supervision.action import NoteInterruptions, OpenAttempt, Wait
-from gpucloud.domain.supervision.seen import Limits
+from gpucloud.domain.supervision.snapshot import Limits
 from gpucloud.usecases.supervise.act import Announcements
 from gpucloud.usecases.supervise.story import tell_story
-from tests.unit.worlds import NOW, job, opened, part, seen, state, up
+from tests.unit.worlds import NOW, job, opened, part, snapshot, state, up
 
 LIBRARY = "from gpucloud import resume\n"
 PLAIN = "import torch\n"
@@ -173,14 +173,14 @@ def test_the_job_file_says_that_nothing_is_saved(tmp_path):
 
 def test_that_a_drill_waits_for_a_first_step_is_told_once():
     waits = Wait(why="the drill waits for the script's first step, 10 min at the most")
-    world = seen(up("a", part(1)), state=state(attempts=(replace(opened("a"), started_at=NOW),)))
+    world = snapshot(up("a", part(1)), state=state(attempts=(replace(opened("a"), started_at=NOW),)))
     announcements = Announcements()
     assert announcements.news(waits, world, Limits()) == (waits.why,)
     assert announcements.news(waits, world, Limits()) == ()
 
 
 def lines(attempt, *nodes, policy=None):
-    world = seen(*nodes, state=state(attempts=(attempt,)))
+    world = snapshot(*nodes, state=state(attempts=(attempt,)))
     return Announcements().news(Wait(why="running"), world, Limits(), policy)
 
 
@@ -215,7 +215,7 @@ def test_that_a_script_began_anew_is_told_once_in_an_attempt():
     later = part(1, step=20, first_step=101, phase=UNTOLD, committed_step=20)
     announcements, told = Announcements(), []
     for one in (begun, later):
-        world = seen(up("a", one), state=state(attempts=(opened("a"),)))
+        world = snapshot(up("a", one), state=state(attempts=(opened("a"),)))
         told += announcements.news(Wait(why="running"), world, Limits(), DIRECTORY)
     assert len(told) == 1
 
@@ -223,22 +223,22 @@ def test_that_a_script_began_anew_is_told_once_in_an_attempt():
 def test_a_restart_says_what_was_done_in_vain():
     first = opened("a", reason=ExitReason.INTERRUPTED, ended_at=NOW - timedelta(seconds=44))
     action = OpenAttempt(number=2, node_ids=("a", "b"))
-    assert tell_story(action, seen(state=state(attempts=(first,)))) == (
+    assert tell_story(action, snapshot(state=state(attempts=(first,)))) == (
         "attempt 2 starts from the beginning on a, b (no checkpoint): 16 s of work lost"
     )
     saved = state(attempts=(first,), checkpoint=CheckpointRef(step=153, sha256="0" * 64))
-    assert tell_story(action, seen(state=saved)) == "attempt 2 starts after step 153 on a, b"
-    assert tell_story(replace(action, number=1), seen()) == "attempt 1 starts on a, b"
+    assert tell_story(action, snapshot(state=saved)) == "attempt 2 starts after step 153 on a, b"
+    assert tell_story(replace(action, number=1), snapshot()) == "attempt 1 starts on a, b"
     told = CheckpointDirectory(path="out", resume_args=("--init_from=resume",), resume_variables=(("AT", "the end"),))
-    assert tell_story(action, seen(state=saved), told) == (
+    assert tell_story(action, snapshot(state=saved), told) == (
         "attempt 2 starts after step 153 on a, b, with --init_from=resume 'AT=the end'"
     )
-    assert tell_story(replace(action, number=1), seen(), told) == "attempt 1 starts on a, b"
+    assert tell_story(replace(action, number=1), snapshot(), told) == "attempt 1 starts on a, b"
 
 
 def test_a_notice_does_not_say_that_a_script_saves_which_does_not():
     notice = Interruption(node_id="a", kind=InterruptionKind.NOTICE, attempt=1, noticed_at=NOW)
     action, opening = NoteInterruptions(interruptions=(notice,)), state(attempts=(opened("a"),))
-    assert tell_story(action, seen(up("a", part(1, step=3)), state=opening)) == "a has a notice: saving"
-    told = tell_story(action, seen(up("a", part(1)), state=opening))
+    assert tell_story(action, snapshot(up("a", part(1, step=3)), state=opening)) == "a has a notice: saving"
+    told = tell_story(action, snapshot(up("a", part(1)), state=opening))
     assert told == "a has a notice: its script has saved nothing so far"

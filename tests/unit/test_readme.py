@@ -56,7 +56,7 @@ def test_the_pages_are_listed_with_what_they_answer():
 
 
 def test_its_status_stands_before_what_to_type():
-    headings = re.findall(r"^## (.+)$", README, re.MULTILINE)
+    section_titles = re.findall(r"^## (.+)$", README, re.MULTILINE)
 
-    assert headings[:2] == ["Where it stands", "Try it"]
+    assert section_titles[:2] == ["Where it stands", "Try it"]
     assert "No job has run on a paid AWS account yet." in README.partition("## Try it")[0]

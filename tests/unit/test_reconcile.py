@@ -45,7 +45,7 @@ from gpucloud.domain.supervision.action import (
 from gpucloud.domain.supervision.between import fruitless
 from gpucloud.domain.supervision.membership import barred, quarantined
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.seen import (
+from gpucloud.domain.supervision.snapshot import (
     Goal,
     Homecoming,
     Inspection,
@@ -70,7 +70,7 @@ from tests.unit.worlds import (
     order,
     part,
     refusal,
-    seen,
+    snapshot,
     state,
     up,
 )
@@ -89,35 +89,35 @@ def interruption(node_id, kind=InterruptionKind.NOTICE, attempt=1):
 def running(*nodes, attempt=None, **changes):
     """A world in which attempt 1 is open on a and b."""
     known = changes.pop("interruptions", ())
-    return seen(*nodes, state=state(attempts=(attempt or opened("a", "b"),), interruptions=known), **changes)
+    return snapshot(*nodes, state=state(attempts=(attempt or opened("a", "b"),), interruptions=known), **changes)
 
 
 # Towards an attempt
 
 
 def test_without_a_group_it_is_made_first():
-    assert decide(GOAL, seen(exists=False, armed=None, group_size=0), RULES) == Provision()
+    assert decide(GOAL, snapshot(exists=False, armed=None, group_size=0), RULES) == Provision()
 
 
 def test_the_shut_off_is_armed_before_the_level_is_set():
-    assert decide(GOAL, seen(armed=None, group_size=0), RULES) == Arm(until=LATER)
+    assert decide(GOAL, snapshot(armed=None, group_size=0), RULES) == Arm(until=LATER)
 
 
 def test_the_level_is_set_once_the_shut_off_is_read_back():
-    assert decide(GOAL, seen(group_size=0), RULES) == Resize(size=2)
+    assert decide(GOAL, snapshot(group_size=0), RULES) == Resize(size=2)
 
 
 def test_a_budget_for_a_few_minutes_starts_machines_instead_of_arming_for_ever():
     armed = NOW + timedelta(minutes=9)
     later = {"armed": armed, "group_size": 0, "state": state(paid_until=armed)}
-    assert decide(GOAL, seen(**later, payable_until=armed + timedelta(seconds=1)), RULES) == Resize(size=2)
-    assert decide(GOAL, seen(**later, payable_until=LATER), RULES) == Arm(until=LATER)
+    assert decide(GOAL, snapshot(**later, payable_until=armed + timedelta(seconds=1)), RULES) == Resize(size=2)
+    assert decide(GOAL, snapshot(**later, payable_until=LATER), RULES) == Arm(until=LATER)
 
 
 def test_the_least_time_that_is_armed_is_not_armed_anew_for_what_arming_took():
-    least = NOW + RULES.wall.least
-    armed = seen(group_size=0, armed=least - timedelta(seconds=2), payable_until=least)
-    late = seen(group_size=0, armed=least - timedelta(seconds=16), payable_until=least)
+    least = NOW + RULES.prepaid_rule.least
+    armed = snapshot(group_size=0, armed=least - timedelta(seconds=2), payable_until=least)
+    late = snapshot(group_size=0, armed=least - timedelta(seconds=16), payable_until=least)
 
     assert decide(GOAL, armed, RULES) == Resize(size=2)
     assert decide(GOAL, late, RULES) == Arm(until=least)
@@ -126,37 +126,37 @@ def test_the_least_time_that_is_armed_is_not_armed_anew_for_what_arming_took():
 def test_nodes_that_run_are_prepared_and_pending_ones_are_waited_for():
     nodes = (up("a", readiness=Readiness.NO), up("b", readiness=Readiness.NO, state=NodeState.PENDING))
 
-    assert decide(GOAL, seen(*nodes), RULES) == Prepare(node_ids=("a",))
+    assert decide(GOAL, snapshot(*nodes), RULES) == Prepare(node_ids=("a",))
 
 
 def test_a_machine_whose_host_key_is_not_known_yet_is_not_spoken_to_and_is_replaced_after_ten_minutes():
     young = up("a", readiness=Readiness.NO, host_key=None, launched_at=NOW - timedelta(minutes=9))
     old = up("b", readiness=Readiness.NO, host_key=None, launched_at=NOW - timedelta(minutes=10))
-    assert decide(GOAL, seen(young, up("b")), RULES) == Wait(why="bootstrap")
-    assert decide(GOAL, seen(young, old), RULES) == Replace(node_ids=("b",))
+    assert decide(GOAL, snapshot(young, up("b")), RULES) == Wait(why="bootstrap")
+    assert decide(GOAL, snapshot(young, old), RULES) == Replace(node_ids=("b",))
 
 
 def test_the_attempt_opens_when_enough_nodes_are_ready_and_told():
-    assert decide(GOAL, seen(up("a"), up("b")), RULES) == OpenAttempt(number=1, node_ids=("a", "b"))
+    assert decide(GOAL, snapshot(up("a"), up("b")), RULES) == OpenAttempt(number=1, node_ids=("a", "b"))
 
 
 def test_agents_are_told_before_an_attempt_opens():
-    assert decide(GOAL, seen(up("a"), up("b", told=False)), RULES) == Tell(node_ids=("b",))
+    assert decide(GOAL, snapshot(up("a"), up("b", told=False)), RULES) == Tell(node_ids=("b",))
 
 
 def test_up_is_done_when_the_machines_are_ready():
-    assert decide(replace(GOAL, until=Until.READY), seen(up("a"), up("b")), RULES) == Done()
+    assert decide(replace(GOAL, until=Until.READY), snapshot(up("a"), up("b")), RULES) == Done()
 
 
 def test_members_that_stay_keep_their_order_so_that_rank_0_seldom_moves():
     first = opened("b", "a", reason=ExitReason.INTERRUPTED, last_step=5)
-    world = seen(up("c"), up("b"), gone("a"), state=state(attempts=(first,)))
+    world = snapshot(up("c"), up("b"), gone("a"), state=state(attempts=(first,)))
 
     assert decide(GOAL, world, RULES) == OpenAttempt(number=2, node_ids=("b", "c"))
 
 
 def test_a_budget_that_cannot_pay_for_a_start_ends_the_job():
-    action = decide(GOAL, seen(up("a"), up("b"), payable_until=None), RULES)
+    action = decide(GOAL, snapshot(up("a"), up("b"), payable_until=None), RULES)
 
     assert isinstance(action, Finish)
     assert action.reason is ExitReason.BUDGET
@@ -165,8 +165,8 @@ def test_a_budget_that_cannot_pay_for_a_start_ends_the_job():
 def test_a_bootstrap_that_fails_once_costs_the_node_and_twice_the_job():
     nodes = (up("a", readiness=Readiness.FAILED), up("b"))
 
-    assert decide(GOAL, seen(*nodes, failed_bootstraps=1), RULES) == Replace(node_ids=("a",))
-    assert decide(GOAL, seen(*nodes, failed_bootstraps=2), RULES) == Finish(
+    assert decide(GOAL, snapshot(*nodes, failed_bootstraps=1), RULES) == Replace(node_ids=("a",))
+    assert decide(GOAL, snapshot(*nodes, failed_bootstraps=2), RULES) == Finish(
         reason=ExitReason.UNPREPARED, message="no pip"
     )
 
@@ -177,7 +177,7 @@ def test_five_attempts_without_a_new_step_are_enough():
     )
 
     assert fruitless(lost) == 5
-    assert isinstance(decide(GOAL, seen(up("a"), up("b"), state=state(attempts=lost)), RULES), Finish)
+    assert isinstance(decide(GOAL, snapshot(up("a"), up("b"), state=state(attempts=lost)), RULES), Finish)
 
 
 def test_attempts_that_commit_what_a_longer_one_had_lost_are_not_fruitless():
@@ -192,13 +192,13 @@ def test_attempts_that_commit_what_a_longer_one_had_lost_are_not_fruitless():
 
 def test_reopening_forgives_fruitless_attempts():
     lost = tuple(opened("a", "b", number=n, reason=ExitReason.LOST) for n in range(1, 6))
-    world = seen(up("a"), up("b"), state=state(attempts=lost, reopened_after=5))
+    world = snapshot(up("a"), up("b"), state=state(attempts=lost, reopened_after=5))
 
     assert decide(GOAL, world, RULES) == OpenAttempt(number=6, node_ids=("a", "b"))
 
 
 def test_a_notice_before_any_attempt_is_written_down_and_another_machine_is_asked_for():
-    world = seen(up("a"), up("b", notice=True))
+    world = snapshot(up("a"), up("b", notice=True))
     noted = replace(world, state=state(interruptions=(interruption("b", attempt=None),)))
 
     assert decide(GOAL, world, RULES) == NoteInterruptions(interruptions=(interruption("b", attempt=None),))
@@ -291,16 +291,16 @@ def test_a_job_that_is_given_up_as_it_stands_says_that_its_outputs_stayed(attemp
 
 def test_a_machine_that_we_end_ourselves_is_no_interruption_while_the_cloud_still_lists_it():
     ours = up("b", relieved=True, end_cause=EndCause.CHOICE, readiness=Readiness.FAILED)
-    assert not isinstance(decide(GOAL, seen(up("a"), ours), RULES), NoteInterruptions)
+    assert not isinstance(decide(GOAL, snapshot(up("a"), ours), RULES), NoteInterruptions)
     taken = up("b", relieved=True)
-    assert isinstance(decide(GOAL, seen(up("a"), taken), RULES), NoteInterruptions)
+    assert isinstance(decide(GOAL, snapshot(up("a"), taken), RULES), NoteInterruptions)
 
 
 def test_only_what_had_a_part_in_an_attempt_is_back_with_the_next_one():
     attempts = (opened("a", "b", reason=ExitReason.INTERRUPTED), replace(opened("a", "d"), number=2))
     noted = (interruption("b"), interruption("c", attempt=None))
     nodes = [up(i, part(2, step=5, first_step=4)) for i in "ad"]
-    recorded = transitions.record(seen(*nodes, state=state(attempts=attempts, interruptions=noted)))
+    recorded = transitions.record(snapshot(*nodes, state=state(attempts=attempts, interruptions=noted)))
 
     assert [i.resumed_at for i in recorded.interruptions] == [NOW, None]
 
@@ -346,7 +346,7 @@ def test_a_machine_that_was_relieved_outstays_whatever_it_says(says):
 def test_money_is_not_kept_for_longer_than_a_cloud_warns_ahead_whatever_a_machine_says(relieved):
     liar = naming_the_year_3000(up("a", notice=True, relieved=relieved))
     more = () if relieved else (up("c"),)
-    world = seen(liar, up("b"), *more, payable_until=None, payable_with_another=None)
+    world = snapshot(liar, up("b"), *more, payable_until=None, payable_with_another=None)
     noted = replace(world, state=state(interruptions=(interruption("a", attempt=None),)))
 
     assert decide(GOAL, world, RULES) == NoteInterruptions(interruptions=(interruption("a", attempt=None),))
@@ -367,7 +367,7 @@ def test_no_more_machines_are_relieved_at_once_than_the_job_has():
 
 def test_no_machine_is_asked_for_so_near_to_the_shut_off_that_the_cloud_starts_none():
     world = running(up("a", part(1)), up("b", part(1), notice=True), interruptions=(interruption("b"),))
-    near = replace(RULES, wall=replace(RULES.wall, ahead=LATER - NOW + timedelta(seconds=1)))
+    near = replace(RULES, prepaid_rule=replace(RULES.prepaid_rule, ahead=LATER - NOW + timedelta(seconds=1)))
 
     assert decide(GOAL, world, near) == Wait(why="running")
 
@@ -407,7 +407,7 @@ def test_a_machine_that_could_not_be_reached_to_be_prepared_is_tried_again_while
 def test_while_a_machine_is_to_come_in_place_of_another_the_shut_off_is_not_raised_for_those_of_now(relieved, then):
     """Raised for two and lowered for three in turns, it was set as fast as the cloud answered."""
     sooner = NOW + timedelta(minutes=14)
-    world = seen(
+    world = snapshot(
         up("a"),
         up("b", notice=True, relieved=relieved),
         state=state(interruptions=(interruption("b"),)),
@@ -467,7 +467,9 @@ def test_prepaid_time_is_not_renewed_for_machines_that_would_not_hear_of_it():
     less = NOW + timedelta(seconds=30)
 
     assert decide(GOAL, running(*silent, armed=near), RULES) == Wait(why="no machine answers")
-    assert decide(GOAL, seen(up("a", silent=9), up("b", silent=9), armed=near), RULES) == Wait(why="no machine answers")
+    assert decide(GOAL, snapshot(up("a", silent=9), up("b", silent=9), armed=near), RULES) == Wait(
+        why="no machine answers"
+    )
     assert decide(GOAL, running(*one_hears, armed=near), RULES) == Arm(until=LATER)
     assert decide(GOAL, running(*silent, armed=near, payable_until=less), RULES) == Arm(until=less)
 
@@ -477,8 +479,8 @@ def test_machines_that_never_answered_again_are_asked_for_anew_when_their_time_i
     ended = (gone("a", EndCause.SCHEDULE), gone("b", EndCause.SCHEDULE))
 
     assert decide(GOAL, running(*ended, armed=over, group_size=0), RULES) == CloseAttempt(reason=ExitReason.LOST)
-    assert decide(GOAL, seen(*ended, armed=over, group_size=0), RULES) == Arm(until=LATER)
-    assert decide(GOAL, seen(*ended, armed=LATER, group_size=0), RULES) == Resize(size=2)
+    assert decide(GOAL, snapshot(*ended, armed=over, group_size=0), RULES) == Arm(until=LATER)
+    assert decide(GOAL, snapshot(*ended, armed=LATER, group_size=0), RULES) == Resize(size=2)
 
 
 def test_a_frozen_machine_is_ended_by_name():
@@ -619,7 +621,7 @@ def test_ranks_that_left_by_themselves_at_the_wall_ended_by_budget():
 
     near = NOW + timedelta(seconds=30)
     ending = state(attempts=(opened("a", "b"),), paid_until=near)
-    at_the_wall = seen(*left, state=ending, armed=near, payable_until=near)
+    at_the_wall = snapshot(*left, state=ending, armed=near, payable_until=near)
     raised = replace(at_the_wall, payable_until=near + timedelta(minutes=9))
 
     assert decide(GOAL, at_the_wall, RULES) == CloseAttempt(reason=ExitReason.BUDGET)
@@ -725,7 +727,7 @@ def test_an_attempt_that_resumes_at_the_last_step_has_nothing_left_to_train():
     now = replace(opened("a", "b", number=2), first_step=331)
     done = (up("a", part(2, Outcome.DONE, 330, first_step=331)), up("b", part(2, Outcome.DONE)))
     for earlier in (before, replace(before, last_step=None)):  # of which nothing need have been seen
-        world = seen(*done, state=state(attempts=(earlier, now)))
+        world = snapshot(*done, state=state(attempts=(earlier, now)))
         assert decide(GOAL, world, RULES) == CloseAttempt(reason=ExitReason.SUCCEEDED)
 
 
@@ -774,8 +776,8 @@ def test_a_drill_takes_the_last_member_once_in_mid_run():
 
 
 def test_an_ended_job_is_torn_down_unless_it_succeeded_and_is_kept():
-    succeeded = seen(state=state(status=JobStatus.SUCCEEDED, exit_reason=ExitReason.SUCCEEDED))
-    failed = seen(state=state(status=JobStatus.FAILED, exit_reason=ExitReason.USER_ERROR))
+    succeeded = snapshot(state=state(status=JobStatus.SUCCEEDED, exit_reason=ExitReason.SUCCEEDED))
+    failed = snapshot(state=state(status=JobStatus.FAILED, exit_reason=ExitReason.USER_ERROR))
     kept = replace(GOAL, keep=True)
 
     assert decide(GOAL, succeeded, RULES) == TearDown()
@@ -799,24 +801,24 @@ def cool(fault=Fault.CAPACITY):
 
 
 def test_a_pool_that_refuses_while_nothing_runs_in_it_cools_down_at_once():
-    assert decide(GOAL, seen(group_size=0, refusals=(refusal(),)), RULES) == cool()
-    assert decide(GOAL, seen(group_size=2, refusals=(refusal(Fault.QUOTA),)), RULES) == cool(Fault.QUOTA)
+    assert decide(GOAL, snapshot(group_size=0, refusals=(refusal(),)), RULES) == cool()
+    assert decide(GOAL, snapshot(group_size=2, refusals=(refusal(Fault.QUOTA),)), RULES) == cool(Fault.QUOTA)
 
 
 def test_the_rest_of_a_gang_is_waited_for_and_then_the_part_is_given_back():
     pending = up("a", readiness=Readiness.NO, state=NodeState.PENDING)
     refused = {"group_size": 1, "refusals": (refusal(),)}
-    assert decide(GOAL, seen(pending, **refused, short_for=timedelta(seconds=119)), RULES) == Wait(
+    assert decide(GOAL, snapshot(pending, **refused, short_for=timedelta(seconds=119)), RULES) == Wait(
         why="the cloud has no more machines now"
     )
-    assert decide(GOAL, seen(pending, **refused, short_for=timedelta(seconds=120)), RULES) == cool()
+    assert decide(GOAL, snapshot(pending, **refused, short_for=timedelta(seconds=120)), RULES) == cool()
     cooling = state(cooldowns=(cooldown(),))
-    assert decide(GOAL, seen(pending, group_size=1, state=cooling), RULES) == Resize(size=0)
-    assert decide(GOAL, seen(pending, group_size=0, state=cooling), RULES) == Wait(why="giving machines back")
+    assert decide(GOAL, snapshot(pending, group_size=1, state=cooling), RULES) == Resize(size=0)
+    assert decide(GOAL, snapshot(pending, group_size=0, state=cooling), RULES) == Wait(why="giving machines back")
 
 
 def test_a_gang_that_stays_partial_without_a_word_is_given_back_too():
-    world = seen(up("a"), short_for=timedelta(seconds=120))
+    world = snapshot(up("a"), short_for=timedelta(seconds=120))
     action = decide(GOAL, world, RULES)
     assert isinstance(action, CoolDown)
     assert action.message == "1 of 2 machines after 120 s"
@@ -827,7 +829,7 @@ def test_a_pool_that_gives_no_machine_and_does_not_say_why_refuses_after_ten_min
     refusals = (replace(refusal(fault, ago=20.0), message="try later", code="Transient"),) if fault else ()
 
     def bare(minutes):
-        return seen(refusals=refusals, state=state(bare_at=NOW - timedelta(minutes=minutes)))
+        return snapshot(refusals=refusals, state=state(bare_at=NOW - timedelta(minutes=minutes)))
 
     assert isinstance(decide(GOAL, bare(9.9), RULES), Wait)
     action = decide(GOAL, bare(10), RULES)
@@ -839,7 +841,7 @@ def test_a_job_whose_only_pool_gives_nothing_and_says_nothing_ends_after_an_hour
     own, now = state(), NOW
     for _ in range(2000):
         cooling = any(one.until > now for one in own.cooldowns)
-        one = seen(
+        one = snapshot(
             state=own,
             now=now,
             armed=now + timedelta(minutes=30),
@@ -859,33 +861,36 @@ def test_a_job_whose_only_pool_gives_nothing_and_says_nothing_ends_after_an_hour
 
 
 def test_a_group_that_is_to_have_no_machines_or_has_some_lacks_none():
-    lacking = transitions.since(state(), seen(), 2)
-    assert (lacking.bare_at, transitions.since(lacking, seen(now=NOW + timedelta(seconds=9)), 2).bare_at) == (NOW, NOW)
-    for other in (seen(up("a")), seen(group_size=0), seen(exists=False)):
+    lacking = transitions.since(state(), snapshot(), 2)
+    assert (lacking.bare_at, transitions.since(lacking, snapshot(now=NOW + timedelta(seconds=9)), 2).bare_at) == (
+        NOW,
+        NOW,
+    )
+    for other in (snapshot(up("a")), snapshot(group_size=0), snapshot(exists=False)):
         assert transitions.since(lacking, other, 2).bare_at is None
 
 
 def test_the_pool_is_asked_again_while_part_of_a_gang_waits():
-    world = seen(up("a"), group_size=1, refusals=(refusal(ago=11),), short_for=timedelta(seconds=30))
+    world = snapshot(up("a"), group_size=1, refusals=(refusal(ago=11),), short_for=timedelta(seconds=30))
     assert decide(GOAL, world, RULES) == Resize(size=2)
 
 
 def test_the_best_offer_that_is_not_cooling_is_next():
     cooling = state(cooldowns=(cooldown(), cooldown(OTHER_POOL)))
     third = offer(replace(POOL, zone="us-west-2a"))
-    world = seen(group_size=0, state=cooling, candidates=(offer(POOL), offer(OTHER_POOL), third))
+    world = snapshot(group_size=0, state=cooling, candidates=(offer(POOL), offer(OTHER_POOL), third))
     assert decide(GOAL, world, RULES) == Move(offer=third)
 
 
 def test_a_refusal_from_before_the_job_turned_to_the_pool_says_nothing():
-    world = seen(group_size=0, state=state(pool_at=NOW - timedelta(seconds=5)), refusals=(refusal(ago=6),))
+    world = snapshot(group_size=0, state=state(pool_at=NOW - timedelta(seconds=5)), refusals=(refusal(ago=6),))
     assert decide(GOAL, world, RULES) == Resize(size=2)
 
 
 def test_without_any_pool_the_job_waits_at_no_cost_and_gives_up_after_an_hour():
-    waiting = seen(group_size=0, state=state(cooldowns=(cooldown(),)))
+    waiting = snapshot(group_size=0, state=state(cooldowns=(cooldown(),)))
     assert decide(GOAL, waiting, RULES) == Wait(why="no capacity: asking again at 12:04:00 UTC")
-    late = seen(group_size=0, state=state(cooldowns=(cooldown(ago=3600),)))
+    late = snapshot(group_size=0, state=state(cooldowns=(cooldown(ago=3600),)))
     assert decide(GOAL, late, RULES) == Finish(
         reason=ExitReason.NO_CAPACITY,
         message="no pool had machines for 1.0 h; the last said: none there now (InsufficientInstanceCapacity)",
@@ -893,7 +898,7 @@ def test_without_any_pool_the_job_waits_at_no_cost_and_gives_up_after_an_hour():
 
 
 def test_a_quota_does_not_grow_by_waiting():
-    world = seen(group_size=0, state=state(cooldowns=(cooldown(fault=Fault.QUOTA),)))
+    world = snapshot(group_size=0, state=state(cooldowns=(cooldown(fault=Fault.QUOTA),)))
     action = decide(GOAL, world, RULES)
     assert action == Finish(
         reason=ExitReason.NO_CAPACITY,
@@ -903,14 +908,14 @@ def test_a_quota_does_not_grow_by_waiting():
 
 @pytest.mark.parametrize("fault", [Fault.PERMISSION, Fault.PARAMETER, Fault.UNKNOWN])
 def test_what_no_other_pool_can_help_stops_the_job(fault):
-    action = decide(GOAL, seen(group_size=0, refusals=(refusal(fault),)), RULES)
+    action = decide(GOAL, snapshot(group_size=0, refusals=(refusal(fault),)), RULES)
     assert isinstance(action, Finish)
     assert (action.reason, action.reason.exit_code) == (ExitReason.REFUSED, 13)
 
 
 def test_the_line_that_stops_the_job_says_what_to_do():
     told = replace(refusal(Fault.PERMISSION), hint="let it use the key")
-    action = decide(GOAL, seen(group_size=0, refusals=(told,)), RULES)
+    action = decide(GOAL, snapshot(group_size=0, refusals=(told,)), RULES)
     assert isinstance(action, Finish)
     assert action.message is not None
     assert action.message.endswith("none there now (InsufficientInstanceCapacity); let it use the key")
@@ -918,8 +923,8 @@ def test_the_line_that_stops_the_job_says_what_to_do():
 
 @pytest.mark.parametrize("fault", [Fault.THROTTLING, Fault.TRANSIENT])
 def test_what_may_succeed_later_is_asked_again_later(fault):
-    assert isinstance(decide(GOAL, seen(group_size=0, refusals=(refusal(fault),)), RULES), Wait)
-    assert decide(GOAL, seen(group_size=0, refusals=(refusal(fault, ago=11),)), RULES) == Resize(size=2)
+    assert isinstance(decide(GOAL, snapshot(group_size=0, refusals=(refusal(fault),)), RULES), Wait)
+    assert decide(GOAL, snapshot(group_size=0, refusals=(refusal(fault, ago=11),)), RULES) == Resize(size=2)
 
 
 def test_a_pool_that_refuses_again_is_left_alone_for_longer_each_time():
@@ -947,25 +952,25 @@ def looked(*found, done=True, number=1):
 
 
 def test_a_job_without_gpus_opens_its_attempt_without_a_look():
-    assert decide(GOAL, seen(up("a"), up("b"), inspects=False), RULES) == OpenAttempt(number=1, node_ids=("a", "b"))
+    assert decide(GOAL, snapshot(up("a"), up("b"), inspects=False), RULES) == OpenAttempt(number=1, node_ids=("a", "b"))
 
 
 def test_gpus_are_looked_at_before_every_attempt_and_waited_for():
     first = opened("a", "b", reason=ExitReason.INTERRUPTED, last_step=5)
     nodes = (up("a"), up("b"))
     again = state(attempts=(first,))
-    assert decide(GOAL, seen(*nodes, inspects=True), RULES) == Inspect(number=1, node_ids=("a", "b"))
-    assert decide(GOAL, seen(*nodes, **looked(done=False)), RULES) == Wait(why="checking the GPUs")
-    assert decide(GOAL, seen(*nodes, **looked()), RULES) == OpenAttempt(number=1, node_ids=("a", "b"))
-    assert decide(GOAL, seen(*nodes, **looked(), state=again), RULES) == Inspect(number=2, node_ids=("a", "b"))
+    assert decide(GOAL, snapshot(*nodes, inspects=True), RULES) == Inspect(number=1, node_ids=("a", "b"))
+    assert decide(GOAL, snapshot(*nodes, **looked(done=False)), RULES) == Wait(why="checking the GPUs")
+    assert decide(GOAL, snapshot(*nodes, **looked()), RULES) == OpenAttempt(number=1, node_ids=("a", "b"))
+    assert decide(GOAL, snapshot(*nodes, **looked(), state=again), RULES) == Inspect(number=2, node_ids=("a", "b"))
 
 
 def test_other_members_are_looked_at_anew():
-    assert decide(GOAL, seen(up("a"), up("c"), **looked()), RULES) == Inspect(number=1, node_ids=("a", "c"))
+    assert decide(GOAL, snapshot(up("a"), up("c"), **looked()), RULES) == Inspect(number=1, node_ids=("a", "c"))
 
 
 def test_a_node_found_bad_is_written_down_and_then_replaced():
-    world = seen(up("a"), up("b"), **looked(("b", "GPU 0: Xid 79")))
+    world = snapshot(up("a"), up("b"), **looked(("b", "GPU 0: Xid 79")))
     assert decide(GOAL, world, RULES) == QuarantineNodes(nodes=(("b", "GPU 0: Xid 79"),))
     known = replace(world, state=state(quarantined=(bad("b"),)))
     assert decide(GOAL, known, RULES) == Replace(node_ids=("b",))
@@ -975,7 +980,7 @@ def in_use(since_s, looked_s):
     since, over_at = (NOW - timedelta(seconds=seconds) for seconds in (since_s, looked_s))
     used = InUse(node_id="b", why="GPU 0: it is in use by python (pid 7)", since=since)
     look = Inspection(number=1, node_ids=("a", "b"), done=True, in_use=(used,), over_at=over_at)
-    return seen(up("a"), up("b"), inspects=True, inspection=look)
+    return snapshot(up("a"), up("b"), inspects=True, inspection=look)
 
 
 def test_a_gpu_that_others_use_is_looked_at_again_and_only_after_a_while_is_another_machine_taken():
@@ -992,13 +997,13 @@ def test_a_gpu_that_others_use_is_looked_at_again_and_only_after_a_while_is_anot
 
 def test_a_node_that_the_gate_refused_is_quarantined_and_not_counted_as_a_failed_bootstrap():
     refused = up("b", readiness=Readiness.FAILED, refused="3 GPUs, 4 expected")
-    world = seen(up("a"), refused)
+    world = snapshot(up("a"), refused)
     assert decide(GOAL, world, RULES) == QuarantineNodes(nodes=(("b", "3 GPUs, 4 expected"),))
 
 
 def test_three_bad_nodes_in_a_row_are_a_bad_pool():
     three = state(quarantined=(bad("x"), bad("y"), bad("z", "GPU 3: Xid 48")))
-    action = decide(GOAL, seen(up("a"), state=three, group_size=2), RULES)
+    action = decide(GOAL, snapshot(up("a"), state=three, group_size=2), RULES)
     assert isinstance(action, CoolDown)
     assert (action.pool, action.code, action.message) == (
         POOL,
@@ -1010,8 +1015,8 @@ def test_three_bad_nodes_in_a_row_are_a_bad_pool():
 def test_from_a_bad_pool_the_job_turns_to_another_and_without_one_it_stops_with_the_findings():
     cooling = replace(cooldown(), code="Quarantined", message="3 nodes in a row were bad: z: GPU 3: Xid 48")
     known = state(cooldowns=(cooling,), quarantined=(bad("x"), bad("y"), bad("z")))
-    assert decide(GOAL, seen(group_size=0, state=known, candidates=(offer(),)), RULES) == Move(offer=offer())
-    assert decide(GOAL, seen(group_size=0, state=known), RULES) == Finish(
+    assert decide(GOAL, snapshot(group_size=0, state=known, candidates=(offer(),)), RULES) == Move(offer=offer())
+    assert decide(GOAL, snapshot(group_size=0, state=known), RULES) == Finish(
         reason=ExitReason.UNPREPARED, message="3 nodes in a row were bad: z: GPU 3: Xid 48"
     )
 
@@ -1025,7 +1030,7 @@ def bad_pools(*left_s):
 
 def test_after_two_bad_pools_no_third_one_is_paid():
     known = state(cooldowns=bad_pools(1500.0, 1700.0))
-    assert decide(GOAL, seen(group_size=0, state=known, candidates=(offer(),)), RULES) == Finish(
+    assert decide(GOAL, snapshot(group_size=0, state=known, candidates=(offer(),)), RULES) == Finish(
         reason=ExitReason.UNPREPARED,
         message=f"2 pools in a row had bad machines; {OTHER_POOL}: 3 nodes in a row were bad: z: no CUDA",
     )
@@ -1036,7 +1041,7 @@ def test_a_bad_pool_before_the_last_step_is_not_counted_with_one_after_it():
     good = replace(opened("a", "b", reason=ExitReason.LOST, last_step=4), started_at=NOW - timedelta(seconds=200))
     known = state(cooldowns=bad_pools(1500.0, 1700.0), attempts=(good,), pool=POOL)
     third = offer(replace(POOL, zone="us-east-2c"))
-    assert decide(GOAL, seen(group_size=0, state=known, candidates=(third,)), RULES) == Move(offer=third)
+    assert decide(GOAL, snapshot(group_size=0, state=known, candidates=(third,)), RULES) == Move(offer=third)
 
 
 @pytest.mark.parametrize(
@@ -1049,7 +1054,7 @@ def test_a_bad_pool_before_the_last_step_is_not_counted_with_one_after_it():
 )
 def test_what_was_before_another_pool_a_new_start_or_a_step_does_not_count(changes):
     known = state(quarantined=(bad("x"), bad("y"), bad("z")), **changes)
-    assert not isinstance(decide(GOAL, seen(up("a"), up("b"), state=known), RULES), CoolDown)
+    assert not isinstance(decide(GOAL, snapshot(up("a"), up("b"), state=known), RULES), CoolDown)
 
 
 def test_a_member_that_falls_ill_saves_with_the_others_and_is_killed_when_it_does_not():
@@ -1058,12 +1063,14 @@ def test_a_member_that_falls_ill_saves_with_the_others_and_is_killed_when_it_doe
     late = opened("a", "b", ending_reason=ExitReason.INTERRUPTED, ending_at=NOW - RULES.limits.save, ordered=Stop.SAVE)
     known = state(attempts=(opened("a", "b"),), **quarantined)
     assert decide(GOAL, running(*nodes), RULES) == QuarantineNodes(nodes=(("b", "GPU 1: Xid 94"),))
-    assert decide(GOAL, seen(*nodes, state=known), RULES) == EndAttempt(how=Stop.SAVE, reason=ExitReason.INTERRUPTED)
-    assert decide(GOAL, seen(*nodes, state=state(attempts=(late,), **quarantined)), RULES) == EndAttempt(
+    assert decide(GOAL, snapshot(*nodes, state=known), RULES) == EndAttempt(
+        how=Stop.SAVE, reason=ExitReason.INTERRUPTED
+    )
+    assert decide(GOAL, snapshot(*nodes, state=state(attempts=(late,), **quarantined)), RULES) == EndAttempt(
         how=Stop.KILL, reason=ExitReason.INTERRUPTED
     )
     left = (up("a", part(1, Outcome.LEFT)), up("b", part(1, Outcome.LEFT), unhealthy="GPU 1: Xid 94"))
-    assert decide(GOAL, seen(*left, state=state(attempts=(late,), **quarantined)), RULES) == CloseAttempt(
+    assert decide(GOAL, snapshot(*left, state=state(attempts=(late,), **quarantined)), RULES) == CloseAttempt(
         reason=ExitReason.INTERRUPTED
     )
 
@@ -1071,7 +1078,7 @@ def test_a_member_that_falls_ill_saves_with_the_others_and_is_killed_when_it_doe
 def test_a_script_that_failed_on_an_ill_node_is_not_the_users_error():
     failed = (up("a", part(1, Outcome.FAILED)), up("b", part(1, Outcome.FAILED), unhealthy="GPU 1: Xid 79"))
     known = state(attempts=(opened("a", "b"),), quarantined=(bad("b"),))
-    assert decide(GOAL, seen(*failed, state=known, failed_for=timedelta(seconds=9)), RULES) == CloseAttempt(
+    assert decide(GOAL, snapshot(*failed, state=known, failed_for=timedelta(seconds=9)), RULES) == CloseAttempt(
         reason=ExitReason.LOST
     )
 
@@ -1109,16 +1116,18 @@ def test_a_member_that_heard_of_the_end_before_it_began_never_begins():
 
 def test_money_that_is_kept_for_machines_that_leave_is_waited_for():
     noted = {"state": state(interruptions=(interruption("a", attempt=None),))}
-    leaves = seen(up("a", notice=True, relieved=True), up("b"), payable_until=None, payable_with_another=None, **noted)
+    leaves = snapshot(
+        up("a", notice=True, relieved=True), up("b"), payable_until=None, payable_with_another=None, **noted
+    )
     old = NOW - timedelta(hours=1)
-    comes_back = seen(
+    comes_back = snapshot(
         up("a", notice=True, launched_at=old), up("b"), payable_until=None, payable_with_another=None, **noted
     )
-    not_charged = seen(up("a", notice=True), up("b"), payable_until=None, payable_with_another=None, **noted)
-    came_back = seen(up("a", notice=True), up("b"), up("c"), payable_until=None, payable_with_another=None, **noted)
+    not_charged = snapshot(up("a", notice=True), up("b"), payable_until=None, payable_with_another=None, **noted)
+    came_back = snapshot(up("a", notice=True), up("b"), up("c"), payable_until=None, payable_with_another=None, **noted)
     fresh = NOW - timedelta(seconds=30)
     unheard = (up("a", readiness=Readiness.PREPARING), up("b"), up("c", launched_at=fresh))
-    unheard = seen(*unheard, payable_until=None, payable_with_another=None)
+    unheard = snapshot(*unheard, payable_until=None, payable_with_another=None)
     late = replace(leaves, now=NOW + timedelta(minutes=3, seconds=1))
 
     assert decide(GOAL, leaves, RULES) == Wait(why="waiting until machines have left")
@@ -1132,7 +1141,7 @@ def test_money_that_is_kept_for_machines_that_leave_is_waited_for():
 
 def test_a_bad_node_that_was_to_come_next_is_replaced_while_the_attempt_goes_on():
     known = state(attempts=(opened("a", "b"),), quarantined=(bad("c"),))
-    world = seen(up("a", part(1)), up("b", part(1)), up("c"), state=known)
+    world = snapshot(up("a", part(1)), up("b", part(1)), up("c"), state=known)
     assert decide(GOAL, world, RULES) == Replace(node_ids=("c",))
 
 
@@ -1212,7 +1221,7 @@ def worlds(beside=tuple(NODES)):
         stored = replace(stored, quarantined=wishes.pop("quarantined", ()))
         yield (
             f"attempt {attempts}, a {a}, b {b}, group {group}, {wish}",
-            seen(*nodes, state=stored, **GROUPS[group], **wishes),
+            snapshot(*nodes, state=stored, **GROUPS[group], **wishes),
         )
 
 

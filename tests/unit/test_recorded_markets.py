@@ -153,8 +153,8 @@ def test_what_falls_between_two_looks_is_not_seen():
         (0, True),
         (1, True),
     ]
-    seen = timeline(replace(market, tick=timedelta(seconds=195)), market.zones, 1)
-    assert [(change, views[0].up) for change, views in zip(seen.changes, seen.views, strict=True)] == [
+    observation = timeline(replace(market, tick=timedelta(seconds=195)), market.zones, 1)
+    assert [(change, views[0].up) for change, views in zip(observation.changes, observation.views, strict=True)] == [
         (0, True),
         (3, False),
         (4, True),

@@ -17,7 +17,7 @@ def test_recording_of_another_version_names_the_command_that_remakes_it(
 ) -> None:
     old = tmp_path / "old.jsonl.gz"
     with gzip.open(old, "wt") as file:
-        file.write(codec.to_json(moments.Heading(order_version=0, state_version=1)) + "\n")
+        file.write(codec.to_json(moments.CapacityChoice(order_version=0, state_version=1)) + "\n")
     monkeypatch.setattr(moments, "RECORDED", old)
     with pytest.raises(ValueError, match="GPUCLOUD_PROVE_RECORD=1"):
         moments.of_fleet()
@@ -27,7 +27,7 @@ def test_recording_names_no_folder_and_nobody_of_the_machine_that_made_it() -> N
     for moment in moments.of_fleet():
         assert moment.order.by == "me@here"
         assert moment.order.resolved.code == Path("/job/code")
-        assert moment.seen.state.owner is None
+        assert moment.snapshot.state.owner is None
 
 
 def test_table_has_no_line_for_what_nobody_knows() -> None:

@@ -20,7 +20,7 @@ from gpucloud.usecases.jobstore.report import report
 from tests.faults.process import Ended, run
 from tests.faults.rig import JOB, Outside
 from tests.faults.strikes import Strikes
-from tests.unit.worlds import NOW, seen, state, up
+from tests.unit.worlds import NOW, snapshot, state, up
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_what_is_not_deleted_yet_is_said_with_what_is_to_be_done_first(
     changes: dict[str, object], why: str, hint: str
 ) -> None:
     spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal(0))
-    told = replace(report(state(job=JOB), spend, (), seen(up("a")).group, None), **changes)  # type: ignore[arg-type]
+    told = replace(report(state(job=JOB), spend, (), snapshot(up("a")).group, None), **changes)  # type: ignore[arg-type]
     refused = ending._not_over(told, JOB)
     assert (refused.message, refused.hint) == (why, hint)
 

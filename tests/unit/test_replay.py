@@ -19,7 +19,7 @@ from gpucloud.cli.choosing import simulate
 from gpucloud.domain.checkpoint.protection import Saving
 from gpucloud.domain.job.quantities import parse_span
 from gpucloud.domain.job.spec import CheckpointDirectory, CheckpointPolicy, OnNotice, Policy
-from gpucloud.domain.market.outcome import ON_DEMAND, Life
+from gpucloud.domain.market.outcome import ON_DEMAND, Lifetime
 from gpucloud.domain.market.policies import Choice, Mode, Task
 from gpucloud.domain.market.policy import decide
 from gpucloud.domain.market.recordings import timeline, zone_set
@@ -27,7 +27,7 @@ from gpucloud.domain.market.scenario import USUAL, Recovery, recovery_of, restar
 from gpucloud.domain.market.simulation import bill_usd, charges, replay
 from gpucloud.domain.money.ledger import total
 from gpucloud.domain.node.node import EndCause
-from gpucloud.domain.supervision.seen import Limits
+from gpucloud.domain.supervision.snapshot import Limits
 from tests.standins.tiny_markets import tiny_market
 
 NOTICED = Recovery(restart_s=180, notice_s=60)
@@ -38,45 +38,45 @@ COMES_LATE = tiny_market({"a": ("0001111111", "1.00"), "b": ("0000000000", "0.50
 
 def run(policy, market, *, task=TASK, recovery=NOTICED, nodes=1, budget=None):
     choose = partial(decide, policy) if isinstance(policy, Policy) else policy
-    seen = timeline(market, market.zones, nodes)
-    done = replay(choose, task, seen, 0, recovery, budget)
-    return done, bill_usd(done, seen)
+    observation = timeline(market, market.zones, nodes)
+    done = replay(choose, task, observation, 0, recovery, budget)
+    return done, bill_usd(done, observation)
 
 
-def life(zone, start, end, cause=EndCause.CHOICE, nodes=1):
-    return Life(zone=zone, nodes=nodes, launched_s=start, ended_s=end, cause=cause)
+def lifetime(zone, start, end, cause=EndCause.CHOICE, nodes=1):
+    return Lifetime(zone=zone, nodes=nodes, launched_s=start, ended_s=end, cause=cause)
 
 
 # Zone a is taken at 9 min with 6 of work done, one of them lost; b at 15 min with 2 more. At 18 min, when c comes, only
 # 7 min are to spare, and two changeovers would be 8. AWS takes a and b in their first hour: neither is charged.
 INTERRUPTED_TWICE = (
-    life(0, 0, 540, EndCause.INTERRUPTED),
-    life(1, 540, 900, EndCause.INTERRUPTED),
-    life(ON_DEMAND, 1080, 1560),
+    lifetime(0, 0, 540, EndCause.INTERRUPTED),
+    lifetime(1, 540, 900, EndCause.INTERRUPTED),
+    lifetime(ON_DEMAND, 1080, 1560),
 )
 
 
 @pytest.mark.parametrize(
-    ("policy", "market", "lives", "finished_s", "usd"),
+    ("policy", "market", "lifetimes", "finished_s", "usd"),
     [
         (Policy.GREEDY, COMES_AND_GOES, INTERRUPTED_TWICE, 1560, "0.40"),
         (Policy.UNIFORM, COMES_AND_GOES, INTERRUPTED_TWICE, 1560, "0.40"),
         (Policy.LEARNED, COMES_AND_GOES, INTERRUPTED_TWICE, 1560, "0.40"),  # without tables: as uniform
-        (Policy.ON_DEMAND, COMES_AND_GOES, (life(ON_DEMAND, 0, 900),), 900, "0.75"),
+        (Policy.ON_DEMAND, COMES_AND_GOES, (lifetime(ON_DEMAND, 0, 900),), 900, "0.75"),
         # Waiting is well until 9 min before spot would have to be given up; then a comes, and stays.
-        (Policy.GREEDY, COMES_LATE, (life(0, 540, 1440),), 1440, "0.25"),
+        (Policy.GREEDY, COMES_LATE, (lifetime(0, 540, 1440),), 1440, "0.25"),
         # Behind the line at 3 min; when a comes it is not two changeovers ahead, nor ever before the end.
-        (Policy.UNIFORM, COMES_LATE, (life(ON_DEMAND, 180, 1080),), 1080, "0.75"),
-        (Policy.ON_DEMAND, COMES_LATE, (life(ON_DEMAND, 0, 900),), 900, "0.75"),
+        (Policy.UNIFORM, COMES_LATE, (lifetime(ON_DEMAND, 180, 1080),), 1080, "0.75"),
+        (Policy.ON_DEMAND, COMES_LATE, (lifetime(ON_DEMAND, 0, 900),), 900, "0.75"),
     ],
 )
-def test_a_tiny_market_goes_as_it_does_by_hand(policy, market, lives, finished_s, usd):
+def test_a_tiny_market_goes_as_it_does_by_hand(policy, market, lifetimes, finished_s, usd):
     done, bill = run(policy, market)
-    assert done.lives == lives
+    assert done.lifetimes == lifetimes
     assert done.finished_s == finished_s
     assert bill == Decimal(usd)
-    assert done.launches == len(lives)
-    assert done.interruptions == sum(one.cause is EndCause.INTERRUPTED for one in lives)
+    assert done.launches == len(lifetimes)
+    assert done.interruptions == sum(one.cause is EndCause.INTERRUPTED for one in lifetimes)
 
 
 def test_uniform_leaves_on_demand_once_it_is_two_changeovers_ahead():
@@ -84,7 +84,7 @@ def test_uniform_leaves_on_demand_once_it_is_two_changeovers_ahead():
     task = replace(TASK, work_s=3600, span_s=7200)
     done, bill = run(Policy.UNIFORM, market, task=task)
     # On demand from 3 min. At 18 min 12 of work are done, and the line will be at 13 in 8 min; at 21 min, 15 and 14.5.
-    assert done.lives == (life(ON_DEMAND, 180, 1260), life(0, 1260, 1260 + 180 + 2700))
+    assert done.lifetimes == (lifetime(ON_DEMAND, 180, 1260), lifetime(0, 1260, 1260 + 180 + 2700))
     assert bill == Decimal("0.90") + Decimal("0.80")
 
 
@@ -107,7 +107,7 @@ def test_without_notice_the_work_since_the_last_checkpoint_is_done_again():
     task = replace(TASK, changeover_s=recovery.changeover_s, span_s=3600)
     done, _ = run(Policy.GREEDY, tiny_market({"a": ("1110" + "1" * 16, "1.00")}), task=task, recovery=recovery)
     # 6 min were done when a was taken, and 4 saved. At 12 min it is back: 3 to start, 8 to work.
-    assert done.lives[-1] == life(0, 720, 720 + 180 + 480)
+    assert done.lifetimes[-1] == lifetime(0, 720, 720 + 180 + 480)
 
 
 ANEW = Recovery(restart_s=180, handover_s=60, notice_s=None, save_s=math.inf, saves_when_asked=False)
@@ -117,7 +117,7 @@ def test_a_script_that_saves_nothing_begins_anew_when_it_is_taken():
     market = tiny_market({"a": ("1110" + "1" * 16, "1.00")})
     done, bill = run(Policy.GREEDY, market, task=replace(TASK, span_s=3600), recovery=ANEW)
     # 6 min were done when a was taken. At 12 min it is back: 3 to start, and all 12 to work.
-    assert done.lives == (life(0, 0, 540, EndCause.INTERRUPTED), life(0, 720, 720 + 180 + 720))
+    assert done.lifetimes == (lifetime(0, 0, 540, EndCause.INTERRUPTED), lifetime(0, 720, 720 + 180 + 720))
     assert bill == Decimal("0.25")
 
 
@@ -126,7 +126,7 @@ def test_a_script_that_saves_nothing_begins_anew_when_it_leaves_by_choice():
     task = replace(TASK, work_s=3600, span_s=7200)
     done, _ = run(Policy.UNIFORM, market, task=task, recovery=ANEW)
     # As a script that saves, it leaves machines on demand at 21 min with 15 of work done; these are done again.
-    assert done.lives[:2] == (life(ON_DEMAND, 180, 1260), life(0, 1260, done.lives[1].ended_s))
+    assert done.lifetimes[:2] == (lifetime(ON_DEMAND, 180, 1260), lifetime(0, 1260, done.lifetimes[1].ended_s))
     assert done.finished_s == 1260 + 180 + 3600
 
 
@@ -173,7 +173,7 @@ def test_a_machine_that_is_taken_after_its_first_hour_is_charged():
     task = replace(TASK, work_s=4500, span_s=8000)
     done, bill = run(Policy.GREEDY, market, task=task)
     # 57 min of work are done when a is taken at 60, and one of them is lost: 19 remain.
-    assert done.lives == (life(0, 0, 3600, EndCause.INTERRUPTED), life(0, 3780, 3780 + 180 + 1140))
+    assert done.lifetimes == (lifetime(0, 0, 3600, EndCause.INTERRUPTED), lifetime(0, 3780, 3780 + 180 + 1140))
     assert bill == Decimal("1.00") + Decimal("0.36666667")
     assert done.usd == pytest.approx(float(bill))
 
@@ -182,14 +182,14 @@ def test_a_price_that_changes_is_charged_from_the_look_on_at_which_it_was_seen()
     market = tiny_market({"a": ("1111111111", "1.00")})
     zone = replace(market.zones[0], prices=((0, Decimal("1.00")), (2, Decimal("2.00"))))
     done, bill = run(Policy.GREEDY, replace(market, zones=(zone,)))
-    assert done.lives == (life(0, 0, 900),)
+    assert done.lifetimes == (lifetime(0, 0, 900),)
     assert bill == Decimal("0.10") + Decimal("0.30")
 
 
 def test_of_a_gang_only_the_nodes_that_were_taken_are_free():
     market = tiny_market({"a": ("4443444444", "1.00")}, nodes=4)
     done, bill = run(Policy.GREEDY, market, nodes=4, task=replace(TASK, nodes=4))
-    assert done.lives[:2] == (life(0, 0, 540, EndCause.INTERRUPTED, 1), life(0, 0, 540, nodes=3))
+    assert done.lifetimes[:2] == (lifetime(0, 0, 540, EndCause.INTERRUPTED, 1), lifetime(0, 0, 540, nodes=3))
     assert done.interruptions == 1
     # 3 × 9 min by choice, then 4 × (3 to start and 7 to work)
     assert bill == Decimal("0.45") + 4 * Decimal("0.16666667")
@@ -202,10 +202,10 @@ def test_an_elastic_gang_goes_on_with_the_rest_and_grows_again():
     done, _ = run(Policy.GREEDY, market, nodes=4, task=task, recovery=recovery)
     # 3 min to start, 3 of work; one is taken: half a minute to regroup. At 12 min the fourth is back: for 3 min it
     # boots beside three that work, then half a minute to regroup. 37.5 s of work are left.
-    assert done.lives == (
-        life(0, 0, 360, EndCause.INTERRUPTED, 1),
-        life(0, 0, 967.5, nodes=3),
-        life(0, 720, 967.5),
+    assert done.lifetimes == (
+        lifetime(0, 0, 360, EndCause.INTERRUPTED, 1),
+        lifetime(0, 0, 967.5, nodes=3),
+        lifetime(0, 720, 967.5),
     )
 
 
@@ -216,45 +216,45 @@ def test_nodes_that_cannot_boot_beside_join_at_once_and_all_wait_for_them():
     done, _ = run(Policy.GREEDY, market, nodes=4, task=task, recovery=recovery)
     # 3 min of work, 3 to regroup three; the fourth is grown by once it has been there for 9 min: 18 min in, with
     # 3 + 6.75 min done, so that 0.25 are left after the 3 min to regroup.
-    assert done.lives[0] == life(0, 0, 360, EndCause.INTERRUPTED, 1)
+    assert done.lifetimes[0] == lifetime(0, 0, 360, EndCause.INTERRUPTED, 1)
     assert done.finished_s == 1080 + 180 + 15
 
 
 def test_a_market_of_single_machines_gives_a_gang_as_a_whole():
     done, bill = run(Policy.GREEDY, tiny_market({"a": ("1111111111", "1.00")}), nodes=4, task=replace(TASK, nodes=4))
-    assert (done.lives, bill) == ((life(0, 0, 900, nodes=4),), Decimal("1.00"))
+    assert (done.lifetimes, bill) == ((lifetime(0, 0, 900, nodes=4),), Decimal("1.00"))
 
 
 def test_fewer_nodes_work_more_slowly_and_cost_less_an_hour():
-    def half(task, seen):
+    def half(task, observation):
         return Choice(mode=Mode.SPOT, zone="a", nodes=2)
 
     market = tiny_market({"a": ("2" * 10, "1.00")}, nodes=4)
     done, bill = run(half, market, nodes=4, task=replace(TASK, nodes=4, least_nodes=2))
-    assert (done.lives, done.finished_s) == ((life(0, 0, 1620, nodes=2),), 1620)
+    assert (done.lifetimes, done.finished_s) == ((lifetime(0, 0, 1620, nodes=2),), 1620)
     assert bill == Decimal("0.90")
 
 
 def test_spot_machines_that_boot_beside_take_over_after_a_short_break():
-    def beside(task, seen):
-        ready = seen.holding.mode is Mode.BOTH and seen.holding.beside_s == 0
-        if seen.holding.mode is Mode.SPOT or ready:
+    def beside(task, observation):
+        ready = observation.holding.mode is Mode.BOTH and observation.holding.beside_s == 0
+        if observation.holding.mode is Mode.SPOT or ready:
             return Choice(mode=Mode.SPOT, zone="a")
-        return Choice(mode=Mode.ON_DEMAND if seen.time_left_s > 1500 else Mode.BOTH, zone="a")
+        return Choice(mode=Mode.ON_DEMAND if observation.time_left_s > 1500 else Mode.BOTH, zone="a")
 
     recovery = replace(NOTICED, restart_s=300, handover_s=120)
     done, bill = run(beside, tiny_market({"a": ("1" * 10, "1.00")}), recovery=recovery)
     # Beside from 6 to 9 min, when 4 of work are done; then 2 for the handover, and 8 of work.
-    assert done.lives == (life(ON_DEMAND, 0, 540), life(0, 360, 540 + 120 + 480))
+    assert done.lifetimes == (lifetime(ON_DEMAND, 0, 540), lifetime(0, 360, 540 + 120 + 480))
     assert bill == Decimal("0.45") + Decimal("0.21666667")
 
 
 def test_a_zone_without_machines_gives_none():
-    def stubborn(task, seen):
+    def stubborn(task, observation):
         return Choice(mode=Mode.SPOT, zone="b")
 
     done, bill = run(stubborn, COMES_LATE)
-    assert (done.lives, done.finished_s, bill) == ((), None, 0)
+    assert (done.lifetimes, done.finished_s, bill) == ((), None, 0)
 
 
 @pytest.fixture(scope="module")
@@ -270,13 +270,13 @@ TEN_MINUTES = Recovery(restart_s=600)
 
 @pytest.mark.parametrize("policy", [Policy.GREEDY, Policy.UNIFORM])
 def test_leaping_from_change_to_change_is_the_same_as_looking_every_time(recorded, policy):
-    def careful(task, seen):
-        return replace(decide(policy, task, seen), holds_s=180.0)
+    def careful(task, observation):
+        return replace(decide(policy, task, observation), holds_s=180.0)
 
     for start in random.Random(1).sample(range(15000), 3):
         leaping = replay(partial(decide, policy), LONG, recorded, start, TEN_MINUTES, 155.0)
         looking = replay(careful, LONG, recorded, start, TEN_MINUTES, 155.0)
-        assert leaping.lives == looking.lives
+        assert leaping.lifetimes == looking.lifetimes
         assert leaping.finished_s == looking.finished_s
         assert leaping.decisions < looking.decisions
 

@@ -34,7 +34,7 @@ from gpucloud.usecases.supervise.story import tell_story
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.unit.test_condition import told
-from tests.unit.worlds import NOW, opened, seen, state, up
+from tests.unit.worlds import NOW, opened, snapshot, state, up
 
 TWELFTH = CheckpointRef(step=12, sha256="0" * 64, counts=Counts.SAVES)
 STEP = replace(TWELFTH, counts=Counts.STEPS)
@@ -69,11 +69,11 @@ def test_a_script_that_reports_through_the_library_counts_steps() -> None:
 @pytest.mark.parametrize(("checkpoint", "called"), [(TWELFTH, "save 12"), (STEP, "step 12")])
 def test_the_story_calls_a_save_what_it_is(checkpoint: CheckpointRef, called: str) -> None:
     attempt = replace(opened("a"), first_step=1, last_step=12)
-    there = seen(up("a"), state=state(attempts=(attempt,), checkpoint=checkpoint))
+    there = snapshot(up("a"), state=state(attempts=(attempt,), checkpoint=checkpoint))
     ended = tell_story(CloseAttempt(reason=ExitReason.INTERRUPTED), there)
     assert ended == f"attempt 1 ended at {called}: interrupted, checkpoint at {called}"
     over = replace(attempt, reason=ExitReason.INTERRUPTED, ended_at=NOW)
-    again = seen(up("a"), state=state(attempts=(over,), checkpoint=checkpoint))
+    again = snapshot(up("a"), state=state(attempts=(over,), checkpoint=checkpoint))
     assert tell_story(OpenAttempt(number=2, node_ids=("a",)), again) == f"attempt 2 starts after {called} on a"
     assert f"the deadline is over, {called} is saved" in overdue(again.state)
 

@@ -16,7 +16,7 @@ import pytest
 
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.offer import Pool
-from gpucloud.domain.state.state import NodeLife
+from gpucloud.domain.state.state import UsageInterval
 from tests.faults.bugs import bugs
 from tests.faults.seeded import Bug
 from tests.prove.__main__ import GOALS, ROOT
@@ -46,15 +46,15 @@ def test_no_two_bugs_have_one_name_and_some_are_quick() -> None:
 
 def test_a_bug_whose_function_or_module_is_gone_is_stale() -> None:
     assert "no attribute 'with_leaves'" in (replace(_LIVES, target="with_leaves").stale() or "")
-    assert "no attribute 'gone'" in (replace(_LIVES, target="with_lives.gone").stale() or "")
+    assert "no attribute 'gone'" in (replace(_LIVES, target="with_intervals.gone").stale() or "")
     assert "No module named" in (replace(_LIVES, module="gpucloud.domain.leaves").stale() or "")
 
 
 def test_a_bug_breaks_the_copy_and_not_the_product(tmp_path: Path) -> None:
     pool = Pool(instance_type="t", zone="r1", market=Market.SPOT)
-    life = NodeLife(node_id="n", pool=pool, launched_at=datetime(2026, 1, 1, tzinfo=timezone.utc))
+    interval = UsageInterval(node_id="n", pool=pool, launched_at=datetime(2026, 1, 1, tzinfo=timezone.utc))
     changed, own = _changed(_LIVES, tmp_path), import_module(_LIVES.module)
-    assert (changed.with_lives((life,), ()), own.with_lives((life,), ())) == ((), (life,))
+    assert (changed.with_intervals((interval,), ()), own.with_intervals((interval,), ())) == ((), (interval,))
 
 
 def _changed(bug: Bug, folder: Path) -> ModuleType:

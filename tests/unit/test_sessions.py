@@ -420,7 +420,9 @@ def test_words_of_machines_are_written_with_what_else_is_and_never_by_themselves
     trains = (began + timedelta(seconds=5), began + timedelta(seconds=45))
     assert len([at for at in ticks if trains[0] < at < trains[1]]) >= 35
     assert [at for at in written if trains[0] < at < trains[1]] == []
-    assert all(life.last_word_at is not None and life.last_word_at > trains[1] for life in state(outside).nodes)
+    assert all(
+        interval.last_word_at is not None and interval.last_word_at > trains[1] for interval in state(outside).nodes
+    )
 
 
 def test_a_machine_that_falls_silent_is_written_once_with_when_it_was_heard_last(
@@ -446,7 +448,7 @@ def test_a_machine_that_falls_silent_is_written_once_with_when_it_was_heard_last
     give(outside, "train", "small.yaml", at=900)
     told = [found for at, found in written if frozen_from <= at]
     assert len(told) == 1, told
-    frozen, other = sorted(told[0]["nodes"], key=lambda life: life["node_id"], reverse=True)
+    frozen, other = sorted(told[0]["nodes"], key=lambda interval: interval["node_id"], reverse=True)
     assert frozen["last_word_at"] <= frozen["silent_at"] < f"{frozen_from + timedelta(seconds=3):%Y-%m-%dT%H:%M:%S}"
     assert other["silent_at"] is None
     assert other["last_word_at"] > frozen["last_word_at"]

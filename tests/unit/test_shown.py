@@ -25,7 +25,7 @@ from gpucloud.domain.node.node import GroupView, Node
 from gpucloud.domain.state.state import CapacityDecision, MissingOutput
 from gpucloud.domain.supervision.action import QuarantineNodes
 from gpucloud.domain.supervision.quarantine import note_bad
-from gpucloud.domain.supervision.seen import Limits
+from gpucloud.domain.supervision.snapshot import Limits
 from gpucloud.domain.untrusted import coloured, in_one_line, lines_of, plain
 from gpucloud.ports import Brought, Host
 from gpucloud.usecases.jobstore.records import LogPart
@@ -34,7 +34,7 @@ from gpucloud.usecases.supervise.closing import bring_profiles
 from tests.fakes.nodes import node_at
 from tests.standins.lying_node import LyingHost, hostile_text
 from tests.unit.test_gate_judge import report as gate_report
-from tests.unit.worlds import NOW, seen, up
+from tests.unit.worlds import NOW, snapshot, up
 
 OBEYED = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]|\x1b(?!\[[0-9;:]*m)")
 PART = LogPart(attempt=1, rank=0, offset=0, key="k")
@@ -209,7 +209,7 @@ def test_no_line_of_a_machines_is_a_command_to_the_ci_runner(said: str, lines: l
 def test_no_word_of_a_state_that_a_machine_may_have_written_begins_a_line_of_a_report() -> None:
     lie = "x\nspent  0.00 USD\r\n::add-mask::b"
     capacity_decision = CapacityDecision(mode="spot", since=NOW, why=lie, warning=lie)
-    state = replace(seen(up("n1")).state, message=lie, capacity_decision=capacity_decision)
+    state = replace(snapshot(up("n1")).state, message=lie, capacity_decision=capacity_decision)
     spend = Spend(budget_usd=Decimal(2), spent_usd=Decimal(1), promised_usd=Decimal(0))
     group = GroupView(exists=True, size=1, armed_until=None, nodes=(node_at(22, None, name=lie),))
     missing = (MissingOutput(path=lie, why=lie, nearest=lie),)
@@ -260,7 +260,7 @@ def test_no_line_of_a_machines_begins_where_ours_do(monkeypatch: pytest.MonkeyPa
 
 def test_words_of_a_machine_are_one_line_of_ours() -> None:
     lie = "Xid 79\rn2: well\n::add-mask::x"
-    assert note_bad(seen(up("n1", unhealthy=lie), up("n2")), Limits()) == QuarantineNodes(
+    assert note_bad(snapshot(up("n1", unhealthy=lie), up("n2")), Limits()) == QuarantineNodes(
         nodes=(("n1", "Xid 79 n2: well | ::add-mask::x"),)
     )
 

@@ -24,7 +24,7 @@ from tests.unit.worlds import part, up
 
 
 @pytest.mark.parametrize(
-    ("supervisor", "beats", "asked", "answers"),
+    ("supervisor", "heartbeats", "asked", "answers"),
     [
         (None, [1, 2], 2, True),  # it goes on
         (None, [1, 1], 2, False),  # the disk is full, or the agent is dead: what it said was so once
@@ -32,11 +32,11 @@ from tests.unit.worlds import part, up
     ],
 )
 def test_words_that_stand_still_are_no_answer(
-    tmp_path: Path, supervisor: str | None, beats: list[int], asked: int, answers: bool
+    tmp_path: Path, supervisor: str | None, heartbeats: list[int], asked: int, answers: bool
 ) -> None:
     node = up("a", part(1, step=10, total_steps=400))
     assert node.status is not None
-    said = [status_to_json(replace(node.status, beat=beat)).encode() for beat in beats]
+    said = [status_to_json(replace(node.status, heartbeat=heartbeat)).encode() for heartbeat in heartbeats]
     report = replace(told(node, supervisor=supervisor), nodes=(replace(node.node, host_key="key"),))
     pauses: list[float] = []
 

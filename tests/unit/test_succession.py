@@ -10,10 +10,10 @@ import pytest
 
 from gpucloud.domain.job.spec import Market, Policy
 from gpucloud.domain.market.policies import Mode
-from gpucloud.domain.money.prepaid import Wall
+from gpucloud.domain.money.prepaid import PrepaidRule
 from gpucloud.domain.node.status import Outcome, Stop
 from gpucloud.domain.offer import Offer
-from gpucloud.domain.state.state import CapacityDecision, ExitReason, NodeLife, Shortfall, Successor
+from gpucloud.domain.state.state import CapacityDecision, ExitReason, Shortfall, Successor, UsageInterval
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import (
     Appoint,
@@ -29,8 +29,8 @@ from gpucloud.domain.supervision.action import (
     Wait,
 )
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.seen import Goal, Heading, Readiness, Rules
-from tests.unit.worlds import LATER, NOW, OTHER_POOL, POOL, gone, opened, part, refusal, seen, state, up
+from gpucloud.domain.supervision.snapshot import CapacityChoice, Goal, Readiness, Rules
+from tests.unit.worlds import LATER, NOW, OTHER_POOL, POOL, gone, opened, part, refusal, snapshot, state, up
 
 GOAL = Goal(nodes=2, budget_usd=Decimal(1), policy=Policy.UNIFORM)
 RULES = Rules()
@@ -47,19 +47,23 @@ DEAR, SPOT, OTHER = offered(DEAR_POOL, "1.2"), offered(POOL), offered(OTHER_POOL
 
 
 def to(mode, offer=None, shortfall=None):
-    return Heading(
+    return CapacityChoice(
         mode=mode,
         offer=offer,
         capacity_decision=CapacityDecision(mode=mode.value, since=NOW, why="why", shortfall=shortfall),
     )
 
 
-def works(pool, heading, *beside, members=("a", "b"), **changes):
+def works(pool, capacity_choice, *beside, members=("a", "b"), **changes):
     """Attempt 1 on two machines of the pool; `beside` are others that are there."""
     nodes = [up(name, part(), pool=pool) for name in members]
     of_state = {"pool": pool, "attempts": (opened(*members),), **changes.pop("of_state", {})}
-    plain = {"group_size": len(nodes) + len(beside), "payable_with_successor": LATER, "heading": heading}
-    return seen(*nodes, *beside, **{**plain, "state": state(**of_state), **changes})
+    plain = {
+        "group_size": len(nodes) + len(beside),
+        "payable_with_successor": LATER,
+        "capacity_choice": capacity_choice,
+    }
+    return snapshot(*nodes, *beside, **{**plain, "state": state(**of_state), **changes})
 
 
 def asked(pool=DEAR_POOL):
@@ -74,7 +78,7 @@ def fresh(name, pool=DEAR_POOL, readiness=Readiness.READY):
 
 
 @pytest.mark.parametrize(
-    ("held", "heading", "changes", "expected"),
+    ("held", "capacity_choice", "changes", "expected"),
     [
         (POOL, to(Mode.SPOT, SPOT), {}, Wait(why="running")),
         (POOL, to(Mode.SPOT, OTHER), {}, Wait(why="running")),  # to another zone nothing moves that works
@@ -89,12 +93,12 @@ def fresh(name, pool=DEAR_POOL, readiness=Readiness.READY):
         (POOL, to(Mode.ON_DEMAND, DEAR), {"group_size": 4}, Resize(size=2)),
     ],
 )
-def test_others_are_asked_for_beside_what_works(held, heading, changes, expected):
-    assert decide(GOAL, works(held, heading, **changes), RULES) == expected
+def test_others_are_asked_for_beside_what_works(held, capacity_choice, changes, expected):
+    assert decide(GOAL, works(held, capacity_choice, **changes), RULES) == expected
 
 
 @pytest.mark.parametrize(
-    ("held", "heading", "changes", "leaves"),
+    ("held", "capacity_choice", "changes", "leaves"),
     [
         # To wait, and where nothing can stand beside or nobody can pay both, what works saves and leaves…
         (DEAR_POOL, to(Mode.IDLE), {}, True),
@@ -106,8 +110,8 @@ def test_others_are_asked_for_beside_what_works(held, heading, changes, expected
         (POOL, to(Mode.IDLE), {}, False),
     ],
 )
-def test_without_others_beside(held, heading, changes, leaves):
-    action = decide(GOAL, works(held, heading, **changes), RULES)
+def test_without_others_beside(held, capacity_choice, changes, leaves):
+    action = decide(GOAL, works(held, capacity_choice, **changes), RULES)
     assert isinstance(action, EndAttempt) is leaves
     if leaves:
         assert (action.how, action.reason) == (Stop.SAVE, ExitReason.RESCHEDULED)
@@ -132,13 +136,13 @@ def test_they_are_asked_for_waited_for_and_take_over_when_all_stand_ready():
 def test_spot_machines_that_stand_ready_wait_until_the_policy_says_so():
     both = works(DEAR_POOL, to(Mode.BOTH, SPOT), fresh("c", POOL), fresh("d", POOL), of_state=asked(POOL))
     assert decide(GOAL, both, RULES) == Wait(why="running")
-    ready = decide(GOAL, replace(both, heading=to(Mode.SPOT, SPOT)), RULES)
+    ready = decide(GOAL, replace(both, capacity_choice=to(Mode.SPOT, SPOT)), RULES)
     assert isinstance(ready, EndAttempt)
 
 
-@pytest.mark.parametrize("heading", [to(Mode.SPOT, SPOT), to(Mode.ON_DEMAND, offered(OTHER_POOL)), None])
-def test_they_are_given_back_when_nobody_wants_them_any_more(heading):
-    dismissed = works(POOL, heading, fresh("c"), of_state=asked())
+@pytest.mark.parametrize("capacity_choice", [to(Mode.SPOT, SPOT), to(Mode.ON_DEMAND, offered(OTHER_POOL)), None])
+def test_they_are_given_back_when_nobody_wants_them_any_more(capacity_choice):
+    dismissed = works(POOL, capacity_choice, fresh("c"), of_state=asked())
     assert decide(GOAL, dismissed, RULES) == Dismiss()
     after = replace(dismissed, state=transitions.dismiss(dismissed.state), group=replace(dismissed.group, size=4))
     assert decide(GOAL, after, RULES) == Resize(size=2)
@@ -176,7 +180,7 @@ def test_an_order_to_move_stands_whatever_the_market_does_and_becomes_firm():
 def test_ranks_that_saved_and_left_to_move_are_followed_by_an_attempt():
     attempt = opened("a", "b", ending_reason=ExitReason.RESCHEDULED, ending_at=NOW, ordered=Stop.SAVE)
     left = [up(name, part(outcome=Outcome.LEFT, step=30)) for name in "ab"]
-    over = seen(*left, state=state(attempts=(attempt,), **asked()), heading=WANTED)
+    over = snapshot(*left, state=state(attempts=(attempt,), **asked()), capacity_choice=WANTED)
     assert decide(GOAL, over, RULES) == CloseAttempt(reason=ExitReason.RESCHEDULED)
     assert ExitReason.RESCHEDULED.retried
 
@@ -184,35 +188,37 @@ def test_ranks_that_saved_and_left_to_move_are_followed_by_an_attempt():
 # Between two attempts
 
 
-def between(*nodes, heading=WANTED, **changes):
+def between(*nodes, capacity_choice=WANTED, **changes):
     ended = opened("a", "b", reason=ExitReason.RESCHEDULED, ended_at=NOW, last_step=30, saved_step=30)
     of_state = {"attempts": (ended,), **changes.pop("of_state", {})}
-    return seen(*nodes, **{"group_size": 4, "state": state(**of_state), "heading": heading, **changes})
+    return snapshot(
+        *nodes, **{"group_size": 4, "state": state(**of_state), "capacity_choice": capacity_choice, **changes}
+    )
 
 
 def test_they_take_over_the_others_go_and_the_next_attempt_is_theirs():
     there = [up("a"), up("b"), fresh("c"), fresh("d")]
     after = between(*there, of_state=asked())
     assert decide(GOAL, after, RULES) == TakeOver()
-    taken = replace(after, state=transitions.take_over(after.state, NOW), heading=to(Mode.ON_DEMAND, DEAR))
+    taken = replace(after, state=transitions.take_over(after.state, NOW), capacity_choice=to(Mode.ON_DEMAND, DEAR))
     assert decide(GOAL, taken, RULES) == Resize(size=2)
     rid = replace(taken, group=replace(taken.group, size=2))
     assert decide(GOAL, rid, RULES) == OpenAttempt(number=2, node_ids=("c", "d"))
 
 
 @pytest.mark.parametrize(
-    ("nodes", "heading"),
+    ("nodes", "capacity_choice"),
     [
         ((up("a"), up("b"), fresh("c")), WANTED),  # not all of them are there
         ((up("a"), up("b"), fresh("c"), fresh("d")), to(Mode.IDLE)),
     ],
 )
-def test_else_they_are_given_back(nodes, heading):
-    assert decide(GOAL, between(*nodes, of_state=asked(), heading=heading), RULES) == Dismiss()
+def test_else_they_are_given_back(nodes, capacity_choice):
+    assert decide(GOAL, between(*nodes, of_state=asked(), capacity_choice=capacity_choice), RULES) == Dismiss()
 
 
 @pytest.mark.parametrize(
-    ("heading", "changes", "expected"),
+    ("capacity_choice", "changes", "expected"),
     [
         (to(Mode.SPOT, SPOT), {"group_size": 0}, Resize(size=2)),
         (to(Mode.SPOT), {"group_size": 0}, Resize(size=2)),  # in its own pool, which nobody needs to offer again
@@ -223,17 +229,17 @@ def test_else_they_are_given_back(nodes, heading):
         (to(Mode.SPOT, OTHER), {"group_size": 0}, Move(offer=OTHER)),
     ],
 )
-def test_machines_come_from_where_the_course_says_and_a_job_that_waits_has_none(heading, changes, expected):
-    assert decide(GOAL, between(heading=heading, **changes), RULES) == expected
+def test_machines_come_from_where_the_course_says_and_a_job_that_waits_has_none(capacity_choice, changes, expected):
+    assert decide(GOAL, between(capacity_choice=capacity_choice, **changes), RULES) == expected
 
 
 def test_no_patience_ends_a_job_that_waits_for_its_deadline():
-    long_ago = between(heading=to(Mode.IDLE), group_size=0, candidates=(SPOT,), of_state={"cooldowns": ()})
+    long_ago = between(capacity_choice=to(Mode.IDLE), group_size=0, candidates=(SPOT,), of_state={"cooldowns": ()})
     assert decide(GOAL, replace(long_ago, now=NOW + timedelta(hours=9)), RULES) == Wait(why="waiting: why")
 
 
 def test_a_pool_that_refuses_is_asked_again_after_five_minutes_each_time():
-    refused = between(heading=to(Mode.SPOT, SPOT), group_size=2, refusals=(refusal(),))
+    refused = between(capacity_choice=to(Mode.SPOT, SPOT), group_size=2, refusals=(refusal(),))
     action = decide(GOAL, refused, RULES)
     assert (action.pool, action.length, action.longest) == (POOL, timedelta(minutes=5), timedelta(minutes=5))
 
@@ -242,8 +248,8 @@ def test_a_pool_that_refuses_is_asked_again_after_five_minutes_each_time():
 
 
 def test_the_dearest_of_all_machines_counts_for_as_long_as_one_of_them_may_live():
-    lives = (NodeLife(node_id="a", pool=POOL, launched_at=NOW),)
-    alone = state(nodes=lives)
+    intervals = (UsageInterval(node_id="a", pool=POOL, launched_at=NOW),)
+    alone = state(nodes=intervals)
     asks = transitions.appoint(alone, Appoint(offer=DEAR), NOW)
     taken = transitions.take_over(asks, NOW)
     given_back = transitions.dismiss(asks)
@@ -267,11 +273,13 @@ def test_the_dearest_of_all_machines_counts_for_as_long_as_one_of_them_may_live(
 )
 def test_what_was_left_is_forgotten_when_nothing_of_it_lives(nodes, size, left):
     before = state(left_usd_per_hour=Decimal("1.2"))
-    assert transitions.record(seen(*nodes, group_size=size, state=before)).left_usd_per_hour == Decimal(left)
+    assert transitions.record(snapshot(*nodes, group_size=size, state=before)).left_usd_per_hour == Decimal(left)
 
 
 def test_a_job_that_turns_elsewhere_while_a_machine_still_leaves_pays_the_dearer_of_both():
-    leaving = state(nodes=(NodeLife(node_id="a", pool=DEAR_POOL, launched_at=NOW),), cap_usd_per_hour=Decimal("1.2"))
+    leaving = state(
+        nodes=(UsageInterval(node_id="a", pool=DEAR_POOL, launched_at=NOW),), cap_usd_per_hour=Decimal("1.2")
+    )
     moved = transitions.move(leaving, Move(offer=OTHER), "gpucloud-digits", NOW)
     assert (moved.cap_usd_per_hour, moved.dearest_usd_per_hour) == (Decimal("0.9"), Decimal("1.2"))
     assert transitions.move(replace(leaving, nodes=()), Move(offer=OTHER), None, NOW).dearest_usd_per_hour == Decimal(
@@ -280,7 +288,7 @@ def test_a_job_that_turns_elsewhere_while_a_machine_still_leaves_pays_the_dearer
 
 
 def test_no_machines_are_asked_for_beside_others_that_the_cloud_would_refuse_so_near_to_their_shut_off():
-    rules = Rules(wall=Wall(ahead=timedelta(seconds=135)))
+    rules = Rules(prepaid_rule=PrepaidRule(ahead=timedelta(seconds=135)))
     soon, late = NOW + timedelta(seconds=134), NOW + timedelta(seconds=135)
     turning = to(Mode.ON_DEMAND, DEAR)
     assert isinstance(decide(GOAL, works(POOL, turning, payable_with_successor=late, armed=late), rules), Appoint)

@@ -11,13 +11,13 @@ from types import SimpleNamespace
 import pytest
 
 from gpucloud.domain.errors import NodeError
-from gpucloud.domain.money.prepaid import Wall
+from gpucloud.domain.money.prepaid import PrepaidRule
 from gpucloud.domain.node.hardware import GpuSample
 from gpucloud.domain.node.node import Fault
 from gpucloud.domain.node.status import UNTOLD, Outcome, Status, Stop
 from gpucloud.domain.offer import PricePoint
 from gpucloud.domain.state.order import is_closed
-from gpucloud.domain.state.state import ExitReason, FailedBootstrap, MissingOutput, NodeLife
+from gpucloud.domain.state.state import ExitReason, FailedBootstrap, MissingOutput, UsageInterval
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import (
     Appoint,
@@ -35,7 +35,7 @@ from gpucloud.domain.supervision.capacity import cooled
 from gpucloud.domain.supervision.membership import hang_limit, hung
 from gpucloud.domain.supervision.quarantine import failures
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.seen import Goal, Homecoming, Limits, Readiness, Rules
+from gpucloud.domain.supervision.snapshot import Goal, Homecoming, Limits, Readiness, Rules
 from gpucloud.ports import Brought
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.money.spend import SpendTracker
@@ -58,7 +58,7 @@ from tests.unit.worlds import (
     order,
     part,
     progress,
-    seen,
+    snapshot,
     state,
     up,
 )
@@ -70,7 +70,7 @@ MISSING = (MissingOutput(path="results/", why="is not there", nearest="result"),
 
 def world(*nodes, attempt=None, **changes):
     """Attempt 1 is open on a and b; what has lasted is written down as an observer does."""
-    one = seen(*nodes, state=state(attempts=(attempt or opened("a", "b"),)), **changes)
+    one = snapshot(*nodes, state=state(attempts=(attempt or opened("a", "b"),)), **changes)
     return replace(one, state=transitions.since(one.state, one, 2))
 
 
@@ -87,8 +87,8 @@ def lasted(one, span):
 
 def test_what_lasts_is_counted_from_when_it_was_first_seen():
     failed, works = up("a", part(1, Outcome.FAILED)), up("b", part(1, step=30))
-    one = seen(failed, works, state=state(attempts=(opened("a", "b"),)), homecoming=Homecoming.FAILED)
-    short, bare = seen(up("a")), seen()
+    one = snapshot(failed, works, state=state(attempts=(opened("a", "b"),)), homecoming=Homecoming.FAILED)
+    short, bare = snapshot(up("a")), snapshot()
     later = NOW + timedelta(minutes=5)
     for world in (one, short, bare):
         first = transitions.since(world.state, world, 2)
@@ -128,9 +128,9 @@ def test_a_machine_that_goes_after_its_part_was_done_interrupts_nobody():
 
 
 def test_nothing_after_done_is_a_hang_nor_is_the_last_word_of_a_part_that_is_over():
-    after_done = seen(up("a", part(1, step=40, phase="done", age_s=4000.0)), state=state(attempts=(opened("a"),)))
+    after_done = snapshot(up("a", part(1, step=40, phase="done", age_s=4000.0)), state=state(attempts=(opened("a"),)))
     assert hung(opened("a"), after_done, RULES.limits) is None
-    over = seen(up("a", part(1, Outcome.DONE, step=40, age_s=4000.0)), state=state(attempts=(opened("a", "b"),)))
+    over = snapshot(up("a", part(1, Outcome.DONE, step=40, age_s=4000.0)), state=state(attempts=(opened("a", "b"),)))
     assert hung(opened("a", "b"), over, RULES.limits) is None
 
 
@@ -152,7 +152,7 @@ def test_the_longest_step_is_in_the_books_and_stays_there():
 
 
 def test_the_line_of_a_hang_says_what_to_do_about_a_long_evaluation():
-    one = seen(up("a", part(1, step=9, age_s=99.0)), state=state(attempts=(opened("a"),)))
+    one = snapshot(up("a", part(1, step=9, age_s=99.0)), state=state(attempts=(opened("a"),)))
     assert "what takes longer belongs in `with run.phase(...)`" in (hung(opened("a"), one, RULES.limits) or "")
 
 
@@ -260,7 +260,7 @@ def test_no_machines_take_over_in_a_job_that_goes_on_after_its_end():
 
 def nothing_yet(job):
     """The job as its next start finds it: without machines, and without a group."""
-    return seen(state=job, exists=False, group_size=0, armed=None, failed_bootstraps=failures(job))
+    return snapshot(state=job, exists=False, group_size=0, armed=None, failed_bootstraps=failures(job))
 
 
 # Idle
@@ -277,7 +277,7 @@ def test_a_script_that_tells_of_nothing_but_its_saves_is_judged_idle_too(phase):
         status = node.status
         assert isinstance(status, Status)
         node = replace(node, status=replace(status, gpus=(sample,)))
-        use = meter.take(attempt, seen(node, state=state(attempts=(attempt,)), now=at))
+        use = meter.take(attempt, snapshot(node, state=state(attempts=(attempt,)), now=at))
     assert use is not None
     assert use.covered >= timedelta(minutes=15)
 
@@ -292,28 +292,28 @@ class OneUsdAnHour:
 
 def forgotten(**changes):
     """A job whose machine ran for 35 minutes, up to the time that was armed; asked after ten hours."""
-    life = NodeLife(node_id="a", pool=POOL, launched_at=NOW - timedelta(hours=10), **changes)
-    return state(nodes=(life,), paid_until=NOW - timedelta(hours=10) + timedelta(minutes=35))
+    interval = UsageInterval(node_id="a", pool=POOL, launched_at=NOW - timedelta(hours=10), **changes)
+    return state(nodes=(interval,), paid_until=NOW - timedelta(hours=10) + timedelta(minutes=35))
 
 
 def test_a_machine_that_the_cloud_has_forgotten_costs_what_was_paid_for_and_no_more():
     stored = forgotten()
     tracker = SpendTracker(JobStore(MemoryStore(JumpingClock(NOW)), "digits"), OneUsdAnHour())
-    one = seen(group_size=0, armed=None, state=stored)
-    wall = RULES.wall
-    assert round(tracker.payable(stored, one.group, 2, NOW, Decimal(5), wall).used.usd, 3) == Decimal("0.583")
+    one = snapshot(group_size=0, armed=None, state=stored)
+    prepaid_rule = RULES.prepaid_rule
+    assert round(tracker.payable(stored, one.group, 2, NOW, Decimal(5), prepaid_rule).used.usd, 3) == Decimal("0.583")
     kept = tracker.settle(transitions.record(one), NOW)
     assert (kept.nodes[0].ended_at, kept.nodes[0].charged) == (stored.paid_until, True)
-    assert round(tracker.spend(kept, NOW, Decimal(5), Wall()).spent_usd, 3) == Decimal("0.583")
+    assert round(tracker.spend(kept, NOW, Decimal(5), PrepaidRule()).spent_usd, 3) == Decimal("0.583")
 
 
 def test_a_machine_that_is_listed_late_lives_on_in_the_books_and_one_that_stays_away_ended_when_it_was_missed():
     stored = replace(forgotten(), paid_until=NOW + timedelta(hours=5))
-    missed = transitions.record(seen(group_size=1, state=stored, armed=stored.paid_until))
+    missed = transitions.record(snapshot(group_size=1, state=stored, armed=stored.paid_until))
     assert (missed.nodes[0].ended_at, missed.nodes[0].missing_at) == (None, NOW)
-    back = transitions.record(seen(up("a"), group_size=1, state=missed, now=NOW + timedelta(seconds=59)))
+    back = transitions.record(snapshot(up("a"), group_size=1, state=missed, now=NOW + timedelta(seconds=59)))
     assert (back.nodes[0].ended_at, back.nodes[0].missing_at) == (None, None)
-    away = transitions.record(seen(group_size=1, state=missed, now=NOW + timedelta(seconds=60)))
+    away = transitions.record(snapshot(group_size=1, state=missed, now=NOW + timedelta(seconds=60)))
     assert away.nodes[0].ended_at == NOW
 
 
@@ -323,12 +323,12 @@ def test_a_machine_that_is_listed_late_lives_on_in_the_books_and_one_that_stays_
 def taken_over(b, minutes, **changes):
     """A supervisor took the job over, and b cannot be prepared: for so many minutes now."""
     since = NOW - timedelta(minutes=minutes)
-    lives = (
-        NodeLife(node_id="a", pool=POOL, launched_at=NOW - timedelta(hours=1)),
-        NodeLife(node_id="b", pool=POOL, launched_at=NOW - timedelta(hours=1), unprepared_at=since),
+    intervals = (
+        UsageInterval(node_id="a", pool=POOL, launched_at=NOW - timedelta(hours=1)),
+        UsageInterval(node_id="b", pool=POOL, launched_at=NOW - timedelta(hours=1), unprepared_at=since),
     )
     attempt = opened("a", "b", **changes)
-    return seen(up("a", part(1, step=9)), b, state=state(attempts=(attempt,), nodes=lives))
+    return snapshot(up("a", part(1, step=9)), b, state=state(attempts=(attempt,), nodes=intervals))
 
 
 def unready(status_of):
@@ -360,7 +360,7 @@ def over(home, minutes=0, armed=LATER, **changes):
     since = NOW - timedelta(minutes=minutes) if minutes else None
     attempt = opened("a", "b", unbrought_at=since)
     nodes = [up(i, part(1, Outcome.DONE)) for i in "ab"]
-    return seen(*nodes, state=state(attempts=(attempt,)), homecoming=home, armed=armed, **changes)
+    return snapshot(*nodes, state=state(attempts=(attempt,)), homecoming=home, armed=armed, **changes)
 
 
 def test_nothing_is_closed_before_the_outputs_are_home():
@@ -493,7 +493,7 @@ def test_what_stayed_on_machines_is_written_down_when_the_job_ends_between_two_a
     world = SimpleNamespace(job=job(outputs=("results/",)), rules=RULES)
     parts = dict.fromkeys(("bootstrapper", "inspector", "machine_provisioner", "closing"))
     actor = Actor(services=world, lease=lease, watcher=SimpleNamespace(story=lambda _: None), **parts)
-    actor.act(Finish(reason=ExitReason.NO_CAPACITY), seen(state=before), GOAL)
+    actor.act(Finish(reason=ExitReason.NO_CAPACITY), snapshot(state=before), GOAL)
 
     assert [(one.exit_reason, len(one.missing_outputs)) for one in written] == [(ExitReason.NO_CAPACITY, 1)]
 
@@ -502,7 +502,7 @@ def test_what_stayed_on_machines_is_written_down_when_the_job_ends_between_two_a
 def test_a_setup_that_failed_on_a_machine_given_up_since_is_not_told_when_the_script_fails(is_own_fault, kept):
     attempts = () if is_own_fault else (replace(opened("b"), reason=ExitReason.USER_ERROR, ended_at=NOW),)
     failed = replace(up("a", readiness=Readiness.FAILED), setup_failed="setup: no")
-    ended = seen(failed if is_own_fault else gone("a"), state=state(attempts=attempts))
+    ended = snapshot(failed if is_own_fault else gone("a"), state=state(attempts=attempts))
     told, logs = [], []
     records = SimpleNamespace(
         log_end=lambda *_: (0, 0), append_log=lambda attempt, rank, at, piece: logs.append((attempt, piece.data))
@@ -629,7 +629,7 @@ def test_a_copy_that_comes_to_life_beside_the_next_try_ends():
 
 def test_a_shut_off_that_somebody_removed_is_armed_anew_by_whoever_may():
     working = [up(i, part(1)) for i in "ab"]
-    bare = seen(*working, state=state(attempts=(opened("a", "b"),)), armed=None)
+    bare = snapshot(*working, state=state(attempts=(opened("a", "b"),)), armed=None)
     assert decide(GOAL, bare, RULES) == Arm(until=LATER)
     assert decide(GOAL, replace(bare, payable_until=None, lasts_until=NOW + timedelta(minutes=2)), RULES) == Arm(
         until=NOW + timedelta(minutes=2)

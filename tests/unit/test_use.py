@@ -17,9 +17,9 @@ from gpucloud.domain.node.use import DeviceUse, GpuUse, likely_cause, warning, w
 from gpucloud.domain.state.state import Attempt, ExitReason, JobState, UseSpan
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import CloseAttempt
-from gpucloud.domain.supervision.seen import Seen
+from gpucloud.domain.supervision.snapshot import Snapshot
 from gpucloud.usecases.supervise.usage import UsageMeter
-from tests.unit.worlds import NOW, opened, part, seen, state, up
+from tests.unit.worlds import NOW, opened, part, snapshot, state, up
 
 POLICY = IdlePolicy(below=30, lasting=timedelta(minutes=15))
 QUARTER = timedelta(minutes=15)
@@ -119,10 +119,10 @@ def world(second: float, *percents: int | None, phase: str = "train", step: int 
         at=NOW, cpu=40.0, memory_used_mib=1, memory_mib=2, disk_free_mib=3, received=0, sent=0
     )  # fmt: skip
     one = up("a", part(number, step=step, phase=phase, waiting_share=0.4))
-    status = replace(one.status or Status(beat=1, epoch=1, boot_id="b", notice=None, attempt=None))
+    status = replace(one.status or Status(heartbeat=1, epoch=1, boot_id="b", notice=None, attempt=None))
     attempt = opened("a", number=number)
     node = replace(one, status=replace(status, gpus=gpus(second, *percents), host=host))
-    return attempt, seen(node, state=state(attempts=(attempt,)))
+    return attempt, snapshot(node, state=state(attempts=(attempt,)))
 
 
 def metered(meter: UsageMeter, worlds) -> GpuUse | None:
@@ -187,7 +187,7 @@ def test_a_new_attempt_begins_a_new_window():
     assert found.covered == timedelta(seconds=2)
 
 
-def handed_on(meter: UsageMeter, world_of_last) -> tuple[Attempt, Seen]:
+def handed_on(meter: UsageMeter, world_of_last) -> tuple[Attempt, Snapshot]:
     """Return the last world with the state as the next process reads it."""
     _, one = world_of_last
     stored = from_json(JobState, to_json(meter.written(one.state)))

@@ -7,12 +7,12 @@ from datetime import timedelta
 
 import pytest
 
-from gpucloud.cli.commands.supervising import say_what_lives
+from gpucloud.cli.commands.supervising import say_what_is_left
 from tests.unit.worlds import NOW, state
 
 
 def test_machines_that_were_asked_for_and_not_seen_yet_are_not_denied(capsys: pytest.CaptureFixture[str]) -> None:
-    say_what_lives(replace(state(), nodes=(), paid_until=NOW + timedelta(minutes=30)), NOW)
+    say_what_is_left(replace(state(), nodes=(), paid_until=NOW + timedelta(minutes=30)), NOW)
     said = capsys.readouterr().err
     assert "no machines are alive" not in said
     assert (
@@ -22,5 +22,5 @@ def test_machines_that_were_asked_for_and_not_seen_yet_are_not_denied(capsys: py
 
 
 def test_without_an_armed_shut_off_there_are_no_machines(capsys: pytest.CaptureFixture[str]) -> None:
-    say_what_lives(replace(state(), nodes=(), paid_until=None), NOW)
+    say_what_is_left(replace(state(), nodes=(), paid_until=None), NOW)
     assert capsys.readouterr().err.endswith("no machines are alive\n")

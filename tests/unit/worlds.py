@@ -12,7 +12,7 @@ from gpucloud.domain.node.status import AttemptStatus, Outcome, Progress, RunSta
 from gpucloud.domain.offer import Offer, Pool
 from gpucloud.domain.state.order import Order
 from gpucloud.domain.state.state import Attempt, Cooldown, JobState, Member
-from gpucloud.domain.supervision.seen import Goal, NodeSeen, PeerReport, Readiness, Seen
+from gpucloud.domain.supervision.snapshot import Goal, NodeSnapshot, PeerReport, Readiness, Snapshot
 from gpucloud.retries import SystemClock
 from gpucloud.usecases.jobstore.orders import Orders
 
@@ -91,7 +91,7 @@ def node(node_id, **changes):
 
 
 def gone(node_id, cause=EndCause.INTERRUPTED):
-    return NodeSeen(node=node(node_id, state=NodeState.TERMINATED, ended_at=NOW, end_cause=cause))
+    return NodeSnapshot(node=node(node_id, state=NodeState.TERMINATED, ended_at=NOW, end_cause=cause))
 
 
 def progress(step=30, **changes):
@@ -127,14 +127,14 @@ def up(
     trial = changes.pop("trial", None)
     status = Status(
         rebalance=rebalance,
-        beat=1,
+        heartbeat=1,
         epoch=1,
         boot_id="b",
         notice=Notice(action="terminate", at=NOW + timedelta(minutes=2)) if notice else None,
         attempt=attempt,
         unhealthy=unhealthy,
     )
-    return NodeSeen(
+    return NodeSnapshot(
         refused=changes.pop("refused", None),
         node=node(node_id, **changes),
         readiness=readiness,
@@ -174,7 +174,7 @@ def cooldown(pool=POOL, *, fault=Fault.CAPACITY, ago=60.0, left=240.0, tries=1):
     )
 
 
-def seen(*nodes, group_size=2, armed=LATER, exists=True, refusals=(), **changes):
+def snapshot(*nodes, group_size=2, armed=LATER, exists=True, refusals=(), **changes):
     plain = {
         "now": NOW,
         "state": state(),
@@ -184,4 +184,4 @@ def seen(*nodes, group_size=2, armed=LATER, exists=True, refusals=(), **changes)
     group = GroupView(
         exists=exists, size=group_size, armed_until=armed, nodes=tuple(item.node for item in nodes), refusals=refusals
     )
-    return Seen(**{**plain, "group": group, "nodes": tuple(nodes), **changes})
+    return Snapshot(**{**plain, "group": group, "nodes": tuple(nodes), **changes})

@@ -71,7 +71,7 @@ def remove_bucket(aws: Aws, region: str, *, with_data: bool) -> bool:
         stored = _jobs(s3, name, account)
         if stored and not with_data:
             raise UsageError(
-                f"the bucket {name} holds the checkpoints, results and books of {', '.join(stored)}",
+                f"the bucket {name} holds the checkpoints, results and records of {', '.join(stored)}",
                 hint="keep what you need (`aws s3 sync`), then the same command with --with-data",
             )
         _empty(s3, name, account)

@@ -283,8 +283,8 @@ class AwsProvisioner:
 
     def _access(self, spec: ClusterSpec) -> Access:
         """Machines without a public address are not reached as the others are; one of them decides for all."""
-        wished = self._choices.access
-        return next((one.access(wished) for one in spec.efa if one.several), wished)
+        desired = self._choices.access
+        return next((one.access(desired) for one in spec.efa if one.several), desired)
 
     def _cidr(self, spec: ClusterSpec, network: Network) -> str:
         if self._access(spec) is Access.PUBLIC or self._env.get(GPUCLOUD_SSH_CIDR):

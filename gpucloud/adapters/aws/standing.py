@@ -97,9 +97,9 @@ def zone_of_nat(aws: Aws, region: str) -> str | None:
     return next((str(subnet["AvailabilityZone"]) for subnet in zones), None)
 
 
-def zone_for_nat(stands: str | None, wished: Sequence[str], zones: Sequence[str], without: Set[str]) -> str:
+def zone_for_nat(stands: str | None, desired: Sequence[str], zones: Sequence[str], without: Set[str]) -> str:
     """Return where the NAT gateway stands, else the first zone of the machines that has one, else any that has."""
-    order = [*([stands] if stands else []), *(zone for zone in wished if zone in zones), *sorted(zones)]
+    order = [*([stands] if stands else []), *(zone for zone in desired if zone in zones), *sorted(zones)]
     return next(zone for zone in order if zone not in without)
 
 

@@ -20,7 +20,7 @@ from gpucloud.adapters.hosts.records import (
     Hosts,
     Place,
     Recollection,
-    Taken,
+    UsedHost,
     candidates,
     ended,
     levelled,
@@ -115,7 +115,7 @@ class SshNodeGroup:
         A `bad` one is not taken again for as long as the group is there.
         """
 
-        def change(node: Taken) -> Taken:
+        def change(node: UsedHost) -> UsedHost:
             return replace(ended(node, self.records.now(), EndCause.CHOICE), given_up=True)
 
         before = self._change_node(group, node_id, change)
@@ -147,7 +147,7 @@ class SshNodeGroup:
     def interrupt(self, group: str, node_id: str, *, notice: bool) -> None:
         """Take the host away, as a drill: own hosts give no notice, it is gone after `drill_s` or at once."""
 
-        def change(node: Taken) -> Taken:
+        def change(node: UsedHost) -> UsedHost:
             now = self.records.now()
             if not notice:
                 return ended(node, now, EndCause.INTERRUPTED)
@@ -161,9 +161,9 @@ class SshNodeGroup:
         record = self.records.read(group)
         return tuple(node.id for node in record.nodes if not node.alive and not node.cleared) if record else ()
 
-    def _change_node(self, group: str, node_id: str, change: Callable[[Taken], Taken]) -> Taken | None:
+    def _change_node(self, group: str, node_id: str, change: Callable[[UsedHost], UsedHost]) -> UsedHost | None:
         """Change a node that is alive, and return it as it was; one that has ended stays as it is: None."""
-        before: list[Taken] = []
+        before: list[UsedHost] = []
 
         def changed(record: Hosts) -> Hosts:
             record = settled(record, self.records.now())
@@ -207,11 +207,11 @@ class SshNodeGroup:
                 marks.append(pass_over(node.place.name, why[0], self.records.now(), lasting=why[1]))
         self.records.change(group, lambda r: marked(replace(r, nodes=(*r.nodes, *came)), tuple(marks)))
 
-    def _candidate(self, record: Hosts, place: Place, number: int, pool: Pool) -> Taken:
+    def _candidate(self, record: Hosts, place: Place, number: int, pool: Pool) -> UsedHost:
         job = record.name.removeprefix("gpucloud-")
         # The token: two people may share a login, and call their jobs the same; the name: homes may be shared by hosts.
         root = f".gpucloud/jobs/{job}-{record.token[:8]}/{place.name}"
-        return Taken(
+        return UsedHost(
             id=f"{place.name}-{number}",
             place=place,
             pool=pool,
@@ -242,7 +242,7 @@ class SshNodeGroup:
         )
         return left
 
-    def _order(self, do: str, node: Taken, record: Hosts) -> Order:
+    def _order(self, do: str, node: UsedHost, record: Hosts) -> Order:
         now = self.records.now()
         return Order(
             node=node.node(),
@@ -262,21 +262,21 @@ class SshNodeGroup:
         )
 
 
-def _pairs(before: Hosts, after: Hosts) -> tuple[tuple[Taken, Taken], ...]:
+def _pairs(before: Hosts, after: Hosts) -> tuple[tuple[UsedHost, UsedHost], ...]:
     return tuple(zip(before.nodes, after.nodes, strict=True))
 
 
-def _is_over(node: Taken, record: Hosts, now: datetime) -> bool:
+def _is_over(node: UsedHost, record: Hosts, now: datetime) -> bool:
     """Whether what ran on the host has ended by itself, at the time that it was told."""
     told = node.ended_at if node.end_cause is EndCause.SCHEDULE else record.armed_until
     return told is None or now >= told + _GRACE
 
 
-def _all_ended(record: Hosts, now: datetime) -> tuple[Taken, ...]:
+def _all_ended(record: Hosts, now: datetime) -> tuple[UsedHost, ...]:
     return tuple(ended(node, now, EndCause.CHOICE) for node in settled(record, now).nodes)
 
 
-def _arrived(node: Taken, reached: str | None, now: datetime) -> Taken:
+def _arrived(node: UsedHost, reached: str | None, now: datetime) -> UsedHost:
     """Where the user named no address between hosts, it is the one that the host itself was reached by."""
     address = node.place.private_address or reached or node.private_address
     return replace(node, private_address=address, launched_at=now)

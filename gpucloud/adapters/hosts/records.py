@@ -46,7 +46,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
+class UsedHost:
     """A host that is, or was, a node. `leaves_at` is when a drill ends it; `cleared`: nothing of the job is on it.
 
     `given_up`: it was ended because it did not serve, so that nobody waits for it to be cleared.
@@ -116,14 +116,14 @@ class Hosts:
     size: int = 0
     armed_until: datetime | None = None
     launched: int = 0
-    nodes: tuple[Taken, ...] = ()
+    nodes: tuple[UsedHost, ...] = ()
     excluded: tuple[Excluded, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     removed: bool = False
     """The group is gone. A job that goes on later makes it anew, and must not take a node for one that has ended."""
 
     @property
-    def counted(self) -> tuple[Taken, ...]:
+    def counted(self) -> tuple[UsedHost, ...]:
         """What the level counts."""
         return tuple(node for node in self.nodes if node.alive and not node.relieved)
 
@@ -147,7 +147,7 @@ def settled(record: Hosts, now: datetime) -> Hosts:
     return replace(record, nodes=tuple(_left(node, now) for node in record.nodes))
 
 
-def ended(node: Taken, at: datetime, cause: EndCause) -> Taken:
+def ended(node: UsedHost, at: datetime, cause: EndCause) -> UsedHost:
     """Return the node as ended; one that had ended before stays as it was."""
     return replace(node, ended_at=at, end_cause=cause) if node.alive else node
 
@@ -167,7 +167,7 @@ def candidates(record: Hosts, places: tuple[Place, ...], now: datetime) -> tuple
     return tuple(sorted(free, key=lambda place: place.name in marks and marks[place.name].last_until > now))
 
 
-def _left(node: Taken, now: datetime) -> Taken:
+def _left(node: UsedHost, now: datetime) -> UsedHost:
     due = node.leaves_at is not None and now >= node.leaves_at
     return ended(node, node.leaves_at, EndCause.INTERRUPTED) if due and node.leaves_at is not None else node
 

@@ -54,7 +54,7 @@ class Daemon:
         self._machines: dict[str, Machine] = {}
         self._paused: dict[str, float] = {}
         self._seen: int | None = None
-        self._beat_at = float("-inf")
+        self._heartbeat_at = float("-inf")
 
     def run(self) -> None:
         """Work until every group has size 0 and no node lives, or until the folder is gone."""
@@ -94,7 +94,7 @@ class Daemon:
             return True
 
     def _tick(self) -> None:
-        self._beat()
+        self._write_heartbeat()
         if self._folder.changes() != self._seen:
             with self._folder.locked():
                 self._load()
@@ -106,11 +106,11 @@ class Daemon:
             self._carry_out(machine)
         self._wait()
 
-    def _beat(self) -> None:
+    def _write_heartbeat(self) -> None:
         now = time.monotonic()
-        if now - self._beat_at >= _HEARTBEAT_S:
+        if now - self._heartbeat_at >= _HEARTBEAT_S:
             os.utime(self._lock)
-            self._beat_at = now
+            self._heartbeat_at = now
 
     def _load(self) -> None:
         self._seen = self._folder.changes()

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 
 from python_terraform import IsFlagged, Terraform
 
-from gpucloud.adapters.terraform import keeper
+from gpucloud.adapters.terraform import guard
 from gpucloud.domain.errors import CredentialsError, GpucloudError, ProvisionError, ToolMissing
 
 _POLL_S = 0.01
@@ -106,7 +106,7 @@ class Runner(Terraform):  # type: ignore[misc]  # the package has no types
 
     def _kept(self, argv: list[str]) -> list[str]:
         limits = [str(self._limit_s + _LEFT_ALONE_S), str(_MERCY_S)]
-        return [sys.executable, "-I", "-S", keeper.__file__, str(self._lock_fd), *limits, *argv]
+        return [sys.executable, "-I", "-S", guard.__file__, str(self._lock_fd), *limits, *argv]
 
     def _failure(self, cmd: str, code: int, finished: Finished) -> GpucloudError:
         said = errors(finished.events) or (plain(finished.text) or f"exit code {code}",)

@@ -77,7 +77,7 @@ def compose(launch: Launch, folder: Path) -> Composed:
         MARK: str(folder),
     }
     if launch.container is None:
-        return Composed(argv=(*launch.keeper, *launch.argv), given=given, end=())
+        return Composed(argv=(*launch.wrapper, *launch.argv), given=given, end=())
     inside = Inside(
         runtime=chosen_runtime(launch.container.runtime),
         nvidia=nvidia,
@@ -115,7 +115,7 @@ def _contained(launch: Launch, run: ContainerRun, inside: Inside, folder: Path, 
         argv=launch.argv,
     )
     rest = {name: value for name, value in given.items() if name not in values}
-    return Composed(argv=(*launch.keeper, *argv), given=rest, end=end_argv(run, inside.runtime))
+    return Composed(argv=(*launch.wrapper, *argv), given=rest, end=end_argv(run, inside.runtime))
 
 
 def _login() -> str:

@@ -16,7 +16,7 @@ _LONGEST = timedelta(minutes=12)  # the same of 30 minutes, the horizon of a lea
 _MARGIN = (timedelta(seconds=1), timedelta(seconds=5))  # for ranks to leave, and for a slower store than before
 
 
-class Wall(Enum):
+class PrepaidPhase(Enum):
     """Where the node stands in the time that is paid for."""
 
     FAR = "far"
@@ -48,16 +48,16 @@ class Prepaid:
     until: datetime
     heard_at: datetime
 
-    def wall(self, now: datetime, saving: Saving | None = None) -> Wall:
+    def phase(self, now: datetime, saving: Saving | None = None) -> PrepaidPhase:
         """Return where `now` stands: NEAR begins so long before the end as a save takes.
 
         While none was measured, 60 s before, or at the last fifth if that is shorter.
         """
         if now >= self.until:
-            return Wall.PASSED
+            return PrepaidPhase.PASSED
         lease = self.until - self.heard_at
         ahead = min(_SAVE_AHEAD, _SAVE_SHARE * lease) if saving is None else saving.ahead(lease)
-        return Wall.NEAR if now >= self.until - ahead else Wall.FAR
+        return PrepaidPhase.NEAR if now >= self.until - ahead else PrepaidPhase.FAR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class OwnEnd:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class Snapshot:
     """Everything that the decision needs; `running` is an attempt's number, `newest` the highest ever begun here."""
 
     desired: Desired | None
@@ -131,32 +131,32 @@ class Rest:
 Action = Start | Save | SaveEarly | Abort | Kill | PowerOff | Rest
 
 
-def decide(seen: Seen) -> Action:
+def decide(snapshot: Snapshot) -> Action:
     """Return the next action; it may be carried out any number of times."""
-    wall = seen.prepaid.wall(seen.now, seen.saving) if seen.prepaid else Wall.FAR
-    if seen.running is not None:
-        return _of_running(seen, seen.running, wall)
-    if wall is Wall.PASSED and seen.prepaid is not None:
-        return PowerOff() if seen.now >= seen.prepaid.until + seen.power_off_after else Rest()
-    desired = seen.desired
+    phase = snapshot.prepaid.phase(snapshot.now, snapshot.saving) if snapshot.prepaid else PrepaidPhase.FAR
+    if snapshot.running is not None:
+        return _of_running(snapshot, snapshot.running, phase)
+    if phase is PrepaidPhase.PASSED and snapshot.prepaid is not None:
+        return PowerOff() if snapshot.now >= snapshot.prepaid.until + snapshot.power_off_after else Rest()
+    desired = snapshot.desired
     # A number at or below the newest was begun before: it never starts twice, whatever became of it.
-    if desired is None or desired.launch is None or desired.launch.attempt <= seen.newest:
+    if desired is None or desired.launch is None or desired.launch.attempt <= snapshot.newest:
         return Rest()
-    return Start(launch=desired.launch) if desired.stop is Stop.NO and wall is Wall.FAR else Rest()
+    return Start(launch=desired.launch) if desired.stop is Stop.NO and phase is PrepaidPhase.FAR else Rest()
 
 
-def _of_running(seen: Seen, running: int, wall: Wall) -> Action:
-    if wall is Wall.PASSED or _is_unwanted(seen.desired, running):
+def _of_running(snapshot: Snapshot, running: int, phase: PrepaidPhase) -> Action:
+    if phase is PrepaidPhase.PASSED or _is_unwanted(snapshot.desired, running):
         return Kill()
-    if seen.desired is not None and seen.desired.stop is Stop.ABORT:
+    if snapshot.desired is not None and snapshot.desired.stop is Stop.ABORT:
         return Abort()
-    if seen.notice is not None:
-        return Save(reason="notice", at=seen.notice.at)
-    if wall is Wall.NEAR and seen.prepaid is not None:
-        return Save(reason="budget", at=seen.prepaid.until)
-    if seen.desired is not None and seen.desired.stop is Stop.SAVE:
-        return Save(reason="stop", at=seen.now)
-    return SaveEarly(since=seen.rebalance) if seen.rebalance is not None else Rest()
+    if snapshot.notice is not None:
+        return Save(reason="notice", at=snapshot.notice.at)
+    if phase is PrepaidPhase.NEAR and snapshot.prepaid is not None:
+        return Save(reason="budget", at=snapshot.prepaid.until)
+    if snapshot.desired is not None and snapshot.desired.stop is Stop.SAVE:
+        return Save(reason="stop", at=snapshot.now)
+    return SaveEarly(since=snapshot.rebalance) if snapshot.rebalance is not None else Rest()
 
 
 def _is_unwanted(desired: Desired | None, running: int) -> bool:

@@ -297,23 +297,25 @@ class Inbox:
 
 
 class Outbox:
-    """What the agent says: written at every change, and again within `beat_s` seconds."""
+    """What the agent says: written at every change, and again within `heartbeat_s` seconds."""
 
-    def __init__(self, folder: Path, *, beat_s: float = 0.5) -> None:
+    def __init__(self, folder: Path, *, heartbeat_s: float = 0.5) -> None:
         self._path = folder / "status.json"
-        self._beat_s = beat_s
+        self._heartbeat_s = heartbeat_s
         self._written_at: float | None = None
         self._last: Status | None = None
-        self._beat = _beat(self._path)
+        self._heartbeat = _heartbeat(self._path)
 
     def publish(self, status: Status, *, now_s: float) -> None:
-        """Write the status (its `beat` is set here) if it says something new, or the last write is old."""
+        """Write the status (its `heartbeat` is set here) if it says something new, or the last write is old."""
         age = None if self._written_at is None else now_s - self._written_at
-        if age is not None and age < self._beat_s and not self._is_news(status, age):
+        if age is not None and age < self._heartbeat_s and not self._is_news(status, age):
             return
-        self._beat += 1
+        self._heartbeat += 1
         self._written_at, self._last = now_s, status
-        text = status_to_json(replace(status, beat=self._beat)).ljust(_STATUS_SIZE + _GPU_SIZE * len(status.gpus))
+        text = status_to_json(replace(status, heartbeat=self._heartbeat)).ljust(
+            _STATUS_SIZE + _GPU_SIZE * len(status.gpus)
+        )
         try:
             write_whole(self._path, text)
         except OSError:
@@ -354,9 +356,9 @@ def _overwrite(path: Path, text: str) -> None:
         return  # the beat stands still, and that is what the supervisor then sees
 
 
-def _beat(path: Path) -> int:
+def _heartbeat(path: Path) -> int:
     try:
-        return status_from_json(read_text(path) or "").beat
+        return status_from_json(read_text(path) or "").heartbeat
     except Malformed:
         return 0
 

@@ -1,7 +1,7 @@
 """Starts a node's driver in a Python that has what it needs, detached from whoever asks.
 
 drive/               the driver's folder, and besides:
-drive/wanted.json    where its order is (`DriverWanted`)
+drive/wanted.json    where its order is (`ControllerWanted`)
 drive/key            the cluster's private SSH key, mode 0600
 drive/code/<tree>/   the job's code as it was started, not as its processes left it
 """
@@ -20,22 +20,22 @@ from pathlib import Path
 from gpucloud import smi
 from gpucloud.agent.layer.build import Failed, build
 from gpucloud.agent.layer.environment import gpu_kind, key_of, places, read_ready
-from gpucloud.agent.single_process import driver_process
+from gpucloud.agent.single_process import controller_process
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.errors import NodeError
-from gpucloud.domain.node.bootstrap.wanted import DriverWanted
+from gpucloud.domain.node.bootstrap.wanted import ControllerWanted
 from gpucloud.domain.node.layer import LayerOrder, LayerWanted
 from gpucloud.wholefile import write_whole
 
 
-def start(root: Path, wanted: DriverWanted, *, package: Path | None, sha256: str) -> str:
+def start(root: Path, wanted: ControllerWanted, *, package: Path | None, sha256: str) -> str:
     """Start the driver and return "started" once it has read its order, or "already" when this very one runs.
 
     One of another package is ended first: whatever it was about, the next one goes on with. Where no Python here can
     drive yet, the driver has one made first: training does not wait for that. Raises NodeError.
     """
     python = able() or sys.executable
-    process = driver_process(root)
+    process = controller_process(root)
     process.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_whole(process.folder / "wanted.json", to_json(wanted))
     lock = process.take(sha256, replace=True)
@@ -49,7 +49,7 @@ def start(root: Path, wanted: DriverWanted, *, package: Path | None, sha256: str
 
 def _detach(root: Path, run: tuple[str, ...], lock: int) -> str:
     """The driver inherits the lock; our copy is closed, so that it ends with it."""
-    process = driver_process(root)
+    process = controller_process(root)
     reader, writer = os.pipe()
     with process.log.open("ab") as log:
         subprocess.Popen(

@@ -23,7 +23,7 @@ from gpucloud.agent.gate.look import look, with_log
 from gpucloud.agent.metrics.kernel_log import kernel_log
 from gpucloud.agent.network import carrying
 from gpucloud.domain.codec import Malformed, from_json, to_json
-from gpucloud.domain.node.gate.gang import GangOrder, GangSeen
+from gpucloud.domain.node.gate.gang import GangFacts, GangOrder
 from gpucloud.domain.node.gate.judge import judge
 from gpucloud.domain.node.gate.report import (
     GANG,
@@ -35,8 +35,8 @@ from gpucloud.domain.node.gate.report import (
     ProbeOrder,
     Report,
     Said,
-    StoreSeen,
-    TorchSeen,
+    StoreFacts,
+    TorchFacts,
     UnderLoad,
     failures,
     store_endpoint,
@@ -65,7 +65,7 @@ def check(root: Path, order: GateOrder, *, busy: bool = False) -> Checked:
 
 def _fully(root: Path, order: GateOrder, report: Report) -> Report:
     store = store_endpoint(order, os.environ)
-    seen = replace(
+    observed = replace(
         report,
         clock_kept=clock_is_kept(),
         free_bytes=shutil.disk_usage(root).free,
@@ -74,9 +74,9 @@ def _fully(root: Path, order: GateOrder, report: Report) -> Report:
         store=reach(store) if store else None,
     )
     # Without devices there is nothing to put to work; with them, the job's torch is tried even where they are too few.
-    tried = order.wanted.torch and seen.gpus and order.python and not seen.stand_in
+    tried = order.wanted.torch and observed.gpus and order.python and not observed.stand_in
     # What the devices did at work may be in the kernel's log only.
-    return with_log(try_out(order, seen), kernel_log(sudo=order.sudo)) if tried else seen
+    return with_log(try_out(order, observed), kernel_log(sudo=order.sudo)) if tried else observed
 
 
 # What a job needs beside GPUs: a clock that is kept, a disk that writes, a way to the store.
@@ -132,7 +132,7 @@ def write_mbps(folder: Path) -> float | None:
             path.unlink()
 
 
-def reach(endpoint: str) -> StoreSeen:
+def reach(endpoint: str) -> StoreFacts:
     """Return how long a connection to the endpoint (`https://host:port`) takes, TLS included, or why there is none."""
     url = urlsplit(endpoint)
     secure = url.scheme == "https"
@@ -142,9 +142,9 @@ def reach(endpoint: str) -> StoreSeen:
         with socket.create_connection((host, port), timeout=_PATIENCE_S) as plain, contextlib.ExitStack() as stack:
             if secure:
                 stack.enter_context(ssl.create_default_context().wrap_socket(plain, server_hostname=host))
-            return StoreSeen(endpoint=endpoint, seconds=time.perf_counter() - started)
+            return StoreFacts(endpoint=endpoint, seconds=time.perf_counter() - started)
     except OSError as error:  # ssl.SSLError is one
-        return StoreSeen(endpoint=endpoint, error=str(error))
+        return StoreFacts(endpoint=endpoint, error=str(error))
 
 
 # Putting this machine's GPUs to work, alone and as a member of a gang, by workers in the job's Python.
@@ -184,15 +184,15 @@ class _Watched:
     """The devices while they work: a PCIe link that rests is slow, and heat comes with load."""
 
     uuids: tuple[str, ...]
-    seen: dict[int, UnderLoad] = field(default_factory=dict)
+    observed: dict[int, UnderLoad] = field(default_factory=dict)
 
     def look(self) -> None:
         for gpu in smi.gpus({}, timeout_s=_LOOK_LIMIT_S)[0] or () if self.uuids else ():
             if gpu.uuid in self.uuids:
-                self.seen[gpu.index] = _better(self.seen.get(gpu.index), gpu)
+                self.observed[gpu.index] = _better(self.observed.get(gpu.index), gpu)
 
     def best(self) -> tuple[UnderLoad, ...]:
-        return tuple(load for _, load in sorted(self.seen.items()))
+        return tuple(load for _, load in sorted(self.observed.items()))
 
 
 def _better(before: UnderLoad | None, gpu: Gpu) -> UnderLoad:
@@ -212,11 +212,11 @@ def _env(order: GateOrder) -> dict[str, str]:
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "OMP_NUM_THREADS": "1", **chosen}
 
 
-def _torch(heard: tuple[Heard, ...]) -> TorchSeen:
+def _torch(heard: tuple[Heard, ...]) -> TorchFacts:
     said = [one.torch for worker in heard for one in worker.said if one.torch is not None]
     if said:
         return said[0]
-    return TorchSeen(error=heard[0].complaint or "the job's Python said nothing")
+    return TorchFacts(error=heard[0].complaint or "the job's Python said nothing")
 
 
 def _probe(rank: int, heard: Heard) -> DeviceProbe:
@@ -332,10 +332,10 @@ def _last_line(text: str) -> str:
 # This machine's part in the check of a gang.
 
 
-def take_part(order: GangOrder) -> GangSeen:
+def take_part(order: GangOrder) -> GangFacts:
     """Return what this member saw of the others."""
     if order.device == "cuda" and smi.are_stand_ins():
-        return GangSeen(rank=order.rank, met=True, arrived=tuple(range(order.world)))
+        return GangFacts(rank=order.rank, met=True, arrived=tuple(range(order.world)))
     probe = ProbeOrder(
         kind=GANG,
         rank=order.rank,
@@ -350,7 +350,7 @@ def take_part(order: GangOrder) -> GangSeen:
     errors = [one.error for one in heard.said if one.error is not None]
     pairs = tuple(one.pair for one in heard.said if one.pair is not None)
     complaint = None if pairs and not heard.ended else heard.complaint  # else it is a library's warning
-    return GangSeen(
+    return GangFacts(
         rank=order.rank,
         met=any(one.met for one in heard.said),
         arrived=next((one.arrived for one in heard.said if one.arrived), ()),

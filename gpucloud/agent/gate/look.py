@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from gpucloud import smi
-from gpucloud.agent.metrics.kernel_log import LogSeen, kernel_log
+from gpucloud.agent.metrics.kernel_log import KernelErrors, kernel_log
 from gpucloud.domain.node.gate.models import link_gbps
 from gpucloud.domain.node.gate.report import GateOrder, Holder, HostLink, Links, Report, failures
 from gpucloud.domain.node.gate.rules import held_findings
@@ -32,16 +32,16 @@ def look(order: GateOrder, *, busy: bool = False) -> Report:
     The GPUs are those that are the node's, without such as CUDA_VISIBLE_DEVICES says. Such as are held still are
     looked at again for a while: who holds them may be at its end.
     """
-    seen = _seen(order, busy=busy)
+    observed = _seen(order, busy=busy)
     until = time.monotonic() + _RELEASES_WITHIN_S
-    while failures(held_findings(seen, order.wanted)) and time.monotonic() < until:
+    while failures(held_findings(observed, order.wanted)) and time.monotonic() < until:
         time.sleep(_LOOK_S)
-        seen = _seen(order, busy=busy)
-    every = seen.listed > 0
-    return replace(seen, links=links(smi.said) if order.wanted.full and every else Links())
+        observed = _seen(order, busy=busy)
+    every = observed.listed > 0
+    return replace(observed, links=links(smi.said) if order.wanted.full and every else Links())
 
 
-def with_log(report: Report, log: LogSeen) -> Report:
+def with_log(report: Report, log: KernelErrors) -> Report:
     """Return the report with what the kernel's log says now."""
     return replace(report, xids=log.xids, switch_errors=log.switch_errors, kernel_log=log.unread, newest=log.newest)
 

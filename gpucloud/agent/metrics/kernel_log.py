@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from gpucloud.domain.node.gate.report import SwitchError, XidSeen
+from gpucloud.domain.node.gate.report import SwitchError, XidLine
 from gpucloud.domain.node.hardware import (
     Xid,
     XidClass,
@@ -47,20 +47,20 @@ Line = tuple[float | None, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogSeen:
+class KernelErrors:
     """What still holds of the log; `unread` is why it could not be read.
 
     `newest` is when something was last written that makes an earlier check worth less: the driver was loaded, a device
     broke or weakened, a switch failed; in seconds since boot, None where the log has no times or nothing of the kind.
     """
 
-    xids: tuple[XidSeen, ...] = ()
+    xids: tuple[XidLine, ...] = ()
     switch_errors: tuple[SwitchError, ...] = ()
     newest: float | None = None
     unread: str | None = None
 
 
-def kernel_log(read: Callable[[], Iterable[Line]] | None = None, *, sudo: bool = False) -> LogSeen:
+def kernel_log(read: Callable[[], Iterable[Line]] | None = None, *, sudo: bool = False) -> KernelErrors:
     """Return what the log says; `sudo`: root may be asked, which hosts report to their administrator."""
     reason: OSError | None = None
     commands = (_DMESG, *((("sudo", "-n", *_DMESG),) if sudo else ()), _JOURNAL)
@@ -69,7 +69,7 @@ def kernel_log(read: Callable[[], Iterable[Line]] | None = None, *, sudo: bool =
             return found(way(), time.monotonic())
         except OSError as error:
             reason = reason or error
-    return LogSeen(unread=reason.strerror if reason is not None else None)
+    return KernelErrors(unread=reason.strerror if reason is not None else None)
 
 
 def newest_event() -> float | None:
@@ -82,13 +82,13 @@ def newest_event() -> float | None:
     return None
 
 
-def found(lines: Iterable[Line], now: float) -> LogSeen:
+def found(lines: Iterable[Line], now: float) -> KernelErrors:
     """Return what lines of a log say `now` seconds after the machine booted.
 
     A driver that was loaded anew has forgotten what was before; so has a device of which the driver says that it needs
     nothing any more.
     """
-    xids: dict[tuple[int, str], XidSeen] = {}
+    xids: dict[tuple[int, str], XidLine] = {}
     errors: dict[int, SwitchError] = {}
     newest: float | None = None
     for stamp, whole in lines:
@@ -104,9 +104,9 @@ def found(lines: Iterable[Line], now: float) -> LogSeen:
             newest = stamp
         elif xid is not None:
             said = text[text.index("NVRM:") :][:_LONGEST]
-            _put_last(xids, (xid.number, xid.pci), XidSeen(number=xid.number, pci=xid.pci, text=said, age_s=age))
+            _put_last(xids, (xid.number, xid.pci), XidLine(number=xid.number, pci=xid.pci, text=said, age_s=age))
             newest = stamp if xid_class(xid.number) is not XidClass.APPLICATION else newest
-    return LogSeen(xids=tuple(xids.values()), switch_errors=tuple(errors.values()), newest=newest)
+    return KernelErrors(xids=tuple(xids.values()), switch_errors=tuple(errors.values()), newest=newest)
 
 
 def _put_last(kept: dict[Key, Value], key: Key, value: Value) -> None:

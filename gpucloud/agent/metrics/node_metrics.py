@@ -42,7 +42,7 @@ class NodeMetrics:
         self._sampler = Sampler(program) if program else None
         self._kernel: KernelLog | None = None
         self._machine = Machine(root)
-        self._keeper = Keeper()
+        self._sample_writer = SampleWriter()
         self._watch = _Watch()
         self._attempt: AttemptStatus | None = None
         self._xids: dict[int, int] = {}
@@ -94,7 +94,7 @@ class NodeMetrics:
         self._attempt = attempt
         numbers = attempt.numbers if attempt is not None else ()
         if folder is None:
-            self._keeper.end(numbers)
+            self._sample_writer.end(numbers)
         now = time.monotonic()
         if now - self._looked_at < _EVERY_S:
             return
@@ -102,7 +102,9 @@ class NodeMetrics:
         self.host = self._machine.look()
         self._look_at_gpus(attempt, devices, now)
         if folder is not None:
-            self._keeper.keep(folder / "metrics.jsonl", self.gpus, self.host, datetime.now(timezone.utc), numbers)
+            self._sample_writer.keep(
+                folder / "metrics.jsonl", self.gpus, self.host, datetime.now(timezone.utc), numbers
+            )
 
     def _look_at_gpus(self, attempt: AttemptStatus | None, devices: str | None, now: float) -> None:
         if self._sampler is None:
@@ -159,7 +161,7 @@ class _Watch:
 # A node's history: a line of means and extremes every ten seconds, in the attempt's folder.
 
 
-class Keeper:
+class SampleWriter:
     """Collects samples, and appends a span to the file when it is full or the attempt ends."""
 
     def __init__(self) -> None:

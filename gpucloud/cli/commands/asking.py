@@ -19,7 +19,18 @@ from gpucloud.cli.render.words import say, say_json, say_words, table, tell, usd
 from gpucloud.cli.target import called, known_job, report_of, report_or_line
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.quantities import counted
-from gpucloud.domain.money.costs import LAG, Beside, Billed, Grouping, Item, Row, after, beside, grouped, grouping
+from gpucloud.domain.money.costs import (
+    LAG,
+    BillDifference,
+    Billed,
+    Grouping,
+    Item,
+    Row,
+    after,
+    bill_differences,
+    grouped,
+    grouping,
+)
 from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.usecases.money.spend import Reconciler
 from gpucloud.usecases.supervise.usage import read_history
@@ -210,7 +221,7 @@ def reconcile(target: str | None, *, as_json: bool) -> int:
     report, now = asker.report(), cloud.clock.now()
     billed = Reconciler(jobs=asker.jobs, billing=billing).billed(report.charges, now)
     _tell_of(billed, fresh=billed.asked_at == now)
-    rows = beside(report.charges, billed)
+    rows = bill_differences(report.charges, billed)
     if as_json:
         say_json(_bill_json(known.name, billed, rows))
     else:
@@ -232,7 +243,7 @@ def _tell_of(billed: Billed, *, fresh: bool) -> None:
         )
 
 
-def _bill_text(rows: Sequence[Beside]) -> str:
+def _bill_text(rows: Sequence[BillDifference]) -> str:
     lines = [("day", "kind", "ours USD", "AWS USD", "drift USD", "")]
     lines += [
         (
@@ -261,16 +272,16 @@ def _bill_sums(ours: Decimal, billed: Decimal) -> tuple[str, str, str]:
     return f"{ours:.4f}", f"{billed:.4f}", f"{billed - ours:+.4f}"
 
 
-def _bill_total(rows: Sequence[Beside], name: str) -> Decimal:
+def _bill_total(rows: Sequence[BillDifference], name: str) -> Decimal:
     return sum((getattr(row, name) for row in rows), Decimal(0))
 
 
-def _bill_percent(rows: Sequence[Beside]) -> str:
+def _bill_percent(rows: Sequence[BillDifference]) -> str:
     ours = _bill_total(rows, "ours_usd")
     return f"{(_bill_total(rows, 'billed_usd') / ours - 1) * 100:+.1f} %" if ours else ""
 
 
-def _bill_json(job: str, billed: Billed, rows: Sequence[Beside]) -> dict[str, Any]:
+def _bill_json(job: str, billed: Billed, rows: Sequence[BillDifference]) -> dict[str, Any]:
     return {
         "job": job,
         "asked_at": billed.asked_at.isoformat(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from gpucloud.cli.commands.supervising import bring_stored_home, onlooker, say_what_lives
+from gpucloud.cli.commands.supervising import bring_stored_home, onlooker, say_what_is_left
 from gpucloud.cli.interrupts import Leave, obeyed
 from gpucloud.cli.render.reports import report_json, report_text
 from gpucloud.cli.render.use import condition_word
@@ -29,7 +29,7 @@ def down(target: str | None, *, as_json: bool) -> int:
             ender.end(shown, interrupts.wanted_end)
             bring_stored_home(cloud, cloud.ordered(known).newest(), known)
     except Leave as leave:
-        say_what_lives(ender.asker.state_as_listed(), ender.asker.clock.now())
+        say_what_is_left(ender.asker.state_as_listed(), ender.asker.clock.now())
         return leave.exit_code
     ender.require_empty()
     report = report_of(cloud, known)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class InitRequest:
     """What `init` writes: a short file, with every key if `full`, or a whole job called `template`.
 
     `name` is the folder's if left out, `run` the script that is there.
@@ -42,16 +42,18 @@ class Wish:
     force: bool
 
 
-def init(wish: Wish, *, as_json: bool) -> int:
+def init(request: InitRequest, *, as_json: bool) -> int:
     """Write a job file here, and a template's code beside it; return the exit code."""
-    name = wish.name or _name_of(Path.cwd())
-    if wish.template is not None and (wish.run is not None or wish.full):
+    name = request.name or _name_of(Path.cwd())
+    if request.template is not None and (request.run is not None or request.full):
         raise UsageError("--template brings its own script and file", hint="leave --run and --full out")
-    run = wish.run or _script_of(Path.cwd())
-    text, code = template_job(wish.template, name) if wish.template else (sample_job(name, run, full=wish.full), {})
+    run = request.run or _script_of(Path.cwd())
+    text, code = (
+        template_job(request.template, name) if request.template else (sample_job(name, run, full=request.full), {})
+    )
     files = {Path(DEFAULT_FILE): text.encode(), **code}
     there = [path for path in files if path.exists()]
-    if there and not wish.force:
+    if there and not request.force:
         raise UsageError(f"{there[0]} is there already", hint="--force writes over it")
     for path, data in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)

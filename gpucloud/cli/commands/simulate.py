@@ -33,7 +33,7 @@ from gpucloud.domain.market.recordings import RecordedMarket, RecordedZone, reco
 from gpucloud.domain.market.scenario import Scenario, deadlines, recovery_of
 from gpucloud.domain.market.simulation import recordings
 from gpucloud.domain.market.sizing import work_of
-from gpucloud.domain.money.ledger import PLAIN_TERMS, Rates, Terms, with_beside
+from gpucloud.domain.money.ledger import PLAIN_TERMS, Rates, Terms, with_extras
 from gpucloud.ports import Chart, Series
 from gpucloud.usecases.money.simulate import Result, Study, simulate
 from gpucloud.wiring import Gpucloud, how_it_saves
@@ -151,7 +151,7 @@ def _priced(cloud: Gpucloud, job: Job, asked: Asked) -> _Priced:
     job = everywhere(cloud, job) or job
     aws = cloud.aws(job.aws, job.resources)
     whole = aws.cloud_profile.terms
-    offers = fitting(job, with_beside(aws.listed_market().offers(job.resources), whole))
+    offers = fitting(job, with_extras(aws.listed_market().offers(job.resources), whole))
     if not offers:
         return _Priced(gpus=job.resources.gpus)
     best = offers[0]

@@ -24,8 +24,8 @@ from gpucloud.domain.job.quantities import format_moment, format_span, format_us
 from gpucloud.domain.job.spec import Job
 from gpucloud.domain.state.order import Until
 from gpucloud.domain.state.state import JobState, JobStatus
-from gpucloud.domain.supervision.seen import Supervising
 from gpucloud.domain.supervision.self_driving import TAKES_OVER, USUAL_TIME
+from gpucloud.domain.supervision.snapshot import Supervising
 from gpucloud.retries import Retry
 from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.job.start import Start, adopt
@@ -153,11 +153,11 @@ def answer(report: JobReport, *, as_json: bool) -> int:
     return report.exit_code or 0
 
 
-def say_what_lives(state: JobState, now: datetime) -> None:
+def say_what_is_left(state: JobState, now: datetime) -> None:
     """Tell which machines are left, until when they are paid, and which command goes on or ends them."""
     tell(f"left {state.job} as it is")
     drives_itself = state.drives_itself and state.group is not None
-    alive = [life.node_id for life in state.alive]
+    alive = [interval.node_id for interval in state.alive]
     until = f" until {format_moment(state.paid_until, now)}" if state.paid_until else ""
     if alive:
         tell(f"alive and paid{until}, then off by themselves: {', '.join(alive)}")
@@ -184,7 +184,7 @@ def _run(begun: Begun, leaves: bool, shown: Onlooker, interrupts: Interrupts) ->
         who=Supervising(leaves=leaves),
         asked=interrupts.wanted_end,
         # As it was known last: store and cloud may be what fails.
-        left=lambda state: say_what_lives(state, cloud.clock.now()),
+        left=lambda state: say_what_is_left(state, cloud.clock.now()),
     )
     going_on = partial(adopt, plan=start.plan, drills=start.order.drill, reopens=start.reopens)
     session.run(Entering(order=start.order, over=start.over, spec=begun.read.spec, adopt=going_on))
@@ -200,7 +200,7 @@ def launch(begun: Begun, *, as_json: bool) -> int:
     try:
         run(begun, leaves=True)
     except Leave as leave:
-        say_what_lives(asker.state(), asker.clock.now())
+        say_what_is_left(asker.state(), asker.clock.now())
         return leave.exit_code
     driven = _is_driven(asker)
     report = begun.report()

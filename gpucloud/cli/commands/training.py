@@ -10,7 +10,7 @@ from decimal import Decimal
 from functools import partial
 from pathlib import Path
 
-from gpucloud.cli.commands.supervising import Begun, answer, bring_stored_home, detach, launch, run, say_what_lives
+from gpucloud.cli.commands.supervising import Begun, answer, bring_stored_home, detach, launch, run, say_what_is_left
 from gpucloud.cli.interrupts import Detach, Leave
 from gpucloud.cli.render.estimates import deadline_chart, estimate_json, estimate_text
 from gpucloud.cli.render.plans import plan_text
@@ -33,7 +33,7 @@ from gpucloud.domain.state.order import (
 from gpucloud.domain.state.state import JobState
 from gpucloud.domain.supervision.self_driving import USUAL_TIME, unkept
 from gpucloud.usecases.job.ordered import require_key
-from gpucloud.usecases.job.start import Asked as Wishes
+from gpucloud.usecases.job.start import Asked as StartRequest
 from gpucloud.usecases.job.start import Prospect
 from gpucloud.usecases.jobstore.report import Condition
 from gpucloud.usecases.money.estimate import data_remarks
@@ -119,7 +119,7 @@ _USUAL_HOLD = timedelta(minutes=5)
 def up(target: str | None, *, on: Cloud | None, again: bool, as_json: bool) -> int:
     """Have the machines up, prepaid and prepared; return the exit code."""
     cloud = Gpucloud()
-    asked = Wishes(until=Until.READY)
+    asked = StartRequest(until=Until.READY)
 
     def start() -> Begun:
         return begin(cloud, read_target(cloud, target, on), asked, again=again)
@@ -150,7 +150,7 @@ def train(target: str | None, asked: Asked, *, on: Cloud | None, as_json: bool) 
     lasting = _time(asked.unattended)
     if lasting is not None or (asked.drill and asked.detach):
         _require_able(cloud, read_target(cloud, target, on), asked, lasting)
-    wishes = Wishes(
+    start_request = StartRequest(
         keep=asked.keep,
         drill=asked.drill,
         unattended=lasting,
@@ -161,7 +161,7 @@ def train(target: str | None, asked: Asked, *, on: Cloud | None, as_json: bool) 
     def start() -> Begun:
         read = read_target(cloud, target, on)
         profiled = replace(read, job=replace(read.job, profile_steps=asked.profile_steps))
-        return begin(cloud, profiled, wishes, again=asked.again)
+        return begin(cloud, profiled, start_request, again=asked.again)
 
     def go(begun: Begun) -> int:
         if lasting is not None:
@@ -269,7 +269,7 @@ def _require_able(cloud: Gpucloud, read: Target, asked: Asked, lasting: timedelt
         )
 
 
-def begin(cloud: Gpucloud, read: Target, wishes: Wishes, *, again: bool = False) -> Begun:
+def begin(cloud: Gpucloud, read: Target, start_request: StartRequest, *, again: bool = False) -> Begun:
     """Start or continue a run of the job, its plan told; nothing is rented yet. `again`: what has succeeded, once more.
 
     Whatever can refuse it here does so before anything is written: of a refused job no order counts anywhere.
@@ -284,7 +284,7 @@ def begin(cloud: Gpucloud, read: Target, wishes: Wishes, *, again: bool = False)
         _require_able_to_begin(cloud, read, prospect.name, None if prospect.reopens else prospect.state)
         if prospect.reopens and prospect.state is not None:
             _require_key(cloud, cloud.known(read.job, prospect.name, read.file), prospect.state)
-        if wishes.until is Until.FINISHED and (prospect.state is None or not prospect.state.attempts):
+        if start_request.until is Until.FINISHED and (prospect.state is None or not prospect.state.attempts):
             _require_meant(read.job, protection)  # `up` has made the state, perhaps, and no script has run yet
         _say_what_it_follows(prospect, cloud.clock.now())
         _say_what_trains(prospect, cloud, cloud.known(read.job, prospect.name, read.file))
@@ -298,8 +298,8 @@ def begin(cloud: Gpucloud, read: Target, wishes: Wishes, *, again: bool = False)
         if not again:
             _require_meant_again(read, prospect, cloud.clock.now())
 
-    wishes = replace(wishes, hold=_hold(read.job))
-    start = starter(cloud, read.job).start(read.job, read.spec, wishes, check)
+    start_request = replace(start_request, hold=_hold(read.job))
+    start = starter(cloud, read.job).start(read.job, read.spec, start_request, check)
     cloud.home.remember(cloud.known(read.job, start.name, read.file))
     if (last := start.last) is not None:
         wanted = replace(read.job, outputs=last.resolved.outputs, profile_steps=last.resolved.profile_steps)
@@ -407,7 +407,7 @@ def _time(text: str | None) -> timedelta | None:
 
 def _require_worth(cloud: Gpucloud, job: Job, lasting: timedelta) -> None:
     """A shorter time would be over before the machines have made themselves fit."""
-    least = 2 * cloud.cloud(job).cloud_profile.rules.wall.least
+    least = 2 * cloud.cloud(job).cloud_profile.rules.prepaid_rule.least
     if lasting < least:
         raise UsageError(
             f"--unattended: {format_span(lasting)} is too short to start and save; the least is {format_span(least)}",
@@ -420,7 +420,7 @@ def _left_while_clearing(begun: Begun) -> int | None:
     try:
         run(begun, asks=False)
     except Leave as leave:
-        say_what_lives(begun.asker.state_as_listed(), begun.asker.clock.now())
+        say_what_is_left(begun.asker.state_as_listed(), begun.asker.clock.now())
         return leave.exit_code
     return None
 
@@ -430,7 +430,7 @@ def _supervise(begun: Begun, *, as_json: bool) -> int:
     try:
         run(begun)
     except Leave as leave:
-        say_what_lives(asker.state_as_listed(), asker.clock.now())
+        say_what_is_left(asker.state_as_listed(), asker.clock.now())
         return leave.exit_code
     except Detach:
         return _leave_by_the_newest(begun, as_json=as_json)

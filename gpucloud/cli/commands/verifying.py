@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 from gpucloud.cli.commands.ending import end_unsaved
-from gpucloud.cli.commands.supervising import Begun, run, say_what_lives
+from gpucloud.cli.commands.supervising import Begun, run, say_what_is_left
 from gpucloud.cli.commands.training import begin
 from gpucloud.cli.interrupts import Leave
 from gpucloud.cli.render.words import say, say_json, tell
@@ -22,7 +22,7 @@ from gpucloud.domain.untrusted import in_one_line
 from gpucloud.store.checkpoints import under
 from gpucloud.usecases.checkpoint.checkpoints import StoredCheckpoints
 from gpucloud.usecases.checkpoint.comparing import compared, two_jobs
-from gpucloud.usecases.job.start import Asked as Wishes
+from gpucloud.usecases.job.start import Asked as StartRequest
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.wiring import Gpucloud, imports_resume
 
@@ -38,7 +38,7 @@ def verify_resume(
 ) -> int:
     """Run the trial and return 0 when both runs are equal, 20 when they are not, else the code of the run that failed.
 
-    Of a trial that is broken off nothing stays but its books. UsageError for a script that does not use the library.
+    Of a trial that is broken off nothing stays but its state. UsageError for a script that does not use the library.
     """
     cloud = Gpucloud()
     read = read_target(cloud, target, on)
@@ -96,7 +96,7 @@ class _Trial:
 
     def _run(self, read: Target) -> int:
         """Return the run's exit code; 130 or 143 when the user left, and nothing of it is left."""
-        begun = begin(self.cloud, read, Wishes())
+        begun = begin(self.cloud, read, StartRequest())
         self.names.append(begun.name)
         try:
             run(begun, asks=False)
@@ -118,7 +118,7 @@ class _Trial:
         try:
             end_unsaved(self.cloud, begun.known)
         except Leave:
-            say_what_lives(begun.asker.state_as_listed(), begun.asker.clock.now())
+            say_what_is_left(begun.asker.state_as_listed(), begun.asker.clock.now())
         except GpucloudError as error:
             tell(f"{error}: gpucloud down {begun.name} ends it")
 

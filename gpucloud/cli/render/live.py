@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpucloud.cli.render.bills import money_line, to_go_words
-from gpucloud.cli.render.onlookers import Snapshot, snapshot
+from gpucloud.cli.render.onlookers import PanelState, panel_state
 from gpucloud.cli.render.output import FirstRank
 from gpucloud.cli.render.use import Rows, headline, use_rows
 from gpucloud.cli.render.words import folded, with_short_ids
@@ -21,7 +21,7 @@ from gpucloud.domain.money.ledger import Spend
 from gpucloud.domain.node.output import without_code_folder
 from gpucloud.domain.node.status import UNTOLD
 from gpucloud.domain.supervision.action import Action
-from gpucloud.domain.supervision.seen import Seen
+from gpucloud.domain.supervision.snapshot import Snapshot
 from gpucloud.domain.untrusted import coloured, in_one_line, lines_of, set_off
 from gpucloud.usecases.jobstore.report import JobReport
 
@@ -46,7 +46,7 @@ class LiveOnlooker:
         self._held: list[Text] | None = None
         """What is said while the user is asked something; None while nobody is."""
         self._output = FirstRank()
-        self._now: Snapshot | None = None
+        self._now: PanelState | None = None
 
     def __enter__(self) -> LiveOnlooker:
         """Take the last lines of the terminal."""
@@ -78,9 +78,9 @@ class LiveOnlooker:
         time, told = first[: len(_STORY)], first[len(_STORY) :]
         self._print(Text(time, style="dim") + Text("\n".join([told, *rest])))
 
-    def tick(self, seen: Seen, action: Action, spend: Spend) -> None:
+    def tick(self, snapshot: Snapshot, action: Action, spend: Spend) -> None:
         """Draw the panel anew."""
-        self._now = snapshot(seen, action, spend)
+        self._now = panel_state(snapshot, action, spend)
         self._draw()
 
     def output(self, attempt: int, rank: int, text: str) -> None:
@@ -159,14 +159,14 @@ def _nobody(report: JobReport) -> str:
     return "no machine was asked: " + ("the job has ended" if report.status.ended else "none is training yet")
 
 
-def _panel(now: Snapshot, moving: tuple[str, ...], width: int) -> Panel:
+def _panel(now: PanelState, moving: tuple[str, ...], width: int) -> Panel:
     title = f"{now.job} · attempt {now.attempt}" if now.attempt else now.job
     bars = [Text(in_one_line(row), style="dim", no_wrap=True, overflow="ellipsis") for row in moving[:_MOST_BARS]]
     shown = Group(_progress(now, width - _FRAME), *bars, _money(now, width - _FRAME), _nodes(now))
     return Panel(shown, title=title, title_align="left", width=width)
 
 
-def _progress(now: Snapshot, width: int) -> Table:
+def _progress(now: PanelState, width: int) -> Table:
     """Return one line; where there is no room for all of it, the bar goes first, then what is right of it."""
     told = [Text(in_one_line(now.phase), style="bold")]
     if now.step is not None and now.phase != UNTOLD:
@@ -204,12 +204,12 @@ def _uncut(columns: int) -> Table:
     return grid
 
 
-def _money(now: Snapshot, width: int) -> Text:
+def _money(now: PanelState, width: int) -> Text:
     said = "spent "
     return Text(said + money_line(now.spend, width - len(said)), no_wrap=True, overflow="ellipsis")
 
 
-def _nodes(now: Snapshot) -> Table:
+def _nodes(now: PanelState) -> Table:
     rows = _uncut(4)
     for node in now.nodes:
         rows.add_row(*(Text(in_one_line(cell)) for cell in (node.node_id, node.zone, node.word, node.gpus)))

@@ -20,14 +20,14 @@ from gpucloud.domain.node.output import without_code_folder
 from gpucloud.domain.node.status import UNTOLD, Stop
 from gpucloud.domain.supervision.action import Action, Arm, Done, Wait
 from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, is_gone, shown_of
-from gpucloud.domain.supervision.seen import Limits, NodeSeen, Readiness, Seen
+from gpucloud.domain.supervision.snapshot import Limits, NodeSnapshot, Readiness, Snapshot
 from gpucloud.domain.untrusted import in_one_line
 from gpucloud.usecases.jobstore.report import WORDS, Condition, time_left
 
 if TYPE_CHECKING:
     from gpucloud.domain.money.ledger import Spend
     from gpucloud.domain.supervision.action import Action
-    from gpucloud.domain.supervision.seen import Seen
+    from gpucloud.domain.supervision.snapshot import Snapshot
     from gpucloud.usecases.jobstore.report import JobReport
 
 
@@ -57,7 +57,7 @@ class Onlooker(Protocol):
         """Something happened."""
         ...
 
-    def tick(self, seen: Seen, action: Action, spend: Spend) -> None:
+    def tick(self, snapshot: Snapshot, action: Action, spend: Spend) -> None:
         """One pass was made."""
         ...
 
@@ -109,9 +109,9 @@ class Unshaken:
         """Something happened."""
         self._tell(lambda: self._told.story(line))
 
-    def tick(self, seen: Seen, action: Action, spend: Spend) -> None:
+    def tick(self, snapshot: Snapshot, action: Action, spend: Spend) -> None:
         """One pass was made."""
-        self._tell(lambda: self._told.tick(seen, action, spend))
+        self._tell(lambda: self._told.tick(snapshot, action, spend))
 
     def output(self, attempt: int, rank: int, text: str) -> None:
         """A rank wrote whole lines, or over the last one."""
@@ -129,7 +129,7 @@ class PlainOnlooker:
     """One line an event, and one line of progress now and then."""
 
     def __init__(self) -> None:
-        self._said: Snapshot | None = None
+        self._said: PanelState | None = None
         self._at = 0.0
         self._output = FirstRank()
         self._moving = Paced(every_s=MOVING_EVERY_S)
@@ -152,10 +152,10 @@ class PlainOnlooker:
         """Write the line with the time."""
         tell(f"{datetime.now(timezone.utc):%H:%M:%S} {line}")
 
-    def tick(self, seen: Seen, action: Action, spend: Spend) -> None:
+    def tick(self, snapshot: Snapshot, action: Action, spend: Spend) -> None:
         """Write a line of progress when there is some, not more often than every few seconds."""
         self._write_moving()
-        now = snapshot(seen, action, spend)
+        now = panel_state(snapshot, action, spend)
         if now.step is None or now == self._said or time.monotonic() - self._at < _PLAIN_EVERY_S:
             return
         self._said, self._at = now, time.monotonic()
@@ -175,7 +175,7 @@ class PlainOnlooker:
         self._write("\n".join(self._moving.due(self._output.moving)))
 
 
-def line_of(now: Snapshot) -> str:
+def line_of(now: PanelState) -> str:
     """Return progress in one line."""
     parts = [f"{now.phase}: step {now.step}" + (f" of {now.total_steps}" if now.total_steps else "")]
     if now.phase == UNTOLD:
@@ -191,7 +191,7 @@ def line_of(now: Snapshot) -> str:
     return f"{', '.join(parts)}, spent {money_line(now.spend)}"
 
 
-def unheard_words(now: Snapshot) -> str:
+def unheard_words(now: PanelState) -> str:
     """Return which machines say nothing, and since when: what is told of the attempt is of then."""
     return ", ".join(f"nothing heard of {node_id} since {at:%H:%M:%S} UTC" for node_id, at in now.unheard)
 
@@ -210,7 +210,7 @@ class NodeLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class PanelState:
     """One pass, ready to be shown."""
 
     job: str
@@ -235,96 +235,98 @@ class Snapshot:
     """When the step was told; None where its machine is heard."""
 
 
-def snapshot(seen: Seen, action: Action, spend: Spend) -> Snapshot:
+def panel_state(snapshot: Snapshot, action: Action, spend: Spend) -> PanelState:
     """Return what is to be shown of the pass."""
-    attempt = seen.state.attempt
-    progress, printed = shown_of(attempt, seen) if attempt else (None, ())
-    unheard = _unheard(seen)
-    return Snapshot(
-        job=seen.state.job,
-        phase=_phase(seen, action, progress.phase if progress else None),
+    attempt = snapshot.state.attempt
+    progress, printed = shown_of(attempt, snapshot) if attempt else (None, ())
+    unheard = _unheard(snapshot)
+    return PanelState(
+        job=snapshot.state.job,
+        phase=_phase(snapshot, action, progress.phase if progress else None),
         attempt=attempt.number if attempt else None,
         step=progress.step if progress else None,
         first_step=progress.first_step if progress else None,
         total_steps=progress.total_steps if progress else None,
         loss=progress.loss if progress else None,
-        time_left=time_left(seen),
+        time_left=time_left(snapshot),
         committed_step=progress.committed_step if progress else None,
         counts=progress.counts if progress else Counts.STEPS,
         printed=tuple(printed_words(printed)),
         spend=spend,
-        paid_until=seen.state.paid_until,
-        gpus=brief([gpu for node in _working(seen) if node.status for gpu in node.status.gpus]),
+        paid_until=snapshot.state.paid_until,
+        gpus=brief([gpu for node in _working(snapshot) if node.status for gpu in node.status.gpus]),
         unheard=unheard,
         told_at=dict(unheard).get(attempt.members[0].node_id) if attempt else None,
-        nodes=tuple(_node_line(node, seen) for node in seen.nodes if node.node.state is not NodeState.TERMINATED),
+        nodes=tuple(
+            _node_line(node, snapshot) for node in snapshot.nodes if node.node.state is not NodeState.TERMINATED
+        ),
     )
 
 
-def _unheard(seen: Seen) -> tuple[tuple[str, datetime], ...]:
+def _unheard(snapshot: Snapshot) -> tuple[tuple[str, datetime], ...]:
     """Return which of the attempt's machines are silent, and since when; a moment without a word is no silence."""
-    silent = ((node.node.id, _unheard_for(node, seen)) for node in _working(seen) if not is_gone(node))
-    return tuple((node_id, seen.now - length) for node_id, length in silent if length >= Limits().silent)
+    silent = ((node.node.id, _unheard_for(node, snapshot)) for node in _working(snapshot) if not is_gone(node))
+    return tuple((node_id, snapshot.now - length) for node_id, length in silent if length >= Limits().silent)
 
 
-def _working(seen: Seen) -> list[NodeSeen]:
+def _working(snapshot: Snapshot) -> list[NodeSnapshot]:
     """Return the members of the attempt: a node that was interrupted still counts its GPUs as its own for a while."""
-    members = {member.node_id for member in seen.state.attempt.members} if seen.state.attempt else set()
-    return [node for node in seen.nodes if node.node.id in members]
+    members = {member.node_id for member in snapshot.state.attempt.members} if snapshot.state.attempt else set()
+    return [node for node in snapshot.nodes if node.node.id in members]
 
 
-def _phase(seen: Seen, action: Action, reported: str | None) -> str:
-    if seen.state.status.ended:
-        stays = isinstance(action, Arm | Done) and bool(seen.group.alive)
-        failed = seen.state.exit_reason is not None and seen.state.exit_reason.by_script
+def _phase(snapshot: Snapshot, action: Action, reported: str | None) -> str:
+    if snapshot.state.status.ended:
+        stays = isinstance(action, Arm | Done) and bool(snapshot.group.alive)
+        failed = snapshot.state.exit_reason is not None and snapshot.state.exit_reason.by_script
         return WORDS[Condition.HELD if failed else Condition.KEPT] if stays else "tearing down"
     if isinstance(action, Wait) and action.why == NOBODY_ANSWERS:
         return NOBODY_ANSWERS
-    if seen.state.attempt is not None:
-        return in_one_line(_ending(seen) or reported or _untold(seen))
+    if snapshot.state.attempt is not None:
+        return in_one_line(_ending(snapshot) or reported or _untold(snapshot))
     return action.why if isinstance(action, Wait) else "machines"
 
 
-def _ending(seen: Seen) -> str | None:
+def _ending(snapshot: Snapshot) -> str | None:
     """Return the phase of an attempt that is to end for good; None of any other."""
-    attempt = seen.state.attempt
+    attempt = snapshot.state.attempt
     if attempt is None or attempt.ending_reason is None or attempt.ending_reason.retried:
         return None
     return "asked to save and leave" if attempt.ordered is Stop.SAVE else "ending"
 
 
-def _untold(seen: Seen) -> str:
+def _untold(snapshot: Snapshot) -> str:
     """Return the phase of a script that has told none: it starts, or it never will."""
-    attempt = seen.state.attempt
+    attempt = snapshot.state.attempt
     if attempt is None:
         return "launch"
-    return untold_words(attempt, seen.state.attempts, seen.now)
+    return untold_words(attempt, snapshot.state.attempts, snapshot.now)
 
 
-def _node_line(node: NodeSeen, seen: Seen) -> NodeLine:
+def _node_line(node: NodeSnapshot, snapshot: Snapshot) -> NodeLine:
     gpus = brief(node.status.gpus) if node.status is not None else ""
-    return NodeLine(node_id=node.node.id, zone=node.node.pool.zone, word=_word(node, seen), gpus=gpus)
+    return NodeLine(node_id=node.node.id, zone=node.node.pool.zone, word=_word(node, snapshot), gpus=gpus)
 
 
-def _unheard_for(node: NodeSeen, seen: Seen) -> timedelta:
+def _unheard_for(node: NodeSnapshot, snapshot: Snapshot) -> timedelta:
     """Return for how long nobody has heard it, whoever listened then."""
     here = max(node.silent_for, node.mute_for)
-    last = next((life.last_word_at for life in seen.state.nodes if life.node_id == node.node.id), None)
-    return max(here, seen.now - last) if here and last is not None else here
+    last = next((interval.last_word_at for interval in snapshot.state.nodes if interval.node_id == node.node.id), None)
+    return max(here, snapshot.now - last) if here and last is not None else here
 
 
-def _unheard_words(node: NodeSeen, seen: Seen) -> str:
-    return format_span(timedelta(seconds=round(_unheard_for(node, seen).total_seconds())))
+def _unheard_words(node: NodeSnapshot, snapshot: Snapshot) -> str:
+    return format_span(timedelta(seconds=round(_unheard_for(node, snapshot).total_seconds())))
 
 
-def _word(node: NodeSeen, seen: Seen) -> str:
-    members = {m.node_id: m.rank for m in seen.state.attempt.members} if seen.state.attempt else {}
+def _word(node: NodeSnapshot, snapshot: Snapshot) -> str:
+    members = {m.node_id: m.rank for m in snapshot.state.attempt.members} if snapshot.state.attempt else {}
     if node.status is not None and node.status.notice is not None:
         return f"notice: goes at {node.status.notice.at:%H:%M:%S}"
     if node.silent_for:
-        return f"silent for {_unheard_words(node, seen)}"
+        return f"silent for {_unheard_words(node, snapshot)}"
     if node.mute_for:
-        return f"answers, and its agent says nothing for {_unheard_words(node, seen)}"
+        return f"answers, and its agent says nothing for {_unheard_words(node, snapshot)}"
     if node.node.state is NodeState.PENDING:
         return "booting"
     if node.node.id in members:

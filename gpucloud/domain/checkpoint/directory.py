@@ -201,7 +201,7 @@ _State = tuple[Content, tuple[tuple[str, tuple[str, ...]], ...]]
 
 
 @dataclass(slots=True)
-class _Seen:
+class _Read:
     state: _State
     since_s: float
 
@@ -211,7 +211,7 @@ class Settling:
 
     def __init__(self, settle_s: float) -> None:
         self._settle_s = settle_s
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, _Read] = {}
         self._taken: dict[str, _State] = {}
         self._newest_ns = 0
 
@@ -219,7 +219,7 @@ class Settling:
         """Return the complete sets that are new and at rest, the newest first."""
         present = {one.name: (one.content(listing), one.named) for one in sets}
         self._seen = {
-            name: seen if (seen := self._seen.get(name)) and seen.state == state else _Seen(state, now_s)
+            name: seen if (seen := self._seen.get(name)) and seen.state == state else _Read(state, now_s)
             for name, state in present.items()
         }
         ready = [one for one in sets if self._is_ready(one, listing, now_s)]

@@ -15,7 +15,7 @@ from gpucloud.domain.market.outcome import Summary, undisturbed
 from gpucloud.domain.market.policies import NOTHING, Mode, Observation, Reason, Task, ZoneState
 from gpucloud.domain.market.policy import advised_span_s, decide, least_span_s, least_task_budget_usd
 from gpucloud.domain.market.sizing import work_of
-from gpucloud.domain.money.prepaid import Wall, least_budget_usd, reserve_usd
+from gpucloud.domain.money.prepaid import PrepaidRule, least_budget_usd, reserve_usd
 from gpucloud.domain.offer import Offer
 
 _CENT = Decimal("0.01")
@@ -71,7 +71,7 @@ def task_of(job: Job, needs: Needs) -> Task:
 
 
 def refuse_what_cannot_be_kept(
-    job: Job, offers: Sequence[Offer], changeover: timedelta, wall: Wall, foresee: Foresee | None = None
+    job: Job, offers: Sequence[Offer], changeover: timedelta, prepaid_rule: PrepaidRule, foresee: Foresee | None = None
 ) -> None:
     """Raise PlanRefused for a deadline or a budget that cannot be kept: the hint is the number that must move.
 
@@ -91,7 +91,7 @@ def refuse_what_cannot_be_kept(
         return
     if job.deadline is not None:
         _refuse_the_deadline(job, needs, job.deadline)
-    least = least_usd(job, needs, wall).quantize(_CENT, ROUND_UP)
+    least = least_usd(job, needs, prepaid_rule).quantize(_CENT, ROUND_UP)
     if job.budget_usd >= least:
         return
     work = _work_words(job, needs)
@@ -109,7 +109,7 @@ def refuse_what_cannot_be_kept(
             f" the budget is {format_usd(job.budget_usd)}",
             hint=f"budget: {least:f} USD, or {_AS_FAR_AS_IT_GOES}",
         )
-    _refuse_what_hardly_ends(job, needs, wall, foresee, any_sum)
+    _refuse_what_hardly_ends(job, needs, prepaid_rule, foresee, any_sum)
 
 
 def on_demand_usd(job: Job, needs: Needs) -> Decimal:
@@ -137,18 +137,18 @@ def begins_on_demand_for(job: Job, offers: Sequence[Offer], needs: Needs, left_u
     zones = (
         ZoneState(zone=str(offer.pool), up=True, age_s=0.0, usd_per_hour=float(offer.usd_per_hour)) for offer in spot
     )
-    seen = Observation(
+    observation = Observation(
         work_left_s=task.work_s,
         time_left_s=task.span_s,
         holding=NOTHING,
         zones=tuple(zones),
         money_left_usd=float(left_usd),
     )
-    choice = decide(policy, task, seen)
+    choice = decide(policy, task, observation)
     return choice.reason if choice.mode is Mode.ON_DEMAND else None
 
 
-def least_usd(job: Job, needs: Needs, wall: Wall) -> Decimal:
+def least_usd(job: Job, needs: Needs, prepaid_rule: PrepaidRule) -> Decimal:
     """Return the least sum that surely pays for the job, at today's prices and with no machine for nothing."""
     nodes, last = job.resources.nodes, needs.offer
     hours = (needs.work + needs.changeover) / timedelta(hours=1)
@@ -156,7 +156,7 @@ def least_usd(job: Job, needs: Needs, wall: Wall) -> Decimal:
     if _must_end(job) and needs.offer.pool.market is Market.SPOT and needs.fallback is not None:
         last = needs.fallback
         usd = least_task_budget_usd(task_of(job, needs), float(needs.offer.usd_per_hour))
-    return Decimal(str(usd)) + reserve_usd(nodes, last.cap_usd_per_hour, wall)
+    return Decimal(str(usd)) + reserve_usd(nodes, last.cap_usd_per_hour, prepaid_rule)
 
 
 def _must_end(job: Job) -> bool:
@@ -179,10 +179,12 @@ def _refuse_the_deadline(job: Job, needs: Needs, deadline: timedelta) -> None:
     )
 
 
-def _refuse_what_hardly_ends(job: Job, needs: Needs, wall: Wall, foresee: Foresee, any_sum: Summary) -> None:
+def _refuse_what_hardly_ends(
+    job: Job, needs: Needs, prepaid_rule: PrepaidRule, foresee: Foresee, any_sum: Summary
+) -> None:
     """Raise PlanRefused where hardly a replay ends within the budget; `any_sum` is what replays come to without one."""
     nodes, cap_usd = job.resources.nodes, needs.offer.cap_usd_per_hour
-    work, kept_usd = _work_words(job, needs), reserve_usd(nodes, cap_usd, wall)
+    work, kept_usd = _work_words(job, needs), reserve_usd(nodes, cap_usd, prepaid_rule)
     safe_usd = (on_demand_usd(job, needs) + kept_usd).quantize(_CENT, ROUND_UP)
     if needs.fallback is not None and is_safer_on_demand(job, needs, any_sum):  # it is begun there: `Planner.plan`
         if job.budget_usd >= safe_usd:
@@ -196,7 +198,7 @@ def _refuse_what_hardly_ends(job: Job, needs: Needs, wall: Wall, foresee: Forese
     ended = found.windows - found.unfinished if found is not None else 0
     if ended * _HOPELESS >= any_sum.windows:
         return
-    least = max(any_sum.p90_usd + kept_usd, least_budget_usd(nodes, cap_usd, wall)).quantize(_CENT, ROUND_UP)
+    least = max(any_sum.p90_usd + kept_usd, least_budget_usd(nodes, cap_usd, prepaid_rule)).quantize(_CENT, ROUND_UP)
     safe, instead = "", ""
     if safe_usd < least:
         safe = f"; on demand, where nothing interrupts it, it needs {format_usd(safe_usd)} at the most"

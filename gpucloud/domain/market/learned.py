@@ -44,26 +44,26 @@ class Tables:
 _ACTS = tuple(Act)
 
 
-def learned(tables: Tables, task: Task, seen: Observation) -> Choice:
+def learned(tables: Tables, task: Task, observation: Observation) -> Choice:
     """Return what the tables say; spot machines that cost less than on demand are kept until they are interrupted.
 
     Where there is time for one more try that the tables' ticks are too long to show, as uniform progress.
     """
-    holding = seen.holding
+    holding = observation.holding
     if holding.mode is Mode.SPOT:
         return Choice(mode=Mode.SPOT, zone=holding.zone)
     grid = tables.grid
-    slack_s = seen.time_left_s - seen.work_left_s
+    slack_s = observation.time_left_s - observation.work_left_s
     if grid.hides_a_try(task, slack_s):
-        return uniform(task, seen)
-    work, slack = grid.up(seen.work_left_s), grid.down(slack_s)
+        return uniform(task, observation)
+    work, slack = grid.up(observation.work_left_s), grid.down(slack_s)
     if slack < 0:
         return Choice(mode=Mode.ON_DEMAND, reason=Reason.DEADLINE)
-    zone = preferred(seen.zones, tables.hazards, task)
+    zone = preferred(observation.zones, tables.hazards, task)
     if holding.mode is Mode.BOTH:
-        zone = next((one for one in seen.zones if one.zone == holding.zone), zone)
+        zone = next((one for one in observation.zones if one.zone == holding.zone), zone)
     slack = min(slack, grid.slack)
-    act = tables.act(min(work + slack, grid.span), _market(seen.zones, zone), slack, grid.stage(holding))
+    act = tables.act(min(work + slack, grid.span), _market(observation.zones, zone), slack, grid.stage(holding))
     return _chosen(act, zone, grid.tick_s)
 
 
@@ -75,9 +75,9 @@ def preferred(zones: tuple[ZoneState, ...], hazards: Hazards, task: Task) -> Zon
     up = [zone for zone in zones if zone.up and zone.usd_per_hour < task.on_demand_usd_per_hour]
     if len(up) < 2:
         return up[0] if up else None
-    lives = remaining_h(hazards)
+    lifetimes = remaining_h(hazards)
     d = task.changeover_s / _HOUR
-    return min(up, key=lambda zone: _per_progress(zone.usd_per_hour, lives[bucket(zone.age_s / _HOUR)], d))
+    return min(up, key=lambda zone: _per_progress(zone.usd_per_hour, lifetimes[bucket(zone.age_s / _HOUR)], d))
 
 
 def _per_progress(price: float, life_h: float, changeover_h: float) -> float:

@@ -32,7 +32,7 @@ _FREE_S = Terms().free_when_interrupted_within.total_seconds()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Life:
+class Lifetime:
     """`nodes` machines of the zone with index `zone`, from launch to end, in seconds since the recording began."""
 
     zone: int
@@ -72,7 +72,7 @@ class Fleet:
         self.on_demand: Rented | None = None
         self.usd = 0.0
         self.interruptions = self.launches = 0
-        self.lives: list[Life] = []
+        self.lifetimes: list[Lifetime] = []
 
     @property
     def joining(self) -> bool:
@@ -176,8 +176,8 @@ class Fleet:
 
     def _end(self, rented: Rented, nodes: int, now_s: float, cause: EndCause) -> None:
         if nodes:
-            life = Life(zone=rented.zone, nodes=nodes, launched_s=rented.launched_s, ended_s=now_s, cause=cause)
-            self.lives.append(life)
+            lifetime = Lifetime(zone=rented.zone, nodes=nodes, launched_s=rented.launched_s, ended_s=now_s, cause=cause)
+            self.lifetimes.append(lifetime)
 
 
 # What replays of one job came to: each one, all together, and what that says of the job to come.

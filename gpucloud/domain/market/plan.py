@@ -15,7 +15,7 @@ from gpucloud.domain.market.catalog import Headroom
 from gpucloud.domain.market.policies import Reason
 from gpucloud.domain.market.sizing import Memory, memory, way_to_fit, work_of
 from gpucloud.domain.money.ledger import NOTHING_USED, Used
-from gpucloud.domain.money.prepaid import Wall, least_budget_usd, reserve_usd, trains_for
+from gpucloud.domain.money.prepaid import PrepaidRule, least_budget_usd, reserve_usd, trains_for
 from gpucloud.domain.node.gate.models import MODELS
 from gpucloud.domain.offer import Offer, rank, worth
 
@@ -75,7 +75,9 @@ class Plan:
         return self.offers[1:4]
 
 
-def make_plan(job: Job, offers: tuple[Offer, ...], now: datetime, wall: Wall, *, used: Used = NOTHING_USED) -> Plan:
+def make_plan(
+    job: Job, offers: tuple[Offer, ...], now: datetime, prepaid_rule: PrepaidRule, *, used: Used = NOTHING_USED
+) -> Plan:
     """Return the plan for the job: the cheapest offer that does what it asks and that the budget can start.
 
     Raises PlanRefused, naming what must change, or BudgetTooSmall where it is what was spent that leaves too little.
@@ -88,17 +90,19 @@ def make_plan(job: Job, offers: tuple[Offer, ...], now: datetime, wall: Wall, *,
         hint = _meant(job.resources.gpu) or "more `regions`, or other `resources`; gpucloud offers"
         raise PlanRefused(_nothing_matches(job, offers), hint=hint)
     nodes, left = job.resources.nodes, job.budget_usd - used.usd
-    payable = affordable(ranked, nodes, left, wall)
+    payable = affordable(ranked, nodes, left, prepaid_rule)
     if not payable:
         cheapest = min(ranked, key=lambda offer: offer.cap_usd_per_hour)
-        raise _too_small(job, cheapest, wall, used)
+        raise _too_small(job, cheapest, prepaid_rule, used)
     best = payable[0]
     dearest_usd = _dearest_usd(payable)
 
     def trains(usd_per_hour: Decimal, cap_usd_per_hour: Decimal) -> timedelta:
         if not usd_per_hour:
             return timedelta(days=365)
-        return trains_for(left, nodes=nodes, usd_per_hour=usd_per_hour, cap_usd_per_hour=cap_usd_per_hour, wall=wall)
+        return trains_for(
+            left, nodes=nodes, usd_per_hour=usd_per_hour, cap_usd_per_hour=cap_usd_per_hour, prepaid_rule=prepaid_rule
+        )
 
     return Plan(
         job=job.name,
@@ -111,10 +115,10 @@ def make_plan(job: Job, offers: tuple[Offer, ...], now: datetime, wall: Wall, *,
         budget_usd=job.budget_usd,
         worst_usd=job.budget_usd,
         used=used,
-        kept_usd=reserve_usd(nodes, best.cap_usd_per_hour, wall),
-        kept_at_dearest_usd=reserve_usd(nodes, dearest_usd, wall),
-        reserve=wall.reserve,
-        start=wall.start,
+        kept_usd=reserve_usd(nodes, best.cap_usd_per_hour, prepaid_rule),
+        kept_at_dearest_usd=reserve_usd(nodes, dearest_usd, prepaid_rule),
+        reserve=prepaid_rule.reserve,
+        start=prepaid_rule.start,
         trains=trains(best.usd_per_hour, best.cap_usd_per_hour),
         trains_at_cap=trains(best.cap_usd_per_hour, best.cap_usd_per_hour),
         trains_at_dearest=trains(dearest_usd, dearest_usd),
@@ -123,18 +127,19 @@ def make_plan(job: Job, offers: tuple[Offer, ...], now: datetime, wall: Wall, *,
     )
 
 
-def _too_small(job: Job, offer: Offer, wall: Wall, used: Used) -> PlanRefused | BudgetTooSmall:
+def _too_small(job: Job, offer: Offer, prepaid_rule: PrepaidRule, used: Used) -> PlanRefused | BudgetTooSmall:
     """Return the error for a budget that would end before anything is trained: what the least is, and what is in it."""
     nodes, cap_usd = job.resources.nodes, offer.cap_usd_per_hour
-    least = in_cents(used.usd + least_budget_usd(nodes, cap_usd, wall))
+    least = in_cents(used.usd + least_budget_usd(nodes, cap_usd, prepaid_rule))
     of, told = format_usd(job.budget_usd), ""
     if used.usd:
         of, told = f"what is left of {of}", f"{used}, "
     refused = BudgetTooSmall if used.usd else PlanRefused  # what a job has used up is no fault of its file
     return refused(
         f"{of} would end before {nodes} × {offer.pool} could train; the least that works is {least} USD:"
-        f" {told}{format_span(wall.start)} to start and {format_span(wall.least)} to train at"
-        f" {format_usd(cap_usd * nodes)} an hour, and {format_usd(reserve_usd(nodes, cap_usd, wall))} kept aside for"
+        f" {told}{format_span(prepaid_rule.start)} to start and {format_span(prepaid_rule.least)} to train at"
+        f" {format_usd(cap_usd * nodes)} an hour,"
+        f" and {format_usd(reserve_usd(nodes, cap_usd, prepaid_rule))} kept aside for"
         " the last save and the machines' end",
         hint=f"budget: {least} USD" + (", or fewer nodes" if nodes > 1 else ""),
     )
@@ -159,9 +164,11 @@ def memory_needed(job: Job) -> Memory | None:
     return memory(job.model, job.resources.nodes * job.resources.gpus)
 
 
-def affordable(offers: tuple[Offer, ...], nodes: int, left_usd: Decimal, wall: Wall) -> tuple[Offer, ...]:
+def affordable(
+    offers: tuple[Offer, ...], nodes: int, left_usd: Decimal, prepaid_rule: PrepaidRule
+) -> tuple[Offer, ...]:
     """Return the offers of which the money that is left can start `nodes` machines."""
-    return tuple(o for o in offers if least_budget_usd(nodes, o.cap_usd_per_hour, wall) <= left_usd)
+    return tuple(o for o in offers if least_budget_usd(nodes, o.cap_usd_per_hour, prepaid_rule) <= left_usd)
 
 
 def quota_too_small(offer: Offer, nodes: int, room: Headroom) -> NoCapacity:
@@ -242,10 +249,10 @@ def _refuse_what_is_too_large(job: Job, offers: tuple[Offer, ...]) -> None:
 
 def _nothing_matches(job: Job, offers: tuple[Offer, ...]) -> str:
     if not offers:
-        return f"no machine has {_wish(job)}"
+        return f"no machine has {_request(job)}"
     slots = ", ".join(map(str, sorted({offer.gpus for offer in offers})))
     zones = ", ".join(sorted({offer.pool.zone for offer in offers}))
-    return f"no offer has {_wish(job)}; there are {slots} in {zones}"
+    return f"no offer has {_request(job)}; there are {slots} in {zones}"
 
 
 def _meant(gpus: Sequence[str]) -> str | None:
@@ -257,7 +264,7 @@ def _meant(gpus: Sequence[str]) -> str | None:
     return None
 
 
-def _wish(job: Job) -> str:
+def _request(job: Job) -> str:
     wanted = job.resources
     parts = [f"{wanted.gpus} workers a node, market {wanted.market.value}"]
     parts += [f"GPU {' or '.join(wanted.gpu)}"] if wanted.gpu else []

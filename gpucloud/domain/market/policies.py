@@ -125,19 +125,19 @@ class Choice:
 # The simple policies: uniform progress, greedy, a gang that goes on with fewer, one try from the beginning.
 
 
-def uniform(task: Task, seen: Observation) -> Choice:
+def uniform(task: Task, observation: Observation) -> Choice:
     """Return what Uniform Progress does as its authors' code acts.
 
     Wu et al., "Can't Be Late", NSDI 2024. Their text reads as if on-demand machines were given up as soon as the job is
     two changeovers ahead; their code keeps them until spot is there, which costs less (0.727 against 0.763 of on
     demand, on their own 2,400 windows). Spot machines are kept until they are interrupted.
     """
-    holding = seen.holding
+    holding = observation.holding
     if holding.mode is Mode.SPOT or math.isinf(task.span_s):
-        return greedy(task, seen)
-    done = task.work_s - seen.work_left_s
-    elapsed = task.span_s - seen.time_left_s
-    zone = cheapest(seen.zones, task.on_demand_usd_per_hour)
+        return greedy(task, observation)
+    done = task.work_s - observation.work_left_s
+    elapsed = task.span_s - observation.time_left_s
+    zone = cheapest(observation.zones, task.on_demand_usd_per_hour)
     if holding.mode is Mode.IDLE:
         ahead = done - elapsed * task.work_s / task.span_s
         if zone is not None:
@@ -162,15 +162,15 @@ def _caught_up(task: Task, missing_s: float, boot_s: float) -> float:
 # Spot whenever there is some, else waiting; the deadline is the net's business.
 
 
-def greedy(task: Task, seen: Observation) -> Choice:
+def greedy(task: Task, observation: Observation) -> Choice:
     """Return spot where it is up, else idle; what runs stays, on demand to the end.
 
     "Greedy" of Wu et al., "Can't Be Late: Optimizing Spot Instance Savings under Deadlines", NSDI 2024.
     """
-    holding = seen.holding
+    holding = observation.holding
     if holding.mode is not Mode.IDLE:
         return Choice(mode=holding.mode, zone=holding.zone)
-    zone = cheapest(seen.zones, task.on_demand_usd_per_hour)
+    zone = cheapest(observation.zones, task.on_demand_usd_per_hour)
     if zone is not None:
         return Choice(mode=Mode.SPOT, zone=zone.zone, reason=Reason.CHEAPEST)
     return Choice(mode=Mode.IDLE, reason=Reason.WAIT)
@@ -179,31 +179,31 @@ def greedy(task: Task, seen: Observation) -> Choice:
 # A gang that lost some of its nodes: go on with the rest, which is better than idle, and grow again.
 
 
-def is_partial(task: Task, seen: Observation) -> bool:
+def is_partial(task: Task, observation: Observation) -> bool:
     """Whether the job runs on some of its spot nodes only."""
-    return seen.holding.mode is Mode.SPOT and 0 < seen.holding.nodes < task.nodes
+    return observation.holding.mode is Mode.SPOT and 0 < observation.holding.nodes < task.nodes
 
 
-def elastic(task: Task, seen: Observation, wanted: Callable[[Observation], Choice]) -> Choice:
+def elastic(task: Task, observation: Observation, wanted: Callable[[Observation], Choice]) -> Choice:
     """Return what a job does that runs on a part of its spot nodes.
 
     An hour of progress costs the same with fewer nodes, and no boot: so the rest goes on wherever `wanted` (the policy,
     asked as if nothing were held) would wait for spot. It moves to a zone that has all nodes if a changeover there
     takes hardly longer than regrouping here.
     """
-    holding, handover_s = seen.holding, task.handover_s or 0.0
-    zone = named(seen.zones, holding.zone)
-    grown = _grown(task, holding.nodes, zone)
-    if zone is not None and zone.up and grown == task.nodes:
+    holding, handover_s = observation.holding, task.handover_s or 0.0
+    zone = named(observation.zones, holding.zone)
+    enlarged = _enlarged(task, holding.nodes, zone)
+    if zone is not None and zone.up and enlarged == task.nodes:
         return Choice(mode=Mode.SPOT, zone=holding.zone)
-    choice = wanted(dataclasses.replace(seen, holding=NOTHING))
+    choice = wanted(dataclasses.replace(observation, holding=NOTHING))
     moves = choice.mode is Mode.SPOT and choice.zone != holding.zone and task.changeover_s <= 2 * handover_s
     if choice.mode is Mode.ON_DEMAND or moves:
         return choice
-    return Choice(mode=Mode.SPOT, zone=holding.zone, reason=Reason.STAY, holds_s=task.tick_s, nodes=grown)
+    return Choice(mode=Mode.SPOT, zone=holding.zone, reason=Reason.STAY, holds_s=task.tick_s, nodes=enlarged)
 
 
-def _grown(task: Task, nodes: int, zone: ZoneState | None) -> int:
+def _enlarged(task: Task, nodes: int, zone: ZoneState | None) -> int:
     """How many nodes to have in the zone: more than now where they are likely to be worth the time to regroup.
 
     More nodes make up for regrouping within handover · nodes / more. They are taken to last as long as they have been
@@ -242,24 +242,24 @@ def named(zones: Iterable[ZoneState], name: str | None) -> ZoneState | None:
 
 
 _HOUR = 3600.0
-_LIVES_S = 2.1 * _HOUR  # the mean up-time of spot machines in the recording of April 2023
+_MEAN_LIFETIME_S = 2.1 * _HOUR  # the mean up-time of spot machines in the recording of April 2023
 
 
-def anew(task: Task, seen: Observation) -> Choice:
+def anew(task: Task, observation: Observation) -> Choice:
     """Return spot where a try is affordable and its expected cost is below on demand; what runs stays as it is."""
-    holding = seen.holding
+    holding = observation.holding
     if math.isinf(task.span_s) or holding.mode is Mode.SPOT:
-        return greedy(task, seen)
+        return greedy(task, observation)
     if holding.mode is not Mode.IDLE:
         return Choice(mode=Mode.ON_DEMAND)
-    zone = cheapest(seen.zones, task.on_demand_usd_per_hour)
-    usd_per_hour = zone.usd_per_hour if zone else min((one.usd_per_hour for one in seen.zones), default=math.inf)
-    spare_s = seen.time_left_s - 2 * (task.work_s + task.changeover_s)
+    zone = cheapest(observation.zones, task.on_demand_usd_per_hour)
+    usd_per_hour = zone.usd_per_hour if zone else min((one.usd_per_hour for one in observation.zones), default=math.inf)
+    spare_s = observation.time_left_s - 2 * (task.work_s + task.changeover_s)
     if spare_s < 0:
         return Choice(mode=Mode.ON_DEMAND, reason=Reason.DEADLINE)
     if not _pays(task, usd_per_hour):
         return Choice(mode=Mode.ON_DEMAND, reason=Reason.EXPECTED)
-    if seen.money_left_usd is not None and seen.money_left_usd < _two_runs_usd(task, usd_per_hour):
+    if observation.money_left_usd is not None and observation.money_left_usd < _two_runs_usd(task, usd_per_hour):
         return Choice(mode=Mode.ON_DEMAND, reason=Reason.BUDGET)
     if zone is None:
         return Choice(mode=Mode.IDLE, reason=Reason.WAIT, holds_s=spare_s)
@@ -271,9 +271,9 @@ def _pays(task: Task, usd_per_hour: float) -> bool:
 
     With lives of mean M, forgetful, and a run of x·M: p·M·(1 − e⁻ˣ) + (1 − e⁻ˣ)·k·x·M < k·x·M.
     """
-    lives = (task.work_s + task.changeover_s) / _LIVES_S
-    lasts = math.exp(-lives)
-    return usd_per_hour * (1 - lasts) < task.on_demand_usd_per_hour * lives * lasts
+    lifetimes = (task.work_s + task.changeover_s) / _MEAN_LIFETIME_S
+    lasts = math.exp(-lifetimes)
+    return usd_per_hour * (1 - lasts) < task.on_demand_usd_per_hour * lifetimes * lasts
 
 
 def _two_runs_usd(task: Task, usd_per_hour: float) -> float:

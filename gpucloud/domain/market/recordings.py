@@ -164,7 +164,7 @@ class ZoneView:
 class Timeline:
     """What a job of `nodes` nodes sees: from look `changes[i]` on `views[i]`, one view a zone; `looks` looks in all.
 
-    `prices` are each zone's points, for the books; the views' are `extras_usd_per_hour` higher, what a machine's disk
+    `prices` are each zone's points, for the bill; the views' are `extras_usd_per_hour` higher, what a machine's disk
     and address cost, as policies are told them.
     """
 

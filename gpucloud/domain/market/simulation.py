@@ -11,13 +11,13 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 
 from gpucloud.domain.job.spec import Market
-from gpucloud.domain.market.outcome import ON_DEMAND, Fleet, Life, Outcome
+from gpucloud.domain.market.outcome import ON_DEMAND, Fleet, Lifetime, Outcome
 from gpucloud.domain.market.policies import NOTHING, Choice, Holding, Mode, Observation, Task, ZoneState
 from gpucloud.domain.market.recordings import LOOK_S, RecordedMarket, RecordedZone, Timeline, ZoneView
 from gpucloud.domain.market.scenario import Recovery
 from gpucloud.domain.money.ledger import PLAIN_TERMS, Charge, Terms, meter, total
 from gpucloud.domain.offer import Pool, PricePoint, region_of
-from gpucloud.domain.state.state import NodeLife
+from gpucloud.domain.state.state import UsageInterval
 
 Decide = Callable[[Task, Observation], Choice]
 
@@ -30,7 +30,7 @@ class Run:
     policy saw; the bill is made from the lives.
     """
 
-    lives: tuple[Life, ...]
+    lifetimes: tuple[Lifetime, ...]
     finished_s: float | None
     interruptions: int
     launches: int
@@ -46,27 +46,27 @@ def replay(
     The task's `changeover_s` is to be the recovery's, its `tick_s` the time between looks. On-demand machines can be
     had at any time.
     """
-    course = _Course(task, market, start, recovery)
+    simulated = _Simulated(task, market, start, recovery)
     decisions = 0
-    while course.now < market.looks and not course.done:
-        views = course.look()
-        money = None if budget_usd is None else budget_usd - course.fleet.usd
-        choice = decide(task, course.seen(views, money))
+    while simulated.now < market.looks and not simulated.done:
+        views = simulated.look()
+        money = None if budget_usd is None else budget_usd - simulated.fleet.usd
+        choice = decide(task, simulated.observation(views, money))
         decisions += 1
-        course.follow(choice, views)
-        course.go_on(choice.holds_s, views)
-    course.fleet.end(course.ended_s)
+        simulated.follow(choice, views)
+        simulated.go_on(choice.holds_s, views)
+    simulated.fleet.end(simulated.ended_s)
     return Run(
-        lives=tuple(course.fleet.lives),
-        finished_s=course.ended_s - start * LOOK_S if course.done else None,
-        interruptions=course.fleet.interruptions,
-        launches=course.fleet.launches,
+        lifetimes=tuple(simulated.fleet.lifetimes),
+        finished_s=simulated.ended_s - start * LOOK_S if simulated.done else None,
+        interruptions=simulated.fleet.interruptions,
+        launches=simulated.fleet.launches,
         decisions=decisions,
-        usd=course.fleet.usd,
+        usd=simulated.fleet.usd,
     )
 
 
-class _Course:
+class _Simulated:
     """Where a replayed job stands: at which look, with how much work left, and how soon its machines are of use."""
 
     def __init__(self, task: Task, market: Timeline, start: int, recovery: Recovery) -> None:
@@ -94,7 +94,7 @@ class _Course:
         self._join()
         return views
 
-    def seen(self, views: tuple[ZoneView, ...], money_left_usd: float | None) -> Observation:
+    def observation(self, views: tuple[ZoneView, ...], money_left_usd: float | None) -> Observation:
         """Return what the policy is told."""
         now = self.now
         zones = [
@@ -210,7 +210,10 @@ class _Course:
 
 def charges(run: Run, market: Timeline, terms: Terms = PLAIN_TERMS) -> tuple[tuple[int, tuple[Charge, ...]], ...]:
     """Return, for each life, how many machines lived it and the charges of one of them."""
-    return tuple((life.nodes, _metered(life, number, market, terms)) for number, life in enumerate(run.lives, start=1))
+    return tuple(
+        (lifetime.nodes, _metered(lifetime, number, market, terms))
+        for number, lifetime in enumerate(run.lifetimes, start=1)
+    )
 
 
 def bill_usd(run: Run, market: Timeline, terms: Terms = PLAIN_TERMS) -> Decimal:
@@ -218,24 +221,24 @@ def bill_usd(run: Run, market: Timeline, terms: Terms = PLAIN_TERMS) -> Decimal:
     return sum((nodes * total(metered) for nodes, metered in charges(run, market, terms)), Decimal(0))
 
 
-def _metered(life: Life, number: int, market: Timeline, terms: Terms) -> tuple[Charge, ...]:
-    launched_at, ended_at = market.when(life.launched_s), market.when(life.ended_s)
-    if life.zone == ON_DEMAND:
+def _metered(lifetime: Lifetime, number: int, market: Timeline, terms: Terms) -> tuple[Charge, ...]:
+    launched_at, ended_at = market.when(lifetime.launched_s), market.when(lifetime.ended_s)
+    if lifetime.zone == ON_DEMAND:
         zone, kind = market.views[0][0].zone, Market.ON_DEMAND
         prices: tuple[PricePoint, ...] = (
             PricePoint(since=launched_at, usd_per_hour=market.market.on_demand_usd_per_hour),
         )
     else:
-        zone, kind = market.views[0][life.zone].zone, Market.SPOT
-        known = market.prices[life.zone]
+        zone, kind = market.views[0][lifetime.zone].zone, Market.SPOT
+        known = market.prices[lifetime.zone]
         first = bisect_right(known, launched_at, key=_since) - 1
         prices = known[first : bisect_right(known, ended_at, key=_since)]
-    node = NodeLife(
+    node = UsageInterval(
         node_id=f"machine-{number}",
         pool=Pool(instance_type=market.market.instance_type, zone=zone, market=kind),
         launched_at=launched_at,
         ended_at=ended_at,
-        end_cause=life.cause,
+        end_cause=lifetime.cause,
     )
     return meter(node, prices, (), ended_at, terms)
 
@@ -328,11 +331,11 @@ def followed_s(task: Task, *, fallback: bool) -> float:
 
 def _on_spot(run: Run) -> timedelta:
     """Return for how long spot machines were held; of several at once, such as those of a gang, once."""
-    lives: Sequence[tuple[float, float]] = sorted(
-        (life.launched_s, life.ended_s) for life in run.lives if life.zone != ON_DEMAND
+    lifetimes: Sequence[tuple[float, float]] = sorted(
+        (lifetime.launched_s, lifetime.ended_s) for lifetime in run.lifetimes if lifetime.zone != ON_DEMAND
     )
     held_s = until_s = 0.0
-    for start_s, end_s in lives:
+    for start_s, end_s in lifetimes:
         held_s += max(0.0, end_s - max(start_s, until_s))
         until_s = max(until_s, end_s)
     return timedelta(seconds=held_s)

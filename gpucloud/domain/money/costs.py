@@ -224,7 +224,7 @@ class Billed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class BillDifference:
     """Our sum and the cloud's for one day and kind. `final`: the cloud's figure will hardly change."""
 
     day: str
@@ -239,7 +239,7 @@ class Beside:
         return self.billed_usd - self.ours_usd
 
 
-def beside(charges: Iterable[Charge], billed: Billed) -> tuple[Beside, ...]:
+def bill_differences(charges: Iterable[Charge], billed: Billed) -> tuple[BillDifference, ...]:
     """Return the two sums for every day and kind that either knows, up to the moment that the cloud was asked.
 
     What no job's tag is on is left out: a bucket is billed for what it stores, is asked and sends to another region,
@@ -254,7 +254,7 @@ def beside(charges: Iterable[Charge], billed: Billed) -> tuple[Beside, ...]:
     last, final = f"{billed.asked_at:%Y-%m-%d}", f"{billed.asked_at - LAG:%Y-%m-%d}"
     days = sorted({(day, kind) for day, kind in (*ours, *theirs) if billed.first <= day <= last}, key=_order)
     return tuple(
-        Beside(
+        BillDifference(
             day=day,
             kind=kind,
             ours_usd=ours.get((day, kind), ZERO),

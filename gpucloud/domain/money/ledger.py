@@ -26,7 +26,7 @@ from gpucloud.domain.job.quantities import format_usd
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.node.node import EndCause
 from gpucloud.domain.offer import Offer, Pool, PricePoint
-from gpucloud.domain.state.state import Attempt, NodeLife
+from gpucloud.domain.state.state import Attempt, UsageInterval
 
 ZERO = Decimal(0)
 GIB = 1024**3
@@ -178,7 +178,7 @@ class Charge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Used:
-    """What counts of a budget as used: what the books tell, and what was paid beside it that nobody can show."""
+    """What counts of a budget as used: what the ledger tells, and what was paid beside it that nobody can show."""
 
     spent_usd: Decimal = ZERO
     unproven_usd: Decimal = ZERO
@@ -200,7 +200,7 @@ NOTHING_USED = Used()
 class Spend:
     """The money of a job: spent + unproven + left = budget.
 
-    `unproven_usd` is what machines may have cost beside what the books tell, while they drove the job: what was paid
+    `unproven_usd` is what machines may have cost beside what the ledger tells, while they drove the job: what was paid
     for then counts as used where the cloud lists no machine any more.
 
     `promised` is what of that the machines may still cost until `off_at`, when they end by themselves unless somebody
@@ -274,7 +274,7 @@ class Spend:
 
 
 def meter(
-    life: NodeLife,
+    interval: UsageInterval,
     prices: tuple[PricePoint, ...],
     attempts: tuple[Attempt, ...],
     now: datetime,
@@ -286,17 +286,17 @@ def meter(
     that every charge has one price and one attempt. Time between two attempts belongs to the later one. However a
     life is cut, its charges sum to the same. `attempts` are in their order.
     """
-    span = Lifespan(life, attempts, now, terms.minimum)
-    rates = terms.rates_in(life.pool.region)
-    addressed = terms.of(life.pool.instance_type).public_address
+    span = Lifespan(interval, attempts, now, terms.minimum)
+    rates = terms.rates_in(interval.pool.region)
+    addressed = terms.of(interval.pool.instance_type).public_address
     return (
-        *_compute(life, span, prices, terms),
-        *_disk(life, span, rates.disk_usd_per_gib_month * terms.disk_gib),
-        *_address(life, span, rates.address_usd_per_hour if addressed else ZERO),
+        *_compute(interval, span, prices, terms),
+        *_disk(interval, span, rates.disk_usd_per_gib_month * terms.disk_gib),
+        *_address(interval, span, rates.address_usd_per_hour if addressed else ZERO),
     )
 
 
-def with_beside(offers: Iterable[Offer], terms: Terms) -> tuple[Offer, ...]:
+def with_extras(offers: Iterable[Offer], terms: Terms) -> tuple[Offer, ...]:
     """Return the offers at what a node costs with what it has beside: the price to plan and to promise with."""
     return tuple(
         replace(
@@ -340,42 +340,42 @@ def usd_for(usd_per_hour: Decimal, span: timedelta) -> Decimal:
     return _rounded(usd_per_hour * seconds / _HOUR)
 
 
-def _compute(life: NodeLife, span: Lifespan, prices: tuple[PricePoint, ...], terms: Terms) -> list[Charge]:
+def _compute(interval: UsageInterval, span: Lifespan, prices: tuple[PricePoint, ...], terms: Terms) -> list[Charge]:
     pieces = span.spans(point.since for point in prices)
-    charges = _charges(life, span, ChargeKind.COMPUTE, [(piece, _price_at(piece[0], prices)) for piece in pieces])
-    if not _is_free(life, terms):
+    charges = _charges(interval, span, ChargeKind.COMPUTE, [(piece, _price_at(piece[0], prices)) for piece in pieces])
+    if not _is_free(interval, terms):
         return charges
     return [replace(charge, usd=ZERO, note="interrupted in its first hour: not charged") for charge in charges]
 
 
-def _is_free(life: NodeLife, terms: Terms) -> bool:
+def _is_free(interval: UsageInterval, terms: Terms) -> bool:
     return (
-        life.end_cause is EndCause.INTERRUPTED
-        and life.pool.market is Market.SPOT
-        and life.ended_at is not None
-        and life.ended_at - life.launched_at < terms.free_when_interrupted_within
+        interval.end_cause is EndCause.INTERRUPTED
+        and interval.pool.market is Market.SPOT
+        and interval.ended_at is not None
+        and interval.ended_at - interval.launched_at < terms.free_when_interrupted_within
     )
 
 
-def _disk(life: NodeLife, span: Lifespan, usd_per_month: Decimal) -> list[Charge]:
+def _disk(interval: UsageInterval, span: Lifespan, usd_per_month: Decimal) -> list[Charge]:
     """A disk is paid by the month, which is as long as the calendar says."""
     if not usd_per_month:
         return []
     pieces = span.spans(months_between(span.start, span.end))
     charges: list[Charge] = []
     for hours, alike in itertools.groupby(pieces, lambda piece: month_hours(piece[0])):
-        charges += _charges(life, span, ChargeKind.DISK, [(piece, usd_per_month) for piece in alike], hours=hours)
+        charges += _charges(interval, span, ChargeKind.DISK, [(piece, usd_per_month) for piece in alike], hours=hours)
     return charges
 
 
-def _address(life: NodeLife, span: Lifespan, usd_per_hour: Decimal) -> list[Charge]:
+def _address(interval: UsageInterval, span: Lifespan, usd_per_hour: Decimal) -> list[Charge]:
     if not usd_per_hour:
         return []
-    return _charges(life, span, ChargeKind.ADDRESS, [(piece, usd_per_hour) for piece in span.spans()])
+    return _charges(interval, span, ChargeKind.ADDRESS, [(piece, usd_per_hour) for piece in span.spans()])
 
 
 def _charges(
-    life: NodeLife, span: Lifespan, kind: ChargeKind, pieces: Iterable[tuple[Span, Decimal]], *, hours: int = 1
+    interval: UsageInterval, span: Lifespan, kind: ChargeKind, pieces: Iterable[tuple[Span, Decimal]], *, hours: int = 1
 ) -> list[Charge]:
     """Return a charge for each piece at its price for so many hours; they sum to the rounded price of the whole."""
     exact = told = ZERO
@@ -385,9 +385,9 @@ def _charges(
         due = _rounded(exact / (_HOUR * hours))
         charges.append(
             Charge(
-                node_id=life.node_id,
+                node_id=interval.node_id,
                 attempt=span.attempt_at(start),
-                pool=life.pool,
+                pool=interval.pool,
                 start=start,
                 end=end,
                 usd_per_hour=usd if hours == 1 else _rounded(usd / hours),
@@ -420,10 +420,10 @@ Span = tuple[datetime, datetime]
 class Lifespan:
     """From a node's launch on, for `least` at the least; a second that was begun is a whole one."""
 
-    def __init__(self, life: NodeLife, attempts: tuple[Attempt, ...], now: datetime, least: timedelta) -> None:
+    def __init__(self, interval: UsageInterval, attempts: tuple[Attempt, ...], now: datetime, least: timedelta) -> None:
         """`attempts` are in their order. One that no other followed cuts nothing: the time after it is its own."""
-        self.start = life.launched_at
-        self.end = max(self._whole(life.ended_at or now), self._whole(self.start + least))
+        self.start = interval.launched_at
+        self.end = max(self._whole(interval.ended_at or now), self._whole(self.start + least))
         # Of thousands of attempts a node has lived through a few.
         last = max(len(attempts) - 1, 0)
         first = bisect.bisect_right(attempts, self.start, hi=last, key=_ended)

@@ -20,7 +20,7 @@ _SECOND = timedelta(seconds=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wall:
+class PrepaidRule:
     """The lengths that the prepaid rule uses.
 
     The reserve: a shut-off may come two minutes late, machines take some seconds to end, and where one is lost in this
@@ -37,20 +37,24 @@ class Wall:
     """With less time than this ahead of the shut-off, the cloud starts no machine."""
 
 
-def reserve_usd(nodes: int, cap_usd_per_hour: Decimal, wall: Wall) -> Decimal:
+def reserve_usd(nodes: int, cap_usd_per_hour: Decimal, prepaid_rule: PrepaidRule) -> Decimal:
     """Return what is kept aside for the last save and the teardown of all nodes."""
-    return usd_for(cap_usd_per_hour * nodes, wall.reserve)
+    return usd_for(cap_usd_per_hour * nodes, prepaid_rule.reserve)
 
 
-def least_budget_usd(nodes: int, cap_usd_per_hour: Decimal, wall: Wall) -> Decimal:
+def least_budget_usd(nodes: int, cap_usd_per_hour: Decimal, prepaid_rule: PrepaidRule) -> Decimal:
     """Return the least budget that trains at all: every node's start, its least time of training, and the reserve."""
-    return usd_for(cap_usd_per_hour * nodes, wall.start + wall.least) + reserve_usd(nodes, cap_usd_per_hour, wall)
+    return usd_for(cap_usd_per_hour * nodes, prepaid_rule.start + prepaid_rule.least) + reserve_usd(
+        nodes, cap_usd_per_hour, prepaid_rule
+    )
 
 
-def trains_for(usd: Decimal, *, nodes: int, usd_per_hour: Decimal, cap_usd_per_hour: Decimal, wall: Wall) -> timedelta:
+def trains_for(
+    usd: Decimal, *, nodes: int, usd_per_hour: Decimal, cap_usd_per_hour: Decimal, prepaid_rule: PrepaidRule
+) -> timedelta:
     """Return how long `nodes` machines at that price train for the sum: their start and the reserve are paid of it."""
-    spendable = usd - reserve_usd(nodes, cap_usd_per_hour, wall)
-    return max(timedelta(0), span_of(float(spendable * 3600 / (usd_per_hour * nodes))) - wall.start)
+    spendable = usd - reserve_usd(nodes, cap_usd_per_hour, prepaid_rule)
+    return max(timedelta(0), span_of(float(spendable * 3600 / (usd_per_hour * nodes))) - prepaid_rule.start)
 
 
 def paid_until(  # noqa: PLR0913  each is a part of the sum
@@ -59,7 +63,7 @@ def paid_until(  # noqa: PLR0913  each is a part of the sum
     left_usd: Decimal,
     nodes: int,
     cap_usd_per_hour: Decimal,
-    wall: Wall,
+    prepaid_rule: PrepaidRule,
     launched: bool = True,
     coming_usd: Decimal = ZERO,
 ) -> datetime | None:
@@ -69,19 +73,19 @@ def paid_until(  # noqa: PLR0913  each is a part of the sum
     to be `launched` are paid for their start, too. `coming_usd` is what some of them are charged as soon as they are
     there: kept out of the time, so that it need not come closer, and be told anew, a second after they are asked for.
     """
-    spendable = left_usd - reserve_usd(nodes, cap_usd_per_hour, wall)
+    spendable = left_usd - reserve_usd(nodes, cap_usd_per_hour, prepaid_rule)
     rate = cap_usd_per_hour * nodes
     if rate <= 0:
-        return now + wall.horizon
-    least = wall.least if launched else wall.start + wall.least
+        return now + prepaid_rule.horizon
+    least = prepaid_rule.least if launched else prepaid_rule.start + prepaid_rule.least
     if spendable < usd_for(rate, least):  # in the same sums as `least_budget_usd`: what that accepts is enough here
         return None
-    return now + min(wall.horizon, max(least, span_of(float((spendable - coming_usd) * 3600 / rate))))
+    return now + min(prepaid_rule.horizon, max(least, span_of(float((spendable - coming_usd) * 3600 / rate))))
 
 
-def may_launch(until: datetime | None, now: datetime, wall: Wall) -> bool:
+def may_launch(until: datetime | None, now: datetime, prepaid_rule: PrepaidRule) -> bool:
     """Whether the time until which machines are armed, or can be paid, lies far enough ahead for any to be started."""
-    return until is not None and until > now and until - now >= wall.ahead
+    return until is not None and until > now and until - now >= prepaid_rule.ahead
 
 
 def sooner(armed: datetime | None, until: datetime | None) -> datetime | None:

@@ -74,7 +74,7 @@ def launch_of(
         address=member.place.node.private_address,
         hidden=tuple(sorted((*secrets, SECRET))),
         container=_container(member),
-        keeper=keeper_of(member),
+        wrapper=wrapper_of(member),
         metrics=job.metrics,
         passed=tuple(name for name, _ in _additions(job).variables),
         sharing=sharing(job, len(places)),
@@ -194,7 +194,7 @@ def _words(member: Member) -> tuple[str, ...]:
 # The words that start the keeper of a script's own checkpoint directory, before the launcher's own.
 
 
-def keeper_of(member: Member) -> tuple[str, ...]:
+def wrapper_of(member: Member) -> tuple[str, ...]:
     """Return the words, none for a job that names no directory. Outside of a container: an image need not have us."""
     job, place, start = member.job, member.place, member.start
     kept = job.checkpoint.directory

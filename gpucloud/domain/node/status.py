@@ -47,7 +47,7 @@ class Launch:
     """One attempt on one node: `argv` run in `directory` with `env` added; secrets are in `env`, the file is 0600.
 
     `address` is the node's own private one: where `env` names no interface for collectives, the agent finds it by it.
-    The values of the `hidden` variables are shown nowhere. With `container`, `argv` runs in one. `keeper` are words
+    The values of the `hidden` variables are shown nowhere. With `container`, `argv` runs in one. `wrapper` are words
     before it all: the process that keeps the directory of a script that saves by itself, and starts the rest.
     `passed` are variables that it may set, for a container to be handed them too. `sharing` is how many processes share
     the node's CPUs, 0 where one has them all.
@@ -60,7 +60,7 @@ class Launch:
     address: str | None = None
     hidden: tuple[str, ...] = ()
     container: ContainerRun | None = None
-    keeper: tuple[str, ...] = ()
+    wrapper: tuple[str, ...] = ()
     metrics: tuple[tuple[str, str], ...] = ()
     """Patterns of numbers that the script prints, by name."""
     passed: tuple[str, ...] = ()
@@ -198,14 +198,14 @@ class AttemptStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """What the agent says of its node. `beat` rises with every write; `epoch` is the highest seen.
+    """What the agent says of its node. `heartbeat` rises with every write; `epoch` is the highest seen.
 
     `gpus` is the newest sample of each device, `unhealthy` why a GPU here must not be trusted any more, `host` how the
     machine itself is used; `rebalance` is since when the cloud recommends to leave it.
     `desired_sha256` is of the `desired.json` that the agent goes by, empty before the first one.
     """
 
-    beat: int
+    heartbeat: int
     epoch: int
     boot_id: str
     notice: Notice | None
@@ -287,7 +287,7 @@ def _is_possible(status: Status) -> bool:
         status.notice.action if status.notice else "",
     ]
     return (
-        0 <= status.beat <= _MOST
+        0 <= status.heartbeat <= _MOST
         and 0 <= status.epoch < COUNTED
         and (status.attempt is None or is_possible_part(status.attempt))
         and all(len(text) <= _LONGEST_TEXT for text in texts)

@@ -177,7 +177,7 @@ def without_drill_done(order: Order, state: JobState) -> Order:
     return replace(order, drill=order.drill and not state.drilled)
 
 
-def is_same_wish(one: Order, other: Order) -> bool:
+def is_same_request(one: Order, other: Order) -> bool:
     """Whether both want the same, whoever gave them when."""
     return replace(one, number=other.number, by=other.by, at=other.at, host=other.host) == other
 

@@ -242,7 +242,7 @@ class Quarantine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeLife:
+class UsageInterval:
     """A node that the job has paid for, from its launch to its end; `charged` once its charge is in the ledger."""
 
     node_id: str
@@ -375,7 +375,7 @@ class JobState:
     paid_until: datetime | None = None
     attempts: tuple[Attempt, ...] = ()
     interruptions: tuple[Interruption, ...] = ()
-    nodes: tuple[NodeLife, ...] = ()
+    nodes: tuple[UsageInterval, ...] = ()
     gpu: str | None = None
     quarantined: tuple[Quarantine, ...] = ()
     forgiven: int = 0
@@ -418,6 +418,6 @@ class JobState:
         return self.attempts[-1].missing_outputs if self.attempts else ()
 
     @property
-    def alive(self) -> tuple[NodeLife, ...]:
+    def alive(self) -> tuple[UsageInterval, ...]:
         """The machines of which no end is known."""
-        return tuple(life for life in self.nodes if life.ended_at is None)
+        return tuple(interval for interval in self.nodes if interval.ended_at is None)

@@ -212,7 +212,7 @@ class Done:
 
 OnTheCloud = Provision | Arm | Resize | Move | Relieve | Replace | Drill | TearDown
 Succession = Appoint | Dismiss | TakeOver
-InTheBooks = (
+LedgerTransition = (
     ObeyOrder
     | CoolDown
     | QuarantineNodes
@@ -226,4 +226,4 @@ InTheBooks = (
 )
 OnNodes = Prepare | Inspect | Tell | BringHome
 Idle = StayOn | Wait | Done
-Action = OnTheCloud | InTheBooks | OnNodes | Idle
+Action = OnTheCloud | LedgerTransition | OnNodes | Idle

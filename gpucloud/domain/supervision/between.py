@@ -36,7 +36,7 @@ from gpucloud.domain.supervision.elastic import AWAITING, can_start, succeed, wa
 from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, all_silent, is_usable, noticed_beside, some_leave
 from gpucloud.domain.supervision.quarantine import failed_setup, give_up_pool, note_bad, stop_buying, to_replace
 from gpucloud.domain.supervision.renewal import can_renew, make_room, prepare, promise, renew, tell, unfit
-from gpucloud.domain.supervision.seen import Goal, Limits, Readiness, Rules, Seen
+from gpucloud.domain.supervision.snapshot import Goal, Limits, Readiness, Rules, Snapshot
 from gpucloud.domain.untrusted import in_one_line
 
 _WORTH = timedelta(seconds=30)
@@ -47,63 +47,63 @@ IN_USE = "waiting for GPUs that others use until"
 TIME_IS_OVER = "unattended time is over; `gpucloud train {job}` goes on"
 
 
-def between(goal: Goal, seen: Seen, rules: Rules) -> Action:
+def between(goal: Goal, snapshot: Snapshot, rules: Rules) -> Action:
     """Return the next thing to do when no attempt is open."""
-    ends = _finish(goal, seen, rules.limits)
-    if ends is None and seen.payable_until is None:
+    ends = _finish(goal, snapshot, rules.limits)
+    if ends is None and snapshot.payable_until is None:
         return (
-            note_bad(seen, rules.limits)
-            or _note_news(seen)
-            or tell(seen)
+            note_bad(snapshot, rules.limits)
+            or _note_news(snapshot)
+            or tell(snapshot)
             or Wait(why="waiting until machines have left")
         )
     return (
         ends
-        or note_bad(seen, rules.limits)
-        or _capacity(goal, seen, rules)
-        or prepare(seen)
-        or tell(seen)
-        or _start(goal, seen, rules.limits)
-        or Wait(why=_waits_for(seen, rules.limits))
+        or note_bad(snapshot, rules.limits)
+        or _capacity(goal, snapshot, rules)
+        or prepare(snapshot)
+        or tell(snapshot)
+        or _start(goal, snapshot, rules.limits)
+        or Wait(why=_waits_for(snapshot, rules.limits))
     )
 
 
-def _waits_for(seen: Seen, limits: Limits) -> str:
-    if all_silent(seen, limits):
+def _waits_for(snapshot: Snapshot, limits: Limits) -> str:
+    if all_silent(snapshot, limits):
         return NOBODY_ANSWERS
-    return "machines" if not seen.group.alive else "bootstrap"
+    return "machines" if not snapshot.group.alive else "bootstrap"
 
 
-def _finish(goal: Goal, seen: Seen, limits: Limits) -> Finish | None:
-    if seen.wanted_end is not None:
-        return Finish(reason=seen.wanted_end)
-    if (failed := failed_setup(seen)) is not None:
+def _finish(goal: Goal, snapshot: Snapshot, limits: Limits) -> Finish | None:
+    if snapshot.wanted_end is not None:
+        return Finish(reason=snapshot.wanted_end)
+    if (failed := failed_setup(snapshot)) is not None:
         return Finish(reason=ExitReason.USER_ERROR, message=failed)
-    if seen.failed_bootstraps >= limits.bootstrap_tries and not can_start(goal, seen):
-        error = next((node.error for node in seen.nodes if node.error), "the bootstrap failed")
+    if snapshot.failed_bootstraps >= limits.bootstrap_tries and not can_start(goal, snapshot):
+        error = next((node.error for node in snapshot.nodes if node.error), "the bootstrap failed")
         return Finish(reason=ExitReason.UNPREPARED, message=error)
-    count = fruitless(seen.state.attempts[seen.state.reopened_after :])
+    count = fruitless(snapshot.state.attempts[snapshot.state.reopened_after :])
     if count >= limits.fruitless_attempts:
         return Finish(reason=ExitReason.LOST, message=f"{count} attempts in a row made no new step")
-    if seen.payable_until is None and not some_leave(seen):
+    if snapshot.payable_until is None and not some_leave(snapshot):
         return Finish(reason=ExitReason.BUDGET)
-    return stop_buying(seen, limits) or _give_up(goal, seen, limits)
+    return stop_buying(snapshot, limits) or _give_up(goal, snapshot, limits)
 
 
-def _give_up(goal: Goal, seen: Seen, limits: Limits) -> Finish | None:
-    cost = saved_steps(seen.state, seen.now, limits)
+def _give_up(goal: Goal, snapshot: Snapshot, limits: Limits) -> Finish | None:
+    cost = saved_steps(snapshot.state, snapshot.now, limits)
     if goal.give_up is None or cost is None or cost.times <= goal.give_up:
         return None
     message = f"{cost} (checkpoint: give_up: {goal.give_up:g}x)"
     return Finish(reason=ExitReason.INTERRUPTED, message=message)
 
 
-def _pause(seen: Seen, limits: Limits) -> Wait | None:
+def _pause(snapshot: Snapshot, limits: Limits) -> Wait | None:
     """Between attempts that end soon and save nothing; without machines it costs nothing."""
-    until = pause_until(seen.state, limits)
-    if until is None or seen.now >= until:
+    until = pause_until(snapshot.state, limits)
+    if until is None or snapshot.now >= until:
         return None
-    return Wait(why=pause_line(seen.state, until, seen.now, limits))
+    return Wait(why=pause_line(snapshot.state, until, snapshot.now, limits))
 
 
 def fruitless(attempts: tuple[Attempt, ...]) -> int:
@@ -120,124 +120,130 @@ def fruitless(attempts: tuple[Attempt, ...]) -> int:
     return count
 
 
-def _capacity(goal: Goal, seen: Seen, rules: Rules) -> Action | None:
+def _capacity(goal: Goal, snapshot: Snapshot, rules: Rules) -> Action | None:
     """The shut-off is armed, and read back, before the level that starts machines is set."""
     if goal.self_driving:
-        return _own_capacity(goal, seen, rules)
-    group, payable = seen.group, promise(seen)
-    elsewhere = succeed(goal, seen) or _elsewhere(goal, seen, rules.limits) or _bad_pool(seen, rules.limits)
+        return _own_capacity(goal, snapshot, rules)
+    group, payable = snapshot.group, promise(snapshot)
+    elsewhere = succeed(goal, snapshot) or _elsewhere(goal, snapshot, rules.limits) or _bad_pool(snapshot, rules.limits)
     if elsewhere is not None:
         return elsewhere
     if not group.exists:
         return Provision()
-    if payable is not None and _must_arm(goal, seen, rules):
+    if payable is not None and _must_arm(goal, snapshot, rules):
         return Arm(until=payable)
     if group.size != goal.nodes:
-        refused = refused_lately(seen, rules.limits)
-        wait = Wait(why="the cloud has no more machines now") if refused else _pause(seen, rules.limits)
-        if wait is None or not has_enough(goal, seen):
-            return wait or _resize(goal, seen, rules)
-    return _machines(goal, seen, rules)
+        refused = refused_lately(snapshot, rules.limits)
+        wait = Wait(why="the cloud has no more machines now") if refused else _pause(snapshot, rules.limits)
+        if wait is None or not has_enough(goal, snapshot):
+            return wait or _resize(goal, snapshot, rules)
+    return _machines(goal, snapshot, rules)
 
 
-def _resize(goal: Goal, seen: Seen, rules: Rules) -> Action:
+def _resize(goal: Goal, snapshot: Snapshot, rules: Rules) -> Action:
     """A start that the cloud would refuse, for its shut-off comes too soon, is not tried in turns."""
-    if goal.nodes > seen.group.size and not may_launch(seen.group.armed_until, seen.now, rules.wall):
+    if goal.nodes > snapshot.group.size and not may_launch(
+        snapshot.group.armed_until, snapshot.now, rules.prepaid_rule
+    ):
         return Wait(why="waiting for a later shut-off")
     return Resize(size=goal.nodes)
 
 
-def _elsewhere(goal: Goal, seen: Seen, limits: Limits) -> Action | None:
-    if seen.heading is not None:
-        return pool_of_the_decision(goal, seen, seen.heading, limits)
-    return other_pool(goal, seen, limits)
+def _elsewhere(goal: Goal, snapshot: Snapshot, limits: Limits) -> Action | None:
+    if snapshot.capacity_choice is not None:
+        return pool_of_the_decision(goal, snapshot, snapshot.capacity_choice, limits)
+    return other_pool(goal, snapshot, limits)
 
 
-def _own_capacity(goal: Goal, seen: Seen, rules: Rules) -> Action | None:
+def _own_capacity(goal: Goal, snapshot: Snapshot, rules: Rules) -> Action | None:
     """What a machine may do about the machines beside it: none is bought elsewhere, and no time at all.
 
     The group refills itself for as long as its shut-off lies ahead.
     """
-    until = seen.group.armed_until
-    if not seen.group.exists or until is None or until - seen.now < rules.wall.least:
-        return Pause(message=TIME_IS_OVER.format(job=seen.state.job))
-    if seen.group.size != goal.nodes:
+    until = snapshot.group.armed_until
+    if not snapshot.group.exists or until is None or until - snapshot.now < rules.prepaid_rule.least:
+        return Pause(message=TIME_IS_OVER.format(job=snapshot.state.job))
+    if snapshot.group.size != goal.nodes:
         return Resize(size=goal.nodes)
-    return _machines(goal, seen, rules)
+    return _machines(goal, snapshot, rules)
 
 
-def _machines(goal: Goal, seen: Seen, rules: Rules) -> Action | None:
+def _machines(goal: Goal, snapshot: Snapshot, rules: Rules) -> Action | None:
     """Return what to do about machines that are unfit or are being interrupted."""
-    bad = to_replace(seen) or unfit(seen, rules.limits)
+    bad = to_replace(snapshot) or unfit(snapshot, rules.limits)
     if bad:
         return Replace(node_ids=bad)
-    return _note_news(seen) or make_room(goal, seen, rules.wall)
+    return _note_news(snapshot) or make_room(goal, snapshot, rules.prepaid_rule)
 
 
-def _note_news(seen: Seen) -> NoteInterruptions | None:
-    news = noticed_beside(seen)
+def _note_news(snapshot: Snapshot) -> NoteInterruptions | None:
+    news = noticed_beside(snapshot)
     return NoteInterruptions(interruptions=news) if news else None
 
 
-def _bad_pool(seen: Seen, limits: Limits) -> Action | None:
-    return None if is_cooling(seen.state, seen.state.pool, seen.now) else give_up_pool(seen, limits)
+def _bad_pool(snapshot: Snapshot, limits: Limits) -> Action | None:
+    return None if is_cooling(snapshot.state, snapshot.state.pool, snapshot.now) else give_up_pool(snapshot, limits)
 
 
-def _must_arm(goal: Goal, seen: Seen, rules: Rules) -> bool:
-    until, wall = seen.group.armed_until, rules.wall
-    if until is None or (until - seen.now < wall.least - _ARMING and not all_silent(seen, rules.limits)):
+def _must_arm(goal: Goal, snapshot: Snapshot, rules: Rules) -> bool:
+    until, prepaid_rule = snapshot.group.armed_until, rules.prepaid_rule
+    if until is None or (
+        until - snapshot.now < prepaid_rule.least - _ARMING and not all_silent(snapshot, rules.limits)
+    ):
         return True
-    starting = seen.group.size < goal.nodes and until - seen.now < wall.horizon / 2
-    return (starting and _gains(seen, until)) or renew(goal, seen, wall, rules.limits) is not None
+    starting = snapshot.group.size < goal.nodes and until - snapshot.now < prepaid_rule.horizon / 2
+    return (starting and _gains(snapshot, until)) or renew(goal, snapshot, prepaid_rule, rules.limits) is not None
 
 
-def _gains(seen: Seen, until: datetime) -> bool:
+def _gains(snapshot: Snapshot, until: datetime) -> bool:
     """While nothing is spent the payable time moves on with the clock: armed anew for that, no machine ever starts."""
-    return can_renew(seen) and seen.payable_until is not None and seen.payable_until - until >= _WORTH
+    return can_renew(snapshot) and snapshot.payable_until is not None and snapshot.payable_until - until >= _WORTH
 
 
-def _start(goal: Goal, seen: Seen, limits: Limits) -> Action | None:
-    usable = [n for n in seen.nodes if is_usable(n, limits)]
-    own = [n for n in usable if n.node.pool == seen.state.pool]  # beside them, those that they took over from may end
-    fewest = goal.fewest(seen.state.pool.market)
+def _start(goal: Goal, snapshot: Snapshot, limits: Limits) -> Action | None:
+    usable = [n for n in snapshot.nodes if is_usable(n, limits)]
+    own = [
+        n for n in usable if n.node.pool == snapshot.state.pool
+    ]  # beside them, those that they took over from may end
+    fewest = goal.fewest(snapshot.state.pool.market)
     ready = [n.node.id for n in (own if len(own) >= fewest else usable) if n.readiness is Readiness.READY]
     if len(ready) < fewest:
         return None
-    until = waits_until(goal, seen, limits) if len(ready) < goal.nodes else None
+    until = waits_until(goal, snapshot, limits) if len(ready) < goal.nodes else None
     if until is not None:
-        return Wait(why=f"{AWAITING} {format_moment(until, seen.now)}: {len(ready)} of {goal.nodes} are ready")
+        return Wait(why=f"{AWAITING} {format_moment(until, snapshot.now)}: {len(ready)} of {goal.nodes} are ready")
     if goal.until is Until.READY:
         return Done()
-    paused = _pause(seen, limits)
+    paused = _pause(snapshot, limits)
     if paused is not None:
         return paused
-    opening = OpenAttempt(number=len(seen.state.attempts) + 1, node_ids=_ranked(ready, seen)[: goal.nodes])
-    return _inspect(opening, seen, limits) or opening
+    opening = OpenAttempt(number=len(snapshot.state.attempts) + 1, node_ids=_ranked(ready, snapshot)[: goal.nodes])
+    return _inspect(opening, snapshot, limits) or opening
 
 
-def _inspect(opening: OpenAttempt, seen: Seen, limits: Limits) -> Action | None:
+def _inspect(opening: OpenAttempt, snapshot: Snapshot, limits: Limits) -> Action | None:
     """GPUs are looked at before every attempt that uses them; who is bad was written down before we came here.
 
     Those that others use are looked at again after a while.
     """
-    if not seen.inspects:
+    if not snapshot.inspects:
         return None
-    last = seen.inspection
+    last = snapshot.inspection
     if last is None or (last.number, last.node_ids) != (opening.number, opening.node_ids):
         return Inspect(number=opening.number, node_ids=opening.node_ids)
     if not last.done:
         return Wait(why="checking the GPUs")
     if not last.in_use:
         return None
-    if last.over_at is not None and seen.now - last.over_at >= limits.ask_again:
+    if last.over_at is not None and snapshot.now - last.over_at >= limits.ask_again:
         return Inspect(number=opening.number, node_ids=opening.node_ids)
     one = last.in_use[0]
-    until = format_moment(one.since + limits.in_use, seen.now)
+    until = format_moment(one.since + limits.in_use, snapshot.now)
     return Wait(why=f"{IN_USE} {until}: {one.node_id}: {in_one_line(one.why)}")
 
 
-def _ranked(ready: list[str], seen: Seen) -> tuple[str, ...]:
+def _ranked(ready: list[str], snapshot: Snapshot) -> tuple[str, ...]:
     """Nodes that were members before come first and keep their order, so that rank 0 moves as seldom as it can."""
-    last = seen.state.attempts[-1].members if seen.state.attempts else ()
+    last = snapshot.state.attempts[-1].members if snapshot.state.attempts else ()
     order = {member.node_id: member.rank for member in last}
     return tuple(sorted(ready, key=lambda node_id: (order.get(node_id, len(order)), node_id)))

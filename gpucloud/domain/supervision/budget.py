@@ -8,10 +8,10 @@ from decimal import Decimal
 
 from gpucloud.domain.job.quantities import format_span, format_usd, in_cents, span_of
 from gpucloud.domain.money.ledger import Used, usd_for
-from gpucloud.domain.money.prepaid import Wall, least_budget_usd, reserve_usd, sooner
+from gpucloud.domain.money.prepaid import PrepaidRule, least_budget_usd, reserve_usd, sooner
 from gpucloud.domain.state.state import ExitReason, JobState
 from gpucloud.domain.supervision.action import Arm, ObeyOrder
-from gpucloud.domain.supervision.seen import Goal, Rules, Seen
+from gpucloud.domain.supervision.snapshot import Goal, Rules, Snapshot
 
 _BUDGET_OF, _TIME_IS_OVER = "the budget of", "the time that its machines were paid for is over"
 _SHOWN = Decimal("0.0001")
@@ -29,21 +29,21 @@ class Standing:
     needed: int
 
 
-def obey(goal: Goal, seen: Seen, rules: Rules) -> Arm | ObeyOrder | None:
+def obey(goal: Goal, snapshot: Snapshot, rules: Rules) -> Arm | ObeyOrder | None:
     """Return what a new order asks for before all else: the shut-off that its budget pays for, then to say so.
 
     What the cloud has armed counts, and no word of the state. A machine that may not move the shut-off leaves that to
     whoever gave the order.
     """
-    if goal.number <= seen.state.order_number:
+    if goal.number <= snapshot.state.order_number:
         return None
-    alive = seen.group.most_alive
-    standing = Standing(now=seen.now, spent_usd=seen.spent_usd, alive=alive, needed=max(goal.nodes, alive))
+    alive = snapshot.group.most_alive
+    standing = Standing(now=snapshot.now, spent_usd=snapshot.spent_usd, alive=alive, needed=max(goal.nodes, alive))
     if alive and not goal.within_rights:
-        closer = sooner(seen.group.armed_until, shut_off(seen.state, goal.budget_usd, standing, rules))
+        closer = sooner(snapshot.group.armed_until, shutdown_at(snapshot.state, goal.budget_usd, standing, rules))
         if closer is not None:
             return Arm(until=closer)
-    changes = tuple(one for one in goal.budget_changes if one.number > seen.state.order_number)
+    changes = tuple(one for one in goal.budget_changes if one.number > snapshot.state.order_number)
     return ObeyOrder(number=goal.number, changes=changes)
 
 
@@ -60,10 +60,10 @@ def least_to_lower_to(state: JobState, standing: Standing, rules: Rules) -> Deci
 
     Without machines, it is what a start costs at the least; for a job that has ended, what it has cost.
     """
-    cap, wall = state.dearest_usd_per_hour, rules.wall
+    cap, prepaid_rule = state.dearest_usd_per_hour, rules.prepaid_rule
     if standing.alive:
-        saving = usd_for(cap * standing.alive, min(rules.limits.save, wall.least))
-        return standing.spent_usd + saving + reserve_usd(standing.alive, cap, wall)
+        saving = usd_for(cap * standing.alive, min(rules.limits.save, prepaid_rule.least))
+        return standing.spent_usd + saving + reserve_usd(standing.alive, cap, prepaid_rule)
     if state.status.ended:
         return standing.spent_usd
     return least_to_go_on(state, standing, rules)
@@ -71,40 +71,40 @@ def least_to_lower_to(state: JobState, standing: Standing, rules: Rules) -> Deci
 
 def least_to_go_on(state: JobState, standing: Standing, rules: Rules) -> Decimal:
     """Return the least budget with which a job without machines starts once more."""
-    return standing.spent_usd + least_budget_usd(standing.needed, state.dearest_usd_per_hour, rules.wall)
+    return standing.spent_usd + least_budget_usd(standing.needed, state.dearest_usd_per_hour, rules.prepaid_rule)
 
 
-def shut_off(state: JobState, budget_usd: Decimal, standing: Standing, rules: Rules) -> datetime:
+def shutdown_at(state: JobState, budget_usd: Decimal, standing: Standing, rules: Rules) -> datetime:
     """Return until when the budget pays for the machines that are alive, a start worth it or not.
 
     Unlike `prepaid.paid_until` it is never None: machines that live must be ended at some time.
     """
-    cap, nodes, wall = state.dearest_usd_per_hour, max(standing.alive, 1), rules.wall
+    cap, nodes, prepaid_rule = state.dearest_usd_per_hour, max(standing.alive, 1), rules.prepaid_rule
     rate = cap * nodes
     if rate <= 0:
-        return standing.now + wall.horizon
-    left = budget_usd - standing.spent_usd - reserve_usd(nodes, cap, wall)
+        return standing.now + prepaid_rule.horizon
+    left = budget_usd - standing.spent_usd - reserve_usd(nodes, cap, prepaid_rule)
     seconds = max(0.0, float(left * 3600 / rate))
-    return standing.now + min(wall.horizon, span_of(seconds))
+    return standing.now + min(prepaid_rule.horizon, span_of(seconds))
 
 
-def used_up(state: JobState, budget_usd: Decimal, used: Used, wall: Wall, *, nodes: int = 1) -> str:
+def used_up(state: JobState, budget_usd: Decimal, used: Used, prepaid_rule: PrepaidRule, *, nodes: int = 1) -> str:
     """Return what to say when a job ends at its budget: what was not spent, and why; what is saved; how it goes on.
 
     The sum that it goes on with is enough for the steps that it still has to make, where these are known. What is left
     may be enough for a start of `nodes` machines: those that drive a job may not have their paid time prolonged.
     """
     cap_usd, nodes = state.dearest_usd_per_hour, max(nodes, len(state.attempts[-1].members) if state.attempts else 1)
-    rest_usd, reserve = budget_usd - used.usd, reserve_usd(nodes, cap_usd, wall)
-    if cap_usd > 0 and rest_usd >= least_budget_usd(nodes, cap_usd, wall):
+    rest_usd, reserve = budget_usd - used.usd, reserve_usd(nodes, cap_usd, prepaid_rule)
+    if cap_usd > 0 and rest_usd >= least_budget_usd(nodes, cap_usd, prepaid_rule):
         return (
             f"{_TIME_IS_OVER} ({used}, {format_usd(rest_usd)} left),"
             f" {_saved(state)}: gpucloud train {state.job} goes on from there"
         )
-    kept = f" ({used}, {_rest(rest_usd, reserve, wall)})" if rest_usd > 0 else ""
-    more_usd, enough = max(budget_usd, least_budget_usd(nodes, cap_usd, wall)), ""
+    kept = f" ({used}, {_rest(rest_usd, reserve, prepaid_rule)})" if rest_usd > 0 else ""
+    more_usd, enough = max(budget_usd, least_budget_usd(nodes, cap_usd, prepaid_rule)), ""
     if (to_go := to_go_after(state)) is not None:
-        trains = wall.start + max(to_go, wall.least)
+        trains = prepaid_rule.start + max(to_go, prepaid_rule.least)
         more_usd = usd_for(cap_usd * nodes, trains) + reserve
         enough = f", and pays for the {format_span(to_go)} to go"
     return (
@@ -114,16 +114,18 @@ def used_up(state: JobState, budget_usd: Decimal, used: Used, wall: Wall, *, nod
     )
 
 
-def told_of_money(state: JobState, budget_usd: Decimal, used: Used, wall: Wall, *, nodes: int) -> str | None:
+def told_of_money(
+    state: JobState, budget_usd: Decimal, used: Used, prepaid_rule: PrepaidRule, *, nodes: int
+) -> str | None:
     """Return the state's message; what it says of money by the budget and the sums of now, which others say too."""
     said = state.message
     if state.exit_reason is not ExitReason.BUDGET or said is None or not said.startswith((_BUDGET_OF, _TIME_IS_OVER)):
         return said
-    return used_up(state, budget_usd, used, wall, nodes=nodes)
+    return used_up(state, budget_usd, used, prepaid_rule, nodes=nodes)
 
 
-def _rest(rest_usd: Decimal, reserve: Decimal, wall: Wall) -> str:
-    trains = f"train {format_span(wall.least)}"
+def _rest(rest_usd: Decimal, reserve: Decimal, prepaid_rule: PrepaidRule) -> str:
+    trains = f"train {format_span(prepaid_rule.least)}"
     if rest_usd > reserve * _ABOUT:
         return f"{format_usd(rest_usd)} left, which is too little to start machines and {trains} on them"
     kept = f"{format_usd(min(rest_usd, reserve))} kept aside for the last save and the machines' end"

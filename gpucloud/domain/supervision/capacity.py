@@ -20,52 +20,52 @@ from gpucloud.domain.offer import Pool
 from gpucloud.domain.state.state import Attempt, Cooldown, ExitReason, JobState
 from gpucloud.domain.supervision.action import Action, CoolDown, Finish, Move, Resize, Wait
 from gpucloud.domain.supervision.quarantine import QUARANTINED
-from gpucloud.domain.supervision.seen import Goal, Heading, Limits, Seen
+from gpucloud.domain.supervision.snapshot import CapacityChoice, Goal, Limits, Snapshot
 
 _ELSEWHERE = (Fault.CAPACITY, Fault.QUOTA)  # another pool may help
 _LATER = (Fault.THROTTLING, Fault.TRANSIENT)  # the same call may help
 
 
-def other_pool(goal: Goal, seen: Seen, limits: Limits) -> Action | None:
+def other_pool(goal: Goal, snapshot: Snapshot, limits: Limits) -> Action | None:
     """Return what to do about a pool that does not give what is asked of it; None while it may."""
-    if not is_cooling(seen.state, seen.state.pool, seen.now):
-        return _judge(goal, seen, limits)
-    offer = next((o for o in seen.candidates if not is_cooling(seen.state, o.pool, seen.now)), None)
-    return _give_back(seen) or (Move(offer=offer) if offer is not None else _nothing_left(seen, limits))
+    if not is_cooling(snapshot.state, snapshot.state.pool, snapshot.now):
+        return _judge(goal, snapshot, limits)
+    offer = next((o for o in snapshot.candidates if not is_cooling(snapshot.state, o.pool, snapshot.now)), None)
+    return _give_back(snapshot) or (Move(offer=offer) if offer is not None else _nothing_left(snapshot, limits))
 
 
-def pool_of_the_decision(goal: Goal, seen: Seen, to: Heading, limits: Limits) -> Action | None:
+def pool_of_the_decision(goal: Goal, snapshot: Snapshot, to: CapacityChoice, limits: Limits) -> Action | None:
     """Return what to do so that machines come from where a job with a deadline is to have them; None when they may.
 
     While it waits it has none. No patience ends: the deadline does.
     """
-    pool = to.offer.pool if to.offer is not None else seen.state.pool
-    if to.mode is not Mode.IDLE and pool == seen.state.pool:
-        return _judge(goal, seen, limits)
-    back = _give_back(seen)
+    pool = to.offer.pool if to.offer is not None else snapshot.state.pool
+    if to.mode is not Mode.IDLE and pool == snapshot.state.pool:
+        return _judge(goal, snapshot, limits)
+    back = _give_back(snapshot)
     if back is not None:
         return back
     if to.offer is not None:
         return Move(offer=to.offer)
-    nowhere = all(is_cooling(seen.state, offer.pool, seen.now) for offer in seen.candidates)
-    return (_never(seen) if nowhere else None) or Wait(why=f"waiting: {to.capacity_decision.why}")
+    nowhere = all(is_cooling(snapshot.state, offer.pool, snapshot.now) for offer in snapshot.candidates)
+    return (_never(snapshot) if nowhere else None) or Wait(why=f"waiting: {to.capacity_decision.why}")
 
 
-def _give_back(seen: Seen) -> Action | None:
-    if seen.group.exists and seen.group.size > 0:
+def _give_back(snapshot: Snapshot) -> Action | None:
+    if snapshot.group.exists and snapshot.group.size > 0:
         return Resize(size=0)
-    return Wait(why="giving machines back") if seen.group.counted else None
+    return Wait(why="giving machines back") if snapshot.group.counted else None
 
 
-def has_enough(goal: Goal, seen: Seen) -> bool:
+def has_enough(goal: Goal, snapshot: Snapshot) -> bool:
     """Whether a job that trains on a range of nodes has enough of them, though the pool may give no more."""
-    there = sum(node.pool == seen.state.pool for node in seen.group.counted)
-    return goal.is_range and there >= goal.fewest(seen.state.pool.market)
+    there = sum(node.pool == snapshot.state.pool for node in snapshot.group.counted)
+    return goal.is_range and there >= goal.fewest(snapshot.state.pool.market)
 
 
-def refused(seen: Seen, pool: Pool, since: datetime | None) -> Refusal | None:
+def refused(snapshot: Snapshot, pool: Pool, since: datetime | None) -> Refusal | None:
     """Return the pool's last refusal since the job turned to it."""
-    found = [r for r in seen.group.refusals if r.pool == pool and (since is None or r.at >= since)]
+    found = [r for r in snapshot.group.refusals if r.pool == pool and (since is None or r.at >= since)]
     return max(found, key=lambda refusal: refusal.at, default=None)
 
 
@@ -87,23 +87,23 @@ def cool_down(goal: Goal, refusal: Refusal, limits: Limits) -> CoolDown:
     )
 
 
-def partial(seen: Seen, pool: Pool, there: int, needed: int, limits: Limits) -> Refusal | None:
+def partial(snapshot: Snapshot, pool: Pool, there: int, needed: int, limits: Limits) -> Refusal | None:
     """Return the refusal that it is when a pool has given some machines for long, and not those that are needed."""
-    if seen.short_for is None or seen.short_for < limits.gang:
+    if snapshot.short_for is None or snapshot.short_for < limits.gang:
         return None
     message = f"{there} of {needed} machines after {limits.gang.total_seconds():.0f} s"
-    return Refusal(pool=pool, fault=Fault.CAPACITY, code="Partial", message=message, at=seen.now)
+    return Refusal(pool=pool, fault=Fault.CAPACITY, code="Partial", message=message, at=snapshot.now)
 
 
-def withheld(seen: Seen, limits: Limits) -> Refusal | None:
+def withheld(snapshot: Snapshot, limits: Limits) -> Refusal | None:
     """Return the refusal that it is when a pool has given no machine for long, and refuses none, or only for now."""
-    since, pool = seen.state.bare_at, seen.state.pool
-    if since is None or seen.now - since < limits.bare:
+    since, pool = snapshot.state.bare_at, snapshot.state.pool
+    if since is None or snapshot.now - since < limits.bare:
         return None
-    last = refused(seen, pool, seen.state.pool_at)
+    last = refused(snapshot, pool, snapshot.state.pool_at)
     said = f"; its last word: {last.message} ({last.code})" if last is not None else ""
     message = f"no machine after {limits.bare.total_seconds() / 60:.0f} min{said}"
-    return Refusal(pool=pool, fault=Fault.CAPACITY, code="Withheld", message=message, at=seen.now)
+    return Refusal(pool=pool, fault=Fault.CAPACITY, code="Withheld", message=message, at=snapshot.now)
 
 
 def is_cooling(state: JobState, pool: Pool, now: datetime) -> bool:
@@ -111,10 +111,10 @@ def is_cooling(state: JobState, pool: Pool, now: datetime) -> bool:
     return any(cooldown.pool == pool and cooldown.until > now for cooldown in state.cooldowns)
 
 
-def refused_lately(seen: Seen, limits: Limits) -> bool:
+def refused_lately(snapshot: Snapshot, limits: Limits) -> bool:
     """Whether the pool refused so lately that asking again would only be one more call."""
-    refusal = refused(seen, seen.state.pool, seen.state.pool_at)
-    return refusal is not None and seen.now - refusal.at < limits.ask_again
+    refusal = refused(snapshot, snapshot.state.pool, snapshot.state.pool_at)
+    return refusal is not None and snapshot.now - refusal.at < limits.ask_again
 
 
 def cooled(state: JobState, action: CoolDown, now: datetime) -> tuple[Cooldown, ...]:
@@ -137,29 +137,33 @@ def cooled(state: JobState, action: CoolDown, now: datetime) -> tuple[Cooldown, 
     return (*(c for c in state.cooldowns if c.pool != action.pool), new)
 
 
-def _judge(goal: Goal, seen: Seen, limits: Limits) -> Action | None:
-    if has_enough(goal, seen):
+def _judge(goal: Goal, snapshot: Snapshot, limits: Limits) -> Action | None:
+    if has_enough(goal, snapshot):
         return None
-    refusal = refused(seen, seen.state.pool, seen.state.pool_at)
+    refusal = refused(snapshot, snapshot.state.pool, snapshot.state.pool_at)
     if refusal is not None and refusal.fault not in (*_ELSEWHERE, *_LATER):
         step = f"; {refusal.hint}" if refusal.hint else ""
         message = f"{refusal.pool}: {refusal.message} ({refusal.code}){step}"
         return Finish(reason=ExitReason.REFUSED, message=message)
-    waited = seen.short_for is not None and seen.short_for >= limits.gang
-    if refusal is not None and refusal.fault in _ELSEWHERE and (waited or not seen.group.counted):
+    waited = snapshot.short_for is not None and snapshot.short_for >= limits.gang
+    if refusal is not None and refusal.fault in _ELSEWHERE and (waited or not snapshot.group.counted):
         return cool_down(goal, refusal, limits)
-    there, needed = len(seen.group.counted), goal.fewest(seen.state.pool.market)
-    short = partial(seen, seen.state.pool, there, needed, limits) if 0 < there < needed else withheld(seen, limits)
+    there, needed = len(snapshot.group.counted), goal.fewest(snapshot.state.pool.market)
+    short = (
+        partial(snapshot, snapshot.state.pool, there, needed, limits)
+        if 0 < there < needed
+        else withheld(snapshot, limits)
+    )
     return cool_down(goal, short, limits) if short is not None else None
 
 
-def _nothing_left(seen: Seen, limits: Limits) -> Action:
+def _nothing_left(snapshot: Snapshot, limits: Limits) -> Action:
     """Waiting costs nothing. A quota does not grow by waiting; capacity may."""
-    cooling = [c for c in seen.state.cooldowns if c.until > seen.now]
+    cooling = [c for c in snapshot.state.cooldowns if c.until > snapshot.now]
     last = max(cooling, key=lambda c: c.until)
-    ended = [life.ended_at for life in seen.state.nodes if life.ended_at is not None]
-    waited = seen.now - max([min(c.first_at for c in cooling), *ended])
-    never = _never(seen)
+    ended = [interval.ended_at for interval in snapshot.state.nodes if interval.ended_at is not None]
+    waited = snapshot.now - max([min(c.first_at for c in cooling), *ended])
+    never = _never(snapshot)
     if never is not None:
         return never
     if waited >= limits.patience:
@@ -167,12 +171,12 @@ def _nothing_left(seen: Seen, limits: Limits) -> Action:
         message = f"no pool had machines for {hours:.1f} h; the last said: {last.message} ({last.code})"
         return Finish(reason=ExitReason.NO_CAPACITY, message=message)
     until = min(c.until for c in cooling)
-    return Wait(why=f"no capacity: asking again at {format_moment(until, seen.now)}")
+    return Wait(why=f"no capacity: asking again at {format_moment(until, snapshot.now)}")
 
 
-def _never(seen: Seen) -> Finish | None:
+def _never(snapshot: Snapshot) -> Finish | None:
     """The end, where every pool that was asked refuses for a reason that time does not change."""
-    cooling = [c for c in seen.state.cooldowns if c.until > seen.now]
+    cooling = [c for c in snapshot.state.cooldowns if c.until > snapshot.now]
     bad = next((c for c in cooling if c.code == QUARANTINED), None)
     if bad is not None:
         return Finish(reason=ExitReason.UNPREPARED, message=bad.message)
@@ -269,6 +273,8 @@ def _saved(attempts: tuple[Attempt, ...]) -> int:
 
 def _machine_time(state: JobState, since: datetime | None, now: datetime) -> timedelta:
     """Return for how long machines were paid since then; all of the job's for None."""
-    lives = ((max(life.launched_at, since or life.launched_at), life.ended_at or now) for life in state.nodes)
-    spans = (min(end, now) - start for start, end in lives)
+    intervals = (
+        (max(interval.launched_at, since or interval.launched_at), interval.ended_at or now) for interval in state.nodes
+    )
+    spans = (min(end, now) - start for start, end in intervals)
     return sum((span for span in spans if span > timedelta(0)), timedelta(0))

@@ -16,19 +16,19 @@ from gpucloud.domain.offer import Offer
 from gpucloud.domain.state.state import CapacityDecision, JobState, Shortfall
 from gpucloud.domain.supervision.capacity import is_cooling
 from gpucloud.domain.supervision.membership import Pace, has_notice, is_gone, pace_of
-from gpucloud.domain.supervision.seen import Goal, Heading, NodeSeen, Readiness, Rules, Seen
+from gpucloud.domain.supervision.snapshot import CapacityChoice, Goal, NodeSnapshot, Readiness, Rules, Snapshot
 
 _ABANDONED = Decimal("0.9")  # machines on demand are given up for money only where so little of their work is paid
 _NO_TIME = timedelta(0)
 
 
-def heading(goal: Goal, seen: Seen, rules: Rules) -> Heading | None:
+def capacity_choice(goal: Goal, snapshot: Snapshot, rules: Rules) -> CapacityChoice | None:
     """Return what the job is to run on now.
 
     None where there is no deadline to keep, nobody knows yet how much work there is, or nothing is offered on demand:
     the job then goes on as without a deadline.
     """
-    case = situation(goal, seen, rules)
+    case = situation(goal, snapshot, rules)
     if case is None:
         return None
     shortfall = _shortfall(case)
@@ -36,14 +36,16 @@ def heading(goal: Goal, seen: Seen, rules: Rules) -> Heading | None:
     offer = _offer(case, choice)
     # What runs needs no offer to go on; what is wanted and cannot be had leaves everything as it is.
     mode = choice.mode if offer is not None or choice.mode is Mode.IDLE else case.holding.mode
-    return Heading(
+    return CapacityChoice(
         mode=mode, offer=offer, capacity_decision=_capacity_decision(case, _shown(case, mode), choice.reason, shortfall)
     )
 
 
 def _shortfall(case: Situation) -> Shortfall | None:
     """What is missing for the deadline. Machines on demand that work are kept as long as they may be enough."""
-    before = case.seen.state.capacity_decision.shortfall if case.seen.state.capacity_decision is not None else None
+    before = (
+        case.snapshot.state.capacity_decision.shortfall if case.snapshot.state.capacity_decision is not None else None
+    )
     keeps = case.holding.mode in (Mode.ON_DEMAND, Mode.BOTH) and before is not Shortfall.MONEY
     short = case.money_left_usd < rest_usd(case) * (_ABANDONED if keeps else 1)
     if short and case.policy is not Policy.ON_DEMAND:
@@ -90,7 +92,7 @@ def _before_it_is_late(case: Situation, choice: Choice) -> Choice:
     if case.holding.mode is not Mode.SPOT or choice.mode is not Mode.SPOT:
         return choice
     needed = case.pace.changeover + timedelta(seconds=case.holding.boot_s)
-    if case.seen.state.successor is not None:
+    if case.snapshot.state.successor is not None:
         needed += case.pace.changeover / 2  # not to ask and dismiss in turns
     works = case.holding.boot_s == 0 and case.holding.nodes == 0  # a part of the nodes loses time while it works
     if case.slack >= needed or (works and case.slack < case.pace.handover):  # the change would be one too many itself
@@ -100,7 +102,7 @@ def _before_it_is_late(case: Situation, choice: Choice) -> Choice:
 
 def _offer(case: Situation, choice: Choice) -> Offer | None:
     """Return where the machines are to come from; None for waiting, which is also all that is left when none can."""
-    usable = [o for o in case.seen.candidates if not is_cooling(case.seen.state, o.pool, case.seen.now)]
+    usable = [o for o in case.snapshot.candidates if not is_cooling(case.snapshot.state, o.pool, case.snapshot.now)]
     spot = [o for o in usable if o.pool.market is Market.SPOT]
     match choice.mode:
         case Mode.IDLE:
@@ -109,20 +111,20 @@ def _offer(case: Situation, choice: Choice) -> Offer | None:
             return _own(case, spot) or next((o for o in spot if str(o.pool) == choice.zone), None)
         case Mode.ON_DEMAND:
             dear = [o for o in usable if o.pool.market is Market.ON_DEMAND]
-            near = [o for o in dear if can_stand_beside(o, case.seen.state)]
+            near = [o for o in dear if can_overlap(o, case.snapshot.state)]
             found = _own(case, dear) or min(near or dear, key=price, default=None)
             return found or _own(case, spot) or min(spot, key=price, default=None)  # better than nothing
 
 
 def _own(case: Situation, offers: list[Offer]) -> Offer | None:
     """Return the offer of the pool that the job's machines are in: others would have to begin anew."""
-    has_some = case.seen.group.size > 0 or bool(case.seen.group.counted)
-    return next((o for o in offers if o.pool == case.seen.state.pool), None) if has_some else None
+    has_some = case.snapshot.group.size > 0 or bool(case.snapshot.group.counted)
+    return next((o for o in offers if o.pool == case.snapshot.state.pool), None) if has_some else None
 
 
 def _shown(case: Situation, mode: Mode) -> Mode:
     """What the job runs on for who looks on: to ask whether there is spot again is not to have it."""
-    held, before = case.holding.mode, case.seen.state.capacity_decision
+    held, before = case.holding.mode, case.snapshot.state.capacity_decision
     if mode not in (Mode.SPOT, Mode.BOTH):
         return mode
     if held is Mode.IDLE:
@@ -132,14 +134,14 @@ def _shown(case: Situation, mode: Mode) -> Mode:
 
 def _capacity_decision(case: Situation, mode: Mode, reason: Reason, shortfall: Shortfall | None) -> CapacityDecision:
     """Return the decision as it is stored: the one before, as long as it is the same."""
-    before = case.seen.state.capacity_decision
+    before = case.snapshot.state.capacity_decision
     if before is not None and (before.mode, before.shortfall) == (mode.value, shortfall):
         return before
     same = before is not None and before.mode == mode.value
     why = f"{format_span(case.left)} of work, {format_span(max(case.time_left, _NO_TIME))} left"
     return CapacityDecision(
         mode=mode.value,
-        since=before.since if before is not None and same else case.seen.now,
+        since=before.since if before is not None and same else case.snapshot.now,
         why=why if reason in (Reason.STAY, Reason.CHEAPEST) else f"{why}: {reason.value}",
         shortfall=shortfall,
         warning=_warning(case, shortfall),
@@ -177,7 +179,7 @@ class Situation:
 
     goal: Goal
     policy: Policy
-    seen: Seen
+    snapshot: Snapshot
     pace: Pace
     work: timedelta
     left: timedelta
@@ -195,30 +197,30 @@ class Situation:
         return self.time_left - self.left
 
 
-def situation(goal: Goal, seen: Seen, rules: Rules) -> Situation | None:
+def situation(goal: Goal, snapshot: Snapshot, rules: Rules) -> Situation | None:
     """Return how the job stands; None where there is no deadline to keep, or too little is known to reckon with one."""
     if goal.policy is None or goal.first_at is None or goal.deadline_at is None:
         return None
-    if not goal.buys_time or seen.state.status.ended:
+    if not goal.buys_time or snapshot.state.status.ended:
         return None
-    pace = pace_of(seen.state, goal.work, seen.now, rules.limits, goal.nodes)
-    dear = min((o for o in seen.candidates if o.pool.market is Market.ON_DEMAND), key=price, default=None)
+    pace = pace_of(snapshot.state, goal.work, snapshot.now, rules.limits, goal.nodes)
+    dear = min((o for o in snapshot.candidates if o.pool.market is Market.ON_DEMAND), key=price, default=None)
     if pace.work is None or pace.left is None or dear is None:
         return None
-    kept_usd = reserve_usd(goal.nodes, dear.cap_usd_per_hour, rules.wall)
+    kept_usd = reserve_usd(goal.nodes, dear.cap_usd_per_hour, rules.prepaid_rule)
     return Situation(
         goal=goal,
         policy=goal.policy,
-        seen=seen,
+        snapshot=snapshot,
         pace=pace,
         work=pace.work,
         left=pace.left,
-        time_left=goal.deadline_at - seen.now,
+        time_left=goal.deadline_at - snapshot.now,
         span=goal.deadline_at - goal.first_at,
-        money_left_usd=goal.budget_usd - seen.spent_usd - kept_usd,
+        money_left_usd=goal.budget_usd - snapshot.spent_usd - kept_usd,
         dear=dear,
-        holding=_holding(goal, seen, pace),
-        zones=_zones(goal, seen, goal.first_at),
+        holding=_holding(goal, snapshot, pace),
+        zones=_zones(goal, snapshot, goal.first_at),
         tick=min(rules.limits.ask_again, pace.changeover / 6),
     )
 
@@ -259,10 +261,10 @@ class Lesson:
     spot_usd_per_hour: float
 
 
-def lesson(goal: Goal, seen: Seen, rules: Rules) -> Lesson | None:
+def lesson(goal: Goal, snapshot: Snapshot, rules: Rules) -> Lesson | None:
     """Return what the learned policy's tables are to be made for; None where they are of no use."""
-    case = situation(goal, seen, rules) if goal.policy is Policy.LEARNED else None
-    offers = [offer for offer in seen.candidates if offer.pool.market is Market.SPOT]
+    case = situation(goal, snapshot, rules) if goal.policy is Policy.LEARNED else None
+    offers = [offer for offer in snapshot.candidates if offer.pool.market is Market.SPOT]
     if case is None or not offers:
         return None
     cheapest = min(offers, key=price)
@@ -270,7 +272,7 @@ def lesson(goal: Goal, seen: Seen, rules: Rules) -> Lesson | None:
     return Lesson(task=task_of(case), zones=len(offers), gpus=cheapest.gpus, spot_usd_per_hour=usd_per_hour)
 
 
-def can_stand_beside(offer: Offer, state: JobState) -> bool:
+def can_overlap(offer: Offer, state: JobState) -> bool:
     """Whether machines of the offer may be asked for while others work: in the same group, made for the same way.
 
     With EFA they are in one placement group, which is in the zone of those that work.
@@ -280,10 +282,10 @@ def can_stand_beside(offer: Offer, state: JobState) -> bool:
     return same and near and state.group is not None
 
 
-def stands_ready(goal: Goal, seen: Seen) -> bool:
+def stands_ready(goal: Goal, snapshot: Snapshot) -> bool:
     """Whether the machines that were asked for beside those that work could take over now."""
-    successor = seen.state.successor
-    there = [n for n in _there(seen) if successor is not None and n.node.pool == successor.pool]
+    successor = snapshot.state.successor
+    there = [n for n in _there(snapshot) if successor is not None and n.node.pool == successor.pool]
     return sum(node.readiness is Readiness.READY for node in there) >= goal.nodes
 
 
@@ -297,19 +299,19 @@ def price(offer: Offer) -> Decimal:
     return offer.usd_per_hour
 
 
-def _holding(goal: Goal, seen: Seen, pace: Pace) -> Holding:
+def _holding(goal: Goal, snapshot: Snapshot, pace: Pace) -> Holding:
     """Return what the job has: machines that work, or enough of them that boot. Fewer are nothing yet."""
-    state, attempt = seen.state, seen.state.attempt
+    state, attempt = snapshot.state, snapshot.state.attempt
     successor = state.successor
-    there = [node for node in _there(seen) if successor is None or node.node.pool != successor.pool]
+    there = [node for node in _there(snapshot) if successor is None or node.node.pool != successor.pool]
     held = len(there) if attempt is None else len(attempt.members)
-    if attempt is None and (held < goal.fewest(state.pool.market) or is_cooling(state, state.pool, seen.now)):
+    if attempt is None and (held < goal.fewest(state.pool.market) or is_cooling(state, state.pool, snapshot.now)):
         return NOTHING
-    launched = [node.node.launched_at for node in there] or [seen.now]
+    launched = [node.node.launched_at for node in there] or [snapshot.now]
     works = attempt is not None and attempt.stepped_at is not None
-    boot = _NO_TIME if works else _rest(pace.changeover, seen.now - max(launched))
+    boot = _NO_TIME if works else _rest(pace.changeover, snapshot.now - max(launched))
     if state.pool.market is Market.SPOT:
-        age = seen.now - min(launched)
+        age = snapshot.now - min(launched)
         zone = str(state.pool)
         return Holding(
             mode=Mode.SPOT,
@@ -321,14 +323,14 @@ def _holding(goal: Goal, seen: Seen, pace: Pace) -> Holding:
     if successor is None or successor.pool.market is not Market.SPOT:
         return Holding(mode=Mode.ON_DEMAND, boot_s=boot.total_seconds())
     boots = pace.changeover - pace.handover
-    beside = _NO_TIME if stands_ready(goal, seen) else _rest(boots, seen.now - successor.at)
+    beside = _NO_TIME if stands_ready(goal, snapshot) else _rest(boots, snapshot.now - successor.at)
     return Holding(
         mode=Mode.BOTH, zone=str(successor.pool), boot_s=boot.total_seconds(), beside_s=beside.total_seconds()
     )
 
 
-def _there(seen: Seen) -> list[NodeSeen]:
-    return [n for n in seen.nodes if not is_gone(n) and not n.node.relieved and not has_notice(n)]
+def _there(snapshot: Snapshot) -> list[NodeSnapshot]:
+    return [n for n in snapshot.nodes if not is_gone(n) and not n.node.relieved and not has_notice(n)]
 
 
 def _rest(whole: timedelta, passed: timedelta) -> timedelta:
@@ -336,25 +338,25 @@ def _rest(whole: timedelta, passed: timedelta) -> timedelta:
     return max(whole - passed, timedelta(seconds=1))
 
 
-def _zones(goal: Goal, seen: Seen, first_at: datetime) -> tuple[ZoneState, ...]:
+def _zones(goal: Goal, snapshot: Snapshot, first_at: datetime) -> tuple[ZoneState, ...]:
     """Return the spot pools as they are known: one that refused is down while it cools, and worth a try again then.
 
     So is the job's own for as long as it gives no more than a part of the nodes.
     """
-    state = seen.state
-    spot = [offer for offer in seen.candidates if offer.pool.market is Market.SPOT]
+    state = snapshot.state
+    spot = [offer for offer in snapshot.candidates if offer.pool.market is Market.SPOT]
     if state.attempt is not None and state.pool.market is not Market.SPOT:
-        spot = [offer for offer in spot if can_stand_beside(offer, state)]
-    there = sum(node.node.pool == state.pool for node in _there(seen))
+        spot = [offer for offer in spot if can_overlap(offer, state)]
+    there = sum(node.node.pool == state.pool for node in _there(snapshot))
     part = there if goal.fewest(state.pool.market) <= there < goal.nodes else 0
     own = state.pool
-    return tuple(_zone(offer, state, seen.now, part if offer.pool == own else 0, first_at) for offer in spot)
+    return tuple(_zone(offer, state, snapshot.now, part if offer.pool == own else 0, first_at) for offer in spot)
 
 
 def _zone(offer: Offer, state: JobState, now: datetime, part: int, first_at: datetime) -> ZoneState:
     cooldown = next((c for c in state.cooldowns if c.pool == offer.pool), None)
     up = (cooldown is None or cooldown.until <= now) and not part
-    launches = [life.launched_at for life in state.nodes if life.pool == offer.pool]
+    launches = [interval.launched_at for interval in state.nodes if interval.pool == offer.pool]
     if cooldown is None:
         since = min(launches, default=first_at)
     else:

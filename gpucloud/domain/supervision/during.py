@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from gpucloud.domain.job.quantities import format_span
-from gpucloud.domain.money.prepaid import Wall
+from gpucloud.domain.money.prepaid import PrepaidRule
 from gpucloud.domain.node.node import EndCause
 from gpucloud.domain.node.status import EXCUSED, OUTPUT, UNTOLD, Outcome, Stop
 from gpucloud.domain.node.use import wasted
@@ -40,66 +40,68 @@ from gpucloud.domain.supervision.membership import (
 )
 from gpucloud.domain.supervision.quarantine import in_a_row, note_bad, to_replace
 from gpucloud.domain.supervision.renewal import make_room, prepare, renew, tell, unfit, worth_a_start
-from gpucloud.domain.supervision.seen import Goal, Homecoming, Limits, NodeSeen, Readiness, Rules, Seen
+from gpucloud.domain.supervision.snapshot import Goal, Homecoming, Limits, NodeSnapshot, Readiness, Rules, Snapshot
 
 
-def during(attempt: Attempt, goal: Goal, seen: Seen, rules: Rules) -> Action:
+def during(attempt: Attempt, goal: Goal, snapshot: Snapshot, rules: Rules) -> Action:
     """Return the next thing to do for an open attempt.
 
     A new machine is made ready first of all: that takes longest, and goes on beside everything else.
     """
-    preparing = prepare(seen)
+    preparing = prepare(snapshot)
     if preparing is not None:
         return preparing
-    members = members_of(attempt, seen)
-    news = _news(attempt, members, seen, rules.limits)
+    members = members_of(attempt, snapshot)
+    news = _news(attempt, members, snapshot, rules.limits)
     if news:
         return NoteInterruptions(interruptions=news)
-    bad = note_bad(seen, rules.limits)
+    bad = note_bad(snapshot, rules.limits)
     if bad is not None:
         return bad
     if all(is_over(attempt, node) for node in members):
-        return _close(attempt, members, goal, seen, rules)
-    if _is_overdue(attempt, seen, rules.limits):
+        return _close(attempt, members, goal, snapshot, rules)
+    if _is_overdue(attempt, snapshot, rules.limits):
         outputs_at = members[0]
         hears = outputs_at is not None and not is_gone(outputs_at) and outputs_at.silent_for == timedelta(0)
-        home = _bring_home(attempt, goal, seen, rules) if hears else None
+        home = _bring_home(attempt, goal, snapshot, rules) if hears else None
         return home or CloseAttempt(reason=attempt.ending_reason or ExitReason.STOPPED)
     return (
-        _order(attempt, members, goal, seen, rules.limits)
-        or tell(seen)
-        or _replace_unprepared(attempt, seen, rules.limits)
-        or _replace_undying(attempt, seen, rules.limits)
-        or make_room(goal, seen, rules.wall)
-        or _replace_bad(attempt, goal, seen, rules.limits)
-        or have_beside(attempt, goal, seen, rules)
-        or ask_for_more(attempt, goal, seen, rules)
-        or renew(goal, seen, rules.wall, rules.limits)
-        or (Wait(why=NOBODY_ANSWERS) if all_silent(seen, rules.limits) else None)
-        or _drill(attempt, goal, seen, rules.limits)
+        _order(attempt, members, goal, snapshot, rules.limits)
+        or tell(snapshot)
+        or _replace_unprepared(attempt, snapshot, rules.limits)
+        or _replace_undying(attempt, snapshot, rules.limits)
+        or make_room(goal, snapshot, rules.prepaid_rule)
+        or _replace_bad(attempt, goal, snapshot, rules.limits)
+        or have_beside(attempt, goal, snapshot, rules)
+        or ask_for_more(attempt, goal, snapshot, rules)
+        or renew(goal, snapshot, rules.prepaid_rule, rules.limits)
+        or (Wait(why=NOBODY_ANSWERS) if all_silent(snapshot, rules.limits) else None)
+        or _drill(attempt, goal, snapshot, rules.limits)
         or Wait(why="running")
     )
 
 
 def _news(
-    attempt: Attempt, members: tuple[NodeSeen | None, ...], seen: Seen, limits: Limits
+    attempt: Attempt, members: tuple[NodeSnapshot | None, ...], snapshot: Snapshot, limits: Limits
 ) -> tuple[Interruption, ...]:
-    known = {i.node_id for i in seen.state.interruptions}
+    known = {i.node_id for i in snapshot.state.interruptions}
     ranks = {member.node_id for member in attempt.members}
     kinds = {
-        member.node_id: _interruption(attempt, node, seen, limits)
+        member.node_id: _interruption(attempt, node, snapshot, limits)
         for member, node in zip(attempt.members, members, strict=True)
         if member.node_id not in known and outcome_of(attempt, member, node) is not Outcome.DONE
     }
     interrupted = tuple(
-        Interruption(node_id=node_id, kind=kind, attempt=attempt.number, noticed_at=seen.now)
+        Interruption(node_id=node_id, kind=kind, attempt=attempt.number, noticed_at=snapshot.now)
         for node_id, kind in kinds.items()
         if kind is not None
     )
-    return (*noticed_beside(seen, ranks), *interrupted)
+    return (*noticed_beside(snapshot, ranks), *interrupted)
 
 
-def _interruption(attempt: Attempt, node: NodeSeen | None, seen: Seen, limits: Limits) -> InterruptionKind | None:
+def _interruption(
+    attempt: Attempt, node: NodeSnapshot | None, snapshot: Snapshot, limits: Limits
+) -> InterruptionKind | None:
     if node is None:
         return InterruptionKind.LOST
     if has_notice(node) and not is_gone(node):
@@ -108,69 +110,73 @@ def _interruption(attempt: Attempt, node: NodeSeen | None, seen: Seen, limits: L
         # What ended by our own choice or by the shut-off was not interrupted by the cloud.
         ours = node.node.end_cause in (EndCause.SCHEDULE, EndCause.CHOICE)
         return None if ours else InterruptionKind.LOST
-    frozen = not is_over(attempt, node) and believed_dead(node, seen, limits)
+    frozen = not is_over(attempt, node) and believed_dead(node, snapshot, limits)
     return InterruptionKind.FROZEN if frozen else None
 
 
-def _close(attempt: Attempt, members: tuple[NodeSeen | None, ...], goal: Goal, seen: Seen, rules: Rules) -> Action:
-    reason, message = _reason(attempt, members, seen, rules.wall), None
-    if reason is ExitReason.SUCCEEDED and _trained_nothing(attempt, goal, seen):
+def _close(
+    attempt: Attempt, members: tuple[NodeSnapshot | None, ...], goal: Goal, snapshot: Snapshot, rules: Rules
+) -> Action:
+    reason, message = _reason(attempt, members, snapshot, rules.prepaid_rule), None
+    if reason is ExitReason.SUCCEEDED and _trained_nothing(attempt, goal, snapshot):
         reason, message = ExitReason.USER_ERROR, UNTRAINED
-    elif reason is ExitReason.USER_ERROR and not _is_settled(members, seen, rules.limits):
+    elif reason is ExitReason.USER_ERROR and not _is_settled(members, snapshot, rules.limits):
         # A script also fails because a peer's machine went: give the cloud a moment to say so.
         return Wait(why="a script failed; asking the cloud whether a machine went first", briefly=True)
-    home = None if reason.retried else _bring_home(attempt, goal, seen, rules)
+    home = None if reason.retried else _bring_home(attempt, goal, snapshot, rules)
     return home or CloseAttempt(reason=reason, message=message)
 
 
-def _trained_nothing(attempt: Attempt, goal: Goal, seen: Seen) -> bool:
+def _trained_nothing(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> bool:
     """Whether a script that counts its steps has ended without one, in this attempt and in all before it.
 
     What it said last counts, of which the state may know nothing yet. One that goes on from a checkpoint of an earlier
     attempt has trained, whatever was seen of that.
     """
-    progress = progress_of(attempt, seen)
-    if progress is None or goal.saves_alone or any(one.last_step is not None for one in seen.state.attempts):
+    progress = progress_of(attempt, snapshot)
+    if progress is None or goal.saves_alone or any(one.last_step is not None for one in snapshot.state.attempts):
         return False
-    is_first = progress.first_step <= 1 or len(seen.state.attempts) == 1
+    is_first = progress.first_step <= 1 or len(snapshot.state.attempts) == 1
     return is_first and progress.step < progress.first_step
 
 
-def _bring_home(attempt: Attempt, goal: Goal, seen: Seen, rules: Rules) -> Action | None:
+def _bring_home(attempt: Attempt, goal: Goal, snapshot: Snapshot, rules: Rules) -> Action | None:
     """Nothing is ended before the outputs are safe: its machines are paid meanwhile, while there is hope for long.
 
     What can be brought nowhere is tried until the machines end by themselves, or the user has waited long for the end.
     """
-    if seen.homecoming is Homecoming.DONE:
+    if snapshot.homecoming is Homecoming.DONE:
         return None
-    hopeless = attempt.unbrought_at is not None and seen.now - attempt.unbrought_at >= rules.limits.homing
-    if hopeless and seen.wanted_end is not None:
+    hopeless = attempt.unbrought_at is not None and snapshot.now - attempt.unbrought_at >= rules.limits.homing
+    if hopeless and snapshot.wanted_end is not None:
         return None
-    renewal = None if hopeless else renew(goal, seen, rules.wall, rules.limits)
+    renewal = None if hopeless else renew(goal, snapshot, rules.prepaid_rule, rules.limits)
     if renewal is not None:
         return renewal
-    if seen.homecoming is Homecoming.NO:
+    if snapshot.homecoming is Homecoming.NO:
         return BringHome()
-    failed = seen.homecoming is Homecoming.FAILED
+    failed = snapshot.homecoming is Homecoming.FAILED
     return Wait(why="the outputs could not be brought home; trying again" if failed else "bringing the outputs home")
 
 
-def _is_settled(members: tuple[NodeSeen | None, ...], seen: Seen, limits: Limits) -> bool:
+def _is_settled(members: tuple[NodeSnapshot | None, ...], snapshot: Snapshot, limits: Limits) -> bool:
     """Whether a failure is the script's own: no machine that went has shown by now, and none is about to.
 
     Where no cloud lists what has died (own hosts), a member's silence is the only sign of it: time for the witness.
     """
-    if seen.failed_for is None or seen.failed_for < limits.settle:
+    if snapshot.failed_for is None or snapshot.failed_for < limits.settle:
         return False
     doubtful = any(is_doubtful(node) for node in members)
-    return not doubtful or seen.failed_for >= limits.settle + 2 * limits.silent
+    return not doubtful or snapshot.failed_for >= limits.settle + 2 * limits.silent
 
 
-def _reason(attempt: Attempt, members: tuple[NodeSeen | None, ...], seen: Seen, wall: Wall) -> ExitReason:
-    outcomes = set(outcomes_of(attempt, seen))
+def _reason(
+    attempt: Attempt, members: tuple[NodeSnapshot | None, ...], snapshot: Snapshot, prepaid_rule: PrepaidRule
+) -> ExitReason:
+    outcomes = set(outcomes_of(attempt, snapshot))
     if outcomes == {Outcome.DONE}:
         return ExitReason.SUCCEEDED
-    interrupted = _reason_of_interruptions(attempt, seen)
+    interrupted = _reason_of_interruptions(attempt, snapshot)
     if attempt.ending_reason is not None and (interrupted is None or not attempt.ending_reason.retried):
         return attempt.ending_reason
     if interrupted is not None:
@@ -179,15 +185,15 @@ def _reason(attempt: Attempt, members: tuple[NodeSeen | None, ...], seen: Seen, 
         # A script also fails because its GPU did, or a peer: killed by its own agent (at the wall, or found alone), or
         # by the shut-off, before it could say so.
         cut = any(n is not None and is_gone(n) and n.node.end_cause is EndCause.SCHEDULE for n in members)
-        excused = _unhealthy_members(attempt, seen) or bool(outcomes & EXCUSED) or (cut and None in outcomes)
+        excused = _unhealthy_members(attempt, snapshot) or bool(outcomes & EXCUSED) or (cut and None in outcomes)
         return ExitReason.LOST if excused else ExitReason.USER_ERROR
     if outcomes == {Outcome.LEFT}:
-        return ExitReason.INTERRUPTED if worth_a_start(seen, wall) else ExitReason.BUDGET
+        return ExitReason.INTERRUPTED if worth_a_start(snapshot, prepaid_rule) else ExitReason.BUDGET
     return ExitReason.LOST
 
 
-def _reason_of_interruptions(attempt: Attempt, seen: Seen) -> ExitReason | None:
-    kinds = {i.kind for i in seen.state.interruptions if i.attempt == attempt.number}
+def _reason_of_interruptions(attempt: Attempt, snapshot: Snapshot) -> ExitReason | None:
+    kinds = {i.kind for i in snapshot.state.interruptions if i.attempt == attempt.number}
     if not kinds:
         return None
     return ExitReason.INTERRUPTED if kinds == {InterruptionKind.NOTICE} else ExitReason.LOST
@@ -200,188 +206,192 @@ _FIRMNESS = {Stop.NO: 0, Stop.SAVE: 1, Stop.ABORT: 2, Stop.KILL: 3}
 
 
 def _order(
-    attempt: Attempt, members: tuple[NodeSeen | None, ...], goal: Goal, seen: Seen, limits: Limits
+    attempt: Attempt, members: tuple[NodeSnapshot | None, ...], goal: Goal, snapshot: Snapshot, limits: Limits
 ) -> EndAttempt | None:
     """One member down means that the others cannot go on: they end now, not when their collectives give up."""
     wanted = (
-        _order_for_the_broken(attempt, members, seen, limits)
-        or _order_for_the_unhealthy(attempt, seen, limits)
-        or _order_for_the_hung(attempt, seen, limits)
-        or _order_for_the_interrupted(attempt, goal, seen)
-        or _order_for_the_unprepared(attempt, seen, limits)
-        or _order_for_the_user(attempt, goal, seen, limits)
-        or _order_for_the_budget(attempt, goal, seen, limits)
-        or _order_for_the_idle(attempt, goal, seen, limits)
-        or _order_for_the_rescheduled(attempt, goal, seen, limits)
-        or _order_for_the_resized(attempt, goal, seen, limits)
+        _order_for_the_broken(attempt, members, snapshot, limits)
+        or _order_for_the_unhealthy(attempt, snapshot, limits)
+        or _order_for_the_hung(attempt, snapshot, limits)
+        or _order_for_the_interrupted(attempt, goal, snapshot)
+        or _order_for_the_unprepared(attempt, snapshot, limits)
+        or _order_for_the_user(attempt, goal, snapshot, limits)
+        or _order_for_the_budget(attempt, goal, snapshot, limits)
+        or _order_for_the_idle(attempt, goal, snapshot, limits)
+        or _order_for_the_rescheduled(attempt, goal, snapshot, limits)
+        or _order_for_the_resized(attempt, goal, snapshot, limits)
     )
     if wanted is not None and _FIRMNESS[wanted.how] > _FIRMNESS[attempt.ordered]:
         return wanted
-    # Whatever the attempt is ending for: who waits for the job's end has a time limit only once the books say so.
-    if attempt.ending_reason is not None and attempt.ending_reason.retried and seen.wanted_end is not None:
-        return EndAttempt(how=attempt.ordered, reason=seen.wanted_end)
+    # Whatever the attempt is ending for: who waits for the job's end has a time limit only once the state says so.
+    if attempt.ending_reason is not None and attempt.ending_reason.retried and snapshot.wanted_end is not None:
+        return EndAttempt(how=attempt.ordered, reason=snapshot.wanted_end)
     return None
 
 
 def _order_for_the_broken(
-    attempt: Attempt, members: tuple[NodeSeen | None, ...], seen: Seen, limits: Limits
+    attempt: Attempt, members: tuple[NodeSnapshot | None, ...], snapshot: Snapshot, limits: Limits
 ) -> EndAttempt | None:
-    interrupted = _reason_of_interruptions(attempt, seen)
-    outcomes = outcomes_of(attempt, seen)
+    interrupted = _reason_of_interruptions(attempt, snapshot)
+    outcomes = outcomes_of(attempt, snapshot)
     gone = any(is_gone(n) and how is not Outcome.DONE for n, how in zip(members, outcomes, strict=True))
     if gone or interrupted is ExitReason.LOST or not EXCUSED.isdisjoint(outcomes):
         return EndAttempt(how=Stop.KILL, reason=interrupted or ExitReason.LOST)
-    if _is_settled(members, seen, limits):
+    if _is_settled(members, snapshot, limits):
         return EndAttempt(how=Stop.KILL, reason=interrupted or ExitReason.USER_ERROR)
-    if seen.uneven_for is not None and seen.uneven_for >= limits.save:
+    if snapshot.uneven_for is not None and snapshot.uneven_for >= limits.save:
         return EndAttempt(how=Stop.KILL, reason=interrupted or ExitReason.LOST)
     return None
 
 
-def _order_for_the_unhealthy(attempt: Attempt, seen: Seen, limits: Limits) -> EndAttempt | None:
+def _order_for_the_unhealthy(attempt: Attempt, snapshot: Snapshot, limits: Limits) -> EndAttempt | None:
     """An ill node may still save; what it computes from now on is not trusted."""
-    if not _unhealthy_members(attempt, seen):
+    if not _unhealthy_members(attempt, snapshot):
         return None
-    waited = seen.now - attempt.ending_at if attempt.ending_at else timedelta(0)
+    waited = snapshot.now - attempt.ending_at if attempt.ending_at else timedelta(0)
     return EndAttempt(how=Stop.KILL if waited >= limits.save else Stop.SAVE, reason=ExitReason.INTERRUPTED)
 
 
-def _unhealthy_members(attempt: Attempt, seen: Seen) -> bool:
-    return any(member.node_id in quarantined(seen.state) for member in attempt.members)
+def _unhealthy_members(attempt: Attempt, snapshot: Snapshot) -> bool:
+    return any(member.node_id in quarantined(snapshot.state) for member in attempt.members)
 
 
-def _replace_bad(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> Replace | None:
+def _replace_bad(attempt: Attempt, goal: Goal, snapshot: Snapshot, limits: Limits) -> Replace | None:
     """End bad nodes that were to come in place of others; not for ever in a pool that has no good ones.
 
     So with those that a job on a range of nodes cannot grow by: they may stand beside a long attempt.
     """
     members = {member.node_id for member in attempt.members}
-    grows = goal.is_range and seen.failed_bootstraps < limits.bootstrap_tries
-    found = to_replace(seen) or (unfit(seen, limits) if grows else ())
+    grows = goal.is_range and snapshot.failed_bootstraps < limits.bootstrap_tries
+    found = to_replace(snapshot) or (unfit(snapshot, limits) if grows else ())
     bad = tuple(node_id for node_id in found if node_id not in members)
-    return Replace(node_ids=bad) if bad and len(in_a_row(seen.state)) < limits.quarantines else None
+    return Replace(node_ids=bad) if bad and len(in_a_row(snapshot.state)) < limits.quarantines else None
 
 
-def _order_for_the_hung(attempt: Attempt, seen: Seen, limits: Limits) -> EndAttempt | None:
+def _order_for_the_hung(attempt: Attempt, snapshot: Snapshot, limits: Limits) -> EndAttempt | None:
     """The ranks tell where they are before they are killed; an agent that does not see to that is told to kill."""
     if attempt.ending_reason is ExitReason.HUNG and attempt.ending_at is not None:
-        late = seen.now - attempt.ending_at >= limits.stacks
+        late = snapshot.now - attempt.ending_at >= limits.stacks
         return EndAttempt(how=Stop.KILL, reason=ExitReason.HUNG) if late else None
-    why = hung(attempt, seen, limits)
+    why = hung(attempt, snapshot, limits)
     return EndAttempt(how=Stop.ABORT, reason=ExitReason.HUNG, message=why) if why is not None else None
 
 
-def _order_for_the_interrupted(attempt: Attempt, goal: Goal, seen: Seen) -> EndAttempt | None:
+def _order_for_the_interrupted(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> EndAttempt | None:
     """Ranks that use the library hear of one machine's notice from each other; those of any other script do not."""
-    if not goal.saves_alone or _reason_of_interruptions(attempt, seen) is not ExitReason.INTERRUPTED:
+    if not goal.saves_alone or _reason_of_interruptions(attempt, snapshot) is not ExitReason.INTERRUPTED:
         return None
     return EndAttempt(how=Stop.SAVE, reason=ExitReason.INTERRUPTED)
 
 
-def _order_for_the_unprepared(attempt: Attempt, seen: Seen, limits: Limits) -> EndAttempt | None:
+def _order_for_the_unprepared(attempt: Attempt, snapshot: Snapshot, limits: Limits) -> EndAttempt | None:
     """What cannot be prepared cannot be told anything either: the others save, as far as its ranks hear of it."""
-    bad = _unprepared(attempt, seen, limits)
+    bad = _unprepared(attempt, snapshot, limits)
     if not bad:
         return None
     minutes = limits.boot.total_seconds() / 60
-    error = next((node.error for node in seen.nodes if node.node.id == bad[0] and node.error), "it failed")
+    error = next((node.error for node in snapshot.nodes if node.node.id == bad[0] and node.error), "it failed")
     message = f"{bad[0]} could not be prepared for {minutes:.0f} min: {error}"
-    return EndAttempt(how=_how(attempt, seen, limits), reason=ExitReason.LOST, message=message)
+    return EndAttempt(how=_how(attempt, snapshot, limits), reason=ExitReason.LOST, message=message)
 
 
-def _unprepared(attempt: Attempt, seen: Seen, limits: Limits) -> tuple[str, ...]:
+def _unprepared(attempt: Attempt, snapshot: Snapshot, limits: Limits) -> tuple[str, ...]:
     """Return the members that still work and could not be prepared for long, by this supervisor or those before it."""
-    lives = {life.node_id: life.unprepared_at for life in seen.state.nodes}
+    intervals = {interval.node_id: interval.unprepared_at for interval in snapshot.state.nodes}
     working = (
         member.node_id
-        for member, node in zip(attempt.members, members_of(attempt, seen), strict=True)
+        for member, node in zip(attempt.members, members_of(attempt, snapshot), strict=True)
         if not is_over(attempt, node) and node is not None and node.readiness is not Readiness.READY
     )
-    return tuple(i for i in working if (since := lives.get(i)) is not None and seen.now - since >= limits.boot)
+    return tuple(i for i in working if (since := intervals.get(i)) is not None and snapshot.now - since >= limits.boot)
 
 
-def _replace_unprepared(attempt: Attempt, seen: Seen, limits: Limits) -> Replace | None:
+def _replace_unprepared(attempt: Attempt, snapshot: Snapshot, limits: Limits) -> Replace | None:
     """End the members that heard of no order for long: their ranks would be waited for until the budget is used up."""
-    late = attempt.ending_at is not None and seen.now - attempt.ending_at >= 2 * limits.save
-    bad = _unprepared(attempt, seen, limits)
+    late = attempt.ending_at is not None and snapshot.now - attempt.ending_at >= 2 * limits.save
+    bad = _unprepared(attempt, snapshot, limits)
     return Replace(node_ids=bad) if bad and late else None
 
 
-def _replace_undying(attempt: Attempt, seen: Seen, limits: Limits) -> Replace | None:
+def _replace_undying(attempt: Attempt, snapshot: Snapshot, limits: Limits) -> Replace | None:
     """End the members that answer and whose ranks outlive their end: no signal reaches what hangs in a driver.
 
     Silent ones have limits of their own, and all may be silent because it is us who are cut off.
     """
-    if attempt.killed_at is None or seen.now - attempt.killed_at < 2 * limits.save:
+    if attempt.killed_at is None or snapshot.now - attempt.killed_at < 2 * limits.save:
         return None
     undying = tuple(
         node.node.id
-        for node in members_of(attempt, seen)
+        for node in members_of(attempt, snapshot)
         if node is not None and not is_over(attempt, node) and node.silent_for < limits.silent
     )
     return Replace(node_ids=undying) if undying else None
 
 
-def _order_for_the_user(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> EndAttempt | None:
+def _order_for_the_user(attempt: Attempt, goal: Goal, snapshot: Snapshot, limits: Limits) -> EndAttempt | None:
     """A script that saves nothing is asked for nothing: it would not hear that, and go on until it is killed."""
-    if seen.wanted_end is None:
+    if snapshot.wanted_end is None:
         return None
-    progress = progress_of(attempt, seen)
+    progress = progress_of(attempt, snapshot)
     silent = attempt.first_step is None and progress is None
     is_mute = goal.saves_nothing and (silent or (progress is not None and progress.phase == OUTPUT))
-    return EndAttempt(how=Stop.KILL if is_mute else _how(attempt, seen, limits), reason=seen.wanted_end)
+    return EndAttempt(how=Stop.KILL if is_mute else _how(attempt, snapshot, limits), reason=snapshot.wanted_end)
 
 
-def _order_for_the_budget(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> EndAttempt | None:
+def _order_for_the_budget(attempt: Attempt, goal: Goal, snapshot: Snapshot, limits: Limits) -> EndAttempt | None:
     """Once what is left is the reserve, the work ends, whatever the cloud has armed.
 
     Machines that drive a job may have no right to move its shut-off closer when its budget is lowered, and whoever
     lowered it may have died before he did. Outside, money is waited for that machines give back which are being
     interrupted.
     """
-    spent = seen.payable_until is None and seen.lasts_until is None and (goal.self_driving or not some_leave(seen))
+    spent = (
+        snapshot.payable_until is None
+        and snapshot.lasts_until is None
+        and (goal.self_driving or not some_leave(snapshot))
+    )
     if not (spent or attempt.ending_reason is ExitReason.BUDGET):
         return None
-    return EndAttempt(how=_how(attempt, seen, limits), reason=ExitReason.BUDGET)
+    return EndAttempt(how=_how(attempt, snapshot, limits), reason=ExitReason.BUDGET)
 
 
-def _order_for_the_idle(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> EndAttempt | None:
+def _order_for_the_idle(attempt: Attempt, goal: Goal, snapshot: Snapshot, limits: Limits) -> EndAttempt | None:
     """Once it is decided it stays so, whatever the GPUs do while the ranks save."""
     if attempt.ending_reason is ExitReason.IDLE:
-        return EndAttempt(how=_how(attempt, seen, limits), reason=ExitReason.IDLE)
-    why = wasted(seen.use, goal.idle)
+        return EndAttempt(how=_how(attempt, snapshot, limits), reason=ExitReason.IDLE)
+    why = wasted(snapshot.use, goal.idle)
     return EndAttempt(how=Stop.SAVE, reason=ExitReason.IDLE, message=why) if why is not None else None
 
 
-def _order_for_the_rescheduled(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> EndAttempt | None:
+def _order_for_the_rescheduled(attempt: Attempt, goal: Goal, snapshot: Snapshot, limits: Limits) -> EndAttempt | None:
     """Once it is decided it stays so, whatever the market does while the ranks save."""
     if attempt.ending_reason is ExitReason.RESCHEDULED:
-        return EndAttempt(how=_how(attempt, seen, limits), reason=ExitReason.RESCHEDULED)
-    return order_to_move(attempt, goal, seen)
+        return EndAttempt(how=_how(attempt, snapshot, limits), reason=ExitReason.RESCHEDULED)
+    return order_to_move(attempt, goal, snapshot)
 
 
-def _order_for_the_resized(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> EndAttempt | None:
+def _order_for_the_resized(attempt: Attempt, goal: Goal, snapshot: Snapshot, limits: Limits) -> EndAttempt | None:
     """Once it is decided it stays so, whatever the new machines do while the ranks save."""
     if attempt.ending_reason is ExitReason.RESIZED:
-        return EndAttempt(how=_how(attempt, seen, limits), reason=ExitReason.RESIZED)
-    return order_to_grow(attempt, goal, seen, limits)
+        return EndAttempt(how=_how(attempt, snapshot, limits), reason=ExitReason.RESIZED)
+    return order_to_grow(attempt, goal, snapshot, limits)
 
 
-def _how(attempt: Attempt, seen: Seen, limits: Limits) -> Stop:
+def _how(attempt: Attempt, snapshot: Snapshot, limits: Limits) -> Stop:
     """Saving first; what does not listen is killed."""
-    waited = seen.now - attempt.ending_at if attempt.ending_at else timedelta(0)
+    waited = snapshot.now - attempt.ending_at if attempt.ending_at else timedelta(0)
     return Stop.KILL if waited >= limits.save else Stop.SAVE
 
 
-def _is_overdue(attempt: Attempt, seen: Seen, limits: Limits) -> bool:
+def _is_overdue(attempt: Attempt, snapshot: Snapshot, limits: Limits) -> bool:
     """Whether the user's wish was not obeyed: a machine does not hear us, or cannot end, and the cloud must end it."""
-    wished = attempt.ending_reason is not None and not attempt.ending_reason.retried
-    return wished and attempt.ending_at is not None and seen.now - attempt.ending_at >= 2 * limits.save
+    desired = attempt.ending_reason is not None and not attempt.ending_reason.retried
+    return desired and attempt.ending_at is not None and snapshot.now - attempt.ending_at >= 2 * limits.save
 
 
-def _drill(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> Drill | Wait | None:
-    progress, young = progress_of(attempt, seen), seen.now - attempt.started_at
-    if not goal.drill or seen.state.drilled:
+def _drill(attempt: Attempt, goal: Goal, snapshot: Snapshot, limits: Limits) -> Drill | Wait | None:
+    progress, young = progress_of(attempt, snapshot), snapshot.now - attempt.started_at
+    if not goal.drill or snapshot.state.drilled:
         return None
     if progress is None:
         if young < (limits.drill_patience if goal.uses_library else limits.drill_blind):

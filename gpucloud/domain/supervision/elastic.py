@@ -22,100 +22,100 @@ from datetime import datetime, timedelta
 
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.market.policies import Mode
-from gpucloud.domain.money.prepaid import Wall, may_launch, sooner
+from gpucloud.domain.money.prepaid import PrepaidRule, may_launch, sooner
 from gpucloud.domain.node.status import Stop
 from gpucloud.domain.offer import Offer
 from gpucloud.domain.state.state import Attempt, ExitReason, Shortfall
 from gpucloud.domain.supervision.action import Action, Appoint, Arm, Dismiss, EndAttempt, Resize, TakeOver
 from gpucloud.domain.supervision.capacity import cool_down, has_enough, is_cooling, partial, refused
-from gpucloud.domain.supervision.deadline import can_stand_beside, stands_ready
+from gpucloud.domain.supervision.deadline import can_overlap, stands_ready
 from gpucloud.domain.supervision.membership import Pace, is_usable, pace_of
-from gpucloud.domain.supervision.seen import Goal, Heading, Limits, NodeSeen, Readiness, Rules, Seen
+from gpucloud.domain.supervision.snapshot import CapacityChoice, Goal, Limits, NodeSnapshot, Readiness, Rules, Snapshot
 
 AWAITING = "waiting for more machines, at the latest until"
 """How the words begin that tell of a start that could be made with fewer."""
 
 
-def enough_since(goal: Goal, seen: Seen, limits: Limits) -> datetime | None:
+def enough_since(goal: Goal, snapshot: Snapshot, limits: Limits) -> datetime | None:
     """Return since when there are enough machines ready for an attempt, and not all; None while there are not.
 
-    For the books: a supervisor that follows goes on with the same wait, before it knows again who is ready.
+    For the state: a supervisor that follows goes on with the same wait, before it knows again who is ready.
     """
-    if not goal.is_range or seen.state.attempt is not None:
+    if not goal.is_range or snapshot.state.attempt is not None:
         return None
-    there = _of_the_pool(seen, limits)
+    there = _of_the_pool(snapshot, limits)
     ready = sum(node.readiness is Readiness.READY for node in there)
-    fewest = goal.fewest(seen.state.pool.market)
+    fewest = goal.fewest(snapshot.state.pool.market)
     if len(there) < fewest or ready >= goal.nodes:
         return None
-    return seen.state.enough_at or (seen.now if ready >= fewest else None)
+    return snapshot.state.enough_at or (snapshot.now if ready >= fewest else None)
 
 
-def waits_until(goal: Goal, seen: Seen, limits: Limits) -> datetime | None:
+def waits_until(goal: Goal, snapshot: Snapshot, limits: Limits) -> datetime | None:
     """Return until when at the most an attempt waits for more machines than are ready; None where it may start.
 
     Those that an attempt has left over go on at once.
     """
-    ready = [n for n in _of_the_pool(seen, limits) if n.readiness is Readiness.READY]
-    before = seen.state.attempts[-1].started_at if seen.state.attempts else None
+    ready = [n for n in _of_the_pool(snapshot, limits) if n.readiness is Readiness.READY]
+    before = snapshot.state.attempts[-1].started_at if snapshot.state.attempts else None
     if len(ready) >= goal.nodes or all(before is not None and n.node.launched_at < before for n in ready):
         return None
-    pace = pace_of(seen.state, goal.work, seen.now, limits, goal.nodes)
-    until = (seen.enough_at or seen.now) + pace.handover
-    return until if seen.now < until and _some_follow(ready, seen, pace, limits) else None
+    pace = pace_of(snapshot.state, goal.work, snapshot.now, limits, goal.nodes)
+    until = (snapshot.enough_at or snapshot.now) + pace.handover
+    return until if snapshot.now < until and _some_follow(ready, snapshot, pace, limits) else None
 
 
-def ask_for_more(attempt: Attempt, goal: Goal, seen: Seen, rules: Rules) -> Resize | None:
+def ask_for_more(attempt: Attempt, goal: Goal, snapshot: Snapshot, rules: Rules) -> Resize | None:
     """Ask for the machines that an attempt lacks, where the cloud stopped trying: not often, and only if they can pay.
 
     A group that has its level keeps trying by itself.
     """
-    missing = goal.nodes - seen.group.size
-    wants = goal.is_range and missing > 0 and attempt.ending_reason is None and not _turns_elsewhere(seen)
-    if not wants or not _may_ask(seen, rules):
+    missing = goal.nodes - snapshot.group.size
+    wants = goal.is_range and missing > 0 and attempt.ending_reason is None and not _turns_elsewhere(snapshot)
+    if not wants or not _may_ask(snapshot, rules):
         return None
-    pace = pace_of(seen.state, goal.work, seen.now, rules.limits, goal.nodes)
+    pace = pace_of(snapshot.state, goal.work, snapshot.now, rules.limits, goal.nodes)
     needed_s = pace.changeover.total_seconds() + _made_up_in_s(len(attempt.members), missing, pace.handover)
-    return Resize(size=goal.nodes) if _lasts_s(attempt, goal, seen, pace) > needed_s else None
+    return Resize(size=goal.nodes) if _lasts_s(attempt, goal, snapshot, pace) > needed_s else None
 
 
-def order_to_grow(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> EndAttempt | None:
+def order_to_grow(attempt: Attempt, goal: Goal, snapshot: Snapshot, limits: Limits) -> EndAttempt | None:
     """Return the order to save and leave when machines stand ready with which another attempt would be worth it."""
     now, works = len(attempt.members), attempt.stepped_at
-    if not goal.is_range or now >= goal.nodes or works is None or _turns_elsewhere(seen):
+    if not goal.is_range or now >= goal.nodes or works is None or _turns_elsewhere(snapshot):
         return None
-    more = _beside(attempt, seen, limits)[: goal.nodes - now]
-    pace = pace_of(seen.state, goal.work, seen.now, limits, goal.nodes)
-    if not more or seen.now - works < pace.handover or _some_follow(more, seen, pace, limits):
+    more = _beside(attempt, snapshot, limits)[: goal.nodes - now]
+    pace = pace_of(snapshot.state, goal.work, snapshot.now, limits, goal.nodes)
+    if not more or snapshot.now - works < pace.handover or _some_follow(more, snapshot, pace, limits):
         return None
-    cost = pace.handover + _unsaved(attempt, goal, seen)
-    stay = any((seen.now - node.node.launched_at) * count >= cost * now for count, node in enumerate(more, 1))
-    if not stay or _lasts_s(attempt, goal, seen, pace) <= _made_up_in_s(now, len(more), cost):
+    cost = pace.handover + _unsaved(attempt, goal, snapshot)
+    stay = any((snapshot.now - node.node.launched_at) * count >= cost * now for count, node in enumerate(more, 1))
+    if not stay or _lasts_s(attempt, goal, snapshot, pace) <= _made_up_in_s(now, len(more), cost):
         return None
     ready = "1 more machine is" if len(more) == 1 else f"{len(more)} more machines are"
     message = f"{ready} ready: it goes on with {now + len(more)} nodes"
     return EndAttempt(how=Stop.SAVE, reason=ExitReason.RESIZED, message=message)
 
 
-def can_start(goal: Goal, seen: Seen) -> bool:
+def can_start(goal: Goal, snapshot: Snapshot) -> bool:
     """Whether a job that trains on a range of nodes has enough of them ready, whatever becomes of the others."""
-    ready = sum(node.readiness is Readiness.READY for node in seen.nodes)
-    return has_enough(goal, seen) and ready >= goal.fewest(seen.state.pool.market)
+    ready = sum(node.readiness is Readiness.READY for node in snapshot.nodes)
+    return has_enough(goal, snapshot) and ready >= goal.fewest(snapshot.state.pool.market)
 
 
-def _may_ask(seen: Seen, rules: Rules) -> bool:
+def _may_ask(snapshot: Snapshot, rules: Rules) -> bool:
     """Whether machines may be asked for: paid ones, well before the shut-off, of a pool that did not refuse lately."""
-    pool, armed = seen.state.pool, seen.group.armed_until
-    refusal = refused(seen, pool, seen.state.pool_at)
-    lately = refusal is not None and seen.now - refusal.at < rules.limits.cooldown
-    is_paid = seen.payable_until is not None and may_launch(armed, seen.now, rules.wall)
-    return is_paid and not lately and not is_cooling(seen.state, pool, seen.now) and are_alike(seen)
+    pool, armed = snapshot.state.pool, snapshot.group.armed_until
+    refusal = refused(snapshot, pool, snapshot.state.pool_at)
+    lately = refusal is not None and snapshot.now - refusal.at < rules.limits.cooldown
+    is_paid = snapshot.payable_until is not None and may_launch(armed, snapshot.now, rules.prepaid_rule)
+    return is_paid and not lately and not is_cooling(snapshot.state, pool, snapshot.now) and are_alike(snapshot)
 
 
-def _lasts_s(attempt: Attempt, goal: Goal, seen: Seen, pace: Pace) -> float:
+def _lasts_s(attempt: Attempt, goal: Goal, snapshot: Snapshot, pace: Pace) -> float:
     """Return how long the attempt's nodes go on at the most: while there is work, and money at the highest price."""
-    usd_per_s = float(seen.state.dearest_usd_per_hour) * len(seen.group.alive) / 3600
-    left_usd = float(goal.budget_usd - seen.spent_usd)
+    usd_per_s = float(snapshot.state.dearest_usd_per_hour) * len(snapshot.group.alive) / 3600
+    left_usd = float(goal.budget_usd - snapshot.spent_usd)
     paid_s = left_usd / usd_per_s if usd_per_s > 0 else math.inf
     works_s = pace.left.total_seconds() * goal.nodes / len(attempt.members) if pace.left is not None else math.inf
     return min(paid_s, works_s)
@@ -126,7 +126,7 @@ def _made_up_in_s(now: int, more: int, cost: timedelta) -> float:
     return cost.total_seconds() * (now + more) / more
 
 
-def _some_follow(ready: Sequence[NodeSeen], seen: Seen, pace: Pace, limits: Limits) -> bool:
+def _some_follow(ready: Sequence[NodeSnapshot], snapshot: Snapshot, pace: Pace, limits: Limits) -> bool:
     """Whether machines are about to be ready too: launched no more than a handover after the youngest that is.
 
     One that takes longer than a whole changeover is not waited for.
@@ -135,30 +135,30 @@ def _some_follow(ready: Sequence[NodeSeen], seen: Seen, pace: Pace, limits: Limi
     return any(
         node.readiness in (Readiness.NO, Readiness.PREPARING)
         and node.node.launched_at - youngest <= pace.handover
-        and seen.now - node.node.launched_at < pace.changeover
-        for node in _of_the_pool(seen, limits)
+        and snapshot.now - node.node.launched_at < pace.changeover
+        for node in _of_the_pool(snapshot, limits)
     )
 
 
-def _beside(attempt: Attempt, seen: Seen, limits: Limits) -> list[NodeSeen]:
+def _beside(attempt: Attempt, snapshot: Snapshot, limits: Limits) -> list[NodeSnapshot]:
     """Return the machines that are ready and take no part, the oldest first."""
     members = {member.node_id for member in attempt.members}
-    found = [n for n in _of_the_pool(seen, limits) if n.node.id not in members and n.readiness is Readiness.READY]
+    found = [n for n in _of_the_pool(snapshot, limits) if n.node.id not in members and n.readiness is Readiness.READY]
     return sorted(found, key=lambda node: node.node.launched_at)
 
 
-def _of_the_pool(seen: Seen, limits: Limits) -> list[NodeSeen]:
-    return [node for node in seen.nodes if node.node.pool == seen.state.pool and is_usable(node, limits)]
+def _of_the_pool(snapshot: Snapshot, limits: Limits) -> list[NodeSnapshot]:
+    return [node for node in snapshot.nodes if node.node.pool == snapshot.state.pool and is_usable(node, limits)]
 
 
-def _turns_elsewhere(seen: Seen) -> bool:
-    return seen.state.successor is not None or appointed(seen) is not None
+def _turns_elsewhere(snapshot: Snapshot) -> bool:
+    return snapshot.state.successor is not None or appointed(snapshot) is not None
 
 
-def _unsaved(attempt: Attempt, goal: Goal, seen: Seen) -> timedelta:
+def _unsaved(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> timedelta:
     """Return what a script that saves only when it likes has trained since it last did: that is trained again."""
     since = attempt.last_step_at or attempt.started_at
-    return seen.now - since if goal.saves_alone else timedelta(0)
+    return snapshot.now - since if goal.saves_alone else timedelta(0)
 
 
 # Machines of another pool take over from those that work: asked for beside them, so that no time is lost.
@@ -168,85 +168,87 @@ def _unsaved(attempt: Attempt, goal: Goal, seen: Seen) -> timedelta:
 # off is reckoned for both before any is asked for.
 
 
-def appointed(seen: Seen) -> Offer | None:
+def appointed(snapshot: Snapshot) -> Offer | None:
     """Return the offer whose machines are to take over from those that work; None where none are to."""
-    to, state = seen.heading, seen.state
+    to, state = snapshot.capacity_choice, snapshot.state
     if to is None or to.offer is None or state.attempt is None or to.offer.pool.market is state.pool.market:
         return None
-    return to.offer if can_stand_beside(to.offer, state) else None
+    return to.offer if can_overlap(to.offer, state) else None
 
 
-def are_alike(seen: Seen) -> bool:
+def are_alike(snapshot: Snapshot) -> bool:
     """Whether all machines that the level counts are of the job's pool; where it falls, those of another go first."""
-    return all(node.pool == seen.state.pool for node in seen.group.counted)
+    return all(node.pool == snapshot.state.pool for node in snapshot.group.counted)
 
 
-def have_beside(attempt: Attempt, goal: Goal, seen: Seen, rules: Rules) -> Action | None:
+def have_beside(attempt: Attempt, goal: Goal, snapshot: Snapshot, rules: Rules) -> Action | None:
     """Return what to do, while an attempt works, about the machines that are to take over from its own.
 
     None is asked for that the cloud would refuse because its shut-off comes too soon.
     """
-    successor, offer = seen.state.successor, appointed(seen)
+    successor, offer = snapshot.state.successor, appointed(snapshot)
     if attempt.ending_reason is not None or goal.self_driving:
         return None
     if successor is None:
-        return _begin(attempt, goal, seen, offer, rules.wall)
+        return _begin(attempt, goal, snapshot, offer, rules.prepaid_rule)
     if offer is None or offer.pool != successor.pool:
         return Dismiss()
-    refusal = refused(seen, successor.pool, successor.at)
-    there = sum(node.pool == successor.pool for node in seen.group.counted)
+    refusal = refused(snapshot, successor.pool, successor.at)
+    there = sum(node.pool == successor.pool for node in snapshot.group.counted)
     if refusal is None and there < goal.nodes:
-        refusal = partial(seen, successor.pool, there, goal.nodes, rules.limits)
+        refusal = partial(snapshot, successor.pool, there, goal.nodes, rules.limits)
     if refusal is not None:
         return cool_down(goal, refusal, rules.limits)
-    own = sum(node.pool != successor.pool for node in seen.group.counted)
+    own = sum(node.pool != successor.pool for node in snapshot.group.counted)
     both = goal.nodes + max(len(attempt.members), own)
-    lacks = seen.group.size < both and may_launch(seen.group.armed_until, seen.now, rules.wall)
+    lacks = snapshot.group.size < both and may_launch(snapshot.group.armed_until, snapshot.now, rules.prepaid_rule)
     return Resize(size=both) if lacks else None
 
 
-def order_to_move(attempt: Attempt, goal: Goal, seen: Seen) -> EndAttempt | None:
+def order_to_move(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> EndAttempt | None:
     """Return the order to save and leave, when the machines that take over stand ready, or none can stand beside."""
-    to = seen.heading
+    to = snapshot.capacity_choice
     if attempt.ending_reason is not None or to is None:
         return None
-    successor, offer = seen.state.successor, appointed(seen)
+    successor, offer = snapshot.state.successor, appointed(snapshot)
     if successor is not None:
         ready = to.mode is not Mode.BOTH and offer is not None and offer.pool == successor.pool
-        return _order(f"{successor.pool} takes over") if ready and stands_ready(goal, seen) else None
-    return _order(f"{to.mode.value}: {to.capacity_decision.why}") if _leaves(to, seen, offer) else None
+        return _order(f"{successor.pool} takes over") if ready and stands_ready(goal, snapshot) else None
+    return _order(f"{to.mode.value}: {to.capacity_decision.why}") if _leaves(to, snapshot, offer) else None
 
 
-def succeed(goal: Goal, seen: Seen) -> Action | None:
+def succeed(goal: Goal, snapshot: Snapshot) -> Action | None:
     """Return what becomes, once the attempt is over, of machines that were asked for beside its own."""
-    successor = seen.state.successor
+    successor = snapshot.state.successor
     if successor is None:
         return None
-    there = [node for node in seen.group.counted if node.pool == successor.pool]
-    wanted = seen.heading is None or seen.heading.mode is not Mode.IDLE
+    there = [node for node in snapshot.group.counted if node.pool == successor.pool]
+    wanted = snapshot.capacity_choice is None or snapshot.capacity_choice.mode is not Mode.IDLE
     return TakeOver() if wanted and len(there) >= goal.nodes else Dismiss()
 
 
-def _begin(attempt: Attempt, goal: Goal, seen: Seen, offer: Offer | None, wall: Wall) -> Action | None:
+def _begin(
+    attempt: Attempt, goal: Goal, snapshot: Snapshot, offer: Offer | None, prepaid_rule: PrepaidRule
+) -> Action | None:
     """The shut-off first, sooner: it pays for twice as many machines. Before that, what was asked for in vain goes."""
-    there = sum(node.pool == seen.state.pool for node in seen.group.counted)
-    own = max(goal.nodes if are_alike(seen) else there, len(attempt.members))
-    if seen.group.size > own:
+    there = sum(node.pool == snapshot.state.pool for node in snapshot.group.counted)
+    own = max(goal.nodes if are_alike(snapshot) else there, len(attempt.members))
+    if snapshot.group.size > own:
         return Resize(size=own)
-    if offer is None or not may_launch(seen.payable_with_successor, seen.now, wall):
+    if offer is None or not may_launch(snapshot.payable_with_successor, snapshot.now, prepaid_rule):
         return None
-    until = sooner(seen.group.armed_until, seen.payable_with_successor)
+    until = sooner(snapshot.group.armed_until, snapshot.payable_with_successor)
     return Arm(until=until) if until is not None else Appoint(offer=offer)
 
 
-def _leaves(to: Heading, seen: Seen, offer: Offer | None) -> bool:
+def _leaves(to: CapacityChoice, snapshot: Snapshot, offer: Offer | None) -> bool:
     """Whether the machines are given up before others are there."""
-    on_demand = seen.state.pool.market is Market.ON_DEMAND
+    on_demand = snapshot.state.pool.market is Market.ON_DEMAND
     if to.mode is Mode.IDLE:
         return on_demand
-    if to.offer is None or to.offer.pool.market is seen.state.pool.market:
+    if to.offer is None or to.offer.pool.market is snapshot.state.pool.market:
         return False
-    beside = offer is not None and seen.payable_with_successor is not None
+    beside = offer is not None and snapshot.payable_with_successor is not None
     return not beside and (not on_demand or to.capacity_decision.shortfall is Shortfall.MONEY)
 
 

@@ -13,7 +13,7 @@ from gpucloud.domain.money.ledger import FREE_WHEN_INTERRUPTED_WITHIN
 from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.node.status import OUTPUT, AttemptStatus, Outcome, Progress, RunState, Stop
 from gpucloud.domain.state.state import Attempt, ExitReason, Interruption, InterruptionKind, JobState, Member
-from gpucloud.domain.supervision.seen import Limits, NodeSeen, PeerReport, Seen
+from gpucloud.domain.supervision.snapshot import Limits, NodeSnapshot, PeerReport, Snapshot
 
 NOBODY_ANSWERS = "no machine answers"
 NOTICE = timedelta(seconds=120)
@@ -22,52 +22,52 @@ TAKEN_WITHIN = timedelta(seconds=60)
 """How long after the time that a notice names the machine is gone."""
 
 
-def part_of(attempt: Attempt, node: NodeSeen | None) -> AttemptStatus | None:
+def part_of(attempt: Attempt, node: NodeSnapshot | None) -> AttemptStatus | None:
     """Return what the node says of its part in the attempt; None while it has not heard of it."""
     part = node.status.attempt if node is not None and node.status is not None else None
     return part if part is not None and part.attempt == attempt.number else None
 
 
-def outcome_of(attempt: Attempt, member: Member, node: NodeSeen | None) -> Outcome | None:
+def outcome_of(attempt: Attempt, member: Member, node: NodeSnapshot | None) -> Outcome | None:
     """Return how the member's part ended, as its agent says or once said; None where nobody knows."""
     part = part_of(attempt, node)
     return (part.outcome if part is not None else None) or member.outcome
 
 
-def outcomes_of(attempt: Attempt, seen: Seen) -> tuple[Outcome | None, ...]:
+def outcomes_of(attempt: Attempt, snapshot: Snapshot) -> tuple[Outcome | None, ...]:
     """Return how each member's part ended, in rank order."""
-    found = zip(attempt.members, members_of(attempt, seen), strict=True)
+    found = zip(attempt.members, members_of(attempt, snapshot), strict=True)
     return tuple(outcome_of(attempt, member, node) for member, node in found)
 
 
-def is_broken(attempt: Attempt, seen: Seen) -> bool:
+def is_broken(attempt: Attempt, snapshot: Snapshot) -> bool:
     """Whether some members are over, and not done, while others still work; that one is done is no harm to others."""
-    outcomes = outcomes_of(attempt, seen)
-    overs = [is_over(attempt, node) for node in members_of(attempt, seen)]
+    outcomes = outcomes_of(attempt, snapshot)
+    overs = [is_over(attempt, node) for node in members_of(attempt, snapshot)]
     return not all(overs) and any(
         over and outcome is not Outcome.DONE for over, outcome in zip(overs, outcomes, strict=True)
     )
 
 
-def members_of(attempt: Attempt, seen: Seen) -> tuple[NodeSeen | None, ...]:
+def members_of(attempt: Attempt, snapshot: Snapshot) -> tuple[NodeSnapshot | None, ...]:
     """Return the attempt's members as seen, in rank order; None for one that the cloud no longer lists."""
-    by_id = {node.node.id: node for node in seen.nodes}
+    by_id = {node.node.id: node for node in snapshot.nodes}
     return tuple(by_id.get(member.node_id) for member in attempt.members)
 
 
-def progress_of(attempt: Attempt, seen: Seen) -> Progress | None:
+def progress_of(attempt: Attempt, snapshot: Snapshot) -> Progress | None:
     """Return what is reckoned with of rank 0's script: what it last reported, or what its output says."""
-    part = part_of(attempt, members_of(attempt, seen)[0])
+    part = part_of(attempt, members_of(attempt, snapshot)[0])
     return part.counted if part else None
 
 
-def shown_of(attempt: Attempt, seen: Seen) -> tuple[Progress | None, tuple[tuple[str, float], ...]]:
+def shown_of(attempt: Attempt, snapshot: Snapshot) -> tuple[Progress | None, tuple[tuple[str, float], ...]]:
     """Return what people are told of rank 0's script: how far it is, and other numbers that it prints."""
-    part = part_of(attempt, members_of(attempt, seen)[0])
+    part = part_of(attempt, members_of(attempt, snapshot)[0])
     return (part.shown, part.readings.values if part.readings else ()) if part else (None, ())
 
 
-def is_over(attempt: Attempt, node: NodeSeen | None) -> bool:
+def is_over(attempt: Attempt, node: NodeSnapshot | None) -> bool:
     """Whether the member has nothing running of this attempt, and never will."""
     if node is None or is_gone(node):
         return True
@@ -77,67 +77,67 @@ def is_over(attempt: Attempt, node: NodeSeen | None) -> bool:
     return part.state is RunState.EXITED
 
 
-def is_gone(node: NodeSeen | None) -> bool:
+def is_gone(node: NodeSnapshot | None) -> bool:
     """Whether the cloud no longer lists the node as alive."""
     return node is None or node.node.state is NodeState.TERMINATED
 
 
-def has_notice(node: NodeSeen) -> bool:
+def has_notice(node: NodeSnapshot) -> bool:
     """Whether the machine says that the cloud is about to take it."""
     return node.status is not None and node.status.notice is not None
 
 
-def noticed_beside(seen: Seen, ranks: Collection[str] = ()) -> tuple[Interruption, ...]:
+def noticed_beside(snapshot: Snapshot, ranks: Collection[str] = ()) -> tuple[Interruption, ...]:
     """Return the notices to write down of machines that have no part in an attempt; those of `ranks` have one.
 
     As they say, or as we once heard: one that was relieved is among them, for how long it may stay is counted from what
     is written down. What we end ourselves nobody takes.
     """
-    known = {*ranks, *(i.node_id for i in seen.state.interruptions)}
-    alive = [n for n in seen.nodes if not is_gone(n) and n.node.id not in known and n.node.end_cause is None]
+    known = {*ranks, *(i.node_id for i in snapshot.state.interruptions)}
+    alive = [n for n in snapshot.nodes if not is_gone(n) and n.node.id not in known and n.node.end_cause is None]
     news, kind = [n.node.id for n in alive if n.node.relieved or has_notice(n)], InterruptionKind.NOTICE
-    return tuple(Interruption(node_id=i, kind=kind, attempt=None, noticed_at=seen.now) for i in news)
+    return tuple(Interruption(node_id=i, kind=kind, attempt=None, noticed_at=snapshot.now) for i in news)
 
 
-def warned_until(node: NodeSeen, seen: Seen) -> datetime:
+def warned_until(node: NodeSnapshot, snapshot: Snapshot) -> datetime:
     """Return until when a cloud takes a machine that it warned, as counted from when we wrote that down."""
-    heard = [i.noticed_at for i in seen.state.interruptions if i.node_id == node.node.id]
-    return (max(heard) if heard else seen.now) + NOTICE
+    heard = [i.noticed_at for i in snapshot.state.interruptions if i.node_id == node.node.id]
+    return (max(heard) if heard else snapshot.now) + NOTICE
 
 
-def interrupted_at(node: NodeSeen, seen: Seen) -> datetime | None:
+def interrupted_at(node: NodeSnapshot, snapshot: Snapshot) -> datetime | None:
     """Return when a machine is interrupted that has a notice or was relieved; None for any other.
 
     The notice is the machine's own word, and what runs there can name any time: it is believed up to what a cloud does.
     """
     notice = node.status.notice if node.status is not None else None
     if notice is None:
-        return warned_until(node, seen) if node.node.relieved else None
-    return min(notice.at, warned_until(node, seen))
+        return warned_until(node, snapshot) if node.node.relieved else None
+    return min(notice.at, warned_until(node, snapshot))
 
 
-def some_leave(seen: Seen) -> bool:
+def some_leave(snapshot: Snapshot) -> bool:
     """Whether machines are about to be interrupted for which money is kept, or was spent: it is free in a moment.
 
     That is so of those beside the group's level. One that the level counts comes back and costs as much, unless it is
     so young that nothing is charged for it; once it is back, the one that leaves is beside the level. Which one that is
     may not be known yet: the cloud starts the other when it warns.
     """
-    alive = [n for n in seen.nodes if not is_gone(n)]
+    alive = [n for n in snapshot.nodes if not is_gone(n)]
     counted = [n for n in alive if not n.node.relieved]
-    came_back = len(counted) > seen.group.size
-    noticed = [(n.node, at) for n in alive if (at := interrupted_at(n, seen)) is not None]
+    came_back = len(counted) > snapshot.group.size
+    noticed = [(n.node, at) for n in alive if (at := interrupted_at(n, snapshot)) is not None]
     leaving = [at for node, at in noticed if node.relieved or came_back or _is_free(node, at)]
     if came_back:
         leaving.append(max(n.node.launched_at for n in counted) + NOTICE)
-    return any(seen.now < at + TAKEN_WITHIN for at in leaving)
+    return any(snapshot.now < at + TAKEN_WITHIN for at in leaving)
 
 
 def _is_free(node: Node, interrupted_at: datetime) -> bool:
     return node.pool.market is Market.SPOT and interrupted_at - node.launched_at < FREE_WHEN_INTERRUPTED_WITHIN
 
 
-def is_usable(node: NodeSeen, limits: Limits) -> bool:
+def is_usable(node: NodeSnapshot, limits: Limits) -> bool:
     """Whether an attempt may be placed on the node once it is prepared."""
     return not is_gone(node) and not node.node.relieved and not has_notice(node) and node.silent_for < limits.silent
 
@@ -152,21 +152,21 @@ def barred(state: JobState) -> frozenset[str]:
     return frozenset(one.node_id for one in state.quarantined if not one.may_pass)
 
 
-def somebody_answers(seen: Seen) -> bool:
+def somebody_answers(snapshot: Snapshot) -> bool:
     """All silent at once means that we are offline, and nothing is believed."""
-    return any(node.silent_for == timedelta(0) and not is_gone(node) for node in seen.nodes)
+    return any(node.silent_for == timedelta(0) and not is_gone(node) for node in snapshot.nodes)
 
 
-def all_silent(seen: Seen, limits: Limits) -> bool:
+def all_silent(snapshot: Snapshot, limits: Limits) -> bool:
     """Whether there are nodes, and none has answered for long enough that it is no passing delay."""
-    alive = [node for node in seen.nodes if not is_gone(node)]
+    alive = [node for node in snapshot.nodes if not is_gone(node)]
     return bool(alive) and all(node.silent_for >= limits.silent for node in alive)
 
 
 # When a machine that tells us nothing is believed to be dead: a second witness agrees, or nobody can.
 
 
-def believed_dead(node: NodeSeen, seen: Seen, limits: Limits) -> bool:
+def believed_dead(node: NodeSnapshot, snapshot: Snapshot, limits: Limits) -> bool:
     """Whether the silent machine is given up, or the one that answers and has said nothing for `alone`.
 
     Of a silent one the cloud says that it is impaired, or another machine knocked in vain; where nobody can tell, it is
@@ -183,23 +183,23 @@ def believed_dead(node: NodeSeen, seen: Seen, limits: Limits) -> bool:
         return True
     if node.peer_report is PeerReport.ALIVE:
         return False
-    if node.peer_report is PeerReport.DEAD and somebody_answers(seen):
+    if node.peer_report is PeerReport.DEAD and somebody_answers(snapshot):
         return True
-    return node.silent_for >= limits.alone and (somebody_answers(seen) or _is_only_one(seen))
+    return node.silent_for >= limits.alone and (somebody_answers(snapshot) or _is_only_one(snapshot))
 
 
-def is_out_of_reach(node: NodeSeen, seen: Seen, limits: Limits) -> bool:
+def is_out_of_reach(node: NodeSnapshot, snapshot: Snapshot, limits: Limits) -> bool:
     """Whether the machine is of no use to us: alive or not, we cannot reach it, and others we can."""
-    return believed_dead(node, seen, limits) or (node.silent_for >= limits.alone and somebody_answers(seen))
+    return believed_dead(node, snapshot, limits) or (node.silent_for >= limits.alone and somebody_answers(snapshot))
 
 
-def vouched_for(seen: Seen, limits: Limits) -> tuple[NodeSeen, ...]:
+def vouched_for(snapshot: Snapshot, limits: Limits) -> tuple[NodeSnapshot, ...]:
     """Return the machines that do not answer us, and of which another witness says that they live."""
-    silent = (n for n in seen.nodes if not is_gone(n) and n.silent_for >= limits.silent)
+    silent = (n for n in snapshot.nodes if not is_gone(n) and n.silent_for >= limits.silent)
     return tuple(node for node in silent if node.peer_report is PeerReport.ALIVE and not node.node.impaired)
 
 
-def is_doubtful(node: NodeSeen | None) -> bool:
+def is_doubtful(node: NodeSnapshot | None) -> bool:
     """Whether it may yet turn out that the machine went: it is silent, and nobody has vouched for it."""
     return (
         node is not None
@@ -209,8 +209,8 @@ def is_doubtful(node: NodeSeen | None) -> bool:
     )
 
 
-def _is_only_one(seen: Seen) -> bool:
-    return sum(not is_gone(node) for node in seen.nodes) == 1
+def _is_only_one(snapshot: Snapshot) -> bool:
+    return sum(not is_gone(node) for node in snapshot.nodes) == 1
 
 
 # How fast a job works: what is left, how long its starts take, and when it makes no step at all (hangs).
@@ -295,13 +295,13 @@ def _steps_done(state: JobState, pace_s: float | None, now: datetime) -> float:
 
 
 def _changeovers(state: JobState, limits: Limits) -> list[timedelta]:
-    launched = {life.node_id: life.launched_at for life in state.nodes}
+    launched = {interval.node_id: interval.launched_at for interval in state.nodes}
     found, before = [], None
     for attempt in state.attempts:
         since = max((launched[m.node_id] for m in attempt.members if m.node_id in launched), default=None)
         is_new = since is not None and (before is None or since > before.started_at)
-        grown = before is not None and before.reason is ExitReason.RESIZED  # its machines had stood ready
-        if is_new and since is not None and attempt.stepped_at is not None and not grown:
+        resized = before is not None and before.reason is ExitReason.RESIZED  # its machines had stood ready
+        if is_new and since is not None and attempt.stepped_at is not None and not resized:
             span = attempt.stepped_at - since
             # The first machines may have stood ready for long, since `up`.
             found.append((min(span, limits.boot) if before is None else span) + _lost(before, attempt))
@@ -337,21 +337,21 @@ _LONGEST_START = 4  # times the limit
 _AGAIN = 1.5  # times the longest step that came: the next evaluation may take somewhat longer
 
 
-def hung(attempt: Attempt, seen: Seen, limits: Limits) -> str | None:
+def hung(attempt: Attempt, snapshot: Snapshot, limits: Limits) -> str | None:
     """Return how the attempt hangs, in one line; None when it does not, or has no source of steps.
 
     Only while the script starts and while it trains: saving and other phases that it reports take their own time, and
     so does what it does after `run.done()`, or when its part is over while others still work.
     """
-    part = part_of(attempt, members_of(attempt, seen)[0])
+    part = part_of(attempt, members_of(attempt, snapshot)[0])
     progress = part.shown if part is not None and part.state is RunState.RUNNING else None
     if progress is not None and progress.phase == OUTPUT:
-        return _hung_by_output(progress, seen, limits)
+        return _hung_by_output(progress, snapshot, limits)
     if progress is None or progress.phase not in _TRAINING:
         return None
     if progress.phase == "start" or progress.step_seconds is None:
-        return _hung_at_start(progress, seen, limits)
-    if progress.age_s <= hang_limit(progress.step_seconds, seen.state.attempts, limits).total_seconds():
+        return _hung_at_start(progress, snapshot, limits)
+    if progress.age_s <= hang_limit(progress.step_seconds, snapshot.state.attempts, limits).total_seconds():
         return None
     median = f"{progress.step_seconds:.2g} s"
     return f"no step for {progress.age_s:.0f} s (median {median}; {_REPORT}); stacks are in the log"
@@ -388,19 +388,19 @@ def hangs_in_a_row(attempts: tuple[Attempt, ...]) -> int:
     return count
 
 
-def _hung_by_output(progress: Progress, seen: Seen, limits: Limits) -> str | None:
+def _hung_by_output(progress: Progress, snapshot: Snapshot, limits: Limits) -> str | None:
     """Nothing tells what such a script does while it prints no step, so that it has longer."""
     if progress.step_seconds is None:
         return None
-    limit = max(limits.hang_printed, hang_limit(progress.step_seconds, seen.state.attempts, limits))
+    limit = max(limits.hang_printed, hang_limit(progress.step_seconds, snapshot.state.attempts, limits))
     limit = max(limit, span_of(_AGAIN * (progress.longest_s or 0.0)))
     if progress.age_s <= limit.total_seconds():
         return None
     return f"no other step in the output for {progress.age_s:.0f} s (`metrics: {{step: …}}`); stacks are in the log"
 
 
-def _hung_at_start(progress: Progress, seen: Seen, limits: Limits) -> str | None:
-    limit = start_limit(seen.state.attempts, limits)
+def _hung_at_start(progress: Progress, snapshot: Snapshot, limits: Limits) -> str | None:
+    limit = start_limit(snapshot.state.attempts, limits)
     if progress.age_s <= limit.total_seconds():
         return None
     minutes = f"{limit.total_seconds() / 60:.0f} min"

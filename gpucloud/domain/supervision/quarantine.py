@@ -8,47 +8,49 @@ from datetime import datetime
 from enum import Enum
 
 from gpucloud.domain.node.node import EndCause, Fault
-from gpucloud.domain.state.state import ExitReason, FailedBootstrap, JobState, NodeLife, Quarantine
+from gpucloud.domain.state.state import ExitReason, FailedBootstrap, JobState, Quarantine, UsageInterval
 from gpucloud.domain.supervision.action import CoolDown, Finish, QuarantineNodes
 from gpucloud.domain.supervision.membership import is_gone, quarantined
-from gpucloud.domain.supervision.seen import InUse, Limits, NodeSeen, Readiness, Seen
+from gpucloud.domain.supervision.snapshot import InUse, Limits, NodeSnapshot, Readiness, Snapshot
 from gpucloud.domain.untrusted import in_one_line
 
 QUARANTINED = "Quarantined"
 """The code of a cooldown that a pool of bad nodes got."""
 
 
-def note_bad(seen: Seen, limits: Limits) -> QuarantineNodes | None:
+def note_bad(snapshot: Snapshot, limits: Limits) -> QuarantineNodes | None:
     """Write down who was refused by the gate, who was found bad before an attempt, and who fell ill.
 
     So too whose GPUs others use for longer than is waited.
     """
-    known = {one.node_id for one in seen.state.quarantined}
-    alive = {node.node.id: node for node in seen.nodes if not is_gone(node)}
+    known = {one.node_id for one in snapshot.state.quarantined}
+    alive = {node.node.id: node for node in snapshot.nodes if not is_gone(node)}
     found = {node_id: why for node_id, node in alive.items() if (why := _why(node)) is not None}
     used: frozenset[str] = frozenset()
-    if seen.inspection is not None and seen.inspection.done:
-        found.update({node_id: in_one_line(why) for node_id, why in seen.inspection.bad if node_id in alive})
-        late = {one.node_id: in_one_line(one.why) for one in seen.inspection.in_use if _is_late(one, seen, limits)}
+    if snapshot.inspection is not None and snapshot.inspection.done:
+        found.update({node_id: in_one_line(why) for node_id, why in snapshot.inspection.bad if node_id in alive})
+        late = {
+            one.node_id: in_one_line(one.why) for one in snapshot.inspection.in_use if _is_late(one, snapshot, limits)
+        }
         used = frozenset(late.keys() & alive.keys() - found.keys())
         found.update({node_id: late[node_id] for node_id in sorted(used)})
     news = tuple((node_id, why) for node_id, why in found.items() if node_id not in known)
     return QuarantineNodes(nodes=news, may_pass=used & {node_id for node_id, _ in news}) if news else None
 
 
-def to_replace(seen: Seen) -> tuple[str, ...]:
+def to_replace(snapshot: Snapshot) -> tuple[str, ...]:
     """Return the quarantined nodes that still live and are counted."""
-    known = quarantined(seen.state)
-    return tuple(n.node.id for n in seen.nodes if n.node.id in known and not is_gone(n) and not n.node.relieved)
+    known = quarantined(snapshot.state)
+    return tuple(n.node.id for n in snapshot.nodes if n.node.id in known and not is_gone(n) and not n.node.relieved)
 
 
-def give_up_pool(seen: Seen, limits: Limits) -> CoolDown | None:
+def give_up_pool(snapshot: Snapshot, limits: Limits) -> CoolDown | None:
     """After some bad nodes in a row the pool is bad: it cools down, and another one is asked, if there is one."""
-    bad = in_a_row(seen.state)
+    bad = in_a_row(snapshot.state)
     if len(bad) < limits.quarantines:
         return None
     return CoolDown(
-        pool=seen.state.pool,
+        pool=snapshot.state.pool,
         fault=Fault.CAPACITY,
         code=QUARANTINED,
         message=f"{len(bad)} nodes in a row were bad: {bad[-1].node_id}: {bad[-1].why}",
@@ -57,11 +59,11 @@ def give_up_pool(seen: Seen, limits: Limits) -> CoolDown | None:
     )
 
 
-def stop_buying(seen: Seen, limits: Limits) -> Finish | None:
+def stop_buying(snapshot: Snapshot, limits: Limits) -> Finish | None:
     """After some bad pools in a row it is not the machines: what all of them lack, the next ones lack too."""
-    since = max((a.started_at for a in seen.state.attempts if a.last_step is not None), default=None)
+    since = max((a.started_at for a in snapshot.state.attempts if a.last_step is not None), default=None)
     # A pool's last cooldown began so long before its end: a bad pool's has the greatest length from the first.
-    bad = [c for c in seen.state.cooldowns if c.code == QUARANTINED]
+    bad = [c for c in snapshot.state.cooldowns if c.code == QUARANTINED]
     bad = [c for c in bad if since is None or c.until - limits.cooldown_longest > since]
     if len(bad) < limits.bad_pools:
         return None
@@ -77,11 +79,11 @@ def in_a_row(state: JobState) -> tuple[Quarantine, ...]:
     return tuple(one for one in state.quarantined[state.forgiven :] if since is None or one.at > since)
 
 
-def _is_late(one: InUse, seen: Seen, limits: Limits) -> bool:
-    return seen.now - one.since >= limits.in_use
+def _is_late(one: InUse, snapshot: Snapshot, limits: Limits) -> bool:
+    return snapshot.now - one.since >= limits.in_use
 
 
-def _why(node: NodeSeen) -> str | None:
+def _why(node: NodeSnapshot) -> str | None:
     told = node.refused or (node.status.unhealthy if node.status is not None else None)
     return in_one_line(told) if told is not None else None
 
@@ -119,13 +121,13 @@ def noted(state: JobState, tries: Iterable[BootstrapTry]) -> JobState:
     forgotten. One that was ready before shows nothing of the kind: each new supervisor prepares it again.
     """
     for one in tries:
-        life = next((life for life in state.nodes if life.node_id == one.node_id), None)
+        interval = next((interval for interval in state.nodes if interval.node_id == one.node_id), None)
         if one.how is Prepared.READY:
-            first = life is None or not life.prepared
+            first = interval is None or not interval.prepared
             state = replace(state, failed_bootstraps=() if first else state.failed_bootstraps)
         else:
             state = replace(state, failed_bootstraps=_with(state.failed_bootstraps, one))
-        state = replace(state, nodes=tuple(_lived(life, one) for life in state.nodes))
+        state = replace(state, nodes=tuple(_lived(interval, one) for interval in state.nodes))
     return state
 
 
@@ -136,7 +138,7 @@ def failures(state: JobState) -> int:
     took meanwhile does not count, and silence counts little: the line may have been cut. Several rounds of it make a
     failure.
     """
-    interrupted = {life.node_id for life in state.nodes if life.end_cause in _INTERRUPTED}
+    interrupted = {interval.node_id for interval in state.nodes if interval.end_cause in _INTERRUPTED}
     living = [one for one in state.failed_bootstraps if one.silent and one.node_id not in interrupted]
     loud = [one for one in state.failed_bootstraps if not one.silent]
     return _rounds(loud) + _rounds(living) // _SILENT_ROUNDS
@@ -157,12 +159,12 @@ def _with(known: tuple[FailedBootstrap, ...], one: BootstrapTry) -> tuple[Failed
     return (*known, new)[-_KEPT:]
 
 
-def _lived(life: NodeLife, one: BootstrapTry) -> NodeLife:
-    if life.node_id != one.node_id:
-        return life
+def _lived(interval: UsageInterval, one: BootstrapTry) -> UsageInterval:
+    if interval.node_id != one.node_id:
+        return interval
     if one.how is Prepared.READY:
-        return replace(life, prepared=True)  # it works with us once its agent has heard of us
-    return replace(life, unprepared_at=life.unprepared_at or one.begun_at)
+        return replace(interval, prepared=True)  # it works with us once its agent has heard of us
+    return replace(interval, unprepared_at=interval.unprepared_at or one.begun_at)
 
 
 def _rounds(failed: Iterable[FailedBootstrap]) -> int:
@@ -177,26 +179,28 @@ def _rounds(failed: Iterable[FailedBootstrap]) -> int:
 # A setup that fails: whether that is the job's own fault, or one machine's.
 
 
-def failed_setup(seen: Seen) -> str | None:
+def failed_setup(snapshot: Snapshot) -> str | None:
     """Return why the job's setup can work on no machine; None where it has worked on one, or may yet.
 
     One that is gone says nothing any more: after it failed, another one's may have worked, and that be gone as well.
     """
-    if _has_worked(seen) or _may_work(seen):
+    if _has_worked(snapshot) or _may_work(snapshot):
         return None
-    return next((node.setup_failed for node in seen.nodes if node.setup_failed is not None and not is_gone(node)), None)
+    return next(
+        (node.setup_failed for node in snapshot.nodes if node.setup_failed is not None and not is_gone(node)), None
+    )
 
 
-def is_in_doubt(node: NodeSeen, seen: Seen) -> bool:
+def is_in_doubt(node: NodeSnapshot, snapshot: Snapshot) -> bool:
     """Whether the machine's setup failed, and another one's is to tell whose fault that is."""
-    return node.setup_failed is not None and not _has_worked(seen) and _may_work(seen)
+    return node.setup_failed is not None and not _has_worked(snapshot) and _may_work(snapshot)
 
 
-def _has_worked(seen: Seen) -> bool:
+def _has_worked(snapshot: Snapshot) -> bool:
     """Whether a machine has been made ready since the run was begun, or begun again: with this very setup."""
-    opened = len(seen.state.attempts) > seen.state.reopened_after
-    return opened or any(node.readiness is Readiness.READY and not is_gone(node) for node in seen.nodes)
+    opened = len(snapshot.state.attempts) > snapshot.state.reopened_after
+    return opened or any(node.readiness is Readiness.READY and not is_gone(node) for node in snapshot.nodes)
 
 
-def _may_work(seen: Seen) -> bool:
-    return any(node.readiness is Readiness.PREPARING and not is_gone(node) for node in seen.nodes)
+def _may_work(snapshot: Snapshot) -> bool:
+    return any(node.readiness is Readiness.PREPARING and not is_gone(node) for node in snapshot.nodes)

@@ -14,8 +14,8 @@ from gpucloud.domain.job.quantities import format_span
 from gpucloud.domain.job.spec import Cloud, Job, Market
 from gpucloud.domain.money.ledger import ZERO, Charge, Terms, usd_for
 from gpucloud.domain.offer import EfaLayout, Pool
-from gpucloud.domain.state.state import JobState, NodeLife, Successor
-from gpucloud.domain.supervision.seen import Rules
+from gpucloud.domain.state.state import JobState, Successor, UsageInterval
+from gpucloud.domain.supervision.snapshot import Rules
 
 ORDER_VERSION = 3
 _LONGEST_S = 3600.0  # between two passes or two writes: a supervisor outside has seconds
@@ -189,31 +189,31 @@ class Arming:
     cap_usd_per_hour: Decimal
     until: datetime
     rented: Rented
-    unbilled: tuple[NodeLife, ...] = ()
-    listed: tuple[NodeLife, ...] | None = None
+    unbilled: tuple[UsageInterval, ...] = ()
+    listed: tuple[UsageInterval, ...] | None = None
 
 
 def arming(
-    state: JobState, *, at: datetime, machines: int, until: datetime, listed: tuple[NodeLife, ...] | None = None
+    state: JobState, *, at: datetime, machines: int, until: datetime, listed: tuple[UsageInterval, ...] | None = None
 ) -> Arming:
     """Return the arming for the job as its state stands on the user's side; none drive it any more for 0 machines."""
     rented = Rented(**{one.name: getattr(state, one.name) for one in fields(Rented)})
     # What machines wrote of each other while they drove is no word of the user's side when it takes the job back.
-    unbilled = tuple(life for life in state.nodes if not life.charged) if machines else ()
+    unbilled = tuple(interval for interval in state.nodes if not interval.charged) if machines else ()
     cap = state.dearest_usd_per_hour
     return Arming(
         at=at, machines=machines, cap_usd_per_hour=cap, until=until, rented=rented, unbilled=unbilled, listed=listed
     )
 
 
-def witnessed(armings: Iterable[Arming]) -> tuple[NodeLife, ...]:
+def witnessed(armings: Iterable[Arming]) -> tuple[UsageInterval, ...]:
     """Return the lives that the cloud listed when the user's side took the job back: of each machine as told last.
 
     One that lived then is known up to then alone.
     """
-    told = ((life, one.at) for one in sorted(armings, key=lambda one: one.at) for life in one.listed or ())
-    lives = {life.node_id: replace(life, ended_at=life.ended_at or at) for life, at in told}
-    return tuple(lives.values())
+    told = ((interval, one.at) for one in sorted(armings, key=lambda one: one.at) for interval in one.listed or ())
+    intervals = {interval.node_id: replace(interval, ended_at=interval.ended_at or at) for interval, at in told}
+    return tuple(intervals.values())
 
 
 def most_machines(state: JobState, nodes: int, listed: int = 0) -> int:
@@ -259,16 +259,16 @@ def unproven_usd(
     told: Iterable[Charge],
     now: datetime,
 ) -> Decimal:
-    """Return what the job may have cost beside what its books tell.
+    """Return what the job may have cost beside what its ledger tells.
 
     `listed` is from when to when each machine that the cloud lists lived, `listed_charges` what that costs; `told` are
-    the charges of the books, of which those below zero count for nothing. Within each arming the larger sum counts.
+    the charges of the ledger, of which those below zero count for nothing. Within each arming the larger sum counts.
     """
-    lives, sums, books, every = tuple(listed), tuple(listed_charges), tuple(told), tuple(armings)
+    intervals, sums, ledger, every = tuple(listed), tuple(listed_charges), tuple(told), tuple(armings)
     looks = [now, *(one.at for one in every if one.listed is not None)]
     return sum(
         (
-            _lacking(one, end, lives, sums, books, min(look for look in looks if look >= end))
+            _lacking(one, end, intervals, sums, ledger, min(look for look in looks if look >= end))
             for one, end in _windows(every, now)
         ),
         ZERO,
@@ -278,18 +278,18 @@ def unproven_usd(
 def earlier_usd(
     armings: Iterable[Arming], lived: Mapping[str, tuple[Charge, ...]], told: Iterable[Charge], now: datetime
 ) -> Decimal:
-    """Return what the job may have cost beside what its books tell of the time before its machines drove it.
+    """Return what the job may have cost beside what its ledger tells of the time before its machines drove it.
 
     `lived` is what each machine costs that was without a bill when a shut-off was armed, by its id. Of none of them a
     machine's word may lower that: not its bill, nor that it was never there.
     """
-    windows, books = _windows(armings, now), tuple(told)
+    windows, ledger = _windows(armings, now), tuple(told)
     least: dict[str, Decimal] = {}
     for number, (one, _) in enumerate(windows):
-        for node_id in (life.node_id for life in one.unbilled):
+        for node_id in (interval.node_id for interval in one.unbilled):
             before = partial(_before, one.at, windows[:number])
             seen = sum(map(before, lived.get(node_id, ())), ZERO)
-            billed = sum((before(charge) for charge in books if charge.node_id == node_id), ZERO)
+            billed = sum((before(charge) for charge in ledger if charge.node_id == node_id), ZERO)
             least[node_id] = max(least.get(node_id, ZERO), seen - billed)
     return sum(least.values(), ZERO)
 
@@ -310,18 +310,18 @@ def _windows(armings: Iterable[Arming], now: datetime) -> list[tuple[Arming, dat
 def _lacking(
     arming: Arming,
     end: datetime,
-    lives: tuple[tuple[datetime, datetime], ...],
+    intervals: tuple[tuple[datetime, datetime], ...],
     sums: tuple[Charge, ...],
-    books: tuple[Charge, ...],
+    ledger: tuple[Charge, ...],
     looked_at: datetime,
 ) -> Decimal:
     """`looked_at` is when the cloud was asked first after the end: it listed all that had ended not long before."""
     seen = sum((_within(charge, arming.at, end) for charge in sums), ZERO)
     forgotten = min(end, looked_at - LISTED)
     paid = arming.machines * max(timedelta(0), forgotten - arming.at)
-    shown = sum((_overlap(life, (arming.at, forgotten)) for life in lives), timedelta(0))
+    shown = sum((_overlap(interval, (arming.at, forgotten)) for interval in intervals), timedelta(0))
     least = seen + usd_for(arming.cap_usd_per_hour, max(timedelta(0), paid - shown))
-    return max(ZERO, least - sum((_within(charge, arming.at, end) for charge in books), ZERO))
+    return max(ZERO, least - sum((_within(charge, arming.at, end) for charge in ledger), ZERO))
 
 
 def _within(charge: Charge, start: datetime, end: datetime) -> Decimal:

@@ -18,9 +18,9 @@ from gpucloud.domain.state.state import (
     JobStatus,
     Member,
     MissingOutput,
-    NodeLife,
     Quarantine,
     Successor,
+    UsageInterval,
 )
 from gpucloud.domain.supervision.action import (
     Appoint,
@@ -37,24 +37,24 @@ from gpucloud.domain.supervision.action import (
 from gpucloud.domain.supervision.budget import overdue
 from gpucloud.domain.supervision.capacity import cooled
 from gpucloud.domain.supervision.membership import is_broken, outcomes_of, progress_of, timed
-from gpucloud.domain.supervision.seen import Homecoming, Seen
+from gpucloud.domain.supervision.snapshot import Homecoming, Snapshot
 
 
-def record(seen: Seen) -> JobState:
+def record(snapshot: Snapshot) -> JobState:
     """Return the state with what was seen written into it: nodes, steps, resumptions, the newest checkpoint."""
-    state = _with_steps(seen)
-    nodes = as_listed(state, seen.group, seen.now).nodes
-    settled = len(seen.group.counted) >= seen.group.size and all(
-        life.pool == state.pool for life in nodes if life.ended_at is None
+    state = _with_steps(snapshot)
+    nodes = as_listed(state, snapshot.group, snapshot.now).nodes
+    settled = len(snapshot.group.counted) >= snapshot.group.size and all(
+        interval.pool == state.pool for interval in nodes if interval.ended_at is None
     )
     return replace(
         state,
         nodes=nodes,
         left_usd_per_hour=Decimal(0) if settled else state.left_usd_per_hour,
-        capacity_decision=seen.heading.capacity_decision if seen.heading is not None else None,
-        enough_at=seen.enough_at,
-        paid_until=seen.group.armed_until if seen.group.exists else None,
-        checkpoint=seen.checkpoint or state.checkpoint,
+        capacity_decision=snapshot.capacity_choice.capacity_decision if snapshot.capacity_choice is not None else None,
+        enough_at=snapshot.enough_at,
+        paid_until=snapshot.group.armed_until if snapshot.group.exists else None,
+        checkpoint=snapshot.checkpoint or state.checkpoint,
     )
 
 
@@ -258,55 +258,55 @@ def _with_attempt(state: JobState, attempt: Attempt) -> JobState:
     return replace(state, attempts=(*state.attempts[:-1], attempt))
 
 
-def since(state: JobState, seen: Seen, needed: int) -> JobState:
+def since(state: JobState, snapshot: Snapshot, needed: int) -> JobState:
     """Return the state that says since when what has a time limit has been so: any process goes on from there."""
-    short = 0 < len(seen.group.counted) < needed
-    bare = seen.group.exists and seen.group.size > 0 and not seen.group.counted
-    untold = {node.node.id: max(node.silent_for, node.mute_for) for node in seen.nodes}
-    silent = {node_id: seen.now - length for node_id, length in untold.items() if length}
-    heard = {node.node.id for node in seen.nodes if node.heard}
-    words = {node.node.id: node.last_word_at for node in seen.nodes if node.last_word_at is not None}
+    short = 0 < len(snapshot.group.counted) < needed
+    bare = snapshot.group.exists and snapshot.group.size > 0 and not snapshot.group.counted
+    untold = {node.node.id: max(node.silent_for, node.mute_for) for node in snapshot.nodes}
+    silent = {node_id: snapshot.now - length for node_id, length in untold.items() if length}
+    heard = {node.node.id for node in snapshot.nodes if node.heard}
+    words = {node.node.id: node.last_word_at for node in snapshot.nodes if node.last_word_at is not None}
     state = replace(
         state,
-        short_at=(state.short_at or seen.now) if short else None,
-        bare_at=(state.bare_at or seen.now) if bare else None,
-        looked_at=seen.now,
+        short_at=(state.short_at or snapshot.now) if short else None,
+        bare_at=(state.bare_at or snapshot.now) if bare else None,
+        looked_at=snapshot.now,
         nodes=tuple(
             replace(
-                life,
-                silent_at=silent.get(life.node_id),
-                last_word_at=words.get(life.node_id, life.last_word_at),
-                unprepared_at=None if life.node_id in heard else life.unprepared_at,
+                interval,
+                silent_at=silent.get(interval.node_id),
+                last_word_at=words.get(interval.node_id, interval.last_word_at),
+                unprepared_at=None if interval.node_id in heard else interval.unprepared_at,
             )
-            for life in state.nodes
+            for interval in state.nodes
         ),
     )
     attempt = state.attempt
     if attempt is None:
         return state
-    outcomes = outcomes_of(attempt, seen)
-    failed, broken = Outcome.FAILED in outcomes, is_broken(attempt, seen)
+    outcomes = outcomes_of(attempt, snapshot)
+    failed, broken = Outcome.FAILED in outcomes, is_broken(attempt, snapshot)
     return _with_attempt(
         state,
         replace(
             attempt,
             members=tuple(replace(m, outcome=how) for m, how in zip(attempt.members, outcomes, strict=True)),
-            failed_at=(attempt.failed_at or seen.now) if failed else None,
-            done_at=(attempt.done_at or seen.now) if set(outcomes) == {Outcome.DONE} else None,
-            broken_at=(attempt.broken_at or seen.now) if broken else None,
-            outputs_still_at=seen.outputs_still_at or attempt.outputs_still_at,
-            unbrought_at=attempt.unbrought_at or (seen.now if seen.homecoming is Homecoming.FAILED else None),
+            failed_at=(attempt.failed_at or snapshot.now) if failed else None,
+            done_at=(attempt.done_at or snapshot.now) if set(outcomes) == {Outcome.DONE} else None,
+            broken_at=(attempt.broken_at or snapshot.now) if broken else None,
+            outputs_still_at=snapshot.outputs_still_at or attempt.outputs_still_at,
+            unbrought_at=attempt.unbrought_at or (snapshot.now if snapshot.homecoming is Homecoming.FAILED else None),
         ),
     )
 
 
-def _with_steps(seen: Seen) -> JobState:
-    state, attempt = seen.state, seen.state.attempt
-    progress = progress_of(attempt, seen) if attempt is not None else None
+def _with_steps(snapshot: Snapshot) -> JobState:
+    state, attempt = snapshot.state, snapshot.state.attempt
+    progress = progress_of(attempt, snapshot) if attempt is not None else None
     if attempt is None:
         return state
     told = progress.committed_step if progress is not None else None
-    found = seen.checkpoint.step if seen.checkpoint is not None else None
+    found = snapshot.checkpoint.step if snapshot.checkpoint is not None else None
     attempt = replace(attempt, saved_step=max(attempt.saved_step or 0, told or 0, found or 0) or None)
     if progress is None:
         return _with_attempt(state, attempt)
@@ -321,9 +321,9 @@ def _with_steps(seen: Seen) -> JobState:
         longest_step_s=max(progress.longest_s or 0.0, attempt.longest_step_s or 0.0) or None,
         total_steps=progress.total_steps if progress.total_steps is not None else attempt.total_steps,
     )
-    attempt = timed(attempt, seen.now) if is_new else attempt
+    attempt = timed(attempt, snapshot.now) if is_new else attempt
     running = replace(_with_attempt(state, attempt), status=JobStatus.RUNNING)
-    return replace(running, interruptions=_resumed(running, attempt, progress, seen.now)) if stepped else running
+    return replace(running, interruptions=_resumed(running, attempt, progress, snapshot.now)) if stepped else running
 
 
 def _first_stepped_at(attempt: Attempt, progress: Progress, now: datetime) -> datetime:
@@ -349,7 +349,7 @@ def _stopped_at(interruption: Interruption, state: JobState) -> datetime:
     """
     last = next((one.last_step_at for one in state.attempts if one.number == interruption.attempt), None)
     if interruption.kind is InterruptionKind.LOST:
-        end = next((life.ended_at for life in state.nodes if life.node_id == interruption.node_id), None)
+        end = next((interval.ended_at for interval in state.nodes if interval.node_id == interruption.node_id), None)
         return min(interruption.noticed_at, end or last or interruption.noticed_at)
     return last or interruption.noticed_at
 
@@ -365,14 +365,14 @@ LISTED_LATE = timedelta(seconds=60)
 """For so long a list may lack what lives: nothing is written down for good before."""
 
 
-def with_lives(lives: tuple[NodeLife, ...], nodes: tuple[Node, ...]) -> tuple[NodeLife, ...]:
+def with_intervals(intervals: tuple[UsageInterval, ...], nodes: tuple[Node, ...]) -> tuple[UsageInterval, ...]:
     """Return the lives with every listed node added or brought up to date."""
-    known = {life.node_id: life for life in lives}
+    known = {interval.node_id: interval for interval in intervals}
     for node in nodes:
-        life = known.get(node.id) or NodeLife(node_id=node.id, pool=node.pool, launched_at=node.launched_at)
-        if node.state is NodeState.TERMINATED and life.ended_at is None:
-            life = replace(life, ended_at=node.ended_at or node.launched_at, end_cause=node.end_cause)
-        known[node.id] = replace(life, missing_at=None) if life.ended_at is None else life
+        interval = known.get(node.id) or UsageInterval(node_id=node.id, pool=node.pool, launched_at=node.launched_at)
+        if node.state is NodeState.TERMINATED and interval.ended_at is None:
+            interval = replace(interval, ended_at=node.ended_at or node.launched_at, end_cause=node.end_cause)
+        known[node.id] = replace(interval, missing_at=None) if interval.ended_at is None else interval
     return tuple(known.values())
 
 
@@ -383,24 +383,26 @@ def as_listed(state: JobState, group: GroupView, now: datetime) -> JobState:
     alive for a minute more, and where it was paid until a time, for a minute after that at the most.
     """
     listed = {node.id for node in group.nodes}
-    lives = (
-        life if life.ended_at is not None or life.node_id in listed else _missing(life, state.paid_until, now)
-        for life in with_lives(state.nodes, group.nodes)
+    intervals = (
+        interval
+        if interval.ended_at is not None or interval.node_id in listed
+        else _missing(interval, state.paid_until, now)
+        for interval in with_intervals(state.nodes, group.nodes)
     )
-    return replace(state, nodes=tuple(lives))
+    return replace(state, nodes=tuple(intervals))
 
 
-def ended(life: NodeLife, paid_until: datetime | None, now: datetime) -> NodeLife:
+def ended(interval: UsageInterval, paid_until: datetime | None, now: datetime) -> UsageInterval:
     """Return the life with its end, of which nobody tells: what was armed bounds it, and when it was missed."""
-    if life.ended_at is not None:
-        return life
-    at = min(moment for moment in (now, life.missing_at, paid_until) if moment is not None)
+    if interval.ended_at is not None:
+        return interval
+    at = min(moment for moment in (now, interval.missing_at, paid_until) if moment is not None)
     cause = EndCause.SCHEDULE if at == paid_until else None
-    return replace(life, ended_at=max(at, life.launched_at), end_cause=cause)
+    return replace(interval, ended_at=max(at, interval.launched_at), end_cause=cause)
 
 
-def _missing(life: NodeLife, paid_until: datetime | None, now: datetime) -> NodeLife:
-    since = life.missing_at or now
+def _missing(interval: UsageInterval, paid_until: datetime | None, now: datetime) -> UsageInterval:
+    since = interval.missing_at or now
     first = min(since, paid_until) if paid_until is not None else since
-    life = replace(life, missing_at=since)
-    return ended(life, paid_until, now) if now - first >= LISTED_LATE else life
+    interval = replace(interval, missing_at=since)
+    return ended(interval, paid_until, now) if now - first >= LISTED_LATE else interval

@@ -320,7 +320,7 @@ class Agreed:
 
     stop: Why | None
     due: bool
-    wished: bool
+    asked_for: bool
     generation: int
     news: News
     closed: bool = True
@@ -346,7 +346,7 @@ class Agreement:
     def __init__(self, ranks: Ranks, folder: AttemptFolder) -> None:
         self._ranks = ranks
         self._folder = folder
-        self._granted = self._wished = self._due = 0
+        self._granted = self._asked = self._due = 0
 
     def reach(self, *, due: bool, generation: int, news: News, window: Window, call: Call = Call.STEP) -> Agreed:
         """Return what holds for this step; a wish holds until `granted`, and so does what was due in a window.
@@ -354,7 +354,7 @@ class Agreement:
         UsageError, on all ranks, where they are not at the same.
         """
         told = (window, _STOPS.index(self._folder.stop_asked()), int(due), generation, self._folder.save_asked())
-        first, last, found, stop, due_now, agreed_generation, wish, *rest = self._ranks.highest(
+        first, last, found, stop, due_now, agreed_generation, asked, *rest = self._ranks.highest(
             -call, call, *told, *news.numbers()
         )
         if -first != last:
@@ -362,13 +362,13 @@ class Agreement:
                 f"one rank is at {Call(-first).named} while another is at {Call(last).named}",
                 hint="call run.step, run.save and run.done on every rank, in the same order",
             )
-        self._wished = max(self._wished, wish)
+        self._asked = max(self._asked, asked)
         due_now = max(self._due, due_now)
         self._due = due_now if found else 0
         return Agreed(
             stop=_STOPS[stop] if found != Window.OPEN else None,
             due=not found and bool(due_now),
-            wished=not found and self._wished > self._granted,
+            asked_for=not found and self._asked > self._granted,
             generation=agreed_generation,
             news=News(*rest),
             closed=not found,
@@ -381,7 +381,7 @@ class Agreement:
 
     def granted(self) -> None:
         """Every wish so far is met by the save that begins now."""
-        self._granted = max(self._granted, self._wished)
+        self._granted = max(self._granted, self._asked)
 
     def seconds_left(self) -> float:
         """Return how long there is for a last save on the node that has the least time."""

@@ -59,7 +59,7 @@ class Saver:
         self._cost_s = _LEAST_COST_S
         self._upload_s = 0.0
         self._stage = _Stage.IDLE
-        self._flight: Flight | None = None
+        self._pending: PendingSave | None = None
         self._started_at = self._saved_at = time.monotonic()
         self._warned = False
         self._held = False
@@ -67,12 +67,12 @@ class Saver:
     @property
     def step(self) -> int | None:
         """The step that is being saved, None without one."""
-        return self._flight.commit.step if self._flight is not None else None
+        return self._pending.commit.step if self._pending is not None else None
 
     @property
     def in_flight(self) -> bool:
         """Whether a save is under way."""
-        return self._flight is not None
+        return self._pending is not None
 
     def due(self, cadence: Cadence, step: int) -> bool:
         """Whether to save after this step, by this rank's clock."""
@@ -94,15 +94,15 @@ class Saver:
         except NoMemory as error:
             self._lacks_memory(error)
 
-    def begin(self, flight: Flight, extra: dict[str, Any], *, steps_are_seen: bool = True) -> None:
+    def begin(self, pending: PendingSave, extra: dict[str, Any], *, steps_are_seen: bool = True) -> None:
         """Copy this rank's share and have it written. The save before must be over. Raises UsageError."""
-        self._copy(flight, extra, steps_are_seen=steps_are_seen)
-        if not flight.told and not self._capture.under_way():
-            self._tell(flight)
+        self._copy(pending, extra, steps_are_seen=steps_are_seen)
+        if not pending.told and not self._capture.under_way():
+            self._tell(pending)
         self._saved_at = time.monotonic()
-        flight.stall_s = self._saved_at - flight.began
+        pending.stall_s = self._saved_at - pending.began
 
-    def hold(self, flight: Flight, extra: dict[str, Any], *, steps_are_seen: bool = True) -> None:
+    def hold(self, pending: PendingSave, extra: dict[str, Any], *, steps_are_seen: bool = True) -> None:
         """Copy this rank's share, and wait until it is copied; nothing is written of it before `release`.
 
         Each rank does so by itself; nothing is held where they would have to agree first. The save before must be over.
@@ -110,93 +110,93 @@ class Saver:
         """
         self._held = True
         try:
-            self._copy(flight, extra, steps_are_seen=steps_are_seen, alone=True)
+            self._copy(pending, extra, steps_are_seen=steps_are_seen, alone=True)
         except Unplanned:
             self.drop()
             return
-        if not flight.told:
+        if not pending.told:
             self._capture.wait()
-        if flight.told or self._capture.spoilt():
+        if pending.told or self._capture.spoilt():
             self.drop()
 
     def release(self, why: Why | None) -> None:
         """Have what is held written, because of that if it is told; all ranks do so, or none."""
-        flight = self._flight
-        if self._held and flight is not None:
+        pending = self._pending
+        if self._held and pending is not None:
             self._held = False
-            flight.began, flight.why = time.monotonic(), why or flight.why
-            self._tell(flight)
+            pending.began, pending.why = time.monotonic(), why or pending.why
+            self._tell(pending)
 
     def drop(self) -> None:
         """Forget what is held, if anything is."""
         if self._held:
-            self._flight, self._stage, self._held = None, _Stage.IDLE, False
+            self._pending, self._stage, self._held = None, _Stage.IDLE, False
 
-    def _copy(self, flight: Flight, extra: dict[str, Any], *, steps_are_seen: bool, alone: bool = False) -> None:
-        self._flight, flight.began = flight, time.monotonic()
+    def _copy(self, pending: PendingSave, extra: dict[str, Any], *, steps_are_seen: bool, alone: bool = False) -> None:
+        self._pending, pending.began = pending, time.monotonic()
         self._stage = _Stage.WRITING
         try:
             self._capture.begin(extra, steps_are_seen=steps_are_seen, alone=alone)
         except UsageError:
-            self._flight, self._stage, self._held = None, _Stage.IDLE, False
+            self._pending, self._stage, self._held = None, _Stage.IDLE, False
             raise
         except (NoMemory, torch.OutOfMemoryError) as error:
             self._lacks_memory(error)
-            flight.told, flight.entry = True, FAILED
+            pending.told, pending.entry = True, FAILED
 
     def news(self, wait_s: float = 0.0) -> News:
         """Return what the other ranks must know; waits at most so long for the writer to say something."""
-        flight = self._flight
-        if flight is None:
+        pending = self._pending
+        if pending is None:
             return News()
         if self._stage is _Stage.WRITING:
-            if not flight.told and not self._capture.under_way():
-                self._tell(flight)
-            if flight.told and flight.entry is None:
-                self._dispatch.look(flight, wait_s)
-            if flight.torn:
+            if not pending.told and not self._capture.under_way():
+                self._tell(pending)
+            if pending.told and pending.entry is None:
+                self._dispatch.look(pending, wait_s)
+            if pending.torn:
                 self._capture.mistrust()
-            return News(busy=int(flight.entry is None))
+            return News(busy=int(pending.entry is None))
         if self._ranks.rank > 0:
             time.sleep(min(wait_s, _POLL_S))
             return News()
-        outcome, commit_s = self._dispatch.outcome(flight, wait_s)
+        outcome, commit_s = self._dispatch.outcome(pending, wait_s)
         return News(outcome=outcome.value, commit_ms=round(1000 * commit_s))
 
     def advance(self, agreed: News) -> None:
         """Go on to the next stage when all ranks can. Raises Fenced, on every rank, when another attempt took over."""
-        flight = self._flight
-        if flight is None:
+        pending = self._pending
+        if pending is None:
             return
         if self._stage is _Stage.WRITING and not agreed.busy:
-            entries = [json.loads(entry) for entry in self._ranks.gathered(flight.entry or FAILED)]
+            entries = [json.loads(entry) for entry in self._ranks.gathered(pending.entry or FAILED)]
             if not all(entries):
                 self._over(Outcome.DROPPED)
                 return
-            flight.upload_s = max(entry["seconds"] for entry in entries)
-            flight.size = sum(entry["piece"][1] for entry in entries)
+            pending.upload_s = max(entry["seconds"] for entry in entries)
+            pending.size = sum(entry["piece"][1] for entry in entries)
             self._stage = _Stage.COMMITTING
-            self._dispatch.put(flight, entries)
+            self._dispatch.put(pending, entries)
         elif self._stage is _Stage.COMMITTING and agreed.outcome:
-            self._learn(flight, agreed.commit_ms / 1000)
+            self._learn(pending, agreed.commit_ms / 1000)
             self._over(Outcome(agreed.outcome))
 
     def is_in_the_way(self, step: int, left_s: float) -> bool:
         """Whether the save under way, not one of this step, leaves no time for one that there is time for."""
-        flight = self._flight
-        if flight is None or flight.commit.step == step or self._stage is _Stage.COMMITTING:
+        pending = self._pending
+        if pending is None or pending.commit.step == step or self._stage is _Stage.COMMITTING:
             return False
-        return is_better_anew(save_s=self._upload_s, gone_s=time.monotonic() - flight.began, left_s=left_s)
+        return is_better_anew(save_s=self._upload_s, gone_s=time.monotonic() - pending.began, left_s=left_s)
 
     def finish(self, limit_s: float = float("inf")) -> None:
         """Wait until nothing is under way; what is not committed after `limit_s` is dropped. Raises Fenced."""
         deadline = time.monotonic() + limit_s
-        if self._flight is not None and not self._flight.told:
+        if self._pending is not None and not self._pending.told:
             self._capture.wait()
-        while self._flight is not None:
+        while self._pending is not None:
             late = time.monotonic() > deadline
             if late:
-                self._dispatch.give_up(self._flight)
+                self._dispatch.give_up(self._pending)
             agreed = self._ranks.highest(*self.news(0.0 if late else _POLL_S).numbers())
             self.advance(News(*agreed))
 
@@ -209,34 +209,34 @@ class Saver:
         self._dispatch.close(limit_s)
         self._capture.close()
 
-    def _tell(self, flight: Flight) -> None:
+    def _tell(self, pending: PendingSave) -> None:
         """Have the writer write what was captured."""
-        flight.told = True
+        pending.told = True
         if why := self._capture.spoilt():
             say(why)
-            flight.entry = FAILED
+            pending.entry = FAILED
         else:
-            self._dispatch.write(flight, self._capture.size, self._capture.summed)
+            self._dispatch.write(pending, self._capture.size, self._capture.summed)
 
-    def _learn(self, flight: Flight, commit_s: float) -> None:
+    def _learn(self, pending: PendingSave, commit_s: float) -> None:
         """Remember what the save took: what training lost, and how long it was until it counted."""
-        self._upload_s = flight.upload_s + commit_s
-        self._cost_s = max(flight.stall_s + _SLOWED * self._upload_s, _LEAST_COST_S)
+        self._upload_s = pending.upload_s + commit_s
+        self._cost_s = max(pending.stall_s + _SLOWED * self._upload_s, _LEAST_COST_S)
 
     def _over(self, outcome: Outcome) -> None:
-        flight, self._flight, self._stage = self._flight, None, _Stage.IDLE
-        if flight is None:
+        pending, self._pending, self._stage = self._pending, None, _Stage.IDLE
+        if pending is None:
             return
         if outcome is Outcome.FENCED:
             raise Fenced(
-                f"another attempt has taken over from generation {flight.commit.generation}",
+                f"another attempt has taken over from generation {pending.commit.generation}",
                 hint="this one stops; nothing is lost",
             )
         if outcome is Outcome.COMMITTED:
             self.no_memory = None
             self.longest_s = max(self._upload_s, self.longest_s or 0.0)
-            self.committed = flight.commit.step
-            self._warn(flight.size)
+            self.committed = pending.commit.step
+            self._warn(pending.size)
 
     def _lacks_memory(self, error: Exception) -> None:
         """Say once that nothing is saved; the next save looks again."""
@@ -273,7 +273,7 @@ class Outcome(Enum):
 
 
 @dataclass(slots=True)
-class Flight:
+class PendingSave:
     """The save that is under way since `began`, by this process's monotonic clock.
 
     `entry` is what this rank has for the manifest, None until it is written; `given_up` has no time left; what is
@@ -302,52 +302,52 @@ class Dispatch:
         self._writer = writer
         self._ranks = ranks
 
-    def write(self, flight: Flight, size: int, summed: int) -> None:
+    def write(self, pending: PendingSave, size: int, summed: int) -> None:
         """Have this rank's object written, which lies ready in the buffer; a GPU has summed so many stretches of it."""
         rank, world = self._ranks.rank, self._ranks.world
         saving: Answer = {
-            "commit": [flight.commit.generation, flight.commit.step],
+            "commit": [pending.commit.generation, pending.commit.step],
             "name": f"rank-{rank:05d}-of-{world:05d}.safetensors",
             "size": size,
             "summed": summed,
         }
         if world == 1:
-            level, reason = flight.promise.level.value, flight.promise.reason
-            alone = {"level": level, "reason": reason, "why": flight.why.value, "base": self._base()}
-            saving["alone"] = {**alone, **notes_entry(flight.notes)}
+            level, reason = pending.promise.level.value, pending.promise.reason
+            alone = {"level": level, "reason": reason, "why": pending.why.value, "base": self._base()}
+            saving["alone"] = {**alone, **notes_entry(pending.notes)}
         try:
             self._writer.tell({"save": saving})
         except Lost as error:
-            flight.entry = self._dropped(flight, str(error))
+            pending.entry = self._dropped(pending, str(error))
 
-    def look(self, flight: Flight, wait_s: float) -> None:
+    def look(self, pending: PendingSave, wait_s: float) -> None:
         """Learn whether the object is written; waits at most so long."""
         try:
             answer = self._heard(wait_s)
         except Lost as error:
-            found = self._committed(flight) if self._ranks.world == 1 else None
-            flight.entry = _entry(found.pieces[0], flight.stall_s) if found else self._dropped(flight, str(error))
+            found = self._committed(pending) if self._ranks.world == 1 else None
+            pending.entry = _entry(found.pieces[0], pending.stall_s) if found else self._dropped(pending, str(error))
             return
         if answer is None:
             return
         if "saved" in answer:
             key, size, crc32 = answer["saved"]
             piece = Piece(key=key, size=size, crc32=tuple(crc32))
-            flight.entry = _entry(piece, flight.stall_s + answer["seconds"])
+            pending.entry = _entry(piece, pending.stall_s + answer["seconds"])
         else:
-            flight.torn = "torn" in answer
-            flight.entry = self._dropped(flight, answer["torn"] if flight.torn else answer["failed"])
+            pending.torn = "torn" in answer
+            pending.entry = self._dropped(pending, answer["torn"] if pending.torn else answer["failed"])
 
-    def put(self, flight: Flight, entries: list[Any]) -> None:
+    def put(self, pending: PendingSave, entries: list[Any]) -> None:
         """Have the manifest put, if this is rank 0; the writer of an only rank does that by itself."""
         if self._ranks.rank > 0 or self._ranks.world == 1:
             return
         pieces = tuple(
             Piece(key=key, size=size, crc32=tuple(crc32)) for key, size, crc32 in (entry["piece"] for entry in entries)
         )
-        world, promise = self._ranks.world, flight.promise
+        world, promise = self._ranks.world, pending.promise
         manifest = Manifest(
-            commit=flight.commit, world=world, promise=promise, pieces=pieces, why=flight.why, notes=flight.notes
+            commit=pending.commit, world=world, promise=promise, pieces=pieces, why=pending.why, notes=pending.notes
         )
         with contextlib.suppress(Lost):  # asked for its answer, it is lost still
             self._writer.tell({"commit": {"manifest": described(manifest), "base": self._base()}})
@@ -359,14 +359,14 @@ class Dispatch:
         with contextlib.suppress(Lost):
             self._writer.tell({"best": {"commit": commit, "metric": metric, "generation": generation, "base": base}})
 
-    def outcome(self, flight: Flight, wait_s: float) -> tuple[Outcome, float]:
+    def outcome(self, pending: PendingSave, wait_s: float) -> tuple[Outcome, float]:
         """Return what became of the commit, and how long that took; for rank 0. Waits at most so long."""
         try:
             answer = self._heard(wait_s)
         except Lost as error:
-            if self._committed(flight):
+            if self._committed(pending):
                 return Outcome.COMMITTED, 0.0
-            self._dropped(flight, str(error))
+            self._dropped(pending, str(error))
             return Outcome.DROPPED, 0.0
         if answer is None:
             return Outcome.PENDING, 0.0
@@ -375,12 +375,12 @@ class Dispatch:
         if "fenced" in answer:
             say(answer["fenced"])
             return Outcome.FENCED, 0.0
-        self._dropped(flight, answer["failed"])
+        self._dropped(pending, answer["failed"])
         return Outcome.DROPPED, 0.0
 
-    def give_up(self, flight: Flight) -> None:
+    def give_up(self, pending: PendingSave) -> None:
         """End the writer at once: what it is at has failed."""
-        flight.given_up = True
+        pending.given_up = True
         self._writer.kill()
 
     def close(self, limit_s: float) -> None:
@@ -394,16 +394,16 @@ class Dispatch:
             answer = self._writer.answer()
         return answer
 
-    def _committed(self, flight: Flight) -> Manifest | None:
+    def _committed(self, pending: PendingSave) -> Manifest | None:
         """Return the manifest that a lost writer has put before it could say so; no commit may be made twice."""
-        if flight.given_up:
+        if pending.given_up:
             return None
         with contextlib.suppress(StoreError, CredentialsError):
-            return self._checkpoints.manifest(flight.commit)
+            return self._checkpoints.manifest(pending.commit)
         return None
 
-    def _dropped(self, flight: Flight, why: str) -> bytes:
-        say(f"rank {self._ranks.rank} could not save step {flight.commit.step}: {why}")
+    def _dropped(self, pending: PendingSave, why: str) -> bytes:
+        say(f"rank {self._ranks.rank} could not save step {pending.commit.step}: {why}")
         return FAILED
 
     def _base(self) -> list[int] | None:

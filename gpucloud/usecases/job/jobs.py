@@ -13,7 +13,7 @@ from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
 from gpucloud.domain.job.quantities import counted, format_moment
 from gpucloud.domain.money.costs import Sundries, charges_of
 from gpucloud.domain.money.ledger import Terms, usd_for
-from gpucloud.domain.money.prepaid import Wall, paid_until
+from gpucloud.domain.money.prepaid import PrepaidRule, paid_until
 from gpucloud.domain.node.member import workers_per_node
 from gpucloud.domain.node.node import NO_GROUP, GroupView
 from gpucloud.domain.node.output import DatedPiece
@@ -21,8 +21,8 @@ from gpucloud.domain.state.order import Order, held_until, keeps, undrilled
 from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState
 from gpucloud.domain.supervision.budget import told_of_money
 from gpucloud.domain.supervision.capacity import standing
-from gpucloud.domain.supervision.seen import Limits
 from gpucloud.domain.supervision.self_driving import hands_over
+from gpucloud.domain.supervision.snapshot import Limits
 from gpucloud.domain.supervision.transitions import as_listed, with_commit
 from gpucloud.ports import Clock, MarketData, NodeGroup
 from gpucloud.store import Stored, TooMany, newest_commit
@@ -57,7 +57,7 @@ class Asker:
     group: NodeGroup
     clock: Clock
     terms: Terms
-    wall: Wall = field(default_factory=Wall)
+    prepaid_rule: PrepaidRule = field(default_factory=PrepaidRule)
     tally: Tally = field(default_factory=Tally)
     look_s: float = 0.3
     reader: Callable[[], Reader] | None = None
@@ -81,13 +81,13 @@ class Asker:
         charges = tracker.charges(state, now)
         used = tracker.used(state, listed, now)
         given = self._orders.newest()
-        spend = tracker.spend(state, now, given.order.budget_usd, self.wall, used.unproven_usd)
+        spend = tracker.spend(state, now, given.order.budget_usd, self.prepaid_rule, used.unproven_usd)
         told = report(state, spend, charges, listed, supervisor)
         if (why := undrilled(given.order, state)) is not None:
             told = replace(told, message=why, exit_code=ExitReason.USER_ERROR.exit_code)
         else:
             fewest = given.order.resolved.resources.least
-            said = told_of_money(state, given.order.budget_usd, used, self.wall, nodes=fewest)
+            said = told_of_money(state, given.order.budget_usd, used, self.prepaid_rule, nodes=fewest)
             told = replace(told, message=said)
         told = replace(
             told,
@@ -141,7 +141,7 @@ class Asker:
             left_usd=order.budget_usd - used,
             nodes=nodes,
             cap_usd_per_hour=cap,
-            wall=replace(self.wall, horizon=span),
+            prepaid_rule=replace(self.prepaid_rule, horizon=span),
             launched=bool(listed.alive),
         )
         if until is None:

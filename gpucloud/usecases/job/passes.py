@@ -21,10 +21,10 @@ from gpucloud.domain.supervision.budget import (
     least_to_lower_to,
     plain_usd,
     refusal,
-    shut_off,
+    shutdown_at,
 )
-from gpucloud.domain.supervision.seen import Rules, rules_for
 from gpucloud.domain.supervision.self_driving import arming, most_machines
+from gpucloud.domain.supervision.snapshot import Rules, rules_for
 from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.job.ordered import Access
 from gpucloud.usecases.jobstore.lease import Lease, take
@@ -179,7 +179,7 @@ def bring_closer(asker: Asker, order: Order, rules: Rules) -> bool:
     listed = asker.listed(state)
     if state.group is None or not listed.most_alive:
         return False
-    closer = sooner(listed.armed_until, shut_off(state, order.budget_usd, budget_standing(asker, state), rules))
+    closer = sooner(listed.armed_until, shutdown_at(state, order.budget_usd, budget_standing(asker, state), rules))
     if closer is None:
         return False
     asker.group.arm(state.group, closer)

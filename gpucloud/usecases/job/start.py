@@ -15,13 +15,13 @@ from gpucloud.domain.job.quantities import in_cents
 from gpucloud.domain.job.spec import Cloud, Job
 from gpucloud.domain.market.plan import Plan, make_plan
 from gpucloud.domain.money.ledger import NOTHING_USED, ZERO, Terms, Used
-from gpucloud.domain.money.prepaid import Wall, least_budget_usd, paid_until
+from gpucloud.domain.money.prepaid import PrepaidRule, least_budget_usd, paid_until
 from gpucloud.domain.node.node import NO_GROUP, GroupView
 from gpucloud.domain.state.order import Order, Until, held_until, is_closed, is_finished, with_budget
 from gpucloud.domain.state.state import JobState
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.budget import least_to_lower_to, refusal
-from gpucloud.domain.supervision.seen import Rules, rules_for
+from gpucloud.domain.supervision.snapshot import Rules, rules_for
 from gpucloud.ports import Account, Clock, MarketData, NodeGroup, Signer
 from gpucloud.store import Conflict, ObjectStore
 from gpucloud.usecases.job.jobs import Kept, kept_of
@@ -157,7 +157,7 @@ class Starter:
             market=self.market,
             account=self.account,
             clock=self.clock,
-            wall=self.rules.wall,
+            prepaid_rule=self.rules.prepaid_rule,
             terms=self.terms,
             changeover=self.rules.limits.changeover,
             outlooks=self.outlooks,
@@ -230,7 +230,7 @@ class Starter:
             file_budget_usd=job.budget_usd,
             budget_usd=budget,
             deadline_at=_deadline(job, now),
-            **_wishes(asked),
+            **_requests(asked),
         )
         try:
             orders = self._orders(jobs)
@@ -299,10 +299,15 @@ class Starter:
     def _require_rest(self, state: JobState, order: Order, now: datetime, spent: Decimal) -> None:
         """A run that goes on has what is left of its budget, which may be less than a start costs."""
         rest, nodes = order.budget_usd - spent, order.resolved.resources.nodes
-        cap, wall = state.dearest_usd_per_hour, rules_for(order.unattended, self.rules).wall
+        cap, prepaid_rule = state.dearest_usd_per_hour, rules_for(order.unattended, self.rules).prepaid_rule
         launched = bool(state.alive)
-        if paid_until(now, left_usd=rest, nodes=nodes, cap_usd_per_hour=cap, wall=wall, launched=launched) is None:
-            least = in_cents(spent + least_budget_usd(nodes, cap, _wall_for(state, wall)))
+        if (
+            paid_until(
+                now, left_usd=rest, nodes=nodes, cap_usd_per_hour=cap, prepaid_rule=prepaid_rule, launched=launched
+            )
+            is None
+        ):
+            least = in_cents(spent + least_budget_usd(nodes, cap, _prepaid_rule_for(state, prepaid_rule)))
             raise BudgetTooSmall(
                 f"{state.job} has {max(rest, ZERO):.2f} USD left of {order.budget_usd:f} USD, too little to go on",
                 hint=f"gpucloud train {state.job} --budget '{least} USD' is the least;"
@@ -322,7 +327,7 @@ class Starter:
             file_budget_usd=job.budget_usd,
             deadline_at=_deadline(job, before.first_at),
             end=None,
-            **_wishes(asked),
+            **_requests(asked),
         )
 
     def _resumes(self, state: JobState, job: Job) -> bool:
@@ -357,12 +362,12 @@ class Starter:
 
     def _plan_again(self, job: Job, state: JobState, now: datetime, used: Used) -> Plan:
         offers = self.planner.offers(job)
-        wall = _wall_for(state, self.rules.wall)
+        prepaid_rule = _prepaid_rule_for(state, self.rules.prepaid_rule)
         if state.group is not None:
-            return make_plan(job, offers, now, wall, used=used)
+            return make_plan(job, offers, now, prepaid_rule, used=used)
         # Asked of a run without a group alone: machines of its own would count as used of its quota.
-        plan = make_plan(job, self.planner.allowed(job, offers), now, wall, used=used)
-        return self.planner.safer(job, plan, wall, used=used)
+        plan = make_plan(job, self.planner.allowed(job, offers), now, prepaid_rule, used=used)
+        return self.planner.safer(job, plan, prepaid_rule, used=used)
 
     def _require_payable(self, jobs: JobStore, state: JobState, before: Order, order: Order, now: datetime) -> None:
         """An attempt that runs needs no plan; lowered below what it must still cost, it could not even save."""
@@ -380,9 +385,9 @@ class Starter:
         return StoreClock(self.clock, jobs, lambda _: None).now()
 
 
-def _wall_for(state: JobState, wall: Wall) -> Wall:
+def _prepaid_rule_for(state: JobState, prepaid_rule: PrepaidRule) -> PrepaidRule:
     """Return the lengths to plan with: the start of machines that are there is spent already."""
-    return replace(wall, start=timedelta(0)) if state.alive else wall
+    return replace(prepaid_rule, start=timedelta(0)) if state.alive else prepaid_rule
 
 
 def adopt(state: JobState, plan: Plan | None, *, drills: bool = False, reopens: bool = False) -> JobState:
@@ -414,7 +419,7 @@ def _first_state(name: str, job: Job, plan: Plan) -> JobState:
     )
 
 
-def _wishes(asked: Asked) -> dict[str, Any]:
+def _requests(asked: Asked) -> dict[str, Any]:
     return {
         "until": asked.until,
         "keep": asked.keep,

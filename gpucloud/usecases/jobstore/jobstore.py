@@ -18,8 +18,8 @@ from gpucloud.domain.money.costs import Billed
 from gpucloud.domain.money.ledger import Charge, joined
 from gpucloud.domain.state.order import Envelope, Order, is_own_group
 from gpucloud.domain.state.state import JobState
-from gpucloud.domain.supervision.seen import DriveTrial
 from gpucloud.domain.supervision.self_driving import Arming, as_armed, newest_of, rebuilt
+from gpucloud.domain.supervision.snapshot import DriveTrial
 from gpucloud.domain.untrusted import COUNTED
 from gpucloud.store import Conflict, ObjectStore, Stored, TooLarge, TooMany, get_small, put_once
 from gpucloud.usecases.jobstore.records import AttemptRecords

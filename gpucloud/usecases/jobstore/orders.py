@@ -27,7 +27,7 @@ from gpucloud.domain.state.order import (
     followed,
     is_ahead,
     is_of_another_file,
-    is_same_wish,
+    is_same_request,
     mark_of,
     opened,
     refuse_order,
@@ -171,7 +171,7 @@ class Orders:
         newest = self.newest()
         if newest.version != over.version:
             raise _changed(newest.order)
-        if is_same_wish(order, newest.order) and self.is_trusted(newest):
+        if is_same_request(order, newest.order) and self.is_trusted(newest):
             return newest
         return self._write(followed(self._after(order, newest.order), caller(), self.clock.now()), over.version)
 
@@ -191,10 +191,12 @@ class Orders:
             seen = self._seen()
             newest = self.newest()
             changed = change(followed(newest.order, caller(), self.clock.now()))
-            if is_same_wish(changed, newest.order):
+            if is_same_request(changed, newest.order):
                 return newest
             refusal = self._refusal(replace(newest, order=replace(newest.order, end=None)), seen)
-            only_ends = changed.end is not None and is_same_wish(replace(changed, end=newest.order.end), newest.order)
+            only_ends = changed.end is not None and is_same_request(
+                replace(changed, end=newest.order.end), newest.order
+            )
             if refusal is not None and not only_ends:
                 raise CredentialsError(refusal.why, hint=refusal.hint)
             try:
@@ -262,7 +264,7 @@ class Orders:
 
 
 def caller() -> str:
-    """Return who asks, for the books: user and host."""
+    """Return who asks, for the record: user and host."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # no such user in the password file, as in a container
@@ -278,9 +280,9 @@ def sha256_of(spec: bytes) -> str:
 def _changed(newest: Order | None) -> OrderChanged:
     if newest is None:
         return OrderChanged("the job's order was removed just now", hint="the same command again")
-    wish = "has it end" if newest.end is not None else "goes before this one"
+    said = "has it end" if newest.end is not None else "goes before this one"
     return OrderChanged(
-        f"order {newest.number} for {newest.job}, by {newest.by} at {newest.at:%H:%M:%S} UTC, {wish}",
+        f"order {newest.number} for {newest.job}, by {newest.by} at {newest.at:%H:%M:%S} UTC, {said}",
         hint="the same command again comes after it",
     )
 

@@ -25,7 +25,7 @@ from gpucloud.domain.state.state import (
     Quarantine,
 )
 from gpucloud.domain.supervision.membership import shown_of
-from gpucloud.domain.supervision.seen import Limits, Seen
+from gpucloud.domain.supervision.snapshot import Limits, Snapshot
 from gpucloud.domain.supervision.transitions import lost_with_machines
 
 
@@ -303,7 +303,7 @@ def report(
         capacity_decision=None if state.status.ended else state.capacity_decision,
         missing_outputs=state.missing_outputs,
         drives_itself=state.drives_itself,
-        prepared=bool(state.alive) and all(life.prepared for life in state.alive),
+        prepared=bool(state.alive) and all(interval.prepared for interval in state.alive),
         ended_at=state.ended_at,
         setup_failed=state.setup_failed,
         torn_down=state.torn_down,
@@ -318,15 +318,15 @@ def _heard_at(state: JobState) -> datetime | None:
     It is the node's word that counts, and not the look of a supervisor, who may have heard nothing.
     """
     first = state.attempt.members[0].node_id if state.attempt is not None else None
-    return next((life.last_word_at for life in state.nodes if life.node_id == first), None)
+    return next((interval.last_word_at for interval in state.nodes if interval.node_id == first), None)
 
 
 def _silences(state: JobState) -> tuple[Silence, ...]:
     members = {member.node_id for member in state.attempt.members} if state.attempt is not None else set()
     return tuple(
-        Silence(node_id=life.node_id, since=min(life.silent_at, life.last_word_at or life.silent_at))
-        for life in state.alive
-        if life.node_id in members and life.silent_at is not None
+        Silence(node_id=interval.node_id, since=min(interval.silent_at, interval.last_word_at or interval.silent_at))
+        for interval in state.alive
+        if interval.node_id in members and interval.silent_at is not None
     )
 
 
@@ -373,10 +373,10 @@ def status_of(state: JobState) -> JobStatus:
 # How long a job will still take, from its own pace.
 
 
-def time_left(seen: Seen) -> timedelta | None:
+def time_left(snapshot: Snapshot) -> timedelta | None:
     """Return the time to the last step at the pace of the last steps; None while it cannot be known."""
-    attempt = seen.state.attempt
-    return time_to_go(shown_of(attempt, seen)[0] if attempt else None)
+    attempt = snapshot.state.attempt
+    return time_to_go(shown_of(attempt, snapshot)[0] if attempt else None)
 
 
 def time_to_go(progress: Progress | None) -> timedelta | None:
@@ -426,7 +426,7 @@ def condition_of(
 ) -> Condition:
     """Return how a job stands, its machines taken at their last word.
 
-    An attempt whose machines are all gone trains nowhere, whatever the books say; `trained`: all its ranks are done.
+    An attempt whose machines are all gone trains nowhere, whatever the state says; `trained`: all its ranks are done.
     """
     if ended:
         return _of_ended(machines, left)

@@ -28,8 +28,8 @@ from gpucloud.domain.market.recordings import RecordedMarket
 from gpucloud.domain.market.scenario import recovery_of, restart_within
 from gpucloud.domain.market.sizing import Work, work_of
 from gpucloud.domain.money.costs import remark
-from gpucloud.domain.money.ledger import NOTHING_USED, Terms, Used, with_beside
-from gpucloud.domain.money.prepaid import Wall
+from gpucloud.domain.money.ledger import NOTHING_USED, Terms, Used, with_extras
+from gpucloud.domain.money.prepaid import PrepaidRule
 from gpucloud.domain.offer import Offer, Pool
 from gpucloud.ports import Account, Clock, DataSets, MarketData
 from gpucloud.usecases.money.simulate import Outlooks, Stage
@@ -258,7 +258,7 @@ class Planner:
     market: MarketData
     account: Account | None
     clock: Clock
-    wall: Wall
+    prepaid_rule: PrepaidRule
     terms: Terms
     changeover: timedelta
     outlooks: Callable[[], Outlooks] | None = None
@@ -267,7 +267,7 @@ class Planner:
     @property
     def start(self) -> timedelta:
         """How long a start takes: as in the replays that stand beside it, and no less than the budget pays it for."""
-        return max(restart_within(self.changeover), self.wall.start)
+        return max(restart_within(self.changeover), self.prepaid_rule.start)
 
     def undisturbed(self, job: Job, needs: Needs) -> Summary:
         """Return what the job comes to on machines that nothing interrupts."""
@@ -280,16 +280,16 @@ class Planner:
         """
         offers = self.allowed(job, self.offers(job))
         try:
-            plan = make_plan(job, offers, self.clock.now(), self.wall)
+            plan = make_plan(job, offers, self.clock.now(), self.prepaid_rule)
         except PlanRefused:
             # The whole work wants more than a start: the larger sum is the one to name.
             if found := fitting(job, offers):
                 self._refuse_what_cannot_be_kept(job, found)
             raise
         self._refuse_what_cannot_be_kept(job, plan.offers)
-        return self.safer(job, plan, self.wall)
+        return self.safer(job, plan, self.prepaid_rule)
 
-    def safer(self, job: Job, plan: Plan, wall: Wall, *, used: Used = NOTHING_USED) -> Plan:
+    def safer(self, job: Job, plan: Plan, prepaid_rule: PrepaidRule, *, used: Used = NOTHING_USED) -> Plan:
         """Say where spot machines do not pay; a job that may go on demand then does, where its budget holds that.
 
         It is asked of the whole work: what a run has spent was for a part of it. A job whose policy begins on demand
@@ -298,7 +298,7 @@ class Planner:
         needs = needs_of(job, plan.offers, self.changeover)
         if needs is None:
             return plan
-        begun = self._begun_on_demand(job, plan, needs, wall, used)
+        begun = self._begun_on_demand(job, plan, needs, prepaid_rule, used)
         if begun is not None:
             return begun
         if self.outlooks is None or _stage_of(job, plan.offers, needs, self.terms, Saving.NONE) is None:
@@ -313,15 +313,17 @@ class Planner:
         usd = on_demand_usd(job, needs)
         expected_usd = self.undisturbed(job, needs).mean_usd
         told = replace(plan, on_demand_usd=expected_usd, spot_usd=spot.mean_usd if spot is not None else None)
-        safe = self._on_demand(job, plan, wall, used) if job.deadline is None else None
+        safe = self._on_demand(job, plan, prepaid_rule, used) if job.deadline is None else None
         if safe is None or usd + safe.kept_usd > job.budget_usd:
             return told
         return with_on_demand_first(told, safe)
 
-    def _begun_on_demand(self, job: Job, plan: Plan, needs: Needs, wall: Wall, used: Used) -> Plan | None:
+    def _begun_on_demand(
+        self, job: Job, plan: Plan, needs: Needs, prepaid_rule: PrepaidRule, used: Used
+    ) -> Plan | None:
         """Return the plan of a job whose policy first asks for machines on demand; None for any other."""
         is_spot = plan.offer.pool.market is Market.SPOT
-        safe = self._on_demand(job, plan, wall, used) if is_spot else None
+        safe = self._on_demand(job, plan, prepaid_rule, used) if is_spot else None
         if safe is None:
             return None
         left_usd = job.budget_usd - used.usd - safe.kept_usd
@@ -330,11 +332,11 @@ class Planner:
             return None
         return replace(with_on_demand_first(plan, safe), on_demand_for=why)
 
-    def _on_demand(self, job: Job, plan: Plan, wall: Wall, used: Used) -> Plan | None:
+    def _on_demand(self, job: Job, plan: Plan, prepaid_rule: PrepaidRule, used: Used) -> Plan | None:
         """Return the plan on those of its machines that are had on demand; None where there is no such plan."""
         fixed = tuple(offer for offer in plan.offers if offer.pool.market is Market.ON_DEMAND)
         try:
-            return make_plan(job, fixed, plan.made_at, wall, used=used) if fixed else None
+            return make_plan(job, fixed, plan.made_at, prepaid_rule, used=used) if fixed else None
         except (PlanRefused, BudgetTooSmall):
             return None
 
@@ -351,11 +353,11 @@ class Planner:
         def foresee(needs: Needs, budget_usd: Decimal) -> Summary | None:
             return self._foresee(job, offers, needs, budget_usd)
 
-        refuse_what_cannot_be_kept(job, offers, self.changeover, self.wall, foresee)
+        refuse_what_cannot_be_kept(job, offers, self.changeover, self.prepaid_rule, foresee)
 
     def offers(self, job: Job) -> tuple[Offer, ...]:
         """Return the market's offers, at the price of a node with what it has beside."""
-        return with_beside(self.market.offers(job.resources), self.terms)
+        return with_extras(self.market.offers(job.resources), self.terms)
 
     def allowed(self, job: Job, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
         """Return the offers that the account's quotas hold; NoCapacity, naming the quota, when they hold none."""
@@ -394,7 +396,7 @@ class Need:
         return self.room.holds(self.vcpus)
 
     @property
-    def wish(self) -> int:
+    def to_request(self) -> int:
         """The limit to ask for: what is used and what is needed."""
         return (self.room.used or 0) + self.vcpus
 
@@ -422,7 +424,7 @@ class Quotas:
     def request(self, job: Job, vcpus: int | None) -> QuotaRequest:
         """Ask for as much as the job needs, or for `vcpus`; UsageError when that is there already."""
         need = self.needs(job)[0]
-        wanted = vcpus if vcpus is not None else need.wish
+        wanted = vcpus if vcpus is not None else need.to_request
         if need.room.limit is not None and wanted <= need.room.limit:
             raise UsageError(
                 f"the quota {need.room.name!r} in {need.room.region} is {need.room.limit} vCPUs already",

@@ -75,7 +75,7 @@ def simulate(
     unseen = (market.name, *study.unseen)
     submitted = starts(market, _followed(scenario, market, study), study.windows, study.seed)
     for zones in study.zone_sets:
-        seen = timeline(market, zones, scenario.nodes, scenario.terms.extras_usd_per_hour)
+        observation = timeline(market, zones, scenario.nodes, scenario.terms.extras_usd_per_hour)
         for deadline in study.deadlines:
             tried = replace(scenario, deadline=deadline)
             refuse_what_cannot_be_kept(tried, market, zones)
@@ -88,7 +88,7 @@ def simulate(
                     zones=tuple(zone.name for zone in zones),
                     deadline=deadline,
                     policy=policy,
-                    outcomes=tuple(outcomes(choose, _rehearsal(tried, seen), submitted)),
+                    outcomes=tuple(outcomes(choose, _rehearsal(tried, observation), submitted)),
                 )
 
 
@@ -105,13 +105,13 @@ def _learned(scenario: Scenario, market: RecordedMarket, zones: Sequence[Recorde
     return maker.tables(task_of(scenario, market), len(zones), market.gpus, float(usd_per_hour))
 
 
-def _rehearsal(scenario: Scenario, seen: Timeline) -> Rehearsal:
+def _rehearsal(scenario: Scenario, observation: Timeline) -> Rehearsal:
     return Rehearsal(
-        task=task_of(scenario, seen.market),
-        market=seen,
+        task=task_of(scenario, observation.market),
+        market=observation,
         recovery=scenario.recovery,
         budget_usd=scenario.budget_usd,
-        spendable_usd=scenario.spendable_usd(seen.market),
+        spendable_usd=scenario.spendable_usd(observation.market),
         terms=scenario.terms,
     )
 

@@ -10,9 +10,9 @@ from functools import partial
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.money.costs import Billed
 from gpucloud.domain.money.ledger import ZERO, Charge, Spend, Terms, Used, by_node, meter, total, usd_for
-from gpucloud.domain.money.prepaid import Wall, paid_until, reserve_usd
+from gpucloud.domain.money.prepaid import PrepaidRule, paid_until, reserve_usd
 from gpucloud.domain.node.node import GroupView
-from gpucloud.domain.state.state import JobState, NodeLife
+from gpucloud.domain.state.state import JobState, UsageInterval
 from gpucloud.domain.supervision.budget import Standing
 from gpucloud.domain.supervision.self_driving import Arming, earlier_usd, unproven_usd, witnessed
 from gpucloud.domain.supervision.transitions import as_listed
@@ -56,18 +56,20 @@ class SpendTracker:
         """Return every charge: those in the ledger, and those of nodes not yet in it up to `now`."""
         billed = self._jobs.charges()
         self._billed = by_node(billed)
-        running = (self._meter(life, state, now) for life in state.nodes if life.node_id not in self._billed)
+        running = (
+            self._meter(interval, state, now) for interval in state.nodes if interval.node_id not in self._billed
+        )
         return (*billed, *(charge for charges in running for charge in charges))
 
     def settle(self, state: JobState, now: datetime) -> JobState:
         """Write the charges of every node that has ended into the ledger, and return the state that says so."""
-        lives = tuple(self._settled(life, state, now) for life in state.nodes)
-        self._copy_pages(state.nodes, lives)
-        return replace(state, nodes=lives)
+        intervals = tuple(self._settled(interval, state, now) for interval in state.nodes)
+        self._copy_pages(state.nodes, intervals)
+        return replace(state, nodes=intervals)
 
     def spent_usd(self, state: JobState, now: datetime) -> Decimal:
         """Return what the job has cost up to now."""
-        return sum((self._cost(life, state, now) for life in state.nodes), ZERO)
+        return sum((self._cost(interval, state, now) for interval in state.nodes), ZERO)
 
     def unproven_usd(self, state: JobState, listed: GroupView, now: datetime) -> Decimal:
         """Return what machines may have cost beside that while they drove the job; reckoned anew once a minute."""
@@ -76,12 +78,12 @@ class SpendTracker:
         return self._unproven[1]
 
     def used(self, state: JobState, listed: GroupView, now: datetime) -> Used:
-        """Return what counts of the budget as used: what the books, the cloud's list and the armings tell."""
+        """Return what counts of the budget as used: what the state, the cloud's list and the armings tell."""
         state = as_listed(state, listed, now)
         return Used(spent_usd=self.spent_usd(state, now), unproven_usd=self.unproven_usd(state, listed, now))
 
     def standing(self, state: JobState, listed: GroupView, now: datetime) -> Standing:
-        """Return what the money rule needs of the job, as anybody sees it from the books and the cloud's list."""
+        """Return what the money rule needs of the job, as anybody sees it from the state and the cloud's list."""
         members = len(state.attempts[-1].members) if state.attempts else 1
         used, alive = self.used(state, listed, now), listed.most_alive
         return Standing(now=now, spent_usd=used.usd, alive=alive, needed=max(alive, members))
@@ -91,12 +93,12 @@ class SpendTracker:
         state: JobState,
         now: datetime,
         budget_usd: Decimal,
-        wall: Wall,
+        prepaid_rule: PrepaidRule,
         unproven_usd: Decimal = ZERO,
     ) -> Spend:
         """Return the money now, under that budget."""
-        kept = reserve_usd(len(state.alive), state.dearest_usd_per_hour, wall)
-        least = usd_for(state.dearest_usd_per_hour * len(state.alive), wall.least)
+        kept = reserve_usd(len(state.alive), state.dearest_usd_per_hour, prepaid_rule)
+        least = usd_for(state.dearest_usd_per_hour * len(state.alive), prepaid_rule.least)
         return Spend(
             budget_usd=budget_usd,
             spent_usd=self.spent_usd(state, now),
@@ -110,11 +112,17 @@ class SpendTracker:
         )
 
     def payable(
-        self, state: JobState, group: GroupView, wanted: int, now: datetime, budget_usd: Decimal, wall: Wall
+        self,
+        state: JobState,
+        group: GroupView,
+        wanted: int,
+        now: datetime,
+        budget_usd: Decimal,
+        prepaid_rule: PrepaidRule,
     ) -> Payable:
         """Return until when all machines that there are or soon will be can be promised.
 
-        What the cloud lists now counts, not only what is in the books: `wanted` or the group's level, whichever is
+        What the cloud lists now counts, not only what is in the state: `wanted` or the group's level, whichever is
         more, and beside it what is being interrupted. Where there are none yet, their start is to be paid for as well.
         """
         state = as_listed(state, group, now)
@@ -125,19 +133,31 @@ class SpendTracker:
         least = usd_for(cap, self._terms.minimum)
         return Payable(
             used=used,
-            until=until(nodes=nodes, wall=wall, launched=launched, coming_usd=ZERO if launched else least * nodes),
-            with_another=until(nodes=nodes + 1, wall=wall, coming_usd=least),
-            lasts_until=until(nodes=nodes, wall=replace(wall, least=timedelta(0))),
+            until=until(
+                nodes=nodes,
+                prepaid_rule=prepaid_rule,
+                launched=launched,
+                coming_usd=ZERO if launched else least * nodes,
+            ),
+            with_another=until(nodes=nodes + 1, prepaid_rule=prepaid_rule, coming_usd=least),
+            lasts_until=until(nodes=nodes, prepaid_rule=replace(prepaid_rule, least=timedelta(0))),
         )
 
     def _reckon(self, state: JobState, listed: GroupView, now: datetime) -> Decimal:
         armings = () if self._jobs.on_machine else self._jobs.armings()
         if not armings:
             return ZERO
-        told_lives = {life.node_id: life for life in witnessed(armings)}
-        lives = {**told_lives, **{one.node_id: one for one in as_listed(replace(state, nodes=()), listed, now).nodes}}
-        charges = [charge for life in lives.values() for charge in self._meter(life, replace(state, attempts=()), now)]
-        spans = [(life.launched_at, life.ended_at or now) for life in lives.values()]
+        told_intervals = {interval.node_id: interval for interval in witnessed(armings)}
+        intervals = {
+            **told_intervals,
+            **{one.node_id: one for one in as_listed(replace(state, nodes=()), listed, now).nodes},
+        }
+        charges = [
+            charge
+            for interval in intervals.values()
+            for charge in self._meter(interval, replace(state, attempts=()), now)
+        ]
+        spans = [(interval.launched_at, interval.ended_at or now) for interval in intervals.values()]
         told = self.charges(state, now)
         # A bill of a machine that the state does not tell of, or tells another story of, was paid all the same.
         untold = max(ZERO, total(charge for charge in told if charge.node_id) - self.spent_usd(state, now))
@@ -149,55 +169,61 @@ class SpendTracker:
         self, armings: tuple[Arming, ...], state: JobState, listed: GroupView, now: datetime
     ) -> dict[str, tuple[Charge, ...]]:
         """Return what each machine costs that had no bill when a shut-off was armed: as it stood then and is listed."""
-        told = [life for one in armings for life in one.unbilled]
-        known = {life.node_id: life for life in reversed(told)}  # what was told first is from before they drove
+        told = [interval for one in armings for interval in one.unbilled]
+        known = {
+            interval.node_id: interval for interval in reversed(told)
+        }  # what was told first is from before they drove
         until = max(one.until for one in armings)
         found = as_listed(replace(state, nodes=tuple(known.values()), paid_until=until), listed, now).nodes
-        return {life.node_id: self._meter(life, replace(state, attempts=()), now) for life in found}
+        return {interval.node_id: self._meter(interval, replace(state, attempts=()), now) for interval in found}
 
-    def _settled(self, life: NodeLife, state: JobState, now: datetime) -> NodeLife:
-        if life.ended_at is None or life.charged:
-            return life
-        charges = self._meter(life, state, now)
-        if self._jobs.bill(life.node_id, charges):
-            self._billed[life.node_id] = total(charges)
-            self._bills[life.node_id] = charges
-        return replace(life, charged=True)
+    def _settled(self, interval: UsageInterval, state: JobState, now: datetime) -> UsageInterval:
+        if interval.ended_at is None or interval.charged:
+            return interval
+        charges = self._meter(interval, state, now)
+        if self._jobs.bill(interval.node_id, charges):
+            self._billed[interval.node_id] = total(charges)
+            self._bills[interval.node_id] = charges
+        return replace(interval, charged=True)
 
-    def _copy_pages(self, before: tuple[NodeLife, ...], lives: tuple[NodeLife, ...]) -> None:
-        """Have the bills of so many nodes, in the order of the books, in one object once all of them have ended."""
-        settled = {number // PAGE for number, life in enumerate(lives) if life.charged and not before[number].charged}
+    def _copy_pages(self, before: tuple[UsageInterval, ...], intervals: tuple[UsageInterval, ...]) -> None:
+        """Have the bills of so many nodes, in the order of the state, in one object once all of them have ended."""
+        settled = {
+            number // PAGE
+            for number, interval in enumerate(intervals)
+            if interval.charged and not before[number].charged
+        }
         for page in sorted(settled):
-            members = lives[page * PAGE : (page + 1) * PAGE]
-            if len(members) == PAGE and all(life.charged for life in members):
-                ids = [life.node_id for life in members]
+            members = intervals[page * PAGE : (page + 1) * PAGE]
+            if len(members) == PAGE and all(interval.charged for interval in members):
+                ids = [interval.node_id for interval in members]
                 bills = {node: self._bills.pop(node, ()) or self._jobs.bill_of(node) for node in ids}
                 self._jobs.copy_bills(page, bills)
 
-    def _cost(self, life: NodeLife, state: JobState, now: datetime) -> Decimal:
+    def _cost(self, interval: UsageInterval, state: JobState, now: datetime) -> Decimal:
         """A charge stays as it was billed, whatever prices or attempts become known later."""
-        if not life.charged:
-            return total(self._meter(life, state, now))
-        if life.node_id not in self._billed:
+        if not interval.charged:
+            return total(self._meter(interval, state, now))
+        if interval.node_id not in self._billed:
             self._billed = by_node(self._jobs.charges())
-            self._billed.setdefault(life.node_id, ZERO)  # it ended as it began, or by a clock that was behind
-        return self._billed[life.node_id]
+            self._billed.setdefault(interval.node_id, ZERO)  # it ended as it began, or by a clock that was behind
+        return self._billed[interval.node_id]
 
-    def _meter(self, life: NodeLife, state: JobState, now: datetime) -> tuple[Charge, ...]:
+    def _meter(self, interval: UsageInterval, state: JobState, now: datetime) -> tuple[Charge, ...]:
         """An end in the future was seen by nobody: a machine wrote it, and a bill of centuries could not be read."""
-        if life.ended_at is not None:
-            life = replace(life, ended_at=min(life.ended_at, now + _CLOCKS_DIFFER))
-        prices = self._market.prices(life.pool, life.launched_at, life.ended_at or now)
-        return meter(life, prices, state.attempts, now, self._terms)
+        if interval.ended_at is not None:
+            interval = replace(interval, ended_at=min(interval.ended_at, now + _CLOCKS_DIFFER))
+        prices = self._market.prices(interval.pool, interval.launched_at, interval.ended_at or now)
+        return meter(interval, prices, state.attempts, now, self._terms)
 
-    def _promised(self, state: JobState, alive: tuple[NodeLife, ...], now: datetime) -> Decimal:
+    def _promised(self, state: JobState, alive: tuple[UsageInterval, ...], now: datetime) -> Decimal:
         if not alive or state.paid_until is None or state.paid_until <= now:
             return ZERO
         return usd_for(state.dearest_usd_per_hour * len(alive), state.paid_until - now)
 
-    def _rate(self, alive: tuple[NodeLife, ...], now: datetime) -> Decimal:
+    def _rate(self, alive: tuple[UsageInterval, ...], now: datetime) -> Decimal:
         """Return what the machines cost an hour now, with their disks and addresses."""
-        hourly = (self._market.prices(life.pool, now, now)[-1].usd_per_hour for life in alive)
+        hourly = (self._market.prices(interval.pool, now, now)[-1].usd_per_hour for interval in alive)
         return sum(hourly, self._terms.extras_usd_per_hour * len(alive))
 
 

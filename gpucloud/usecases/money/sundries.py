@@ -16,7 +16,7 @@ from gpucloud.usecases.services import Services
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SundryBook:
+class SundryLedger:
     """Knows what an attempt used beside its machines. Only a store that costs something is asked about."""
 
     services: Services

@@ -28,7 +28,7 @@ from gpucloud.domain.supervision.action import (
     Finish,
     Idle,
     Inspect,
-    InTheBooks,
+    LedgerTransition,
     NoteInterruptions,
     ObeyOrder,
     OnNodes,
@@ -56,7 +56,7 @@ from gpucloud.domain.supervision.membership import (
     vouched_for,
 )
 from gpucloud.domain.supervision.quarantine import failed_setup
-from gpucloud.domain.supervision.seen import Goal, Limits, NodeSeen, Seen
+from gpucloud.domain.supervision.snapshot import Goal, Limits, NodeSnapshot, Snapshot
 from gpucloud.domain.untrusted import in_one_line
 from gpucloud.usecases.jobstore.lease import Lease
 from gpucloud.usecases.jobstore.records import BEFORE
@@ -84,48 +84,48 @@ class Announcements:
     """The newest attempt of which it was told that its script began anew."""
 
     def news(
-        self, action: Action, seen: Seen, limits: Limits, policy: CheckpointPolicy | None = None
+        self, action: Action, snapshot: Snapshot, limits: Limits, policy: CheckpointPolicy | None = None
     ) -> tuple[str, ...]:
         """Return the lines that were not told yet; `policy` is what the job file says of checkpoints."""
-        passing = (*self._excluded(seen), *self._silence(seen, limits))
-        saving = (*self._protection(seen, policy), *self._begun_anew(seen, policy))
-        return (*passing, *_decision(seen), *saving, *self._lasting(action, seen, limits))
+        passing = (*self._excluded(snapshot), *self._silence(snapshot, limits))
+        saving = (*self._protection(snapshot, policy), *self._begun_anew(snapshot, policy))
+        return (*passing, *_decision(snapshot), *saving, *self._lasting(action, snapshot, limits))
 
-    def _begun_anew(self, seen: Seen, policy: CheckpointPolicy | None) -> tuple[str, ...]:
+    def _begun_anew(self, snapshot: Snapshot, policy: CheckpointPolicy | None) -> tuple[str, ...]:
         """Once in an attempt that a script which saves by itself did not take the checkpoint that was put back."""
-        attempt = seen.state.attempt
-        progress = progress_of(attempt, seen) if attempt is not None else None
+        attempt = snapshot.state.attempt
+        progress = progress_of(attempt, snapshot) if attempt is not None else None
         if attempt is None or progress is None or attempt.number == self._anew:
             return ()
         told = _anew(progress, additions_of(policy.directory if policy else None))
         self._anew = attempt.number if told else self._anew
         return (told,) if told else ()
 
-    def _protection(self, seen: Seen, policy: CheckpointPolicy | None) -> tuple[str, ...]:
+    def _protection(self, snapshot: Snapshot, policy: CheckpointPolicy | None) -> tuple[str, ...]:
         """Once how the script saves, by its own word, or after its first minute without one; again when it changes."""
-        told = _how_it_saves(seen, policy)
+        told = _how_it_saves(snapshot, policy)
         if told is None or told == self._protected:
             return ()
         self._protected = told
         return (told,)
 
-    def _excluded(self, seen: Seen) -> tuple[str, ...]:
+    def _excluded(self, snapshot: Snapshot) -> tuple[str, ...]:
         """Which of the user's own hosts are excluded now: another has taken their place, so no action tells it."""
         found = tuple(
             refusal
-            for refusal in dict.fromkeys(seen.group.refusals)
+            for refusal in dict.fromkeys(snapshot.group.refusals)
             if refusal.fault is Fault.TRANSIENT and refusal.pool.market is Market.OWNED
         )
         fresh = tuple(refusal for refusal in found if refusal not in self._refusals)
         self._refusals.update(fresh)
         return tuple(f"excluded: {refusal.message}" for refusal in fresh)
 
-    def _silence(self, seen: Seen, limits: Limits) -> tuple[str, ...]:
+    def _silence(self, snapshot: Snapshot, limits: Limits) -> tuple[str, ...]:
         """Once that no machine answers, which may be our own line, and once which of those do again."""
-        alive = {node.node.id: node for node in seen.nodes if not is_gone(node)}
-        if all_silent(seen, limits):
-            told = () if self._silent else (silence(seen),)
-            self._silent, self._silent_at = frozenset(alive), self._silent_at or seen.now
+        alive = {node.node.id: node for node in snapshot.nodes if not is_gone(node)}
+        if all_silent(snapshot, limits):
+            told = () if self._silent else (silence(snapshot),)
+            self._silent, self._silent_at = frozenset(alive), self._silent_at or snapshot.now
             return told
         again = sorted(one for one in self._silent & alive.keys() if self._has_spoken(alive[one]))
         others = any(not node.silent_for for one, node in alive.items() if one not in self._silent)
@@ -133,30 +133,35 @@ class Announcements:
             self._silent, self._silent_at = frozenset(), None
         return (answer_again(again),) if again else ()
 
-    def _has_spoken(self, node: NodeSeen) -> bool:
+    def _has_spoken(self, node: NodeSnapshot) -> bool:
         """Whether it has told something since that was told: one that only boots has not."""
         word, since = node.last_word_at, self._silent_at
         return not node.silent_for and word is not None and since is not None and word >= since
 
-    def _lasting(self, action: Action, seen: Seen, limits: Limits) -> tuple[str, ...]:
-        now = {*_out_of_our_reach(seen, limits), *_advice(seen), *_undriven(seen, limits), *_told_wait(action)}
+    def _lasting(self, action: Action, snapshot: Snapshot, limits: Limits) -> tuple[str, ...]:
+        now = {
+            *_out_of_our_reach(snapshot, limits),
+            *_advice(snapshot),
+            *_undriven(snapshot, limits),
+            *_told_wait(action),
+        }
         fresh = tuple(sorted(now - self._told))
         self._told = now
         return fresh
 
 
-def _how_it_saves(seen: Seen, policy: CheckpointPolicy | None) -> str | None:
+def _how_it_saves(snapshot: Snapshot, policy: CheckpointPolicy | None) -> str | None:
     """Return what an interruption would cost the script that runs; None while nobody can tell."""
-    attempt = seen.state.attempt
+    attempt = snapshot.state.attempt
     if attempt is None or (policy is not None and policy.directory is not None):
         return None
-    progress = progress_of(attempt, seen)
+    progress = progress_of(attempt, snapshot)
     if progress is not None and progress.phase != OUTPUT:
         return "the script saves with gpucloud.resume: an interruption costs a restart"
-    saved = seen.checkpoint is not None or seen.state.checkpoint is not None
+    saved = snapshot.checkpoint is not None or snapshot.state.checkpoint is not None
     meant = policy is not None and policy.none
-    young = seen.now - attempt.started_at < _FIRST_WORD
-    if saved or meant or young or not _is_at_work(attempt, seen):
+    young = snapshot.now - attempt.started_at < _FIRST_WORD
+    if saved or meant or young or not _is_at_work(attempt, snapshot):
         return None
     return "the script has not called gpucloud.resume so far: an interruption starts it at the beginning"
 
@@ -167,42 +172,48 @@ def _anew(progress: Progress, additions: Additions) -> str | None:
     return begun_anew(progress.committed_step, progress.first_step - 1, additions)
 
 
-def _is_at_work(attempt: Attempt, seen: Seen) -> bool:
-    parts = [part_of(attempt, node) for node in members_of(attempt, seen)]
+def _is_at_work(attempt: Attempt, snapshot: Snapshot) -> bool:
+    parts = [part_of(attempt, node) for node in members_of(attempt, snapshot)]
     return any(part is not None and part.state is RunState.RUNNING for part in parts)
 
 
-def _decision(seen: Seen) -> tuple[str, ...]:
+def _decision(snapshot: Snapshot) -> tuple[str, ...]:
     """What the job runs on from now on and why, and once that its deadline will be missed."""
-    now, before = seen.heading.capacity_decision if seen.heading is not None else None, seen.state.capacity_decision
+    now, before = (
+        snapshot.capacity_choice.capacity_decision if snapshot.capacity_choice is not None else None,
+        snapshot.state.capacity_decision,
+    )
     if now is None or now == before:
         return ()
     turned = before is None or before.mode != now.mode
-    return (*((decision_line(now, seen.now),) if turned else ()), *((now.warning,) if now.warning is not None else ()))
-
-
-def _out_of_our_reach(seen: Seen, limits: Limits) -> tuple[str, ...]:
-    return tuple(
-        f"{n.node.id} does not answer us, but {n.reporter} says that it lives: nothing is done to it"
-        for n in vouched_for(seen, limits)
+    return (
+        *((decision_line(now, snapshot.now),) if turned else ()),
+        *((now.warning,) if now.warning is not None else ()),
     )
 
 
-def _advice(seen: Seen) -> tuple[str, ...]:
+def _out_of_our_reach(snapshot: Snapshot, limits: Limits) -> tuple[str, ...]:
+    return tuple(
+        f"{n.node.id} does not answer us, but {n.reporter} says that it lives: nothing is done to it"
+        for n in vouched_for(snapshot, limits)
+    )
+
+
+def _advice(snapshot: Snapshot) -> tuple[str, ...]:
     return tuple(
         f"the cloud recommends to leave {n.node.id}: an early checkpoint is asked for, the training goes on"
-        for n in seen.nodes
+        for n in snapshot.nodes
         if n.status is not None and n.status.rebalance is not None and n.status.notice is None and not is_gone(n)
     )
 
 
-def _undriven(seen: Seen, limits: Limits) -> tuple[str, ...]:
+def _undriven(snapshot: Snapshot, limits: Limits) -> tuple[str, ...]:
     """Once that a machine which is to drive the job when this supervisor is gone may not, as far as it has tried."""
     return tuple(
         f"{n.node.id} could not drive the job without this process: {in_one_line(n.trial.refused)}"
-        for n in seen.nodes
-        if n.trial is not None and n.trial.refused is not None and n.trial.number == seen.state.order_number
-        if seen.now - n.node.launched_at >= limits.granted
+        for n in snapshot.nodes
+        if n.trial is not None and n.trial.refused is not None and n.trial.number == snapshot.state.order_number
+        if snapshot.now - n.node.launched_at >= limits.granted
     )
 
 
@@ -214,7 +225,7 @@ def _told_wait(action: Action) -> tuple[str, ...]:
     )
 
 
-# Doing: one action, on the cloud, on nodes or in the books. Intent is written down first; all may be done twice.
+# Doing: one action, on the cloud, on nodes or in the state. Intent is written down first; all may be done twice.
 
 
 @dataclass(slots=True)
@@ -228,14 +239,14 @@ class Actor:
     machine_provisioner: MachineProvisioner
     closing: Closing
     watcher: Watcher
-    _announced: Announcements = field(default_factory=Announcements)
+    _announcements: Announcements = field(default_factory=Announcements)
     _told_until: datetime | None = None
     """Until when the machines are paid, as it was told last."""
 
-    def act(self, action: Action, seen: Seen, goal: Goal) -> None:
+    def act(self, action: Action, snapshot: Snapshot, goal: Goal) -> None:
         """Do it. Errors of the cloud and of nodes come through as GpucloudError."""
-        news = self._announced.news(action, seen, self.services.rules.limits, self.services.job.checkpoint)
-        told = tell_story(action, seen, self.services.job.checkpoint.directory, self._told_until)
+        news = self._announcements.news(action, snapshot, self.services.rules.limits, self.services.job.checkpoint)
+        told = tell_story(action, snapshot, self.services.job.checkpoint.directory, self._told_until)
         if told and isinstance(action, Arm):
             self._told_until = action.until
         for line in (*news, told):
@@ -243,10 +254,10 @@ class Actor:
                 self.watcher.story(line)
         if isinstance(action, OnTheCloud):
             self.machine_provisioner.act(action)
-        elif isinstance(action, InTheBooks):
-            self._in_the_books(action, seen, goal)
+        elif isinstance(action, LedgerTransition):
+            self._ledger_transition(action, snapshot, goal)
         else:
-            self._on_nodes(action, seen)
+            self._on_nodes(action, snapshot)
 
     def begin(self) -> None:
         """Bring the group's free parts up to date: who drives the job, and from where SSH comes, may have changed.
@@ -267,52 +278,54 @@ class Actor:
         if taken_back:
             self.machine_provisioner.close_armings()
 
-    def _in_the_books(self, action: InTheBooks, seen: Seen, goal: Goal) -> None:  # noqa: C901  (one flat match)
+    def _ledger_transition(self, action: LedgerTransition, snapshot: Snapshot, goal: Goal) -> None:  # noqa: C901  (one flat match)
         state = self.lease.state
         match action:
             case ObeyOrder():
                 self.lease.write(transitions.obey_order(state, action))
             case CoolDown():
-                self.lease.write(transitions.cool_down(state, action, seen.now))
+                self.lease.write(transitions.cool_down(state, action, snapshot.now))
             case OpenAttempt():
-                self._open(action, seen)
+                self._open(action, snapshot)
             case NoteInterruptions():
                 self.lease.write(transitions.note_interruptions(state, action))
             case QuarantineNodes():
-                self.lease.write(transitions.quarantine(state, action, seen.now))
+                self.lease.write(transitions.quarantine(state, action, snapshot.now))
             case EndAttempt():
-                self.lease.write(transitions.order_end(state, action, seen.now))
+                self.lease.write(transitions.order_end(state, action, snapshot.now))
             case Appoint():
-                self.lease.write(transitions.appoint(state, action, seen.now))
+                self.lease.write(transitions.appoint(state, action, snapshot.now))
             case Dismiss():
                 self.lease.write(transitions.dismiss(state))
             case TakeOver():
-                self.lease.write(transitions.take_over(state, seen.now))
+                self.lease.write(transitions.take_over(state, snapshot.now))
             case CloseAttempt():
-                left = self.closing.bring(action, seen)
-                closed = transitions.close_attempt(state, action, seen.now, left.missing, left.failure)
-                self.lease.write(self._with_money(closed, seen, goal))
+                left = self.closing.bring(action, snapshot)
+                closed = transitions.close_attempt(state, action, snapshot.now, left.missing, left.failure)
+                self.lease.write(self._with_money(closed, snapshot, goal))
             case Finish():
-                self._keep_failed_setup(action, seen)
-                ended = self._with_money(transitions.finish(state, action, seen.now), seen, goal)
+                self._keep_failed_setup(action, snapshot)
+                ended = self._with_money(transitions.finish(state, action, snapshot.now), snapshot, goal)
                 self.lease.write(transitions.left_behind(ended, self.services.job.outputs))
             case Pause(message=message):
                 self.lease.write(replace(state, message=message))
 
-    def _with_money(self, state: JobState, seen: Seen, goal: Goal) -> JobState:
+    def _with_money(self, state: JobState, snapshot: Snapshot, goal: Goal) -> JobState:
         """Say of a job that ended at its budget what became of that, and with how much it comes to its end."""
         if state.exit_reason is not ExitReason.BUDGET or state.message is not None:
             return state
-        used = Used(spent_usd=seen.spent_usd - seen.unproven_usd, unproven_usd=seen.unproven_usd)
-        message = used_up(state, goal.budget_usd, used, self.services.rules.wall, nodes=goal.fewest(state.pool.market))
+        used = Used(spent_usd=snapshot.spent_usd - snapshot.unproven_usd, unproven_usd=snapshot.unproven_usd)
+        message = used_up(
+            state, goal.budget_usd, used, self.services.rules.prepaid_rule, nodes=goal.fewest(state.pool.market)
+        )
         return replace(state, message=message)
 
-    def _keep_failed_setup(self, action: Finish, seen: Seen) -> None:
+    def _keep_failed_setup(self, action: Finish, snapshot: Snapshot) -> None:
         """What a setup wrote is told, and kept before its machine ends, as the output of what came before attempt 1.
 
         Only where it is what ends the job: one that failed on a machine given up since is no news of a failed script.
         """
-        is_the_end = action.reason is ExitReason.USER_ERROR and failed_setup(seen) is not None
+        is_the_end = action.reason is ExitReason.USER_ERROR and failed_setup(snapshot) is not None
         failed = self.bootstrapper.failed_setup() if is_the_end else None
         if failed is not None:
             shown, log = failed
@@ -320,7 +333,7 @@ class Actor:
             records = self.services.jobs.records
             records.append_log(BEFORE, 0, records.log_end(BEFORE, 0)[0], DatedPiece(data=log))
 
-    def _open(self, action: OpenAttempt, seen: Seen) -> None:
+    def _open(self, action: OpenAttempt, snapshot: Snapshot) -> None:
         tree = self.bootstrapper.one_tree(action.node_ids)
         if tree is None:
             return  # they are prepared again, with the code as it is now
@@ -329,7 +342,7 @@ class Actor:
             self.services.clock.sleep(self.services.period_s)
             return  # what is seen of the node by then says what to do about it
         self._keep_lock(action)
-        self.lease.write(transitions.open_attempt(self.lease.state, action, port, seen.now, tree))
+        self.lease.write(transitions.open_attempt(self.lease.state, action, port, snapshot.now, tree))
 
     def _keep_lock(self, action: OpenAttempt) -> None:
         made = {node_id: self.bootstrapper.made_of(node_id) for node_id in action.node_ids}
@@ -337,15 +350,15 @@ class Actor:
         seconds = {node_id: dict(one.seconds) for node_id, one in made.items()}
         self.services.jobs.records.keep_attempt_lock(action.number, attempt_lock(locks, seconds))
 
-    def _on_nodes(self, action: OnNodes | Idle, seen: Seen) -> None:
+    def _on_nodes(self, action: OnNodes | Idle, snapshot: Snapshot) -> None:
         match action:
             case Prepare(node_ids=node_ids):
                 for node_id in node_ids:
                     self.bootstrapper.start(node_id, self.lease.state.gpu)
             case Inspect():
-                self.inspector.start(action, seen)
+                self.inspector.start(action, snapshot)
             case BringHome():
-                self.closing.home.start(seen)
+                self.closing.home.start(snapshot)
             case Tell(node_ids=node_ids):
                 self.bootstrapper.tell(node_ids, self.lease.state)
             case StayOn() | Wait() | Done():

@@ -19,17 +19,17 @@ from gpucloud.domain.node.use import parse_summary, summary_lines
 from gpucloud.domain.state.state import Attempt, ExitReason, JobState, MissingOutput
 from gpucloud.domain.supervision.action import CloseAttempt
 from gpucloud.domain.supervision.membership import is_gone, members_of, part_of
-from gpucloud.domain.supervision.seen import Homecoming, NodeSeen, Readiness, Seen
+from gpucloud.domain.supervision.snapshot import Homecoming, NodeSnapshot, Readiness, Snapshot
 from gpucloud.domain.untrusted import KEPT_OUTPUT_BYTES, STATUS_BYTES
 from gpucloud.ports import Brought, Host, Outputs, Shell
 from gpucloud.retries import Retry
 from gpucloud.usecases.jobstore.jobstore import JobStore
-from gpucloud.usecases.money.sundries import SundryBook
+from gpucloud.usecases.money.sundries import SundryLedger
 from gpucloud.usecases.services import Services, Watcher
 from gpucloud.usecases.supervise.look import LogReader, read_node
 from gpucloud.usecases.supervise.prepare import Bootstrapper
 from gpucloud.usecases.supervise.story import missing_line
-from gpucloud.usecases.supervise.usage import HistoryKeeper
+from gpucloud.usecases.supervise.usage import UsageHistory
 
 _AGAIN = timedelta(seconds=30)
 _READS_FOR = timedelta(minutes=10)
@@ -91,10 +91,10 @@ class OutputsHome:
         self._failed_at = self._failed_at or now
         return Homecoming.NO if now - self._failed_at >= _AGAIN else Homecoming.FAILED
 
-    def start(self, seen: Seen) -> None:
+    def start(self, snapshot: Snapshot) -> None:
         """Begin to bring them, or begin again: what was cut off goes on."""
-        attempt = seen.state.attempt
-        node = _first(attempt, seen.group) if attempt is not None else None
+        attempt = snapshot.state.attempt
+        node = _first(attempt, snapshot.group) if attempt is not None else None
         if attempt is not None and node is not None and not self.busy:
             self._attempt, self._failed_at = attempt.number, None
             self._try, self._moved, self._stalled = self._try + 1, None, False
@@ -209,7 +209,7 @@ def _first(attempt: Attempt, group: GroupView) -> Node | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftBehind:
-    """What an attempt leaves in the books: outputs that did not come home, and its script's exception in one line."""
+    """What an attempt leaves in the state: outputs that did not come home, and its script's exception in one line."""
 
     missing: tuple[MissingOutput, ...] = ()
     failure: str | None = None
@@ -222,34 +222,34 @@ class Closing:
     services: Services
     home: OutputsHome
     logs: LogReader
-    history: HistoryKeeper
+    history: UsageHistory
     watcher: Watcher
 
-    def bring(self, action: CloseAttempt, seen: Seen) -> LeftBehind:
+    def bring(self, action: CloseAttempt, snapshot: Snapshot) -> LeftBehind:
         """Bring all there is, tell what became of it, and return which outputs are missing and what failed.
 
         Raises StoreError when what the script wrote cannot be kept.
         """
-        attempt = seen.state.attempt
-        self._read_to_the_end(seen, _READ_ONCE if action.reason.retried else _READ)
-        said = self._explain(action, seen)
+        attempt = snapshot.state.attempt
+        self._read_to_the_end(snapshot, _READ_ONCE if action.reason.retried else _READ)
+        said = self._explain(action, snapshot)
         brought = self.home.brought(attempt, action.reason) if attempt is not None else Brought()
-        self._bring_profiles(seen)
+        self._bring_profiles(snapshot)
         if attempt is not None:
-            SundryBook(services=self.services).bill(seen.state, attempt, brought.paths)
+            SundryLedger(services=self.services).bill(snapshot.state, attempt, brought.paths)
         return LeftBehind(missing=brought.missing, failure=said.failure)
 
-    def _read_to_the_end(self, seen: Seen, policy: Retry = _READ) -> None:
+    def _read_to_the_end(self, snapshot: Snapshot, policy: Retry = _READ) -> None:
         """Where another attempt follows, nothing is waited for."""
-        attempt = seen.state.attempt
-        alive = {node.node.id: node for node in seen.nodes if not is_gone(node)}
+        attempt = snapshot.state.attempt
+        alive = {node.node.id: node for node in snapshot.nodes if not is_gone(node)}
         until = self.services.clock.now() + _READS_FOR
         for member in attempt.members if attempt else ():
             if attempt is not None and member.node_id in alive:
                 self._read_patiently(alive[member.node_id], attempt, until, policy)
         self.logs.flush()
 
-    def _read_patiently(self, node: NodeSeen, attempt: Attempt, until: datetime, policy: Retry) -> None:
+    def _read_patiently(self, node: NodeSnapshot, attempt: Attempt, until: datetime, policy: Retry) -> None:
         """Read what is left, at more than one try of a node that answered just now: it is ended after this.
 
         Of one that had fallen silent before, what had been read of it is kept.
@@ -276,26 +276,26 @@ class Closing:
                 self.watcher.story(f"{node_id} says more than can be waited for: the rest of its output is left out")
                 return
 
-    def _explain(self, action: CloseAttempt, seen: Seen) -> LastWords:
-        attempt = seen.state.attempt
+    def _explain(self, action: CloseAttempt, snapshot: Snapshot) -> LastWords:
+        attempt = snapshot.state.attempt
         if attempt is None:
             return LastWords()
         barred = any(member.outcome is Outcome.BARRED for member in attempt.members)
         if not action.reason.by_script and not barred:
             return LastWords()
         try:
-            words = last_words(attempt, seen, self.services.jobs, self.services.shell)
+            words = last_words(attempt, snapshot, self.services.jobs, self.services.shell)
         except NodeError:
             return LastWords()
         if words.shown:
             self.watcher.story(words.shown)
         return words
 
-    def _bring_profiles(self, seen: Seen) -> None:
-        attempt = seen.state.attempt
+    def _bring_profiles(self, snapshot: Snapshot) -> None:
+        attempt = snapshot.state.attempt
         if self.services.job.profile_steps and attempt is not None:
             members = {member.node_id for member in attempt.members}
-            nodes = tuple(node for node in seen.group.alive if node.id in members)
+            nodes = tuple(node for node in snapshot.group.alive if node.id in members)
             for line in bring_profiles(self.services.outputs, self.services.shell, nodes, attempt.number):
                 self.watcher.story(line)
 
@@ -323,12 +323,14 @@ class LastWords:
     failure: str | None = None
 
 
-def last_words(attempt: Attempt, seen: Seen, jobs: JobStore, shell: Shell) -> LastWords:
+def last_words(attempt: Attempt, snapshot: Snapshot, jobs: JobStore, shell: Shell) -> LastWords:
     """Return what the rank that failed first said last; rank 0's output was shown as it came.
 
     Where no script wrote anything, the launcher's own output tells why it could not start.
     """
-    failed = {_rank_of(attempt, node): node for node in members_of(attempt, seen) if node and _failed(attempt, node)}
+    failed = {
+        _rank_of(attempt, node): node for node in members_of(attempt, snapshot) if node and _failed(attempt, node)
+    }
     if not failed:
         return LastWords()
     texts = {rank: _kept(jobs, attempt.number, rank) for rank in failed}
@@ -359,12 +361,12 @@ def first_to_fail(texts: Mapping[int, str]) -> int:
     return min(texts, key=lambda rank: (_PEER_LOST.search(texts[rank][-4000:]) is not None, not texts[rank], rank))
 
 
-def _failed(attempt: Attempt, node: NodeSeen) -> bool:
+def _failed(attempt: Attempt, node: NodeSnapshot) -> bool:
     part = part_of(attempt, node)
     return part is not None and part.outcome in (Outcome.BARRED, Outcome.FAILED)
 
 
-def _rank_of(attempt: Attempt, node: NodeSeen) -> int:
+def _rank_of(attempt: Attempt, node: NodeSnapshot) -> int:
     part = part_of(attempt, node)
     return part.failed_rank if part is not None and part.failed_rank is not None else 0
 

@@ -10,12 +10,12 @@ from datetime import datetime
 from gpucloud.domain.codec import Malformed, from_json, to_json
 from gpucloud.domain.errors import NodeError
 from gpucloud.domain.node.bootstrap.steps import gate_command
-from gpucloud.domain.node.gate.gang import GangOrder, GangSeen, blame
+from gpucloud.domain.node.gate.gang import GangFacts, GangOrder, blame
 from gpucloud.domain.node.gate.report import Finding, GateOrder, GateWanted, is_in_use, why
 from gpucloud.domain.node.machine.facts import machine_wanted
 from gpucloud.domain.node.member import candidates, common_port
 from gpucloud.domain.supervision.action import Inspect
-from gpucloud.domain.supervision.seen import Inspection, InUse, Seen
+from gpucloud.domain.supervision.snapshot import Inspection, InUse, Snapshot
 from gpucloud.usecases.services import Services
 from gpucloud.usecases.supervise.bootstrap import Bootstrapped
 from gpucloud.usecases.supervise.needs import gate_wanted, parse_checked
@@ -55,16 +55,16 @@ class Inspector:
     _in_use: dict[str, datetime] = field(default_factory=dict)
     """Since when others use the GPUs of which node."""
 
-    def start(self, asked: Inspect, seen: Seen) -> None:
+    def start(self, asked: Inspect, snapshot: Snapshot) -> None:
         """Begin to look; an earlier look that still goes on is forgotten.
 
         What the nodes' bootstraps gave is taken now: one that is forgotten meanwhile has none to ask for.
         """
         self._asked = asked
         made = {node_id: self.bootstrapper.made_of(node_id) for node_id in asked.node_ids}
-        self._work = self.pool.submit(self._timed, asked, made, seen.state.gpu, self._efa(seen))
+        self._work = self.pool.submit(self._timed, asked, made, snapshot.state.gpu, self._efa(snapshot))
 
-    def seen(self) -> Inspection | None:
+    def snapshot(self) -> Inspection | None:
         """Return the last look. A fault of ours in it is raised here."""
         if self._asked is None or self._work is None:
             return None
@@ -85,8 +85,8 @@ class Inspector:
         """Whether a look goes on."""
         return self._work is not None and not self._work.done()
 
-    def _efa(self, seen: Seen) -> bool:
-        return any(layout.interfaces for layout in seen.state.efa)
+    def _efa(self, snapshot: Snapshot) -> bool:
+        return any(layout.interfaces for layout in snapshot.state.efa)
 
     def _timed(self, asked: Inspect, made: Made, gpu: str | None, efa: bool) -> _Look:  # noqa: FBT001
         bad, in_use = self._look(asked, made, gpu, efa)
@@ -144,11 +144,11 @@ class Inspector:
             return ()
         orders = [self._order(rank, node_ids, made, port) for rank in range(len(node_ids))]
         asked = hands.map(self._ask, node_ids, (made[node_id] for node_id in node_ids), orders)
-        seen = [one for one in asked if one is not None]
-        if len(seen) < len(node_ids):
+        snapshot = [one for one in asked if one is not None]
+        if len(snapshot) < len(node_ids):
             return ()  # a node that does not answer is seen elsewhere, and without it the others tell nothing
         proven = frozenset(rank for rank, node_id in enumerate(node_ids) if node_id in self._passed)
-        found = blame(seen, len(node_ids), efa=efa, proven=proven)
+        found = blame(snapshot, len(node_ids), efa=efa, proven=proven)
         return tuple((node_ids[one.rank], one.why) for one in found)
 
     def _order(self, rank: int, node_ids: tuple[str, ...], made: Made, port: int) -> GangOrder:
@@ -168,12 +168,12 @@ class Inspector:
             limit_s=_GANG_S,
         )
 
-    def _ask(self, node_id: str, made: Bootstrapped, order: GangOrder) -> GangSeen | None:
+    def _ask(self, node_id: str, made: Bootstrapped, order: GangOrder) -> GangFacts | None:
         node = self.bootstrapper.node(node_id)
         argv = (made.base_python, made.package_path, "gang")
         try:
             host = self.services.shell.host(node)
             done = host.run(argv, stdin=to_json(order).encode(), timeout_s=order.limit_s + _SLACK_S)
-            return from_json(GangSeen, (done.stdout.strip().splitlines() or [b""])[-1])
+            return from_json(GangFacts, (done.stdout.strip().splitlines() or [b""])[-1])
         except (NodeError, Malformed):
             return None

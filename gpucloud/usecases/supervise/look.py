@@ -18,7 +18,7 @@ from gpucloud.domain.node.output import MOST_MARKS, DatedPiece, Mark, read_marks
 from gpucloud.domain.node.status import RunState, Status, status_from_json
 from gpucloud.domain.state.state import Attempt
 from gpucloud.domain.supervision.membership import is_gone, progress_of
-from gpucloud.domain.supervision.seen import NodeSeen, PeerReport, Readiness, Seen, peer_report_of
+from gpucloud.domain.supervision.snapshot import NodeSnapshot, PeerReport, Readiness, Snapshot, peer_report_of
 from gpucloud.domain.untrusted import LOG_BYTES, STATUS_BYTES, masked
 from gpucloud.ports import Host, Shell
 from gpucloud.usecases.jobstore.jobstore import JobStore
@@ -312,12 +312,12 @@ class _Steps:
     """When the open attempt was seen at which step, at every step that was seen; the newest last."""
 
     attempt: int = 0
-    seen: deque[tuple[datetime, int]] = field(default_factory=lambda: deque(maxlen=256))
+    snapshot: deque[tuple[datetime, int]] = field(default_factory=lambda: deque(maxlen=256))
 
     def made_since(self, moment: datetime) -> int:
         """Return how many steps were made after `moment`, as far as they were seen."""
-        before = [step for at, step in self.seen if at <= moment]
-        return self.seen[-1][1] - max(before) if before else 0
+        before = [step for at, step in self.snapshot if at <= moment]
+        return self.snapshot[-1][1] - max(before) if before else 0
 
 
 @dataclass(slots=True)
@@ -330,17 +330,17 @@ class PeerReports:
     _asked: dict[str, _Asked] = field(default_factory=dict)
     _steps: _Steps = field(default_factory=_Steps)
 
-    def hear(self, seen: Seen) -> Seen:
+    def hear(self, snapshot: Snapshot) -> Snapshot:
         """Return what is seen with what is said of each silent machine; ask about those that are silent for long."""
-        self._watch_steps(seen)
-        peers = [n for n in seen.nodes if n.readiness is Readiness.READY and not n.silent_for and not is_gone(n)]
-        return replace(seen, nodes=tuple(self._hear(node, peers, seen) for node in seen.nodes))
+        self._watch_steps(snapshot)
+        peers = [n for n in snapshot.nodes if n.readiness is Readiness.READY and not n.silent_for and not is_gone(n)]
+        return replace(snapshot, nodes=tuple(self._hear(node, peers, snapshot) for node in snapshot.nodes))
 
-    def _hear(self, node: NodeSeen, peers: list[NodeSeen], seen: Seen) -> NodeSeen:
+    def _hear(self, node: NodeSnapshot, peers: list[NodeSnapshot], snapshot: Snapshot) -> NodeSnapshot:
         if is_gone(node) or not node.silent_for:
             self._asked.pop(node.node.id, None)
             return node
-        if self._trains_on(node, seen):
+        if self._trains_on(node, snapshot):
             return replace(node, peer_report=PeerReport.ALIVE, reporter=_TRAINING)
         # A third of the time in which it is believed: then the answer is there when it is needed.
         if node.silent_for < self.services.rules.limits.silent / 3:
@@ -357,12 +357,12 @@ class PeerReports:
             peer = min(later or peers, key=lambda one: one.id)
             asked.peer, asked.work = (
                 peer.id,
-                self.pool.submit(self._knock, peer, self.bootstrapper.made_of(peer.id), node),
+                self.pool.submit(self._probe_peer, peer, self.bootstrapper.made_of(peer.id), node),
             )
         return asked
 
-    def _knock(self, peer: Node, made: Bootstrapped, node: Node) -> PeerReport:
-        command = (made.base_python, made.package_path, "knock", "--root", made.root, "--limit", f"{_LIMIT_S:g}")
+    def _probe_peer(self, peer: Node, made: Bootstrapped, node: Node) -> PeerReport:
+        command = (made.base_python, made.package_path, "probe", "--root", made.root, "--limit", f"{_LIMIT_S:g}")
         try:
             host = self.services.shell.host(peer)
             done = host.run((*command, node.private_address, str(node.port)), timeout_s=3 * _LIMIT_S)
@@ -370,22 +370,22 @@ class PeerReports:
             return PeerReport.NOTHING
         return peer_report_of(done.exit_code, done.stdout.decode(errors="replace"))
 
-    def _watch_steps(self, seen: Seen) -> None:
-        attempt = seen.state.attempt
-        progress = progress_of(attempt, seen) if attempt is not None else None
+    def _watch_steps(self, snapshot: Snapshot) -> None:
+        attempt = snapshot.state.attempt
+        progress = progress_of(attempt, snapshot) if attempt is not None else None
         if attempt is None or progress is None:
             return
         if self._steps.attempt != attempt.number:
             self._steps = _Steps(attempt=attempt.number)
-        if not self._steps.seen or progress.step > self._steps.seen[-1][1]:
-            self._steps.seen.append((seen.now, progress.step))
+        if not self._steps.snapshot or progress.step > self._steps.snapshot[-1][1]:
+            self._steps.snapshot.append((snapshot.now, progress.step))
 
-    def _trains_on(self, node: NodeSeen, seen: Seen) -> bool:
+    def _trains_on(self, node: NodeSnapshot, snapshot: Snapshot) -> bool:
         """Ranks agree at every step (gpucloud.resume), so that a step needs all; one may have been under way."""
-        attempt = seen.state.attempt
+        attempt = snapshot.state.attempt
         if attempt is None or node.node.id not in {member.node_id for member in attempt.members}:
             return False
-        since = seen.now - node.silent_for + _TOLD_LATE
+        since = snapshot.now - node.silent_for + _TOLD_LATE
         return self._steps.attempt == attempt.number and self._steps.made_since(since) >= 2
 
 
@@ -416,7 +416,7 @@ def visited(report: JobReport, shell: Shell, sleep: Callable[[float], object] | 
 
 
 def _moved(before: NodeStanding, now: NodeStanding) -> NodeStanding:
-    stands = before.status is not None and now.status is not None and before.status.beat == now.status.beat
+    stands = before.status is not None and now.status is not None and before.status.heartbeat == now.status.heartbeat
     return replace(now, status=None) if stands else now
 
 

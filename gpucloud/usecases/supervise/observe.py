@@ -9,7 +9,7 @@ from decimal import Decimal
 
 from gpucloud.domain.errors import GpucloudError, NodeError
 from gpucloud.domain.market.plan import affordable, fitting
-from gpucloud.domain.money.ledger import with_beside
+from gpucloud.domain.money.ledger import with_extras
 from gpucloud.domain.node.member import workers_per_node
 from gpucloud.domain.node.node import NO_GROUP, GroupView, Node, NodeState
 from gpucloud.domain.node.status import Status
@@ -19,11 +19,11 @@ from gpucloud.domain.state.state import Attempt, CheckpointRef, ExitReason, JobS
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import Appoint
 from gpucloud.domain.supervision.capacity import is_cooling
-from gpucloud.domain.supervision.deadline import heading, lesson
+from gpucloud.domain.supervision.deadline import capacity_choice, lesson
 from gpucloud.domain.supervision.elastic import appointed, enough_since
 from gpucloud.domain.supervision.membership import is_over, members_of, progress_of
 from gpucloud.domain.supervision.quarantine import failures, noted, silences
-from gpucloud.domain.supervision.seen import DriveTrial, Goal, NodeSeen, Readiness, Seen
+from gpucloud.domain.supervision.snapshot import DriveTrial, Goal, NodeSnapshot, Readiness, Snapshot
 from gpucloud.store import TooMany, newest_commit
 from gpucloud.usecases.money.spend import Payable, SpendTracker
 from gpucloud.usecases.services import Learning, Services
@@ -32,13 +32,13 @@ from gpucloud.usecases.supervise.inspection import Inspector
 from gpucloud.usecases.supervise.look import LogReader, PeerReports, read_node
 from gpucloud.usecases.supervise.needs import gate_wanted
 from gpucloud.usecases.supervise.prepare import Bootstrapper
-from gpucloud.usecases.supervise.usage import HistoryKeeper, UsageMeter
+from gpucloud.usecases.supervise.usage import UsageHistory, UsageMeter
 
 _ANSWER_S = 0.4  # how long one pass waits for a node; one that is late is silent at this pass
 _OFFERS_LAST = timedelta(seconds=60)
 _TRY_AGAIN = timedelta(seconds=30)
 _TRIES = 2
-_BEAT = timedelta(seconds=4)  # an agent that writes nothing for so long is dead, whatever SSH says
+_HEARTBEAT = timedelta(seconds=4)  # an agent that writes nothing for so long is dead, whatever SSH says
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class _Memory:
 
     answered_at: datetime
     status: Status | None = None
-    beat_at: datetime | None = None
+    heartbeat_at: datetime | None = None
     word_at: datetime | None = None
     asked: Future[Status | None] | None = None
     lost_at: datetime | None = None
@@ -69,9 +69,9 @@ class _Memory:
     def told(self, status: Status | None, now: datetime) -> None:
         """It answered; None: nothing that can be read."""
         self.answered_at = now
-        if status is not None and (self.status is None or status.beat != self.status.beat):
+        if status is not None and (self.status is None or status.heartbeat != self.status.heartbeat):
             self.word_at = now if self.status is not None else None
-            self.status, self.beat_at = status, now
+            self.status, self.heartbeat_at = status, now
             self.silent_at, self.mute_at, self.prepared_again = None, None, False
         elif self.mute_at is None:
             self.mute_at, self.silent_at = min(now, self.silent_at or now), None
@@ -79,7 +79,7 @@ class _Memory:
     def mute_for(self, now: datetime) -> timedelta:
         """Return for how long its agent has told nothing new; agents write now and then: zero while that may be all."""
         length = now - self.mute_at if self.mute_at is not None else timedelta(0)
-        return length if length > _BEAT else timedelta(0)
+        return length if length > _HEARTBEAT else timedelta(0)
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ class Observer:
     tracker: SpendTracker
     logs: LogReader
     pool: ThreadPoolExecutor
-    history: HistoryKeeper
+    history: UsageHistory
     usage: UsageMeter
     peer_reports: PeerReports
     learning: Learning
@@ -111,7 +111,7 @@ class Observer:
     _offers: _Offers = field(default_factory=_Offers)
     _checkpoint: tuple[tuple[int | None, bool], CheckpointRef | None] = ((None, False), None)
 
-    def observe(self, state: JobState, goal: Goal) -> Seen:
+    def observe(self, state: JobState, goal: Goal) -> Snapshot:
         """Return what is seen now; `goal` says what is worth a look."""
         now = self.services.clock.now()
         tries = tuple(self.bootstrapper.tries[self._noted :])
@@ -121,7 +121,7 @@ class Observer:
         self._ask(group, state, now)
         nodes = tuple(self._node(node, state, now) for node in group.nodes)
         payable = self._payable(state, group, goal, now)
-        seen = Seen(
+        snapshot = Snapshot(
             now=now,
             state=state,
             group=group,
@@ -135,23 +135,25 @@ class Observer:
             failed_bootstraps=failures(state),
             candidates=self._candidates(state, goal, payable.used.usd, now),
             inspects=gate_wanted(self.services.job, state.gpu) is not None,
-            inspection=self.inspector.seen(),
+            inspection=self.inspector.snapshot(),
             homecoming=self.home.stands(state, group, now),
             outputs_still_at=self.home.still_at,
         )
-        seen = replace(seen, nodes=self._with_trials(nodes, goal))
-        seen = self._with_heading(self._with_times(self.peer_reports.hear(seen), goal), goal)
-        seen = replace(seen, enough_at=enough_since(goal, seen, self.services.rules.limits))
-        seen = self._with_attempt(seen.state.attempt, seen) if seen.state.attempt is not None else seen
+        snapshot = replace(snapshot, nodes=self._with_trials(nodes, goal))
+        snapshot = self._with_capacity_choice(self._with_times(self.peer_reports.hear(snapshot), goal), goal)
+        snapshot = replace(snapshot, enough_at=enough_since(goal, snapshot, self.services.rules.limits))
+        snapshot = (
+            self._with_attempt(snapshot.state.attempt, snapshot) if snapshot.state.attempt is not None else snapshot
+        )
         self._noted += len(tries)  # not before: a look that failed is made again
-        return seen
+        return snapshot
 
-    def _with_trials(self, nodes: tuple[NodeSeen, ...], goal: Goal) -> tuple[NodeSeen, ...]:
+    def _with_trials(self, nodes: tuple[NodeSnapshot, ...], goal: Goal) -> tuple[NodeSnapshot, ...]:
         """Say what the machines have shown of their right to drive, where they are to, until one has shown that."""
         if (goal.until is not Until.LAUNCHED and self.services.order is None) or self._drivable == goal.number:
             return nodes
-        found = tuple(replace(seen, trial=self.services.jobs.trial(seen.node.id)) for seen in nodes)
-        shown = any(seen.trial == DriveTrial(number=goal.number, refused=None) for seen in found)
+        found = tuple(replace(snapshot, trial=self.services.jobs.trial(snapshot.node.id)) for snapshot in nodes)
+        shown = any(snapshot.trial == DriveTrial(number=goal.number, refused=None) for snapshot in found)
         if shown and goal.until is not Until.LAUNCHED:
             self._drivable = goal.number
         return found
@@ -159,7 +161,7 @@ class Observer:
     def _payable(self, state: JobState, group: GroupView, goal: Goal, now: datetime) -> Payable:
         """Those that take over from others are to be paid too."""
         wanted = goal.nodes * (2 if state.successor is not None else 1)
-        return self.tracker.payable(state, group, wanted, now, goal.budget_usd, self.services.rules.wall)
+        return self.tracker.payable(state, group, wanted, now, goal.budget_usd, self.services.rules.prepaid_rule)
 
     def _needed(self, state: JobState, goal: Goal) -> int:
         """Return with how many machines none is missing: an attempt's own, and all that take over from others."""
@@ -167,15 +169,17 @@ class Observer:
         beside = goal.nodes if state.successor is not None else 0
         return max(own, goal.fewest(state.pool.market)) + beside
 
-    def _with_heading(self, seen: Seen, goal: Goal) -> Seen:
+    def _with_capacity_choice(self, snapshot: Snapshot, goal: Goal) -> Snapshot:
         """Add what the job is to run on by its deadline, and until when machines that take over could be paid too."""
-        tables = self.learning.tables(lesson(goal, seen, self.services.rules))
-        seen = replace(seen, heading=heading(replace(goal, tables=tables), seen, self.services.rules))
-        offer = appointed(seen)
-        if offer is None or seen.state.successor is not None:
-            return seen
-        both = transitions.appoint(seen.state, Appoint(offer=offer), seen.now)
-        return replace(seen, payable_with_successor=self._payable(both, seen.group, goal, seen.now).until)
+        tables = self.learning.tables(lesson(goal, snapshot, self.services.rules))
+        snapshot = replace(
+            snapshot, capacity_choice=capacity_choice(replace(goal, tables=tables), snapshot, self.services.rules)
+        )
+        offer = appointed(snapshot)
+        if offer is None or snapshot.state.successor is not None:
+            return snapshot
+        both = transitions.appoint(snapshot.state, Appoint(offer=offer), snapshot.now)
+        return replace(snapshot, payable_with_successor=self._payable(both, snapshot.group, goal, snapshot.now).until)
 
     def _list_group(self, state: JobState) -> GroupView:
         return self.services.group.describe(state.group) if state.group is not None else NO_GROUP
@@ -187,13 +191,13 @@ class Observer:
             return ()
         if self._offers.at is None or now - self._offers.at > _OFFERS_LAST:
             self._offers = _Offers(at=now, found=self._ask_market(state))
-        return affordable(self._offers.found, goal.nodes, goal.budget_usd - spent_usd, self.services.rules.wall)
+        return affordable(self._offers.found, goal.nodes, goal.budget_usd - spent_usd, self.services.rules.prepaid_rule)
 
     def _ask_market(self, state: JobState) -> tuple[Offer, ...]:
         """A market that does not answer ends nothing that works: the prices of before count, for as long again."""
         job = self.services.job
         try:
-            offers = with_beside(self.services.market.offers(job.resources), self.services.terms)
+            offers = with_extras(self.services.market.offers(job.resources), self.services.terms)
         except GpucloudError:
             if state.attempt is None:
                 raise
@@ -226,7 +230,7 @@ class Observer:
     def _known(self, node_id: str, state: JobState, now: datetime) -> _Memory:
         """What was silent for an earlier supervisor still is, if that looked lately; else we may have been away."""
         lately = state.looked_at is not None and now - state.looked_at <= self.services.rules.limits.alone
-        silent = (life.silent_at for life in state.nodes if life.node_id == node_id)
+        silent = (interval.silent_at for interval in state.nodes if interval.node_id == node_id)
         return _Memory(answered_at=now, silent_at=next(silent, None) if lately else None)
 
     def _look_at_unprepared(
@@ -269,19 +273,19 @@ class Observer:
         else:
             memory.told(answer.result(), now)
 
-    def _node(self, node: Node, state: JobState, now: datetime) -> NodeSeen:
+    def _node(self, node: Node, state: JobState, now: datetime) -> NodeSnapshot:
         memory = self._memory[node.id]
         readiness = self.bootstrapper.readiness(node.id)
         silence = max(timedelta(0), now - memory.answered_at)
         mute = memory.mute_for(now) if not silence else timedelta(0)
-        dead = mute > (_BEAT if memory.beat_at is not None else _TRY_AGAIN)
+        dead = mute > (_HEARTBEAT if memory.heartbeat_at is not None else _TRY_AGAIN)
         if readiness is Readiness.READY and dead and not memory.prepared_again:
             self.bootstrapper.forget(node.id)  # the node answers, and its agent is dead: prepare it again
             memory.prepared_again, memory.mute_at = True, None
             readiness, mute = Readiness.NO, timedelta(0)
         heard = self.bootstrapper.has_heard(node, memory.status, state)
         told = heard or self.bootstrapper.is_being_told(node, state)
-        return NodeSeen(
+        return NodeSnapshot(
             node=node,
             readiness=readiness,
             error=self.bootstrapper.error(node.id),
@@ -295,34 +299,34 @@ class Observer:
             setup_failed=self.bootstrapper.setup_failed(node.id),
         )
 
-    def _with_times(self, seen: Seen, goal: Goal) -> Seen:
+    def _with_times(self, snapshot: Snapshot, goal: Goal) -> Snapshot:
         """Say for how long that has been so which has a time limit, whoever supervised then."""
-        state = transitions.since(seen.state, seen, self._needed(seen.state, goal))
+        state = transitions.since(snapshot.state, snapshot, self._needed(snapshot.state, goal))
         attempt = state.attempt
         return replace(
-            seen,
+            snapshot,
             state=state,
-            short_for=_for(state.short_at, seen.now),
-            failed_for=_for(attempt.failed_at, seen.now) if attempt is not None else None,
-            uneven_for=_for(attempt.broken_at, seen.now) if attempt is not None else None,
+            short_for=_for(state.short_at, snapshot.now),
+            failed_for=_for(attempt.failed_at, snapshot.now) if attempt is not None else None,
+            uneven_for=_for(attempt.broken_at, snapshot.now) if attempt is not None else None,
         )
 
-    def _with_attempt(self, attempt: Attempt, seen: Seen) -> Seen:
-        over = all(is_over(attempt, member) for member in members_of(attempt, seen))
-        use = self.usage.take(attempt, seen)
-        state = self.usage.written(seen.state)
-        return replace(seen, state=state, checkpoint=self._newest(attempt, seen, over=over), use=use)
+    def _with_attempt(self, attempt: Attempt, snapshot: Snapshot) -> Snapshot:
+        over = all(is_over(attempt, member) for member in members_of(attempt, snapshot))
+        use = self.usage.take(attempt, snapshot)
+        state = self.usage.written(snapshot.state)
+        return replace(snapshot, state=state, checkpoint=self._newest(attempt, snapshot, over=over), use=use)
 
-    def _newest(self, attempt: Attempt, seen: Seen, *, over: bool) -> CheckpointRef | None:
+    def _newest(self, attempt: Attempt, snapshot: Snapshot, *, over: bool) -> CheckpointRef | None:
         """The manifest is read again when the script says that it has committed another step, and when it is over.
 
         What it committed last it may not have lived to say. Where a script filled the folder beyond what is listed,
         what was known before stays: nobody is kept from the job by that.
         """
-        progress = progress_of(attempt, seen)
+        progress = progress_of(attempt, snapshot)
         news = (progress.committed_step if progress else None, over)
         if news != (None, False) and news != self._checkpoint[0]:
-            self._checkpoint = (news, self._committed(seen.state))
+            self._checkpoint = (news, self._committed(snapshot.state))
         return self._checkpoint[1]
 
     def _committed(self, state: JobState) -> CheckpointRef | None:

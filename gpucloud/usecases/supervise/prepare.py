@@ -30,7 +30,7 @@ from gpucloud.domain.offer import Pool
 from gpucloud.domain.state.state import Attempt, JobState
 from gpucloud.domain.supervision.quarantine import BootstrapTry
 from gpucloud.domain.supervision.quarantine import Prepared as Ended
-from gpucloud.domain.supervision.seen import Readiness
+from gpucloud.domain.supervision.snapshot import Readiness
 from gpucloud.domain.untrusted import masked, words_of
 from gpucloud.ports import Shell
 from gpucloud.usecases.services import Services, Watcher
@@ -257,11 +257,11 @@ class Bootstrapper:
             power_off=services.power_off,
             data=self.data.wanted(),
         )
-        wanted = replace(wanted, driver=services.driver)
+        wanted = replace(wanted, controller=services.controller)
         return with_driver(wanted, self._driver()) if wanted.machine is not None else wanted
 
     def _masked(self, text: str) -> str:
-        """What a node says of a failure is kept in the books: a setup may have printed a secret."""
+        """What a node says of a failure is kept in the state: a setup may have printed a secret."""
         hidden = words_of(self.services.secrets.values())
         return masked(text.encode("utf-8", "replace"), hidden).decode("utf-8", "replace")
 

@@ -13,7 +13,7 @@ from gpucloud.domain.job.spec import Resources
 from gpucloud.domain.money.costs import drill_charges
 from gpucloud.domain.node.node import GroupView
 from gpucloud.domain.offer import Offer, Pool, PricePoint
-from gpucloud.domain.state.state import NodeLife
+from gpucloud.domain.state.state import UsageInterval
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import (
     Arm,
@@ -82,7 +82,7 @@ class MachineProvisioner:
     def provision(self) -> None:
         """Have the free parts made, or brought up to date.
 
-        The group's name and the image are in the books before anything is made: a teardown then finds it all.
+        The group's name and the image are in the state before anything is made: a teardown then finds it all.
         """
         self.bootstrapper.data.wanted()  # data that cannot be read is said before a machine is paid
         state, provisioner = self.lease.state, self.services.provisioner
@@ -207,23 +207,23 @@ class MachineProvisioner:
 
     def _bill(self, name: str) -> None:
         """Bill every machine of a group that was purged; one whose end the list never tells is charged up to now."""
-        lives = self._last_lives(name)
+        intervals = self._last_intervals(name)
         now = self.services.clock.now()
-        lives = tuple(ended(life, self.lease.state.paid_until, now) for life in lives)
-        self.lease.write(self.tracker.settle(replace(self.lease.state, nodes=lives), now))
+        intervals = tuple(ended(interval, self.lease.state.paid_until, now) for interval in intervals)
+        self.lease.write(self.tracker.settle(replace(self.lease.state, nodes=intervals), now))
 
-    def _last_lives(self, name: str) -> tuple[NodeLife, ...]:
+    def _last_intervals(self, name: str) -> tuple[UsageInterval, ...]:
         """Return the lives as the list tells them once it is up to date: for a while it may show what was so before."""
         deadline = self.services.clock.now() + _LISTED_WITHIN
         while True:
-            lives = as_listed(self.lease.state, self.services.group.describe(name), self.services.clock.now()).nodes
-            if all(life.ended_at is not None for life in lives) or self.services.clock.now() >= deadline:
-                return lives
+            intervals = as_listed(self.lease.state, self.services.group.describe(name), self.services.clock.now()).nodes
+            if all(interval.ended_at is not None for interval in intervals) or self.services.clock.now() >= deadline:
+                return intervals
             self.services.clock.sleep(_LIST_AGAIN_S)
 
     def _incomplete(self, name: str, error: ProvisionError) -> CleanupIncomplete:
         until = self.lease.state.paid_until
-        alive = ", ".join(life.node_id for life in self.lease.state.alive)
+        alive = ", ".join(interval.node_id for interval in self.lease.state.alive)
         ends = f"; they end by themselves at {format_moment(until, self.services.clock.now())}" if until else ""
         return CleanupIncomplete(
             f"group {name} could not be removed: {error}; may be alive: {alive or 'nothing known'}{ends}",

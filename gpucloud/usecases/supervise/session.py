@@ -17,11 +17,11 @@ from typing import TypeVar
 from gpucloud.domain.errors import GpucloudError, LeaseHeld, RunIsOver
 from gpucloud.domain.money.ledger import Spend
 from gpucloud.domain.state.order import Order, is_closed
-from gpucloud.domain.state.state import ExitReason, JobState, NodeLife
+from gpucloud.domain.state.state import ExitReason, JobState, UsageInterval
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import Action, Done, Pause, StayOn, Wait
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.seen import OUTSIDE, Goal, Seen, Supervising, goal_of
+from gpucloud.domain.supervision.snapshot import OUTSIDE, Goal, Snapshot, Supervising, goal_of
 from gpucloud.domain.untrusted import masked, words_of
 from gpucloud.retries import Retry
 from gpucloud.usecases.jobstore.lease import Lease, StoreClock, take
@@ -38,7 +38,7 @@ from gpucloud.usecases.supervise.needs import JobData
 from gpucloud.usecases.supervise.observe import Observer
 from gpucloud.usecases.supervise.prepare import Bootstrapper
 from gpucloud.usecases.supervise.provision import MachineProvisioner
-from gpucloud.usecases.supervise.usage import HistoryKeeper, UsageMeter
+from gpucloud.usecases.supervise.usage import UsageHistory, UsageMeter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,18 +161,18 @@ class Supervisor:
     def tick(self) -> Action:
         """Make one pass and return what was done."""
         goal = self._goal()
-        seen = self.observer.observe(self.lease.state, goal)
-        recorded = self.tracker.settle(transitions.record(seen), seen.now)
+        snapshot = self.observer.observe(self.lease.state, goal)
+        recorded = self.tracker.settle(transitions.record(snapshot), snapshot.now)
         if _is_news(self.lease.state, recorded):
-            self.lease.write(recorded)  # a machine is in the books before anything else is done about it
+            self.lease.write(recorded)  # a machine is in the state before anything else is done about it
         self.lease.remember(recorded)
-        action = decide(goal, seen, self.services.rules)
-        unproven = self.tracker.unproven_usd(recorded, seen.group, seen.now)
-        spend = self.tracker.spend(recorded, seen.now, goal.budget_usd, self.services.rules.wall, unproven)
+        action = decide(goal, snapshot, self.services.rules)
+        unproven = self.tracker.unproven_usd(recorded, snapshot.group, snapshot.now)
+        spend = self.tracker.spend(recorded, snapshot.now, goal.budget_usd, self.services.rules.prepaid_rule, unproven)
         if (line := self.observer.usage.warning()) is not None:
             self.watcher.story(line)
-        self.watcher.tick(seen, action, spend.for_job_of(time_left(seen)))
-        self.actor.act(action, seen, goal)
+        self.watcher.tick(snapshot, action, spend.for_job_of(time_left(snapshot)))
+        self.actor.act(action, snapshot, goal)
         return action
 
     def _goal(self) -> Goal:
@@ -233,8 +233,8 @@ def _is_news(old: JobState, new: JobState) -> bool:
     return _unheard(old) != _unheard(new) or any(getattr(old, name) != getattr(new, name) for name in watched)
 
 
-def _unheard(state: JobState) -> tuple[NodeLife, ...]:
-    return tuple(replace(life, last_word_at=None) for life in state.nodes)
+def _unheard(state: JobState) -> tuple[UsageInterval, ...]:
+    return tuple(replace(interval, last_word_at=None) for interval in state.nodes)
 
 
 @contextmanager
@@ -305,7 +305,7 @@ def _observer(services: Services, threads: _Threads, watcher: RedactingWatcher) 
         tracker=SpendTracker(services.jobs, services.market, services.terms),
         logs=LogReader(services.jobs, watcher.output, watcher.hidden),
         pool=threads.readers,
-        history=HistoryKeeper(services.jobs, services.clock),
+        history=UsageHistory(services.jobs, services.clock),
         usage=UsageMeter(lasting=services.job.idle.lasting if services.job.idle else None),
         peer_reports=PeerReports(services=services, bootstrapper=bootstrapper, pool=threads.readers),
         learning=Learning(make=services.make_tables, pool=threads.makers),
@@ -350,9 +350,9 @@ class RedactingWatcher:
         """Something happened, in one line."""
         self.watcher.story(self._shown(line))
 
-    def tick(self, seen: Seen, action: Action, spend: Spend) -> None:
+    def tick(self, snapshot: Snapshot, action: Action, spend: Spend) -> None:
         """One pass was made."""
-        self.watcher.tick(seen, action, spend)
+        self.watcher.tick(snapshot, action, spend)
 
     def output(self, attempt: int, rank: int, text: str) -> None:
         """A rank wrote whole lines, or over the last one."""

@@ -44,12 +44,12 @@ from gpucloud.domain.supervision.action import (
     Wait,
 )
 from gpucloud.domain.supervision.membership import progress_of
-from gpucloud.domain.supervision.seen import Seen
+from gpucloud.domain.supervision.snapshot import Snapshot
 from gpucloud.domain.supervision.transitions import with_commit
 
 
 def tell_story(  # noqa: C901, PLR0911, PLR0912  (one flat match)
-    action: Action, seen: Seen, directory: CheckpointDirectory | None = None, told_until: datetime | None = None
+    action: Action, snapshot: Snapshot, directory: CheckpointDirectory | None = None, told_until: datetime | None = None
 ) -> str | None:
     """Return the line, None when the action is not news; `directory` is of a script that saves by itself.
 
@@ -57,37 +57,38 @@ def tell_story(  # noqa: C901, PLR0911, PLR0912  (one flat match)
     """
     match action:
         case Provision():
-            owned = seen.state.pool.market is Market.OWNED
+            owned = snapshot.state.pool.market is Market.OWNED
             return "nothing is rented: own hosts" if owned else "making the node group (size 0: costs nothing)"
-        case Arm(until=until) if not is_noticeable(until, told_until or seen.group.armed_until):
+        case Arm(until=until) if not is_noticeable(until, told_until or snapshot.group.armed_until):
             return None
-        case Arm(until=until) if seen.state.pool.market is Market.OWNED:
-            return f"taken until {format_moment(until, seen.now)}: then the job's processes end by themselves"
+        case Arm(until=until) if snapshot.state.pool.market is Market.OWNED:
+            return f"taken until {format_moment(until, snapshot.now)}: then the job's processes end by themselves"
         case Arm(until=until):
-            return f"paid until {format_moment(until, seen.now)}: then the machines shut themselves off"
+            return f"paid until {format_moment(until, snapshot.now)}: then the machines shut themselves off"
         case ObeyOrder(changes=changes):
             return "; ".join(map(budget_line, changes)) or None
         case Resize(size=size):
-            return _resized(size, seen)
+            return _resized(size, snapshot)
         case CoolDown(pool=pool, code=code, message=message):
             return f"{pool}: {message} ({code}); it is excluded for a while"
         case Appoint(offer=offer):
             hourly = f"{format_usd(offer.usd_per_hour)} an hour"
             return f"asking for {offer.pool} as well, {hourly}; the attempt goes on meanwhile"
         case Dismiss():
-            return "giving back the machines that were asked for as well" if seen.state.successor is not None else None
+            return (
+                "giving back the machines that were asked for as well" if snapshot.state.successor is not None else None
+            )
         case TakeOver():
-            return f"{seen.state.successor.pool} takes over" if seen.state.successor is not None else None
+            return f"{snapshot.state.successor.pool} takes over" if snapshot.state.successor is not None else None
         case Move(offer=offer):
             return f"turning to {offer.pool}, {format_usd(offer.usd_per_hour)} an hour a node"
         case Prepare(node_ids=node_ids):
-            return _prepared(node_ids, seen)
+            return _prepared(node_ids, snapshot)
         case OpenAttempt(number=number, node_ids=node_ids):
-            return (
-                f"attempt {number} starts {_from(seen)}on {', '.join(node_ids)}{_added(seen, directory)}{_lost(seen)}"
-            )
+            added, lost = _added(snapshot, directory), _lost(snapshot)
+            return f"attempt {number} starts {_from(snapshot)}on {', '.join(node_ids)}{added}{lost}"
         case NoteInterruptions(interruptions=interruptions):
-            return "; ".join(_interrupted(i, seen) for i in interruptions)
+            return "; ".join(_interrupted(i, snapshot) for i in interruptions)
         case Inspect(node_ids=node_ids):
             return f"looking at the GPUs of {', '.join(node_ids)}"
         case QuarantineNodes(nodes=nodes):
@@ -96,7 +97,7 @@ def tell_story(  # noqa: C901, PLR0911, PLR0912  (one flat match)
             does = "asking the script to save and leave" if how is Stop.SAVE else "ending the attempt"
             return f"{does}: {reason.value}{': ' + message if message else ''}"
         case CloseAttempt(reason=reason):
-            return _closed(reason, seen)
+            return _closed(reason, snapshot)
         case Relieve(node_id=node_id):
             return f"asking for another machine in place of {node_id}"
         case Replace(node_ids=node_ids):
@@ -110,7 +111,7 @@ def tell_story(  # noqa: C901, PLR0911, PLR0912  (one flat match)
         case Pause(message=message):
             return message
         case TearDown():
-            return "freeing every host" if seen.state.pool.market is Market.OWNED else "ending every machine"
+            return "freeing every host" if snapshot.state.pool.market is Market.OWNED else "ending every machine"
         case Tell() | BringHome() | StayOn() | Wait() | Done():
             return None
 
@@ -149,13 +150,13 @@ _MODES = {
 }
 
 
-def silence(seen: Seen) -> str:
+def silence(snapshot: Snapshot) -> str:
     """Return the line for machines of which none answers: whether they or our line are down cannot be told apart."""
-    until, attempt = seen.group.armed_until, seen.state.attempt
-    told = f"no machine answers: {', '.join(node.id for node in seen.group.alive)}"
+    until, attempt = snapshot.group.armed_until, snapshot.state.attempt
+    told = f"no machine answers: {', '.join(node.id for node in snapshot.group.alive)}"
     if until is None:
         return told
-    by = format_moment(until, seen.now)
+    by = format_moment(until, snapshot.now)
     runs = attempt is not None and attempt.ending_reason is None
     return f"{told}; {f'the attempt there may go on until {by} at the latest' if runs else f'paid until {by}'}"
 
@@ -165,63 +166,63 @@ def answer_again(node_ids: Sequence[str]) -> str:
     return f"{', '.join(node_ids)} {'answers' if len(node_ids) == 1 else 'answer'} again"
 
 
-def _prepared(node_ids: tuple[str, ...], seen: Seen) -> str:
+def _prepared(node_ids: tuple[str, ...], snapshot: Snapshot) -> str:
     """Return which machines are made ready; those that train since before this supervisor came are looked at alone.
 
     It is no news that one which does not answer is tried again, nor one whose attempt is about to end.
     """
-    attempt, owner = seen.state.attempt, seen.state.owner
+    attempt, owner = snapshot.state.attempt, snapshot.state.owner
     is_older = attempt is not None and owner is not None and attempt.started_at < owner.since
     at_work = {member.node_id for member in attempt.members} if attempt is not None and is_older else set()
     new, training = ([one for one in node_ids if (one in at_work) is works] for works in (False, True))
     told = [f"preparing {', '.join(new)}"] if new else []
-    silent = {node.node.id for node in seen.nodes if node.silent_for}
+    silent = {node.node.id for node in snapshot.nodes if node.silent_for}
     ends = attempt is not None and attempt.ending_reason is not None
     checked = [] if ends else [one for one in training if one not in silent]
     told += [f"checking {', '.join(checked)}: the attempt there is not disturbed"] if checked else []
     return "; ".join(told)
 
 
-def _resized(size: int, seen: Seen) -> str:
-    state = seen.state
-    if size < seen.group.size:
+def _resized(size: int, snapshot: Snapshot) -> str:
+    state = snapshot.state
+    if size < snapshot.group.size:
         return f"keeping {size} × {state.pool}" if size else "asking for no machine now"
-    new = size - len(seen.group.counted) if state.successor is not None else size
+    new = size - len(snapshot.group.counted) if state.successor is not None else size
     return f"asking for {new} × {state.successor.pool if state.successor is not None else state.pool}"
 
 
-def _from(seen: Seen) -> str:
+def _from(snapshot: Snapshot) -> str:
     """Return from which step an attempt after others goes on."""
-    saved = seen.checkpoint or seen.state.checkpoint
-    if not seen.state.attempts:
+    saved = snapshot.checkpoint or snapshot.state.checkpoint
+    if not snapshot.state.attempts:
         return ""
     return f"after {saved} " if saved is not None else "from the beginning "
 
 
-def _added(seen: Seen, directory: CheckpointDirectory | None) -> str:
+def _added(snapshot: Snapshot, directory: CheckpointDirectory | None) -> str:
     """Return what the script gets beside where its checkpoint is put back."""
     additions = additions_of(directory)
-    saved = seen.checkpoint or seen.state.checkpoint
+    saved = snapshot.checkpoint or snapshot.state.checkpoint
     return f", with {additions}" if saved is not None and additions != Additions() else ""
 
 
-def _lost(seen: Seen) -> str:
+def _lost(snapshot: Snapshot) -> str:
     """Return what the attempts before one have done in vain: without a checkpoint, all of the last one."""
-    attempts = seen.state.attempts
-    if not attempts or (seen.checkpoint or seen.state.checkpoint) is not None:
+    attempts = snapshot.state.attempts
+    if not attempts or (snapshot.checkpoint or snapshot.state.checkpoint) is not None:
         return ""
     last = attempts[-1]
-    work = format_span((last.ended_at or seen.now) - last.started_at)
+    work = format_span((last.ended_at or snapshot.now) - last.started_at)
     return f" (no checkpoint): {work} of work lost"
 
 
-def _interrupted(interruption: Interruption, seen: Seen) -> str:
+def _interrupted(interruption: Interruption, snapshot: Snapshot) -> str:
     match interruption.kind:
         case InterruptionKind.NOTICE if interruption.attempt is None:
             return f"{interruption.node_id} has a notice: it has no part in an attempt"
         case InterruptionKind.NOTICE:
-            attempt = seen.state.attempt
-            progress = progress_of(attempt, seen) if attempt is not None else None
+            attempt = snapshot.state.attempt
+            progress = progress_of(attempt, snapshot) if attempt is not None else None
             printed = progress is None or (progress.phase == OUTPUT and progress.committed_step is None)
             saves = attempt is None or not printed
             return (
@@ -233,9 +234,9 @@ def _interrupted(interruption: Interruption, seen: Seen) -> str:
             return f"{interruption.node_id} does not answer, and nothing else shows that it lives: it is given up"
 
 
-def _closed(reason: ExitReason, seen: Seen) -> str:
-    saved = seen.checkpoint or seen.state.checkpoint
-    attempt = with_commit(seen.state.attempts, saved.step if saved else None)[-1]
+def _closed(reason: ExitReason, snapshot: Snapshot) -> str:
+    saved = snapshot.checkpoint or snapshot.state.checkpoint
+    attempt = with_commit(snapshot.state.attempts, saved.step if saved else None)[-1]
     counts = saved.counts if saved else Counts.STEPS
     step = f" at {counts.named(attempt.last_step)}" if attempt.last_step else ""
     kept = f", checkpoint at {saved}" if saved else ""

@@ -17,7 +17,7 @@ from gpucloud.domain.node.status import OUTPUT, UNTOLD, Progress, Status
 from gpucloud.domain.node.use import LOOK, DeviceUse, GpuUse, Span, warning
 from gpucloud.domain.state.state import Attempt, JobState, Member, UseSpan
 from gpucloud.domain.supervision.membership import members_of, part_of, progress_of
-from gpucloud.domain.supervision.seen import NodeSeen, Seen
+from gpucloud.domain.supervision.snapshot import NodeSnapshot, Snapshot
 from gpucloud.ports import Clock, Host
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.records import DamagedPiece
@@ -104,15 +104,15 @@ class UsageMeter:
     _reports: bool = False
     _warned: int = 0
 
-    def take(self, attempt: Attempt, seen: Seen) -> GpuUse | None:
+    def take(self, attempt: Attempt, snapshot: Snapshot) -> GpuUse | None:
         """Take what this pass saw, and return the use over the policy's window; None without policy or GPUs."""
         if attempt.number != self._attempt:
             self._begin(attempt)
-        progress = progress_of(attempt, seen)
+        progress = progress_of(attempt, snapshot)
         if progress is not None and not self._reports:
             self._reports, self._nodes = True, {}  # what was taken for training was its start
         self._waiting = progress.waiting_share if progress else None
-        for node in members_of(attempt, seen):
+        for node in members_of(attempt, snapshot):
             if node is not None and node.status is not None and node.status.gpus:
                 self._sample(attempt, node, node.status, counts=_trains(progress))
         return self._over(self.lasting) if self.lasting is not None else None
@@ -151,7 +151,7 @@ class UsageMeter:
             return replace(member, use=(), used_until=None)
         return replace(member, use=_spans(node.over(lasting)), used_until=node.sampled_at)
 
-    def _sample(self, attempt: Attempt, node: NodeSeen, status: Status, *, counts: bool) -> None:
+    def _sample(self, attempt: Attempt, node: NodeSnapshot, status: Status, *, counts: bool) -> None:
         at = status.gpus[0].at
         known = self._nodes.setdefault(node.node.id, _NodeUse(windows=self._windows()))
         before, known.sampled_at = known.sampled_at, at
@@ -257,7 +257,7 @@ class _Kept:
 
 
 @dataclass(slots=True)
-class HistoryKeeper:
+class UsageHistory:
     """Keeps each node's use in the store, every few minutes and when an attempt ends; threads may share it."""
 
     jobs: JobStore

@@ -235,7 +235,7 @@ def test_a_shut_off_that_cannot_be_read_back_is_an_error(lab: Lab) -> None:
 def test_a_shut_off_that_somebody_removed_lets_nothing_start(lab: Lab) -> None:
     nodes = armed(lab)
     lab.client("autoscaling").delete_scheduled_action(
-        AutoScalingGroupName="gpucloud-digits", ScheduledActionName="gpucloud-shut-off"
+        AutoScalingGroupName="gpucloud-digits", ScheduledActionName="gpucloud-auto-shutdown"
     )
     with pytest.raises(ProvisionError, match="without a shut-off"):
         nodes.resize(GROUP, 1, SPOT)

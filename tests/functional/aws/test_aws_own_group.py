@@ -131,7 +131,7 @@ def test_it_cannot_have_later_machines_outlive_the_shut_off(machine: Machine) ->
             lambda: scaling.update_auto_scaling_group(**group, MaxSize=0, NewInstancesProtectedFromScaleIn=True),
             lambda: scaling.set_instance_protection(**group, InstanceIds=ids, ProtectedFromScaleIn=True),
             lambda: scaling.suspend_processes(**group, ScalingProcesses=["Terminate"]),
-            lambda: scaling.delete_scheduled_action(**group, ScheduledActionName="gpucloud-shut-off"),
+            lambda: scaling.delete_scheduled_action(**group, ScheduledActionName="gpucloud-auto-shutdown"),
             lambda: scaling.enter_standby(**group, InstanceIds=ids, ShouldDecrementDesiredCapacity=True),
         ]
         for act in forbidden:

@@ -77,7 +77,7 @@ def test_a_level_that_is_raised_after_the_shut_off_has_fired_is_lowered_again_an
         pass_by(lab, 301)
         until(nodes, lambda view: not view.alive)
         assert group_of(lab)["DesiredCapacity"] == 0
-    assert set(actions_of(lab)) == {"gpucloud-shut-off-again"}
+    assert set(actions_of(lab)) == {"gpucloud-auto-shutdown-again"}
 
 
 def test_a_shut_off_is_put_off_and_brought_forward_with_both_of_its_actions(lab: Lab) -> None:
@@ -88,10 +88,10 @@ def test_a_shut_off_is_put_off_and_brought_forward_with_both_of_its_actions(lab:
         later = nodes.describe(GROUP).armed_until < wanted  # type: ignore[operator]
         nodes.arm(GROUP, wanted)
         found = actions_of(lab)
-        assert found["gpucloud-shut-off"]["StartTime"] == wanted
-        assert found["gpucloud-shut-off-again"]["StartTime"] == wanted + timedelta(minutes=5)
+        assert found["gpucloud-auto-shutdown"]["StartTime"] == wanted
+        assert found["gpucloud-auto-shutdown-again"]["StartTime"] == wanted + timedelta(minutes=5)
         put = [c.params["ScheduledActionName"] for c in lab.calls[before:] if c.action.startswith("PutScheduled")]
-        assert put == ["gpucloud-shut-off-again", "gpucloud-shut-off"][:: 1 if later else -1]
+        assert put == ["gpucloud-auto-shutdown-again", "gpucloud-auto-shutdown"][:: 1 if later else -1]
         assert nodes.describe(GROUP).armed_until == wanted
 
 
@@ -135,7 +135,7 @@ def test_machines_that_were_started_while_the_shut_off_fired_are_ended_at_once(l
 
 def until_fired(lab: Lab) -> None:
     deadline = time.monotonic() + 5
-    while "gpucloud-shut-off" in actions_of(lab):
+    while "gpucloud-auto-shutdown" in actions_of(lab):
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -150,7 +150,7 @@ def test_a_shut_off_that_was_removed_during_a_launch_ends_it(lab: Lab) -> None:
         if b"Action=LaunchInstances" in body:
             lab.hear(lambda _environ, _body: None)
             lab.client("autoscaling").delete_scheduled_action(
-                AutoScalingGroupName=CLUSTER, ScheduledActionName="gpucloud-shut-off-again"
+                AutoScalingGroupName=CLUSTER, ScheduledActionName="gpucloud-auto-shutdown-again"
             )
 
     lab.hear(remove)

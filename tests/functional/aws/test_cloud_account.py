@@ -76,7 +76,7 @@ def test_everything_of_gpucloud_is_told_by_kind_and_the_base_is_told_apart(lab):
         Resource("vpc", vpc_id, base=True),
         Resource("role", "gpucloud-base.drill-us-east-1", base=True),
         Resource("group", "gpucloud-lag"),
-        Resource("schedule", "gpucloud-lag/gpucloud-shut-off"),
+        Resource("schedule", "gpucloud-lag/gpucloud-auto-shutdown"),
         Resource("instance", node),
     }
     assert [one.base for one in found if one.kind == "launch-template"] == [False]

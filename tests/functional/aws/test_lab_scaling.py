@@ -275,7 +275,7 @@ def test_the_shut_off_fires_at_its_time_and_is_gone(group: Group) -> None:
     until(lambda: len(group.nodes("running")) == 2)
     at = datetime.now(timezone.utc) + timedelta(seconds=2)
     group.scaling.put_scheduled_update_group_action(
-        AutoScalingGroupName=NAME, ScheduledActionName="gpucloud-shut-off", StartTime=at, MinSize=0, MaxSize=0,
+        AutoScalingGroupName=NAME, ScheduledActionName="gpucloud-auto-shutdown", StartTime=at, MinSize=0, MaxSize=0,
         DesiredCapacity=0,
     )  # fmt: skip
     planned = group.scaling.describe_scheduled_actions(AutoScalingGroupName=NAME)["ScheduledUpdateGroupActions"]
@@ -288,7 +288,7 @@ def test_the_shut_off_fires_at_its_time_and_is_gone(group: Group) -> None:
 def test_a_shut_off_in_the_past_is_refused(group: Group) -> None:
     with pytest.raises(botocore.exceptions.ClientError, match="Given start time is in the past"):
         group.scaling.put_scheduled_update_group_action(
-            AutoScalingGroupName=NAME, ScheduledActionName="gpucloud-shut-off",
+            AutoScalingGroupName=NAME, ScheduledActionName="gpucloud-auto-shutdown",
             StartTime=datetime.now(timezone.utc) - timedelta(seconds=1), DesiredCapacity=0,
         )  # fmt: skip
 
@@ -358,7 +358,7 @@ def test_two_groups_keep_their_own_shut_offs(group: Group) -> None:
     )  # fmt: skip
     for name, hours in ((NAME, 1), ("other", 2)):
         group.scaling.put_scheduled_update_group_action(
-            AutoScalingGroupName=name, ScheduledActionName="gpucloud-shut-off", DesiredCapacity=0,
+            AutoScalingGroupName=name, ScheduledActionName="gpucloud-auto-shutdown", DesiredCapacity=0,
             StartTime=datetime.now(timezone.utc) + timedelta(hours=hours),
         )  # fmt: skip
     for name in (NAME, "other"):

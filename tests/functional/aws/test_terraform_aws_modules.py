@@ -248,7 +248,7 @@ def use_group(lab: Lab, *, subnet: str, template: str) -> None:
     name = {"AutoScalingGroupName": GROUP}
     level = {"MinSize": 0, "MaxSize": 0, "DesiredCapacity": 0}
     scaling.put_scheduled_update_group_action(
-        **name, ScheduledActionName="gpucloud-shut-off", StartTime="2099-01-01T00:00:00Z", **level
+        **name, ScheduledActionName="gpucloud-auto-shutdown", StartTime="2099-01-01T00:00:00Z", **level
     )
     pinned = {"LaunchTemplateId": template, "Version": "1"}
     scaling.suspend_processes(**name, ScalingProcesses=["Launch"])

@@ -56,7 +56,7 @@ def step(world: World) -> None:
 
 
 def _fire(world: World, group: Any) -> None:
-    due = now() - timedelta(seconds=world.shut_off_lag_s)
+    due = now() - timedelta(seconds=world.shutdown_lag_s)
     for key, action in list(scheduled(group.autoscaling_backend, group.name)):
         if action.start_time is None or when(action.start_time) > due:
             continue

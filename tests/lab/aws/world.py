@@ -63,7 +63,7 @@ class World:
     boot_s: float = 0.2
     end_s: float = 0.2
     retry_s: float = 2.0  # a group that was refused asks again after this; AWS takes longer and longer
-    shut_off_lag_s: float = 0.0  # AWS runs scheduled actions up to two minutes late
+    shutdown_lag_s: float = 0.0  # AWS runs scheduled actions up to two minutes late
     stale_s: float = 0.0
     stale_random: random.Random | None = None  # each listing lags by a time of its own, up to stale_s
     has_launch_instances: bool = True

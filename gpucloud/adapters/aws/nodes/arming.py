@@ -20,17 +20,17 @@ import botocore.exceptions
 from gpucloud.adapters.aws.faults import code_of
 from gpucloud.adapters.aws.nodes.launching import insist
 from gpucloud.adapters.aws.nodes.listing import (
+    AUTO_SHUTDOWN,
+    AUTO_SHUTDOWN_AGAIN,
     CLUSTER_TAG,
     HOLDING_PROCESSES,
-    SHUT_OFF,
-    SHUT_OFF_AGAIN,
+    AutoShutdown,
     Described,
     Listing,
     Place,
-    ShutOff,
     drill_role,
     held_back,
-    read_shut_off,
+    read_auto_shutdown,
     settings_that_hold_back,
 )
 from gpucloud.adapters.aws.session import Aws
@@ -43,11 +43,11 @@ _AGAIN_EVERY = "*/5 * * * *"
 _READ_BACK = Retry(first_s=0.5, longest_s=15.0, tries=7)  # a listing lags by some tens of seconds at times
 
 
-def put_shut_off(
+def put_auto_shutdown(
     aws: Aws,
     place: Place,
     until: datetime,
-    armed: ShutOff,
+    armed: AutoShutdown,
     *,
     now: Callable[[], datetime],
     sleep: Callable[[float], None],
@@ -61,17 +61,21 @@ def put_shut_off(
     at = until.replace(microsecond=0)
     if at <= now():
         return None
-    first = (SHUT_OFF, SHUT_OFF_AGAIN) if armed.at is not None and at < armed.at else (SHUT_OFF_AGAIN, SHUT_OFF)
+    first = (
+        (AUTO_SHUTDOWN, AUTO_SHUTDOWN_AGAIN)
+        if armed.at is not None and at < armed.at
+        else (AUTO_SHUTDOWN_AGAIN, AUTO_SHUTDOWN)
+    )
     with aws.calling("autoscaling", f"arm the shut-off of {place}", place.region) as client:
         try:
             for name in first:
-                again = {"Recurrence": _AGAIN_EVERY} if name == SHUT_OFF_AGAIN else {}
+                again = {"Recurrence": _AGAIN_EVERY} if name == AUTO_SHUTDOWN_AGAIN else {}
                 _put(client, place, name, at + _AGAIN if again else at, again, sleep)
         except botocore.exceptions.ClientError as error:
             if code_of(error) == "ValidationError" and at <= now():
                 return None  # it passed on the way there
             raise
-    if until_listed(aws, place, lambda listed: listed == ShutOff(at=at, again=at + _AGAIN), sleep):
+    if until_listed(aws, place, lambda listed: listed == AutoShutdown(at=at, again=at + _AGAIN), sleep):
         return at
     if at <= now():
         return None  # it has fired, and AWS has forgotten it
@@ -82,10 +86,12 @@ def put_shut_off(
     )
 
 
-def until_listed(aws: Aws, place: Place, wanted: Callable[[ShutOff], bool], sleep: Callable[[float], None]) -> bool:
+def until_listed(
+    aws: Aws, place: Place, wanted: Callable[[AutoShutdown], bool], sleep: Callable[[float], None]
+) -> bool:
     """Whether AWS lists a shut-off that is as wanted within half a minute."""
     tries = _READ_BACK.begin(sleep)
-    while not wanted(read_shut_off(aws, place)):
+    while not wanted(read_auto_shutdown(aws, place)):
         if not tries.again():
             return False
     return True
@@ -128,7 +134,7 @@ def set_to_nothing(aws: Aws, place: Place, sleep: Callable[[float], None]) -> No
         insist(lambda: client.update_auto_scaling_group(AutoScalingGroupName=place.cluster, **_NOTHING), sleep)
 
 
-def shut_off_now(aws: Aws, place: Place, *, now: Callable[[], datetime], sleep: Callable[[float], None]) -> None:
+def shut_down_now(aws: Aws, place: Place, *, now: Callable[[], datetime], sleep: Callable[[float], None]) -> None:
     """Set the level to 0, and take the schedule away: no later shut-off may look like one that lies ahead.
 
     The action that recurs stays, and comes soon: what another process raises at this moment is lowered by it.
@@ -136,11 +142,18 @@ def shut_off_now(aws: Aws, place: Place, *, now: Callable[[], datetime], sleep: 
     set_to_nothing(aws, place, sleep)
     with aws.calling("autoscaling", f"take back the shut-off of {place}", place.region) as client:
         try:
-            client.delete_scheduled_action(AutoScalingGroupName=place.cluster, ScheduledActionName=SHUT_OFF)
+            client.delete_scheduled_action(AutoScalingGroupName=place.cluster, ScheduledActionName=AUTO_SHUTDOWN)
         except botocore.exceptions.ClientError as error:
             if code_of(error) not in ("ValidationError", "ResourceNotFound"):
                 raise
-        _put(client, place, SHUT_OFF_AGAIN, now().replace(microsecond=0) + _AGAIN, {"Recurrence": _AGAIN_EVERY}, sleep)
+        _put(
+            client,
+            place,
+            AUTO_SHUTDOWN_AGAIN,
+            now().replace(microsecond=0) + _AGAIN,
+            {"Recurrence": _AGAIN_EVERY},
+            sleep,
+        )
 
 
 def _put(

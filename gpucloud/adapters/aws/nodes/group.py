@@ -11,7 +11,15 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 
 from gpucloud.adapters.aws.nodes import arming
-from gpucloud.adapters.aws.nodes.arming import Left, Purge, end_all, lift, put_shut_off, set_to_nothing, shut_off_now
+from gpucloud.adapters.aws.nodes.arming import (
+    Left,
+    Purge,
+    end_all,
+    lift,
+    put_auto_shutdown,
+    set_to_nothing,
+    shut_down_now,
+)
 from gpucloud.adapters.aws.nodes.launching import insist, unless_gone
 from gpucloud.adapters.aws.nodes.listing import RELIEVED_TAG, Place, Reach
 from gpucloud.adapters.aws.nodes.sizing import OwnSizing, Sizing
@@ -81,11 +89,11 @@ class AwsNodeGroup:
             if listing.group is None:
                 raise watch.place.missing()
             lift(self._aws, watch.place, listing, lambda: watch.renewed()[0], self._sleep)
-            at = put_shut_off(self._aws, watch.place, until, listing.schedule, now=self._now, sleep=self._sleep)
+            at = put_auto_shutdown(self._aws, watch.place, until, listing.schedule, now=self._now, sleep=self._sleep)
             if at is None:
-                shut_off_now(self._aws, watch.place, now=self._now, sleep=self._sleep)
+                shut_down_now(self._aws, watch.place, now=self._now, sleep=self._sleep)
                 watch.memory.set_level(0, self._now())
-            watch.memory.shut_off = at or min(until, self._now())
+            watch.memory.shutdown_at = at or min(until, self._now())
 
     def resize(self, group: str, size: int, pool: Pool, *, cap_usd_per_hour: Decimal | None = None) -> None:
         """Set the level; machines that AWS does not start are refusals in the view."""

@@ -24,8 +24,8 @@ CLUSTER_TAG = "gpucloud:cluster"
 RELIEVED_TAG = "gpucloud:relieved"
 SUBNETS_TAG = "gpucloud:subnets"
 SSH_TAG = "gpucloud:ssh"
-SHUT_OFF = "gpucloud-shut-off"
-SHUT_OFF_AGAIN = "gpucloud-shut-off-again"
+AUTO_SHUTDOWN = "gpucloud-auto-shutdown"
+AUTO_SHUTDOWN_AGAIN = "gpucloud-auto-shutdown-again"
 LEAST_AHEAD = timedelta(seconds=120)
 """AWS runs a scheduled action up to two minutes late: what is started with less ahead may be up after it has fired."""
 
@@ -99,7 +99,7 @@ _OPEN_TO_THE_END: dict[str, tuple[Any, Any]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShutOff:
+class AutoShutdown:
     """The shut-off as AWS lists it: when it fires, and when the action that recurs fires next; None where one lacks.
 
     `asked_at` is when that was, by AWS's own clock, which fires it.
@@ -124,11 +124,11 @@ class Listing:
 
     group: Described | None
     instances: tuple[Described, ...]
-    schedule: ShutOff = ShutOff()
+    schedule: AutoShutdown = AutoShutdown()
     activities: tuple[Described, ...] = ()
 
     @property
-    def shut_off(self) -> datetime | None:
+    def shutdown_at(self) -> datetime | None:
         """Return when the group is shut off; None too while something would keep that from ending its machines."""
         return None if held_back(self) else self.schedule.armed
 
@@ -182,7 +182,7 @@ class Listing:
 def read(aws: Aws, place: Place, threads: Executor) -> Listing:
     """Ask for group, instances and shut-off at once. ProvisionError, CredentialsError."""
     group = threads.submit(_group, aws, place)
-    schedule = threads.submit(read_shut_off, aws, place)
+    schedule = threads.submit(read_auto_shutdown, aws, place)
     instances = tagged(aws, place)
     return Listing(group=group.result(), instances=instances, schedule=schedule.result())
 
@@ -205,22 +205,22 @@ def tagged(aws: Aws, place: Place) -> tuple[Described, ...]:
         return tuple(i for page in pages for reservation in page["Reservations"] for i in reservation["Instances"])
 
 
-def read_shut_off(aws: Aws, place: Place) -> ShutOff:
+def read_auto_shutdown(aws: Aws, place: Place) -> AutoShutdown:
     """Return the group's shut-off as it stands."""
     with _asking(aws, "autoscaling", place) as client:
         answer = _of_group(
             lambda: client.describe_scheduled_actions(
-                AutoScalingGroupName=place.cluster, ScheduledActionNames=[SHUT_OFF, SHUT_OFF_AGAIN]
+                AutoScalingGroupName=place.cluster, ScheduledActionNames=[AUTO_SHUTDOWN, AUTO_SHUTDOWN_AGAIN]
             )
         )
     times = {
         a["ScheduledActionName"]: a.get("StartTime")
         for a in answer.get("ScheduledUpdateGroupActions", ())
-        if _is_shut_off(a)
+        if _is_auto_shutdown(a)
     }
     said = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
     asked_at = parsedate_to_datetime(said) if said else None
-    return ShutOff(at=times.get(SHUT_OFF), again=times.get(SHUT_OFF_AGAIN), asked_at=asked_at)
+    return AutoShutdown(at=times.get(AUTO_SHUTDOWN), again=times.get(AUTO_SHUTDOWN_AGAIN), asked_at=asked_at)
 
 
 def held_back(listing: Listing) -> tuple[str, ...]:
@@ -262,10 +262,10 @@ def _of_group(ask: Callable[[], Described]) -> Described:
         return {}
 
 
-def _is_shut_off(action: Described) -> bool:
+def _is_auto_shutdown(action: Described) -> bool:
     sizes = [action.get(name) for name in ("MinSize", "MaxSize", "DesiredCapacity")]
     recurs = bool(action.get("Recurrence"))
-    return sizes == [0, 0, 0] and recurs is (action["ScheduledActionName"] == SHUT_OFF_AGAIN)
+    return sizes == [0, 0, 0] and recurs is (action["ScheduledActionName"] == AUTO_SHUTDOWN_AGAIN)
 
 
 # An EC2 instance as a node: its pool, how SSH reaches it, and why it ended.
@@ -295,8 +295,8 @@ class Reach:
         return ("aws", "ssm", "start-session", "--region", self.region, "--target", instance_id, *document)
 
 
-def node_of(instance: Described, reach: Reach, shut_off: datetime | None, now: datetime) -> Node:
-    """Return the instance as a node; `shut_off` is the group's, `now` counts as the end of one that ended untold."""
+def node_of(instance: Described, reach: Reach, shutdown_at: datetime | None, now: datetime) -> Node:
+    """Return the instance as a node; `shutdown_at` is the group's, `now` counts as the end of one that ended untold."""
     state = _STATES.get(instance["State"]["Name"], NodeState.TERMINATED)
     ended = max(instance["LaunchTime"], _ended_at(instance) or now) if state is NodeState.TERMINATED else None
     private = instance.get("PrivateIpAddress") or ""
@@ -314,13 +314,13 @@ def node_of(instance: Described, reach: Reach, shut_off: datetime | None, now: d
         interface=None,
         proxy=reach.proxy(instance["InstanceId"]),
         ended_at=ended,
-        end_cause=end_cause(_reason(instance), ended, shut_off) if ended else None,
+        end_cause=end_cause(_reason(instance), ended, shutdown_at) if ended else None,
     )
 
 
-def end_cause(reason: str, ended: datetime, shut_off: datetime | None) -> EndCause:
+def end_cause(reason: str, ended: datetime, shutdown_at: datetime | None) -> EndCause:
     """Return why an instance ended, from its StateReason code. What nobody explains is charged: CRASH."""
-    past = shut_off is not None and ended >= shut_off - _CLOCKS_DIFFER
+    past = shutdown_at is not None and ended >= shutdown_at - _CLOCKS_DIFFER
     if reason == _BY_US:
         return EndCause.SCHEDULE if past else EndCause.CHOICE
     if reason in (_BY_ITSELF, ""):
@@ -362,10 +362,10 @@ def _pool(instance: Described) -> Pool:
     return Pool(instance_type=instance["InstanceType"], zone=zone, market=market)
 
 
-def _access(instance: Described, wished: Access) -> Access:
+def _access(instance: Described, desired: Access) -> Access:
     """Who wishes for a public address may have got a machine that AWS gives none: its template says so in a tag."""
     told = any(tag == {"Key": SSH_TAG, "Value": Access.SESSION_MANAGER.value} for tag in instance.get("Tags", ()))
-    return Access.SESSION_MANAGER if told and wished is Access.PUBLIC else wished
+    return Access.SESSION_MANAGER if told and desired is Access.PUBLIC else desired
 
 
 def _reason(instance: Described) -> str:

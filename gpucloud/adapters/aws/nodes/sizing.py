@@ -21,7 +21,7 @@ from gpucloud.adapters.aws.nodes.launching import (
     subnet_of,
     unless_gone,
 )
-from gpucloud.adapters.aws.nodes.listing import LEAST_AHEAD, Listing, Place, ShutOff, held_back, read_shut_off
+from gpucloud.adapters.aws.nodes.listing import LEAST_AHEAD, AutoShutdown, Listing, Place, held_back, read_auto_shutdown
 from gpucloud.adapters.aws.nodes.watch import Listed, Watch
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.errors import ProvisionError
@@ -82,7 +82,7 @@ class Sizing:
         ProvisionError where no machine would be started now, so near is the shut-off.
         """
         tries = _LAG.begin(self._sleep)
-        while listed[0].shut_off is None and not held_back(listed[0]) and tries.again():
+        while listed[0].shutdown_at is None and not held_back(listed[0]) and tries.again():
             listed = watch.renewed()
         require_time(watch.place, listed[0], self._now())
         return listed
@@ -97,10 +97,10 @@ class Sizing:
         """
         aws, place = self._aws, watch.place
 
-        def stands(listed: ShutOff) -> bool:
+        def stands(listed: AutoShutdown) -> bool:
             return listed.armed is not None and listed.armed > (listed.asked_at or self._now())
 
-        listed = read_shut_off(aws, place)
+        listed = read_auto_shutdown(aws, place)
         at = before.schedule.at
         lags = at is not None and at > (listed.asked_at or self._now())
         if stands(listed) or (lags and until_listed(aws, place, stands, self._sleep)):
@@ -187,7 +187,7 @@ class Sizing:
 
 def require_time(place: Place, listing: Listing, now: datetime) -> None:
     """Raise ProvisionError unless a shut-off that ends every machine lies far enough ahead to start one."""
-    until, at = listing.shut_off, listing.schedule.asked_at or now
+    until, at = listing.shutdown_at, listing.schedule.asked_at or now
     if until is not None and until - at >= LEAST_AHEAD:
         return
     held = held_back(listing)

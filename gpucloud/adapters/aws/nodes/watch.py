@@ -97,7 +97,7 @@ class Watch:
             return False
         below = len(listing.counted) < listing.desired
         ended = any(ended_by_a_user(i) and not self.memory.is_known_ended(i["InstanceId"]) for i in listing.instances)
-        return below or (ended and listing.schedule.at is None and self.memory.shut_off is None)
+        return below or (ended and listing.schedule.at is None and self.memory.shutdown_at is None)
 
     def _with_keys(self, view: GroupView) -> tuple[Node, ...]:
         without = [n.id for n in view.nodes if n.state is NodeState.RUNNING and n.host_key is None]
@@ -132,7 +132,7 @@ _SAME_MOMENT = timedelta(seconds=5)
 
 @dataclass
 class Recollection:
-    """One group as far as this process knows it. `shut_off` is when it is shut off, or was.
+    """One group as far as this process knows it. `shutdown_at` is when it is shut off, or was.
 
     A machine that was started or seen lives on here while a listing lacks it (for `stale`), and stays ended once it
     has been seen to end. `stale` also bounds how long our own level is believed against the listing's.
@@ -144,7 +144,7 @@ class Recollection:
     forgotten: timedelta = timedelta(minutes=15)
     host_keys: dict[str, str] = field(default_factory=dict)
     last_launch: datetime | None = None
-    shut_off: datetime | None = None
+    shutdown_at: datetime | None = None
     _nodes: dict[str, Node] = field(default_factory=dict)
     _seen_at: dict[str, datetime] = field(default_factory=dict)
     _relieved: set[str] = field(default_factory=set)
@@ -177,7 +177,7 @@ class Recollection:
         """Return the group's level as AWS counts: our own last one until listings can be expected to show it."""
         if listing.group is None:
             return 0
-        fired = self.shut_off is not None and self.shut_off <= now
+        fired = self.shutdown_at is not None and self.shutdown_at <= now
         if self._level is None or fired or now - self._level[1] > self.settling:
             return listing.desired
         return self._level[0]
@@ -240,12 +240,12 @@ class Recollection:
         return sorted(i for i in counted if i in self._nodes and self._nodes[i].relieved)
 
     def _take_in(self, listing: Listing, now: datetime) -> None:
-        self.shut_off = listing.schedule.at or self.shut_off or fired_shut_off(listing.activities)
-        if self.shut_off is not None and self.shut_off <= now:
+        self.shutdown_at = listing.schedule.at or self.shutdown_at or fired_auto_shutdown(listing.activities)
+        if self.shutdown_at is not None and self.shutdown_at <= now:
             self._level = None  # the shut-off set it to 0: armed anew, nothing is there that was set before
         counted = listing.counted
         for instance in listing.instances:
-            node = node_of(instance, self.reach, self.shut_off, now)
+            node = node_of(instance, self.reach, self.shutdown_at, now)
             relieved = node.id in self._relieved or is_relieved(instance)
             key, impaired = self.host_keys.get(node.id), node.id in listing.impaired
             self._keep(replace(node, relieved=relieved, host_key=key, impaired=impaired), now)
@@ -272,8 +272,8 @@ class Recollection:
                 self._nodes[node.id] = replace(node, state=NodeState.TERMINATED, ended_at=now, end_cause=EndCause.CRASH)
 
     def _armed(self, listing: Listing, now: datetime) -> datetime | None:
-        fired = self.shut_off if self.shut_off is not None and self.shut_off <= now else None
-        return listing.shut_off or (fired if listing.group is not None else None)
+        fired = self.shutdown_at if self.shutdown_at is not None and self.shutdown_at <= now else None
+        return listing.shutdown_at or (fired if listing.group is not None else None)
 
     def _refusals(self, listing: Listing, now: datetime) -> tuple[Refusal, ...]:
         told = [refusal for refusals in self._refused.values() for refusal in refusals]
@@ -335,7 +335,7 @@ def refusals_told(listing: Listing, pool: Pool) -> tuple[Refusal, ...]:
     return tuple(latest.values())
 
 
-def fired_shut_off(activities: Iterable[Described]) -> datetime | None:
+def fired_auto_shutdown(activities: Iterable[Described]) -> datetime | None:
     """Return when a schedule last set the group to 0: AWS forgets a schedule that has fired."""
     told = (
         re.search(r"At (\S+Z) a scheduled action .*desired: 0\b", activity.get("Cause") or "")

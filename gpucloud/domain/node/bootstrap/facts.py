@@ -60,7 +60,7 @@ class Facts:
     `agent_package` is the zip of the agent that runs, if one does. `machine` is how its driver and system software were
     left on this boot, `gate` what its last check on this boot said, `staged` the keys of the data sets that are whole,
     `image` the job's image if it was pulled. `boots_itself`: its own bootstrap is under way.
-    `driver_package` is the zip of the job's driver, if one runs.
+    `controller_package` is the zip of the job's driver, if one runs.
     """
 
     python: str
@@ -86,7 +86,7 @@ class Facts:
     image: ImageFact | None = None
     boots_itself: bool = False
     stand_in: bool = False
-    driver_package: str | None = None
+    controller_package: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -229,28 +229,28 @@ def _data_commands(facts: Facts, wanted: Wanted) -> tuple[Command, ...]:
 DATA = Step(name="data", needed=_data_needed, commands=_data_commands)
 
 
-# The step that has a job's driver run on the node; of jobs that drive themselves.
+# The step that has a job's controller run on the node; of jobs that drive themselves.
 
 
-_DRIVER_TIMEOUT_S = 900.0  # an interpreter that can drive may have to be made first
+_CONTROLLER_TIMEOUT_S = 900.0  # an interpreter that can drive may have to be made first
 
 
-def _driver_needed(facts: Facts, wanted: Wanted) -> str | None:
-    if wanted.driver is None:
+def _controller_needed(facts: Facts, wanted: Wanted) -> str | None:
+    if wanted.controller is None:
         return None  # one that runs ends by itself when its order is withdrawn
-    if facts.driver_package is None:
-        return "no driver runs"
-    return None if facts.driver_package == wanted.package else "the driver runs another version"
+    if facts.controller_package is None:
+        return "no controller runs"
+    return None if facts.controller_package == wanted.package else "the controller runs another version"
 
 
-def _driver_commands(facts: Facts, wanted: Wanted) -> tuple[Command, ...]:
+def _controller_commands(facts: Facts, wanted: Wanted) -> tuple[Command, ...]:
     zip_path = package_path(facts.root, wanted.package)
     argv = (facts.python, "-I", zip_path, "drive", "--root", facts.root)
-    return (Command(argv=argv, stdin=to_json(wanted.driver).encode(), timeout_s=_DRIVER_TIMEOUT_S),)
+    return (Command(argv=argv, stdin=to_json(wanted.controller).encode(), timeout_s=_CONTROLLER_TIMEOUT_S),)
 
 
-# The command returns when the driver has read its order.
-DRIVER = Step(name="driver", needed=_driver_needed, commands=_driver_commands, proves_itself=True)
+# The command returns when the controller has read its order.
+DRIVER = Step(name="driver", needed=_controller_needed, commands=_controller_commands, proves_itself=True)
 
 
 # The steps that make a node fit, in their order.

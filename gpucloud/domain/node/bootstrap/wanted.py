@@ -14,7 +14,7 @@ from gpucloud.domain.node.machine.facts import MachineWanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DriverWanted:
+class ControllerWanted:
     """Where a machine that drives its own job finds its order: the store's URL and the key there. No secret is here.
 
     `pip_mirror` is where packages come from if the machine's Python lacks what a driver needs.
@@ -33,7 +33,7 @@ class Wanted:
     job's store needs it, `torch` that gpucloud installs it where the base has none. `conda` is the environment file,
     below `code`; mirrors are indexes in place of the usual ones. `devices` are the GPUs that are the node's, empty for
     all; `store_endpoint` is where the store answers (`https://host:port`), empty where it is not in S3. `machine`,
-    `data` and `gate` are None or empty where the job wants nothing of the kind; `driver` is for jobs that drive
+    `data` and `gate` are None or empty where the job wants nothing of the kind; `controller` is for jobs that drive
     themselves.
     """
 
@@ -57,7 +57,7 @@ class Wanted:
     conda: str | None = None
     pip_mirror: str | None = None
     torch_mirror: str | None = None
-    driver: DriverWanted | None = None
+    controller: ControllerWanted | None = None
 
     @property
     def layer(self) -> LayerWanted | None:

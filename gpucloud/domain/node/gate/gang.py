@@ -30,7 +30,7 @@ class GangOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairSeen:
+class PairFacts:
     """What two members exchanged, in GB/s, one direction after the other; None when it failed. The lower rank first."""
 
     one: int
@@ -40,13 +40,13 @@ class PairSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GangSeen:
+class GangFacts:
     """What one member saw: whether it came to the meeting, who else did (rank 0 knows), and its pairs."""
 
     rank: int
     met: bool = False
     arrived: tuple[int, ...] = ()
-    pairs: tuple[PairSeen, ...] = ()
+    pairs: tuple[PairFacts, ...] = ()
     error: str | None = None
 
 
@@ -58,17 +58,17 @@ class Blame:
     why: str
 
 
-def blame(seen: Sequence[GangSeen], world: int, *, efa: bool, proven: frozenset[int]) -> tuple[Blame, ...]:
+def blame(observed: Sequence[GangFacts], world: int, *, efa: bool, proven: frozenset[int]) -> tuple[Blame, ...]:
     """Return who is to blame, nobody for a good gang. `proven` are ranks that passed a check with others before.
 
     Who did not come to the meeting is to blame, unless most did not: then it is where they were to meet. Else every
     pair is measured, and the machine that all slow pairs have in common goes, one after the other. Between two with
     the same record, the one goes that was not proven, and then the higher rank.
     """
-    absent = _absent(seen, world)
+    absent = _absent(observed, world)
     if absent:
         return absent
-    slow = _slow_pairs(seen, efa=efa)
+    slow = _slow_pairs(observed, efa=efa)
     found = []
     while slow:
         ranks = {rank for pair in slow for rank in (pair.one, pair.other)}
@@ -89,8 +89,8 @@ def rounds(world: int) -> tuple[tuple[tuple[int, int], ...], ...]:
     return tuple(found)
 
 
-def _absent(seen: Sequence[GangSeen], world: int) -> tuple[Blame, ...]:
-    by_rank = {member.rank: member for member in seen}
+def _absent(observed: Sequence[GangFacts], world: int) -> tuple[Blame, ...]:
+    by_rank = {member.rank: member for member in observed}
     met = {rank for rank, member in by_rank.items() if member.met}
     missing = [rank for rank in range(world) if rank not in met]
     if not missing:
@@ -103,27 +103,27 @@ def _absent(seen: Sequence[GangSeen], world: int) -> tuple[Blame, ...]:
     return tuple(Blame(rank=rank, why=f"it does not reach the others{_said(by_rank.get(rank))}") for rank in gone)
 
 
-def _said(member: GangSeen | None) -> str:
+def _said(member: GangFacts | None) -> str:
     return f": {member.error}" if member is not None and member.error else ""
 
 
-def _pairs(seen: Sequence[GangSeen]) -> tuple[PairSeen, ...]:
+def _pairs(observed: Sequence[GangFacts]) -> tuple[PairFacts, ...]:
     """Both members of a pair tell of it: the worse counts. Who failed before any exchange failed with everybody."""
-    found: dict[tuple[int, int], PairSeen] = {}
+    found: dict[tuple[int, int], PairFacts] = {}
     failed = [
-        PairSeen(one=min(member.rank, other.rank), other=max(member.rank, other.rank), gbps=None)
-        for member in seen
-        for other in seen
+        PairFacts(one=min(member.rank, other.rank), other=max(member.rank, other.rank), gbps=None)
+        for member in observed
+        for other in observed
         if member.rank != other.rank and member.error is not None and not member.pairs
     ]
-    for pair in (*failed, *(pair for member in seen for pair in member.pairs)):
+    for pair in (*failed, *(pair for member in observed for pair in member.pairs)):
         before = found.get((pair.one, pair.other), pair)
         found[pair.one, pair.other] = min(before, pair, key=lambda p: (p.right, p.gbps or 0.0))
     return tuple(found.values())
 
 
-def _slow_pairs(seen: Sequence[GangSeen], *, efa: bool) -> list[PairSeen]:
-    pairs = _pairs(seen)
+def _slow_pairs(observed: Sequence[GangFacts], *, efa: bool) -> list[PairFacts]:
+    pairs = _pairs(observed)
     measured = sorted(pair.gbps for pair in pairs if pair.gbps is not None)
     floor = max(
         _EFA_GBPS if efa else _SANE_GBPS, _SHARE * measured[int(_BETTER * len(measured))] if len(measured) > 2 else 0.0
@@ -131,7 +131,7 @@ def _slow_pairs(seen: Sequence[GangSeen], *, efa: bool) -> list[PairSeen]:
     return [pair for pair in pairs if not pair.right or pair.gbps is None or pair.gbps < floor]
 
 
-def _why(rank: int, slow: Sequence[PairSeen]) -> str:
+def _why(rank: int, slow: Sequence[PairFacts]) -> str:
     others = ", ".join(str(pair.other if pair.one == rank else pair.one) for pair in slow)
     if any(not pair.right for pair in slow):
         return f"what it sends arrives wrong (with rank {others})"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from gpucloud.domain.job.quantities import counted
-from gpucloud.domain.node.gate.report import Finding, GateWanted, Report, Severity, TorchSeen, XidSeen, fail, warn
+from gpucloud.domain.node.gate.report import Finding, GateWanted, Report, Severity, TorchFacts, XidLine, fail, warn
 from gpucloud.domain.node.gate.rules import device_findings, held_findings, work_findings
 from gpucloud.domain.node.hardware import (
     Gpu,
@@ -143,7 +143,7 @@ def _xids(report: Report, wanted: GateWanted) -> Iterator[Finding]:  # noqa: ARG
             yield warn("xid", text, "watch it; a reset of the GPU mends it", gpu.index if gpu else None)
 
 
-def _counts(xid: XidSeen, gpu: Gpu | None) -> bool:
+def _counts(xid: XidLine, gpu: Gpu | None) -> bool:
     """Whether a device is still held to have what its Xid says.
 
     Once it works again the line is still in the log, and after a reset too. A driver that tells of recovery (R555 and
@@ -206,7 +206,7 @@ def _torch(report: Report, wanted: GateWanted) -> Iterator[Finding]:
         yield fail("torch-count", text, "leave CUDA_VISIBLE_DEVICES out of `env:`")
 
 
-def _cuda_hint(seen: TorchSeen) -> str:
+def _cuda_hint(seen: TorchFacts) -> str:
     # 802: the driver waits for the NVSwitch fabric (NVIDIA Fabric Manager guide, "Partitioning and CUDA init").
     if "802" in (seen.error or "") or "not yet initialized" in (seen.error or ""):
         return "sudo systemctl start nvidia-fabricmanager, in exactly the driver's version"

@@ -9,12 +9,12 @@ from datetime import datetime, timedelta
 from enum import Enum
 
 from gpucloud.domain.codec import to_json
-from gpucloud.domain.node.gate.gang import PairSeen
+from gpucloud.domain.node.gate.gang import PairFacts
 from gpucloud.domain.node.hardware import Gpu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class XidSeen:
+class XidLine:
     """One line of the kernel's log: the Xid's number, and the device's PCI address as written there.
 
     `age_s` is how long ago it was written, None where the log does not say. What came before the driver was last
@@ -78,7 +78,7 @@ class Links:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoreSeen:
+class StoreFacts:
     """The way to the store: seconds to a connection (TLS included), or the error."""
 
     endpoint: str
@@ -87,7 +87,7 @@ class StoreSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TorchSeen:
+class TorchFacts:
     """The job's torch. `cuda` is what its wheel was built for, None: CPU only. `error` is what CUDA said."""
 
     version: str | None = None
@@ -169,7 +169,7 @@ class Report:
     host_links: tuple[HostLink, ...] = ()
     holders: tuple[Holder, ...] = ()
     busy: bool = False
-    xids: tuple[XidSeen, ...] = ()
+    xids: tuple[XidLine, ...] = ()
     switch_errors: tuple[SwitchError, ...] = ()
     kernel_log: str | None = None
     newest: float | None = None
@@ -177,8 +177,8 @@ class Report:
     free_bytes: int | None = None
     write_mbps: float | None = None
     memlock: int | None = None
-    store: StoreSeen | None = None
-    torch: TorchSeen | None = None
+    store: StoreFacts | None = None
+    torch: TorchFacts | None = None
     probes: tuple[DeviceProbe, ...] = ()
     collective: CollectiveProbe | None = None
     under_load: tuple[UnderLoad, ...] = ()
@@ -218,12 +218,12 @@ class ProbeOrder:
 class Said:
     """One line of a worker: what it has found since the last one."""
 
-    torch: TorchSeen | None = None
+    torch: TorchFacts | None = None
     probe: DeviceProbe | None = None
     collective: CollectiveProbe | None = None
     met: bool = False
     arrived: tuple[int, ...] = ()
-    pair: PairSeen | None = None
+    pair: PairFacts | None = None
     error: str | None = None
 
 

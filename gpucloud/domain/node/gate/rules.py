@@ -361,21 +361,21 @@ def _under_load(load: UnderLoad, gpu: Gpu | None, report: Report) -> Iterator[Fi
 
 
 def _collective(report: Report, wanted: GateWanted) -> Iterator[Finding]:
-    seen = report.collective
-    if seen is None:
+    observed = report.collective
+    if observed is None:
         return
-    who = f"all-reduce over {seen.ranks} GPUs"
-    if seen.error is not None:
-        yield fail("collective", f"the {who} failed: {seen.error}", _REPLACE)
-    elif not seen.right:
+    who = f"all-reduce over {observed.ranks} GPUs"
+    if observed.error is not None:
+        yield fail("collective", f"the {who} failed: {observed.error}", _REPLACE)
+    elif not observed.right:
         yield fail("wrong-sum", f"the {who} gave a wrong sum", _REPLACE)
-    elif seen.busbw_gbps is not None:
+    elif observed.busbw_gbps is not None:
         gpus = (report.gpus or ())[: wanted.gpus]
         floor, joined = _busbw_floor(gpus, report)
-        text = f"the {who} reaches {seen.busbw_gbps:.1f} GB/s, {floor:g} expected"
-        if seen.busbw_gbps < floor and joined:
+        text = f"the {who} reaches {observed.busbw_gbps:.1f} GB/s, {floor:g} expected"
+        if observed.busbw_gbps < floor and joined:
             yield fail("collective-slow", text, "NVLink has failed in part, or NCCL_P2P_DISABLE is set: " + _REPLACE)
-        elif seen.busbw_gbps < floor:
+        elif observed.busbw_gbps < floor:
             yield warn("collective-slow", text, "gradients go through the host's memory: see to its PCIe, ACS and NUMA")
 
 

@@ -19,7 +19,7 @@ from gpucloud.domain.errors import UsageError
 from gpucloud.resume.folder import AttemptFolder, Progress, say
 from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.save.cadence import Agreed, Agreement, Cadence, Call, Window
-from gpucloud.resume.save.saving import Flight, Saver
+from gpucloud.resume.save.saving import PendingSave, Saver
 from gpucloud.store.checkpoints import Checkpoints
 
 _TRIES = 3
@@ -41,7 +41,7 @@ class Moment:
     notes: Notes = NO_NOTES
 
 
-class Keeper:
+class SaveDecider:
     """Every method with a result is called by all ranks at the same step. `progress` must be set before the first.
 
     `of_a_trial`: whatever is saved is saved for a trial of resuming. `best` is the metric of the best checkpoint.
@@ -91,7 +91,7 @@ class Keeper:
             return True
         if self._saver.step == step:
             return False
-        if agreed.due or agreed.wished:
+        if agreed.due or agreed.asked_for:
             self._save(agreed, now)
         elif not self._prepared:
             self._prepared = True
@@ -166,8 +166,8 @@ class Keeper:
             return None
         if not self._saver.in_flight:
             at = now()
-            flight = Flight(Commit(self._generation, step), at.promise, Why.STOP, at.notes)
-            self._saver.hold(flight, at.own, steps_are_seen=at.steps_are_seen)
+            pending = PendingSave(Commit(self._generation, step), at.promise, Why.STOP, at.notes)
+            self._saver.hold(pending, at.own, steps_are_seen=at.steps_are_seen)
         return self._saver.step
 
     def land(self, step: int) -> None:
@@ -218,8 +218,8 @@ class Keeper:
         if now.lacks is not None and self._ranks.rank == 0 and not self._told_lacks:
             self._told_lacks = True
             say(f"step {now.step} is saved as {now.promise.level.value}: {now.lacks}")
-        flight = Flight(Commit(generation, now.step), now.promise, why, now.notes)
-        self._saver.begin(flight, now.own, steps_are_seen=now.steps_are_seen)
+        pending = PendingSave(Commit(generation, now.step), now.promise, why, now.notes)
+        self._saver.begin(pending, now.own, steps_are_seen=now.steps_are_seen)
 
     def _is_in_the_way(self, step: int, left_s: float) -> bool:
         first = self._ranks.rank == 0
@@ -259,8 +259,8 @@ _STALL_S = 2.0
 class Pauses:
     """A thread looks for a wish to stop during a pause; `over` waits for it, and is called before ranks agree again."""
 
-    def __init__(self, keeper: Keeper, ranks: Ranks, folder: AttemptFolder) -> None:
-        self._keeper = keeper
+    def __init__(self, decider: SaveDecider, ranks: Ranks, folder: AttemptFolder) -> None:
+        self._decider = decider
         self._ranks = ranks
         self._folder = folder
         self._gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
@@ -288,7 +288,7 @@ class Pauses:
 
         Raises UsageError for what has no form.
         """
-        if self._thread is not None or (saving := self._keeper.hold(step, now)) is None:
+        if self._thread is not None or (saving := self._decider.hold(step, now)) is None:
             return False
         self._at = step, self._at[1] + 1 if self._at[0] == step else 0
         self._ended.clear()
@@ -296,7 +296,7 @@ class Pauses:
         try:
             thread.start()
         except RuntimeError:  # no thread to be had: the next step heeds the wish
-            self._keeper.drop()
+            self._decider.drop()
             return False
         self._thread = thread
         return True
@@ -314,7 +314,7 @@ class Pauses:
         self._ended.set()
         self._thread.join()
         self._thread = None
-        self._keeper.drop()
+        self._decider.drop()
         failed, self._failed = self._failed, None
         if failed is not None:
             raise failed
@@ -323,7 +323,7 @@ class Pauses:
         try:
             if self._meets():
                 self.settle_here()
-                self._keeper.land(saving)
+                self._decider.land(saving)
         except Exception as error:  # noqa: BLE001  (raised where the script can hear it)
             self._failed = error
 

@@ -47,7 +47,9 @@ def keep(order: KeepOrder, words: tuple[str, ...]) -> int:
             reporting.barred(str(error))
         return 1
     env = {**os.environ, **dict(start.added.variables)}
-    return Keeper(order, _directory(order), reporting, taking, base=start.base).run((*words, *start.added.words), env)
+    return CheckpointWatcher(order, _directory(order), reporting, taking, base=start.base).run(
+        (*words, *start.added.words), env
+    )
 
 
 class _Stopped(Exception):
@@ -163,7 +165,7 @@ _LAST = Retry(first_s=0.5, tries=4)
 _OTHERS_S = 60.0  # for other nodes to hand in their parts of the last checkpoint, beside what the longest one took
 
 
-class Keeper:
+class CheckpointWatcher:
     """An attempt's script on one node. `taking` is None where node 0's directory alone is kept, and this is another."""
 
     def __init__(

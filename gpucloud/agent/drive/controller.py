@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from gpucloud.agent.drive.starting import able, make
 from gpucloud.agent.network import MetadataClient, endpoint, watcher_from
-from gpucloud.agent.single_process import driver_process
+from gpucloud.agent.single_process import controller_process
 from gpucloud.domain.codec import Malformed, from_json
 from gpucloud.domain.errors import GpucloudError, LeaseHeld, NodeError
-from gpucloud.domain.node.bootstrap.wanted import DriverWanted
+from gpucloud.domain.node.bootstrap.wanted import ControllerWanted
 from gpucloud.domain.state.order import keeps
 from gpucloud.domain.state.state import ExitReason
-from gpucloud.domain.supervision.seen import DriveTrial, Supervising
+from gpucloud.domain.supervision.snapshot import DriveTrial, Supervising
 from gpucloud.retries import Retry
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import is_over, take
@@ -34,42 +34,42 @@ if TYPE_CHECKING:
     from gpucloud.domain.node.node import Notice
     from gpucloud.domain.state.state import JobState
     from gpucloud.domain.supervision.action import Action
-    from gpucloud.domain.supervision.seen import Seen
     from gpucloud.domain.supervision.self_driving import DriveOrder
+    from gpucloud.domain.supervision.snapshot import Snapshot
 
 _LONGEST_PAUSE_S = 30.0
 _UNMADE = Retry(first_s=30.0, factor=1.0)  # for ever: without it the machine is of no use
 
 
-class Taken(Exception):
+class NodeInterrupted(Exception):
     """This node is being taken: another one is to drive."""
 
 
-def be_driver(root: Path, lock: int, ready: int, *, package: str) -> int:
+def be_controller(root: Path, lock: int, ready: int, *, package: str) -> int:
     """Drive the job of `root` until its order is withdrawn or there is nothing left to do. Return the exit code.
 
     `package` is the hash of what this process runs from. `lock` is the driver's lock, held for as long as this process
     lives; `ready` is told when the order was read.
     """
-    driver_process(root).sit(package)
-    wanted = from_json(DriverWanted, read_text(root / "drive" / "wanted.json") or "")
+    controller_process(root).sit(package)
+    wanted = from_json(ControllerWanted, read_text(root / "drive" / "wanted.json") or "")
     if able() != sys.executable:
         return _become_able(root, wanted, lock, ready)
     os.set_inheritable(lock, False)  # noqa: FBT003  (positional in the standard library)
     know_region()
     machine = Machine(root, wanted)
     watcher = watcher_from(os.environ, lambda: None)
-    driver = Driver(machine=machine, node=_node_id(), notice=lambda: watcher.notice if watcher else None)
+    controller = Controller(machine=machine, node=_node_id(), notice=lambda: watcher.notice if watcher else None)
     machine.order()
     os.write(ready, b"ready")
     os.close(ready)
     if watcher:
         watcher.start()
-    driver.run()
+    controller.run()
     return 0
 
 
-def _become_able(root: Path, wanted: DriverWanted, lock: int, ready: int) -> int:
+def _become_able(root: Path, wanted: ControllerWanted, lock: int, ready: int) -> int:
     """Have a Python made that can drive, and be it. What is made may take minutes: whoever waits is told at once."""
     os.write(ready, b"ready")
     python = _made(wanted)
@@ -79,7 +79,7 @@ def _become_able(root: Path, wanted: DriverWanted, lock: int, ready: int) -> int
     os.execv(python, argv)  # noqa: S606  (no shell, an absolute path)
 
 
-def _made(wanted: DriverWanted) -> str:
+def _made(wanted: ControllerWanted) -> str:
     tries = _UNMADE.begin()
     while True:
         try:
@@ -99,7 +99,7 @@ def know_region() -> None:
 
 
 @dataclass(slots=True)
-class Driver:
+class Controller:
     """One node's readiness to supervise. All it knows is in the store: it may be killed and started at any time."""
 
     machine: Machine
@@ -117,7 +117,7 @@ class Driver:
                 if order is None or self._is_over(order):
                     return
                 pause_s = self.machine.period_s(order)
-            except (LeaseHeld, Taken):
+            except (LeaseHeld, NodeInterrupted):
                 pause_s = max(pause_s, 1.0)
             except (GpucloudError, Malformed) as error:
                 pause_s = min(_LONGEST_PAUSE_S, 2 * max(pause_s, 1.0))
@@ -187,7 +187,7 @@ class Driver:
 
     def _asked(self) -> ExitReason | None:
         if self.notice() is not None:
-            raise Taken
+            raise NodeInterrupted
         return None
 
     def _complain(self, said: str) -> None:
@@ -203,7 +203,7 @@ class Told:
         """Write the line."""
         tell(line)
 
-    def tick(self, seen: Seen, action: Action, spend: Spend) -> None:
+    def tick(self, snapshot: Snapshot, action: Action, spend: Spend) -> None:
         """Nobody looks on."""
 
     def output(self, attempt: int, rank: int, text: str) -> None:

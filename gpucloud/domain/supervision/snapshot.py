@@ -11,7 +11,7 @@ from gpucloud.domain.checkpoint.protection import Saving
 from gpucloud.domain.job.spec import CheckpointPolicy, Cloud, IdlePolicy, Market, Policy
 from gpucloud.domain.market.learned import Tables
 from gpucloud.domain.market.policies import Mode
-from gpucloud.domain.money.prepaid import Wall
+from gpucloud.domain.money.prepaid import PrepaidRule
 from gpucloud.domain.node.node import GroupView, Node
 from gpucloud.domain.node.status import Status
 from gpucloud.domain.node.use import GpuUse
@@ -179,7 +179,7 @@ class Limits:
 class Rules:
     """The lengths that decisions use."""
 
-    wall: Wall = field(default_factory=Wall)
+    prepaid_rule: PrepaidRule = field(default_factory=PrepaidRule)
     limits: Limits = field(default_factory=Limits)
 
 
@@ -196,7 +196,7 @@ class DriveTrial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSeen:
+class NodeSnapshot:
     """One node as the cloud lists it and as it answers.
 
     `silent_for` is zero when it answered at this tick; `mute_for` is for how long it has answered and its agent told
@@ -249,7 +249,7 @@ class Inspection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heading:
+class CapacityChoice:
     """What the job is to run on now, where its machines are to come from (None while waiting), and why.
 
     In `Mode.BOTH` the offer is that of the spot machines, which boot beside those on demand.
@@ -261,7 +261,7 @@ class Heading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class Snapshot:
     """Everything that a decision needs, the time included.
 
     `payable_until` is what the budget can promise now for the goal's nodes, or those alive if they are more
@@ -271,7 +271,7 @@ class Seen:
     while others work, `short_for` how long the group has had some machines, but fewer than an attempt needs;
     `enough_at` is since when it has had enough for one, and not all that it may have. `candidates` are the offers that
     the job takes and the budget can start, best first; looked up only when the job's pool is cooling down, or a
-    deadline is to be kept. `heading` is what the job is to run on then; `payable_with_successor` is as
+    deadline is to be kept. `capacity_choice` is what the job is to run on then; `payable_with_successor` is as
     `payable_with_another`, with the machines beside that are to take over, None too where none are. `use` is how well
     the attempt uses its GPUs over the window of `Goal.idle`, None without that policy or without GPUs. `inspects`: the
     job's nodes have GPUs and are looked at before every attempt; `inspection` is the last look.
@@ -282,7 +282,7 @@ class Seen:
     now: datetime
     state: JobState
     group: GroupView
-    nodes: tuple[NodeSeen, ...] = ()
+    nodes: tuple[NodeSnapshot, ...] = ()
     payable_until: datetime | None = None
     payable_with_another: datetime | None = None
     wanted_end: ExitReason | None = None
@@ -299,7 +299,7 @@ class Seen:
     unproven_usd: Decimal = Decimal(0)
     """What of `spent_usd` nobody can show to have been paid, or not."""
     lasts_until: datetime | None = None
-    heading: Heading | None = None
+    capacity_choice: CapacityChoice | None = None
     payable_with_successor: datetime | None = None
     enough_at: datetime | None = None
     homecoming: Homecoming = Homecoming.DONE
@@ -367,4 +367,4 @@ def rules_for(unattended: timedelta | None, rules: Rules) -> Rules:
     """Return the cloud's rules for such a job; machines that nobody looks after are paid for the whole time at once."""
     if unattended is None:
         return rules
-    return replace(rules, wall=replace(rules.wall, horizon=unattended))
+    return replace(rules, prepaid_rule=replace(rules.prepaid_rule, horizon=unattended))
