@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from gpucloud.domain.errors import UsageError
 from gpucloud.resume.state import randomness
+from gpucloud.resume.state.randomness import Stand
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +253,7 @@ class Wrapped(Batches):
         self._first: dict[str, Any] | None = None  # of the epoch that was opened last
         self._stream: Iterator[Summed] | None = None
         self._at = Position()  # the stream's next batch
-        self._window: list[tuple[Any, int, Any]] = []  # handed out since the last step
+        self._window: list[tuple[Any, int, Stand | None]] = []  # handed out since the last step
         self._sum = self._trained_sum = 0
 
     def __len__(self) -> int:
@@ -330,9 +331,9 @@ class Wrapped(Batches):
             return itertools.chain(self._replayed(window), self._watched(self._stream))
         self._window = window if start != self.trained else []
         if start.batch:
-            here = randomness.capture()
+            here = randomness.here()
             self._stream = self._opened(start)
-            randomness.put_back(here)
+            here.put_back()
         else:  # what is drawn to begin an epoch is drawn once, and the next epoch is another
             self._first = {"generators": randomness.capture(), "source": self._source.first()}
             self._stream, _ = self._source.open(start.epoch, 0, self._first["source"])
@@ -355,7 +356,7 @@ class Wrapped(Batches):
 
     def _watched(self, stream: Iterator[Summed]) -> Iterator[Any]:
         for batch, self._sum in stream:
-            after = None if self._at.batch else randomness.capture()
+            after = None if self._at.batch else randomness.here()
             self._at = Position(self._at.epoch, self._at.batch + 1)
             self._window.append((batch, self._sum, after))
             yield batch
@@ -365,10 +366,10 @@ class Wrapped(Batches):
         self._stream = None
         self._window.clear()
 
-    def _replayed(self, window: list[tuple[Any, int, Any]]) -> Iterator[Any]:
+    def _replayed(self, window: list[tuple[Any, int, Stand | None]]) -> Iterator[Any]:
         for batch, self._sum, after in window:
             if after is not None:
-                randomness.put_back(after)
+                after.put_back()
             self._window.append((batch, self._sum, after))
             yield batch
 

@@ -10,7 +10,9 @@ import os
 import signal
 import statistics
 import sys
+import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -188,7 +190,7 @@ class Standing(Protocol):
 
 
 class Progress:
-    """Writes `progress.json`: at every change of phase at once, else five times a second at most."""
+    """Writes `progress.json`: at every change of phase at once, else five times a second at most, by a thread."""
 
     def __init__(self, folder: AttemptFolder, standing: Standing) -> None:
         self._folder = folder
@@ -203,6 +205,8 @@ class Progress:
         self._over = False
         self._stepped_at = time.monotonic()
         self._written_at = 0.0
+        self._beside = Beside(folder, "progress.json")
+        weakref.finalize(self, self._beside.close)
         self.write()
 
     @property
@@ -231,9 +235,12 @@ class Progress:
         if loss is not None:
             self._loss.offer(loss)
         phase = "done" if self._over else "train"
-        if self._phase != phase or now - self._written_at >= _LEAST_S:
+        if self._phase != phase:
             self._phase = phase
             self.write()
+        elif now - self._written_at >= _LEAST_S and self._folder.path is not None:
+            self._written_at = now
+            self._beside.offer(self._report())
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -254,29 +261,80 @@ class Progress:
 
     def write(self) -> None:
         """Report now."""
-        if self._folder.path is None:
-            return
-        self._written_at = time.monotonic()
-        self._folder.tell(
-            "progress.json",
-            {
-                "step": self._standing.steps_done,
-                "first_step": self._first_step,
-                "total_steps": self._standing.total_steps,
-                "loss": self._loss.now() if self._phase == "train" else self._loss.final(),
-                "phase": self._phase,
-                "committed_step": self._standing.committed_step or None,
-                "step_seconds": self.step_seconds,
-                "waiting_share": self._waiting_share(),
-                "longest_s": self._longest,
-                "written_at": time.time(),
-            },
-        )
+        if self._folder.path is not None:
+            self._written_at = time.monotonic()
+            self._beside.write(self._report())
+
+    def _report(self) -> dict[str, Any]:
+        return {
+            "step": self._standing.steps_done,
+            "first_step": self._first_step,
+            "total_steps": self._standing.total_steps,
+            "loss": self._loss.now() if self._phase == "train" else self._loss.final(),
+            "phase": self._phase,
+            "committed_step": self._standing.committed_step or None,
+            "step_seconds": self.step_seconds,
+            "waiting_share": self._waiting_share(),
+            "longest_s": self._longest,
+            "written_at": time.time(),
+        }
 
     def _waiting_share(self) -> float | None:
         """Return the share of the last steps' time that went by waiting for batches, None without a loader's word."""
         steps = sum(self._seconds)
         return round(min(1.0, sum(self._waits) / steps), 3) if steps > 0 and any(self._waits) else None
+
+
+class Beside:
+    """One file that informs, written by a thread of its own: a slow disk keeps no step waiting.
+
+    What is offered replaces what was offered before and is not written yet.
+    """
+
+    def __init__(self, folder: AttemptFolder, name: str) -> None:
+        self._folder = folder
+        self._name = name
+        self._offered: dict[str, Any] | None = None
+        self._asked = threading.Event()
+        self._writes = threading.Lock()  # so that nothing older is written after something newer
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def offer(self, content: dict[str, Any]) -> None:
+        """Have it written soon, without waiting for it."""
+        self._offered = content
+        if self._thread is None and not self._begun():
+            self.write(content)
+        self._asked.set()
+
+    def write(self, content: dict[str, Any]) -> None:
+        """Write it now, instead of what was offered."""
+        with self._writes:
+            self._offered = None
+            self._folder.tell(self._name, content)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed = True
+        self._asked.set()
+
+    def _begun(self) -> bool:
+        thread = threading.Thread(target=self._run, name=f"gpucloud {self._name}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no thread to be had
+            return False
+        self._thread = thread
+        return True
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._asked.wait()
+            self._asked.clear()
+            with self._writes:
+                content, self._offered = self._offered, None
+                if content is not None:
+                    self._folder.tell(self._name, content)
 
 
 # The loss for reports, without making the training thread wait for the GPU.

@@ -149,17 +149,17 @@ class Seeded(Dataset[Any]):
 
     def __getitems__(self, places: list[Place]) -> Fetched:
         """Return the samples at these places; the generators are left as they were."""
-        with randomness.kept():
+        of_epoch = randomness.mix(self._seed, places[0][0])
+        with randomness.kept() as generators:
             if self._together is not None:
-                randomness.seed_sample(randomness.mix(self._seed, *places[0]))
+                generators.seed(randomness.mix(places[0][1], mixed=of_epoch))
                 samples = self._together([index for _, index in places])
             else:
-                samples = [self._sample(place) for place in places]
-        return Fetched(samples, randomness.mix(self._seed, *places[0], COLLATION))
-
-    def _sample(self, place: Place) -> Any:
-        randomness.seed_sample(randomness.mix(self._seed, *place))
-        return self._dataset[place[1]]
+                samples = []
+                for _, index in places:
+                    generators.seed(randomness.mix(index, mixed=of_epoch))
+                    samples.append(self._dataset[index])
+        return Fetched(samples, randomness.mix(places[0][1], COLLATION, mixed=of_epoch))
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +182,8 @@ class Collated:
 
     def __call__(self, fetched: Fetched) -> Any:
         """Return the batch; the generators are left as they were."""
-        with randomness.kept():
-            randomness.seed_sample(fetched.seed)
+        with randomness.kept() as generators:
+            generators.seed(fetched.seed)
             return self._collate(fetched.samples)
 
 
@@ -312,9 +312,9 @@ class Order:
     def _seen(self, keys: Iterator[Any]) -> Iterator[Any]:
         """Yield the keys, and see whether random numbers are drawn for the first of them."""
         for _ in range(_WATCHED):
-            before = randomness.capture()
+            before = randomness.here()
             one = next(keys, NONE)
-            if not randomness.stands(before):
+            if not before.stands():
                 self.lacks = (
                     f"{type(self._keys).__name__} draws random numbers in the midst of an epoch, as training does"
                 )
@@ -358,18 +358,18 @@ class Drawn(Dataset[Any]):
         """Return the samples of a batch; the generators are left as they were."""
         epoch, number, keys = batch
         keys = list(keys) if self._together else [keys]
+        of_batch = randomness.mix(self._seed, epoch, number)
         first = _number_of(keys[0]) if keys else 0
-        with randomness.kept():
+        with randomness.kept() as generators:
             if self._fetch is not None:
-                randomness.seed_sample(randomness.mix(self._seed, epoch, number, first))
+                generators.seed(randomness.mix(first, mixed=of_batch))
                 samples = self._fetch(keys)
             else:
-                samples = [self._sample((epoch, number, place), key) for place, key in enumerate(keys)]
-        return Fetched(samples, randomness.mix(self._seed, epoch, number, first, COLLATION))
-
-    def _sample(self, place: tuple[int, int, int], key: Any) -> Any:
-        randomness.seed_sample(randomness.mix(self._seed, *place, _number_of(key)))
-        return self._dataset[key]
+                samples = []
+                for place, key in enumerate(keys):
+                    generators.seed(randomness.mix(place, _number_of(key), mixed=of_batch))
+                    samples.append(self._dataset[key])
+        return Fetched(samples, randomness.mix(first, COLLATION, mixed=of_batch))
 
 
 class Alone:

@@ -44,13 +44,15 @@ class Ranks:
             if "nccl" in str(dist.get_backend_config()) and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                 self.device = torch.device("cuda", torch.cuda.current_device())
             self._group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
+            self._highest = dist.AllreduceOptions()
+            self._highest.reduceOp = dist.ReduceOp.MAX  # type: ignore[assignment]
 
     def highest(self, *numbers: int) -> tuple[int, ...]:
         """Return, for each place, the highest number that any rank gave."""
         if self._group is None:
             return numbers
         values = torch.tensor(numbers, dtype=torch.int64)
-        dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self._group)
+        self._group.allreduce([values], self._highest).wait()  # `dist.all_reduce` takes 50 µs to come to this
         return tuple(values.tolist())
 
     def shared(self, data: bytes) -> bytes:

@@ -22,6 +22,7 @@ from gpucloud.domain.checkpoint.manifest import Commit, commit_key, manifest_byt
 from gpucloud.domain.checkpoint.objects import blank, read_header, sums_of
 from gpucloud.domain.errors import CheckpointUnreadable, StoreError, UsageError
 from gpucloud.resume import ranks, reading
+from gpucloud.resume.folder import Beside
 from gpucloud.resume.save import capture, writer
 from gpucloud.resume.save.cadence import Cadence, Moment, is_better_anew, is_due, read_cadence
 from gpucloud.resume.save.writer import Plan, SaveBuffer
@@ -116,6 +117,52 @@ def test_progress_tells_the_steps_the_phase_and_what_counts(job):
     assert last["loss"] == losses[-1]
     assert 0 < last["step_seconds"] < 5
     assert report(job, "done-0.json")["step"] == 5
+
+
+class Disk:
+    """A folder whose disk writes when it may, and remembers what it wrote."""
+
+    path = Path("/somewhere")
+
+    def __init__(self):
+        self.written, self.asked, self.may = [], threading.Event(), threading.Event()
+
+    def tell(self, name, content):
+        self.asked.set()
+        assert self.may.wait(20)
+        self.written.append((name, content["step"]))
+        self.asked.clear()
+
+
+def test_a_slow_disk_keeps_no_step_waiting_and_never_says_less_at_the_end():
+    disk = Disk()
+    beside = Beside(disk, "progress.json")
+    beside.offer({"step": 1})
+    assert disk.asked.wait(20)  # by another thread
+    for step in (2, 3, 4):
+        beside.offer({"step": step})
+    assert not disk.written
+    disk.may.set()
+    beside.write({"step": 5})
+    assert disk.written[0] == ("progress.json", 1)
+    assert disk.written[-1] == ("progress.json", 5)
+    assert disk.written == sorted(disk.written)
+    thread = beside._thread
+    beside.close()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_where_no_thread_is_to_be_had_what_is_offered_is_written_at_once(monkeypatch):
+    disk = Disk()
+    disk.may.set()
+
+    def none(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", none)
+    Beside(disk, "progress.json").offer({"step": 7})
+    assert disk.written == [("progress.json", 7)]
 
 
 def gather(run, model, optimizer, steps=None):

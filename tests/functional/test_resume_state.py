@@ -17,7 +17,7 @@ from gpucloud.domain.checkpoint.manifest import Level
 from gpucloud.domain.errors import UsageError
 from gpucloud.resume.attempt import SAVED_AND_LEFT
 from gpucloud.resume.settings import promised, surroundings, tuned
-from gpucloud.resume.state import randomness
+from gpucloud.resume.state import generators, randomness
 from gpucloud.resume.state.traits import rebuckets
 from gpucloud.resume.state.tree import decode, encode, laid_out, strides_of
 from tests.functional.resuming import begin, job
@@ -347,17 +347,89 @@ def test_a_tensor_that_a_gpu_had_comes_back_on_this_ranks(monkeypatch):
     ids=["torch", "Python", "NumPy", "NumPy's reserve", "another seed"],
 )
 @pytest.mark.parametrize("in_reserve", [0, 1])
-def test_whatever_draws_is_seen_and_put_back(draw, in_reserve):
+@pytest.mark.parametrize("states", ["in memory", "asked for"], indirect=True)
+def test_whatever_draws_is_seen_and_put_back(draw, in_reserve, states):
     for _ in range(in_reserve):
         np.random.normal()
-    before = randomness.capture_again(None)
-    assert randomness.stands(before)
-    again = randomness.capture_again(before)
+        random.gauss(0, 1)
+    before, captured = randomness.here(), randomness.capture()
+    following = drawn()
+    assert not before.stands()
+    before.put_back()
+    assert before.stands()
     draw()
-    assert not randomness.stands(again)
-    assert not randomness.stands(before)
-    randomness.put_back(again)
-    assert randomness.stands(before)
+    assert not before.stands()
+    before.put_back()
+    assert before.stands()
+    assert drawn() == following
+    randomness.put_back(captured)
+    assert before.stands()
+    with randomness.kept():
+        draw()
+    assert drawn() == following
+
+
+@pytest.fixture
+def states(request, monkeypatch):
+    """How generators tell where they stand; none is remembered from before, nor afterwards."""
+    if request.param == "asked for":
+        monkeypatch.setattr(generators, "_python_lies_there", lambda: False)
+        monkeypatch.setattr(generators, "_reserve", lambda _kind: None)
+    for known in (generators._without_numpy, generators._with_numpy):
+        known.cache_clear()
+    ways = [type(one) for one in generators.of_cpu()]
+    assert ways.count(generators._Asked) == (2 if request.param == "asked for" else 0)
+    yield
+    for known in (generators._without_numpy, generators._with_numpy):
+        known.cache_clear()
+
+
+@pytest.mark.parametrize("states", ["in memory", "asked for"], indirect=True)
+def test_a_seed_puts_all_where_their_own_functions_do(states):
+    number = randomness.mix(1, 2, 3)
+    assert number == randomness.mix(3, mixed=randomness.mix(1, 2)) == 0x6AE515C1C0AC7E37
+    random.gauss(0, 1)
+    np.random.normal()
+    torch.manual_seed(number >> 1)
+    random.seed(number)
+    np.random.seed(number & 0xFFFFFFFF)
+    seeded = drawn()
+    random.gauss(0, 1)
+    with randomness.kept() as those:
+        those.seed(number)
+        assert drawn() == seeded
+
+
+def drawn():
+    """Draw from every generator, their reserves included."""
+    return torch.rand(2).tolist(), [random.gauss(0, 1) for _ in range(3)], np.random.normal(size=3).tolist()
+
+
+def test_a_generator_that_numpy_draws_from_instead_is_told_from_the_one_before():
+    before, own = randomness.here(), np.random.get_bit_generator()
+    with_own = drawn()
+    before.put_back()
+    np.random.set_bit_generator(np.random.MT19937(3))
+    try:
+        assert not before.stands()
+        other = randomness.here()
+        following = drawn()
+        other.put_back()
+        assert drawn() == following
+        before.put_back()
+        assert drawn() == with_own
+    finally:
+        np.random.set_bit_generator(own)
+    assert not other.stands()
+
+
+def test_the_memory_of_what_is_no_generators_twister_is_not_taken_for_one(monkeypatch):
+    class Other(random.Random):
+        def getstate(self):
+            return 3, (0,) * 625, None
+
+    monkeypatch.setattr(generators.random, "Random", Other)
+    assert not generators._python_lies_there.__wrapped__()
 
 
 def test_the_generator_of_a_mac_is_saved_too(monkeypatch):
@@ -365,9 +437,12 @@ def test_the_generator_of_a_mac_is_saved_too(monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     monkeypatch.setattr(torch.mps, "get_rng_state", lambda: stands[-1])
     monkeypatch.setattr(torch.mps, "set_rng_state", stands.append)
-    state = randomness.capture()
+    state, here = randomness.capture(), randomness.here()
     stands.append(torch.tensor([2], dtype=torch.uint8))
-    assert not randomness.stands(state)
+    assert not here.stands()
     randomness.put_back(state)
     assert stands[-1].tolist() == [1]
-    assert randomness.stands(state)
+    assert here.stands()
+    stands.append(torch.tensor([2], dtype=torch.uint8))
+    here.put_back()
+    assert here.stands()

@@ -3,26 +3,68 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import random
 import sys
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from gpucloud.resume.state.generators import Global, of_cpu, of_devices
+
 _WORD = 2**64 - 1
+
+
+class Stand:
+    """Where generators stood: read at each step, and told as a checkpoint has it only where one is made."""
+
+    __slots__ = ("found",)
+
+    def __init__(self, generators: tuple[Global, ...]) -> None:
+        self.found = [(one, one.read()) for one in generators]
+
+    def stands(self) -> bool:
+        """Whether every generator of this process is there still."""
+        now = here().found
+        if len(self.found) != len(now):
+            return False
+        for (one, then), (its, new) in zip(self.found, now, strict=True):
+            if one is not its or not one.same(then, new):
+                return False
+        return True
+
+    def seed(self, number: int) -> None:
+        """Seed these generators, cheaply enough for every sample."""
+        for one, _ in self.found:
+            one.seed(number)
+
+    def seed_each(self, numbers: Iterable[int]) -> None:
+        """Seed each with a number of its own."""
+        for (one, _), number in zip(self.found, numbers, strict=False):  # there may be no NumPy
+            one.seed(number)
+
+    def put_back(self) -> None:
+        """Set every generator that is here and was then."""
+        for one, then in self.found:
+            if one.name == "numpy" and one not in of_cpu():  # a script has exchanged it
+                _numpy().set_state(one.told(then))
+            else:
+                one.write(then)
+
+    def told(self) -> dict[str, Any]:
+        """Return it as a checkpoint has it."""
+        return {one.name: one.told(then) for one, then in self.found}
 
 
 @dataclass(slots=True)
 class _Kept:
-    """The `kept` that are under way, by the CPU generators' states as they began; `begun` counts all that ever were."""
+    """The `kept` that are under way, by where the CPU's generators stood; `begun` counts all that ever were."""
 
     begun: int = 0
-    outside: list[dict[str, Any]] = field(default_factory=list)
+    outside: list[Stand] = field(default_factory=list)
 
 
 _kept = _Kept()
@@ -38,118 +80,54 @@ def seed_all(seed: int, rank: int) -> None:
         numpy.seed(mixed & 0xFFFFFFFF)
 
 
-def seed_sample(mixed: int) -> None:
-    """Seed what a data set draws from (the CPU generators), cheaply enough for every sample."""
-    torch.default_generator.manual_seed(mixed >> 1)
-    random.seed(mixed)
-    numpy = _numpy()
-    if numpy is not None:
-        numpy.seed(mixed & 0xFFFFFFFF)
-
-
 def capture() -> dict[str, Any]:
-    """Return the state of every generator; of those that are `kept`, as they will be again.
+    """Return the state of every generator, as a checkpoint has it; of those that are `kept`, as they will be again.
 
     Another thread may ask, while this one waits for something.
     """
     while True:
         begun, outside = _kept.begun, _kept.outside[:1]
-        state = _now() | (outside[0] if outside else {})
+        state = here().told() | (outside[0].told() if outside else {})
         if begun == _kept.begun:
             return state
 
 
-def capture_again(before: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the same as `capture` where nothing is kept; quicker, if NumPy has drawn nothing since `before`."""
-    return _now(before.get("numpy") if before is not None else None)
+def here() -> Stand:
+    """Return where every generator stands, cheaply enough for every step."""
+    return Stand((*of_cpu(), *of_devices()))
 
 
-def _now(numpys: Any = None) -> dict[str, Any]:
-    """Return the states; `numpys` is one of NumPy's, which is returned if it stands."""
-    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
-    if torch.backends.mps.is_available():
-        state["mps"] = torch.mps.get_rng_state()
-    numpy = _numpy()
-    if numpy is not None:
-        state["numpy"] = numpys if _stands_in_memory(numpy, numpys) else numpy.get_state()
-    return state
-
-
-def _stands_in_memory(numpy: Any, state: Any) -> bool:
-    """Whether NumPy's generator stands there, by its memory; False where that cannot be told.
-
-    To ask for its state takes 30 µs, more than all else that is done at a step. With a number of a normal distribution
-    in reserve, memory does not tell all.
-    """
-    if not isinstance(state, tuple) or state[3] or not hasattr(numpy, "get_bit_generator"):
-        return False
-    address = numpy.get_bit_generator().ctypes.state_address
-    key: bytes = state[1].tobytes()
-    place = int(state[2]).to_bytes(4, sys.byteorder)
-    return ctypes.string_at(address, len(key) + len(place)) == key + place
-
-
-def put_back(state: dict[str, Any]) -> None:
+def put_back(state: Mapping[str, Any]) -> None:
     """Set every generator that is here and was captured."""
     torch.set_rng_state(state["torch"])
     random.setstate(state["python"])
+    numpy = _numpy()
+    if "numpy" in state and numpy is not None:
+        numpy.set_state(state["numpy"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
     if "mps" in state and torch.backends.mps.is_available():
         torch.mps.set_rng_state(state["mps"])
-    numpy = _numpy()
-    if "numpy" in state and numpy is not None:
-        numpy.set_state(state["numpy"])
-
-
-def stands(state: dict[str, Any]) -> bool:
-    """Whether every generator is as it was captured."""
-    return all(state.get(name) is now or _alike(state.get(name), now) for name, now in capture_again(state).items())
-
-
-_FIELDS = 8  # of a state, at most
-
-
-def _alike(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    # Python's has 625 numbers in a row, which compare at once.
-    if isinstance(one, tuple) and len(one) <= _FIELDS and any(type(part) is not int for part in one):
-        return len(one) == len(other) and all(map(_alike, one, other))
-    return bool(one.tobytes() == other.tobytes()) if hasattr(one, "tobytes") else bool(one == other)
 
 
 @contextlib.contextmanager
-def kept() -> Iterator[None]:
+def kept() -> Iterator[Stand]:
     """Leave the CPU generators as they were, whatever happens inside."""
-    numpy = _numpy()
-    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
-    if numpy is not None:
-        state["numpy"] = numpy.get_state()
-    _kept.outside.append(state)
+    stand = Stand(of_cpu())
+    _kept.outside.append(stand)
     _kept.begun += 1
     try:
-        yield
+        yield stand
     finally:
-        torch.set_rng_state(state["torch"])
-        random.setstate(state["python"])
-        if numpy is not None:
-            numpy.set_state(state["numpy"])
+        stand.put_back()
         _kept.outside.pop()
 
 
 @contextlib.contextmanager
 def apart(origins: tuple[int, ...], number: int) -> Iterator[None]:
     """Have what is inside draw from generators of that number after `origins`, and leave the CPU's as they were."""
-    with kept():
-        torch_seed, python_seed, numpy_seed = (mix(origin, number) for origin in origins)
-        torch.default_generator.manual_seed(torch_seed >> 1)
-        random.seed(python_seed)
-        numpy = _numpy()
-        if numpy is not None:
-            numpy.seed(numpy_seed & 0xFFFFFFFF)
+    with kept() as inside:
+        inside.seed_each(mix(origin, number) for origin in origins)
         yield
 
 
@@ -164,9 +142,8 @@ def origins() -> tuple[int, int, int]:
     return first, second, third
 
 
-def mix(*numbers: int) -> int:
-    """Return 64 well-mixed bits of the numbers (the finalizer of SplitMix64, once for each)."""
-    mixed = 0
+def mix(*numbers: int, mixed: int = 0) -> int:
+    """Return 64 well-mixed bits of the numbers (the finalizer of SplitMix64, once for each), `mixed` those before."""
     for number in numbers:
         mixed = (mixed + number + 0x9E3779B97F4A7C15) & _WORD
         mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
@@ -192,7 +169,7 @@ class Draws:
         self._seed = seed
         self._saved: dict[str, Any] | None = None
         self._is_resumed = self._is_begun = False
-        self._after: dict[str, Any] | None = None
+        self._after: Stand | None = None
 
     @property
     def are_saved(self) -> bool:
@@ -220,16 +197,16 @@ class Draws:
 
     def stepped(self) -> None:
         """Remember where a step has left them."""
-        self._after = capture_again(self._after)
+        self._after = here()
 
     def go_on(self) -> None:
         """Put them where the last step left them, whatever was drawn since."""
-        if self._after is not None and not stands(self._after):
-            put_back(self._after)
+        if self._after is not None and not self._after.stands():
+            self._after.put_back()
 
     def state(self) -> dict[str, Any]:
         """Return where the last step left them."""
-        return self._after or capture()
+        return self._after.told() if self._after is not None else capture()
 
 
 # Random number generators of a script's own: given to `init` they are saved, in a data set no checkpoint has them.

@@ -1,0 +1,267 @@
+"""The global generators of a process, whose states are read and written where they lie in memory.
+
+To ask NumPy for its state takes 70 µs, a GPU 25 and Python 10, more than all else that is done at a step; to read it
+takes two. Where the words of the two on the CPU lie is tried out on generators made for that, whose states are known.
+Where that does not tell, as in another Python than CPython, they are asked after all.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import random
+import struct
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+_WORDS = 624
+_SIZE = 4 * _WORDS + 4  # with the place of the next word
+_RESERVE = struct.Struct("i4xd")  # whether NumPy has a normal number in reserve, and which
+_KNOWN = 0.7390851332151607
+_32_BITS = 2**32 - 1  # of a seed that NumPy takes
+_PYTHONS_SEED: Callable[[Any, int], None] = super(random.Random, random.Random).seed  # without looking at its kind
+
+
+class Global(Protocol):
+    """One generator, by the name that it has in a checkpoint."""
+
+    name: str
+
+    def read(self) -> Any:
+        """Return where it stands."""
+        ...
+
+    def write(self, state: Any, /) -> object:
+        """Have it stand there."""
+        ...
+
+    def seed(self, number: int, /) -> object:
+        """Have it stand where that seed, of 64 bits, puts it."""
+        ...
+
+    def same(self, one: Any, other: Any) -> bool:
+        """Whether two that were read are the same."""
+        ...
+
+    def told(self, state: Any) -> Any:
+        """Return one that was read as a checkpoint has it."""
+        ...
+
+
+def of_cpu() -> tuple[Global, ...]:
+    """Return what everything draws from on the CPU now: a script may exchange NumPy's."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return _without_numpy()
+    generator = numpy.random.mtrand._rand  # noqa: SLF001
+    return _with_numpy(generator, getattr(generator, "_bit_generator", None))
+
+
+def of_devices() -> tuple[Global, ...]:
+    """Return what is drawn from on the current GPU."""
+    return (*_gpus(), _MAC) if torch.backends.mps.is_available() else _gpus()
+
+
+class _Asked:
+    """One that is asked."""
+
+    def __init__(
+        self, name: str, ask: Callable[[], Any], put: Callable[[Any], object], seed: Callable[[int], object]
+    ) -> None:
+        self.name = name
+        self.read, self.write, self.seed = ask, put, seed
+
+    def same(self, one: Any, other: Any) -> bool:
+        return alike(one, other)
+
+    def told(self, state: Any) -> Any:
+        return state
+
+
+class _Torch(_Asked):
+    """Torch's own."""
+
+    def __init__(self) -> None:
+        own = torch.default_generator
+        super().__init__("torch", own.get_state, own.set_state, lambda number: own.manual_seed(number >> 1))
+
+    def same(self, one: Any, other: Any) -> bool:
+        size = one.numel()  # of bytes; what torch compares by takes 10 µs to come into the cache
+        return bool(ctypes.string_at(one.data_ptr(), size) == ctypes.string_at(other.data_ptr(), size))
+
+
+class _Gpu:
+    """The current GPU's, of which a number, the seed and the offset are all there is."""
+
+    name = "cuda"
+
+    def read(self) -> Any:
+        own: Any = torch.cuda.default_generators[torch.cuda.current_device()]
+        return own.initial_seed(), own.get_offset()
+
+    def write(self, state: Any) -> None:
+        own: Any = torch.cuda.default_generators[torch.cuda.current_device()]
+        own.manual_seed(state[0])
+        own.set_offset(state[1])
+
+    def seed(self, number: int) -> None:
+        torch.cuda.manual_seed(number >> 1)
+
+    def same(self, one: Any, other: Any) -> bool:
+        return bool(one == other)
+
+    def told(self, state: Any) -> Any:
+        return torch.tensor(list(struct.pack("=Qq", *state)), dtype=torch.uint8)
+
+
+class _Mac(_Asked):
+    """The GPU's of a Mac."""
+
+    def __init__(self) -> None:
+        super().__init__("mps", self._ask, self._put, torch.mps.manual_seed)
+
+    def _ask(self) -> Any:
+        return torch.mps.get_rng_state()
+
+    def _put(self, state: Any) -> None:
+        torch.mps.set_rng_state(state)
+
+
+_MAC = _Mac()
+
+
+class _InMemory:
+    """One that is read, as bytes and what is beside them."""
+
+    def same(self, one: Any, other: Any) -> bool:
+        return bool(one == other)
+
+
+class _Python(_InMemory):
+    """Python's, whose place is ahead of its words."""
+
+    name = "python"
+
+    def __init__(self, generator: random.Random) -> None:
+        self._generator: Any = generator
+        self._memory = _memory(id(generator) + object.__basicsize__, _SIZE)
+
+    def read(self) -> Any:
+        return self._memory.raw, self._generator.gauss_next
+
+    def write(self, state: Any) -> None:
+        self._memory.raw, self._generator.gauss_next = state
+
+    def seed(self, number: int) -> None:
+        _PYTHONS_SEED(self._generator, number)
+        self._generator.gauss_next = None
+
+    def told(self, state: Any) -> Any:
+        place, *words = struct.unpack(f"i{_WORDS}I", state[0])
+        return random.Random.VERSION, (*words, place), state[1]
+
+
+class _NumPy(_InMemory):
+    """NumPy's, whose place is behind its words; `reserve` is where it has its normal number, from its begin."""
+
+    name = "numpy"
+
+    def __init__(self, generator: Any, reserve: int) -> None:
+        self._bits = generator._bit_generator  # noqa: SLF001
+        self._generator = generator  # which must live as long as its memory is used
+        self._memory = _memory(self._bits.ctypes.state_address, _SIZE)
+        self._reserve = _memory(id(generator) + reserve, _RESERVE.size)
+
+    def read(self) -> Any:
+        return self._memory.raw, self._reserve.raw
+
+    def write(self, state: Any) -> None:
+        self._memory.raw, self._reserve.raw = state
+
+    def seed(self, number: int) -> None:
+        self._generator.seed(number & _32_BITS)
+
+    def told(self, state: Any) -> Any:
+        numpy = sys.modules["numpy"]
+        words = numpy.frombuffer(state[0], dtype=numpy.uint32, count=_WORDS).copy()
+        return "MT19937", words, int.from_bytes(state[0][4 * _WORDS :], sys.byteorder), *_RESERVE.unpack(state[1])
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two states are the same, as generators tell them."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return bool(one.keys() == other.keys() and all(alike(one[name], other[name]) for name in one))
+    # Python's has 625 numbers in a row, which compare at once.
+    if isinstance(one, tuple) and any(type(part) is not int for part in one[:1]):
+        return len(one) == len(other) and all(map(alike, one, other))
+    return bool(one.tobytes() == other.tobytes()) if hasattr(one, "tobytes") else bool(one == other)
+
+
+@functools.cache
+def _without_numpy() -> tuple[Global, ...]:
+    own = random.getstate.__self__  # type: ignore[attr-defined]  # of whom it is a method
+    python = _Python(own) if _python_lies_there() else None
+    return _Torch(), python or _Asked("python", random.getstate, random.setstate, random.seed)
+
+
+@functools.lru_cache(maxsize=4)
+def _with_numpy(generator: Any, bits: Any) -> tuple[Global, ...]:
+    reserve = _reserve(generator.__class__) if type(bits).__name__ == "MT19937" else None
+    if reserve is not None:
+        return *_without_numpy(), _NumPy(generator, reserve)
+    seed = lambda number: generator.seed(number & _32_BITS)  # noqa: E731
+    return *_without_numpy(), _Asked("numpy", generator.get_state, generator.set_state, seed)
+
+
+@functools.cache
+def _gpus() -> tuple[Global, ...]:
+    """Return the GPU's; whether there is any takes 12 µs to ask, and does not change."""
+    if not torch.cuda.is_available():
+        return ()
+    gpu = _Gpu()
+    if hasattr(torch.Generator, "get_offset") and torch.equal(gpu.told(gpu.read()), torch.cuda.get_rng_state()):
+        return (gpu,)
+    return (_Asked("cuda", torch.cuda.get_rng_state, torch.cuda.set_rng_state, torch.cuda.manual_seed),)
+
+
+@functools.cache
+def _python_lies_there() -> bool:
+    kind = random.Random.__base__
+    if sys.implementation.name != "cpython" or kind is None or kind.__basicsize__ < object.__basicsize__ + _SIZE:
+        return False
+    tried = random.Random(1)  # noqa: S311
+    return _is_so(_Python(tried), tried.getstate, lambda: tried.gauss(0.0, 1.0))
+
+
+@functools.cache
+def _reserve(kind: Any) -> int | None:
+    tried = kind(1)
+    words, size = tried.get_state()[:3], getattr(kind, "__basicsize__", 0)
+    if sys.implementation.name != "cpython" or size < _RESERVE.size:
+        return None
+    tried.set_state((*words, 1, _KNOWN))
+    place = ctypes.string_at(id(tried), size).find(_RESERVE.pack(1, _KNOWN)[8:]) - 8
+    if place < object.__basicsize__:
+        return None
+    return place if _is_so(_NumPy(tried, place), tried.get_state, tried.normal) else None
+
+
+def _is_so(one: Global, ask: Callable[[], Any], draw: Callable[[], Any]) -> bool:
+    """Whether what is read is what the generator tells, and what is written is what it then tells."""
+    before, as_read = ask(), one.read()
+    so = alike(one.told(as_read), before)
+    for _ in range(3):  # a normal number comes into reserve, and is taken from there
+        draw()
+        so = so and not one.same(one.read(), as_read) and alike(one.told(one.read()), ask())
+    if so:
+        one.write(as_read)
+    return so and alike(ask(), before)
+
+
+def _memory(address: int, size: int) -> Any:
+    return (ctypes.c_char * size).from_address(address)
