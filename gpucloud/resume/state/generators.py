@@ -99,22 +99,26 @@ class _Gpu:
     name = "cuda"
 
     def read(self) -> Any:
-        own: Any = torch.cuda.default_generators[torch.cuda.current_device()]
+        own = self._own()
         return own.initial_seed(), own.get_offset()
 
     def write(self, state: Any) -> None:
-        own: Any = torch.cuda.default_generators[torch.cuda.current_device()]
+        own = self._own()
         own.manual_seed(state[0])
         own.set_offset(state[1])
 
     def seed(self, number: int) -> None:
-        torch.cuda.manual_seed(number >> 1)
+        self._own().manual_seed(number >> 1)
 
     def same(self, one: Any, other: Any) -> bool:
         return bool(one == other)
 
     def told(self, state: Any) -> Any:
         return torch.tensor(list(struct.pack("=Qq", *state)), dtype=torch.uint8)
+
+    def _own(self) -> Any:
+        device = torch.cuda.current_device()  # ahead of the list, which is empty until a GPU is asked for
+        return torch.cuda.default_generators[device]
 
 
 class _Mac(_Asked):
