@@ -37,7 +37,7 @@ class WallClock:
         return datetime.now(timezone.utc)
 
     def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
+        time.sleep(max(0.0, seconds))  # on a busy machine the moment may have passed
 
 
 class SteppedClock:

@@ -122,7 +122,6 @@ def test_a_bare_node_gets_package_and_agent_and_a_second_run_changes_nothing_in_
     second = fit(host, package, job(code))
     assert (second.changed, len(host.commands)) == ((), 1)
     assert second.lock == first.lock == json.loads(json.dumps(first.lock))
-    assert sum(seconds for _, seconds in second.seconds) < 10  # 0.15 s on an idle machine, 2.6 s on one that is not
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6])

@@ -41,12 +41,11 @@ from gpucloud.domain.job.quantities import span_of
 from gpucloud.domain.node.node import notice_from, recommended_at
 from gpucloud.domain.node.status import AttemptStatus, RunState, Status, status_from_json, status_to_json
 from gpucloud.domain.state.state import JobState
-from gpucloud.domain.supervision.membership import hang_limit
+from gpucloud.domain.supervision.membership import hang_limit, time_to_go
 from gpucloud.domain.supervision.snapshot import Limits
 from gpucloud.domain.untrusted import COUNTED
 from gpucloud.store.directory import DirectoryStore
 from gpucloud.usecases.jobstore.jobstore import JobStore
-from gpucloud.usecases.jobstore.report import time_to_go
 from tests.unit.worlds import opened, progress, state
 
 

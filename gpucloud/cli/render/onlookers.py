@@ -19,10 +19,10 @@ from gpucloud.domain.node.node import NodeState
 from gpucloud.domain.node.output import without_code_folder
 from gpucloud.domain.node.status import UNTOLD, Stop
 from gpucloud.domain.supervision.action import Action, Arm, Done, Wait
-from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, is_gone, shown_of
+from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, is_gone, shown_of, time_left
 from gpucloud.domain.supervision.snapshot import Limits, NodeSnapshot, Readiness, Snapshot
 from gpucloud.domain.untrusted import in_one_line
-from gpucloud.usecases.jobstore.report import WORDS, Condition, time_left
+from gpucloud.usecases.jobstore.report import WORDS, Condition
 
 if TYPE_CHECKING:
     from gpucloud.domain.money.ledger import Spend

@@ -13,8 +13,9 @@ from gpucloud.domain.job.quantities import format_moment, format_span, span_of
 from gpucloud.domain.node.hardware import GpuSample, HostSample
 from gpucloud.domain.node.use import GpuSpan, Span
 from gpucloud.domain.state.state import Attempt
+from gpucloud.domain.supervision.membership import time_to_go
 from gpucloud.domain.untrusted import in_one_line, set_off
-from gpucloud.usecases.jobstore.report import WORDS, Condition, JobReport, time_to_go
+from gpucloud.usecases.jobstore.report import WORDS, Condition, JobReport
 from gpucloud.usecases.supervise.usage import NodeHistory
 
 Rows = list[tuple[str, ...]]

@@ -67,6 +67,19 @@ def shown_of(attempt: Attempt, snapshot: Snapshot) -> tuple[Progress | None, tup
     return (part.shown, part.readings.values if part.readings else ()) if part else (None, ())
 
 
+def time_left(snapshot: Snapshot) -> timedelta | None:
+    """Return the time to the last step at the pace of the last steps; None while it cannot be known."""
+    attempt = snapshot.state.attempt
+    return time_to_go(shown_of(attempt, snapshot)[0] if attempt else None)
+
+
+def time_to_go(progress: Progress | None) -> timedelta | None:
+    """Return the time to the last step at that pace; None while it cannot be known."""
+    if progress is None or progress.total_steps is None or progress.step_seconds is None:
+        return None
+    return span_of(max(0, progress.total_steps - progress.step) * progress.step_seconds)
+
+
 def is_over(attempt: Attempt, node: NodeSnapshot | None) -> bool:
     """Whether the member has nothing running of this attempt, and never will."""
     if node is None or is_gone(node):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from enum import Enum
 
 from gpucloud.domain.checkpoint.layouts import Additions
@@ -24,8 +24,8 @@ from gpucloud.domain.state.state import (
     MissingOutput,
     Quarantine,
 )
-from gpucloud.domain.supervision.membership import shown_of
-from gpucloud.domain.supervision.snapshot import Limits, Snapshot
+from gpucloud.domain.supervision.membership import time_to_go
+from gpucloud.domain.supervision.snapshot import Limits
 from gpucloud.domain.supervision.transitions import lost_with_machines
 
 
@@ -371,19 +371,6 @@ def status_of(state: JobState) -> JobStatus:
 
 
 # How long a job will still take, from its own pace.
-
-
-def time_left(snapshot: Snapshot) -> timedelta | None:
-    """Return the time to the last step at the pace of the last steps; None while it cannot be known."""
-    attempt = snapshot.state.attempt
-    return time_to_go(shown_of(attempt, snapshot)[0] if attempt else None)
-
-
-def time_to_go(progress: Progress | None) -> timedelta | None:
-    """Return the time to the last step at that pace; None while it cannot be known."""
-    if progress is None or progress.total_steps is None or progress.step_seconds is None:
-        return None
-    return span_of(max(0, progress.total_steps - progress.step) * progress.step_seconds)
 
 
 # How a job stands, in the words that every line about it has: whether it trains, and whether anybody sees to it.

@@ -20,13 +20,13 @@ from gpucloud.domain.state.order import Order, is_closed
 from gpucloud.domain.state.state import ExitReason, JobState, UsageInterval
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import Action, Done, Pause, StayOn, Wait
+from gpucloud.domain.supervision.membership import time_left
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.snapshot import OUTSIDE, Goal, Snapshot, Supervising, goal_of
 from gpucloud.domain.untrusted import masked, words_of
 from gpucloud.retries import Retry
 from gpucloud.usecases.jobstore.lease import Lease, StoreClock, take
 from gpucloud.usecases.jobstore.orders import Given, Orders
-from gpucloud.usecases.jobstore.report import time_left
 from gpucloud.usecases.money.spend import SpendTracker
 from gpucloud.usecases.services import Learning, Services, Watcher
 from gpucloud.usecases.supervise.act import Actor
