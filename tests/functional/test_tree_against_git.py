@@ -32,7 +32,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(top=rules, nested=rules)
 @example(top="a\r\nb \n/**/c", nested="!ab")
 def test_we_send_what_git_would_list(repository: Path, top: str, nested: str):

@@ -404,7 +404,7 @@ class Model:
         return isinstance(action, EndAttempt) and action.reason is ExitReason.RESIZED
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 10**6), leaves=st.sampled_from((0.0, 0.005, 0.05, 0.2)))
 def test_growing_never_takes_more_than_half_of_the_time_nor_happens_more_often_than_machines_come(seed, leaves):
     model = Model(random.Random(seed), leaves)

@@ -409,7 +409,7 @@ PIECES = (
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_damaged_sample_brings_a_job_or_problems_with_their_places(folder: Path, data: st.DataObject) -> None:
     text = data.draw(st.sampled_from([SAMPLE, FULL_SAMPLE]))
@@ -421,7 +421,7 @@ def test_a_damaged_sample_brings_a_job_or_problems_with_their_places(folder: Pat
     _job_or_problems(folder / "job.yaml")
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.binary(max_size=200))
 def test_any_bytes_bring_a_job_or_problems(folder: Path, data: bytes) -> None:
     (folder / "job.yaml").write_bytes(data)
@@ -435,7 +435,7 @@ ANY_VALUE = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(values=st.dictionaries(st.sampled_from(sorted(JobKeys.model_fields)), ANY_VALUE, max_size=6))
 def test_any_values_bring_a_job_or_problems(folder: Path, values: dict[str, Any]) -> None:
     sound = {"name": "a", "run": "train.py", "budget": "1 USD"}
