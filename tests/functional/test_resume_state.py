@@ -405,19 +405,28 @@ def drawn():
     return torch.rand(2).tolist(), [random.gauss(0, 1) for _ in range(3)], np.random.normal(size=3).tolist()
 
 
-def test_a_generator_that_numpy_draws_from_instead_is_told_from_the_one_before():
+@pytest.mark.parametrize("kind", [np.random.MT19937, np.random.PCG64, np.random.Philox])
+def test_a_generator_that_numpy_draws_from_instead_is_told_from_the_one_before(kind):
     before, own = randomness.here(), np.random.get_bit_generator()
     with_own = drawn()
     before.put_back()
-    np.random.set_bit_generator(np.random.MT19937(3))
+    np.random.set_bit_generator(kind(3))
     try:
         assert not before.stands()
         other = randomness.here()
         following = drawn()
         other.put_back()
         assert drawn() == following
-        before.put_back()
-        assert drawn() == with_own
+        randomness.put_back(other.told())
+        assert drawn() == following
+        with randomness.kept() as those:
+            those.seed(5)
+            seeded = np.random.rand(3).tolist()
+            those.seed(5)
+            assert np.random.rand(3).tolist() == seeded
+        if kind is np.random.MT19937:
+            before.put_back()
+            assert drawn() == with_own
     finally:
         np.random.set_bit_generator(own)
     assert not other.stands()

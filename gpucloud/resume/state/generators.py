@@ -215,11 +215,13 @@ def _without_numpy() -> tuple[Global, ...]:
 
 @functools.lru_cache(maxsize=4)
 def _with_numpy(generator: Any, bits: Any) -> tuple[Global, ...]:
-    reserve = _reserve(generator.__class__) if type(bits).__name__ == "MT19937" else None
+    is_twister = type(bits).__name__ == "MT19937"
+    reserve = _reserve(generator.__class__) if is_twister else None
     if reserve is not None:
         return *_without_numpy(), _NumPy(generator, reserve)
-    seed = lambda number: generator.seed(number & _32_BITS)  # noqa: E731
-    return *_without_numpy(), _Asked("numpy", generator.get_state, generator.set_state, seed)
+    numpy = sys.modules["numpy"].random  # whose functions know how to seed each kind
+    ask = functools.partial(numpy.get_state, legacy=is_twister)
+    return *_without_numpy(), _Asked("numpy", ask, numpy.set_state, lambda number: numpy.seed(number & _32_BITS))
 
 
 @functools.cache
