@@ -91,7 +91,7 @@ class Continued:
         self.step = restored.commit.step
         self._put_back(restored)
         trying.put_back(self.own)
-        if rebuckets:
+        if rebuckets and self._vain_steps:
             self._restored = restored
 
     def see_changes(self) -> None:

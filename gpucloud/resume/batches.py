@@ -38,6 +38,7 @@ class Batches:
     firm: tuple[str, ...] = ()
     """The rules that must be as before for a run to go on; of others it is told that it is less than exact."""
 
+    ends_elsewhere = False  # a loop that is not the script's knows when its training is over
     one_iterator = False  # a second `for` ends the first: they share their workers
 
     def __init__(self) -> None:

@@ -127,7 +127,7 @@ class Feed:
         """See to what must hold at the end of a step. UsageError where nothing says how many the run has."""
         if self.loader is None:
             self._go_on_without_loader()
-        elif self._total_steps is None and self._epochs is None:
+        elif self._total_steps is None and self._epochs is None and not self.loader.ends_elsewhere:
             raise UsageError(
                 "batches come without end, and nothing says how many steps the run has",
                 hint="for epoch in run.epochs(10): around it, or resume.init(total_steps=…)",

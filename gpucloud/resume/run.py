@@ -78,7 +78,7 @@ def init(
 
 def _each(name: str, part: Any) -> Iterator[tuple[str, Any]]:
     """Yield what has a state, of lists, tuples and dicts each of what they hold, as `optimizer.0`."""
-    if isinstance(part, (list, tuple, dict)) and part and not hasattr(part, "state_dict"):
+    if isinstance(part, (list, tuple, dict)) and not hasattr(part, "state_dict"):
         for key, one in part.items() if isinstance(part, dict) else enumerate(part):
             yield from _each(f"{name}.{key}", one)
     elif part is not None:
@@ -337,6 +337,10 @@ class Run:
     def level(self) -> Level:
         """What a resume from what is saved now can promise, as far as is known."""
         return self._exactness.promise.level
+
+    def best_effort(self, why: str) -> None:
+        """Say that a resume is less than exact, for a reason that only the script knows."""
+        self._exactness.best_effort(why)
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
 import signal
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from lightning import pytorch as pl
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer, TrainingArguments
 
+from gpucloud import resume
 from gpucloud.domain.errors import UsageError
 from gpucloud.frameworks.huggingface import resumable
+from gpucloud.frameworks.lightning import Resumable
 from tests.prove.disturbing import _around_steps, _noticing
 from tests.standins import framework_training
 from tests.standins.saved_runs import SavedRun, forking
@@ -91,6 +98,106 @@ def test_a_checkpoint_that_turns_out_to_be_damaged_is_passed_over_by_a_trainer(t
     assert run.attempt() == [0], run.said()
     assert f"resumed from step {before}, exact" in capfd.readouterr().err
     assert ended(run) == ended(whole)
+
+
+def test_a_lightning_trainer_leaves_at_the_end_of_an_epoch_and_goes_on_with_the_same_bits(tmp_path):
+    settings = ("evaluation", "often", "accumulation")
+    whole = training(tmp_path / "whole", *settings, framework="lightning")
+    run = training(tmp_path / "noticed", *settings, framework="lightning")
+    assert whole.attempt() == [0], whole.said()
+    assert run.attempt(noticed(6)) == [75], run.said()
+    assert run.restored().commit.step == 6
+    assert run.attempt(noticed(8)) == [75], run.said()
+    assert run.attempt() == [0], run.said()
+    assert ended(run) == ended(whole)
+    assert ended(run)[0]["level"] == "exact"
+    # A run that is over trains no more.
+    assert run.attempt() == [0], run.said()
+    assert ended(run)[0]["digests"]["model"] == ended(whole)[0]["digests"]["model"]
+
+
+def test_three_ranks_of_a_lightning_trainer_that_are_killed_in_an_epoch_end_with_the_same_bits(tmp_path):
+    whole = training(tmp_path / "whole", "collation", framework="lightning", ranks=3, every=4)
+    run = training(tmp_path / "killed", "collation", framework="lightning", ranks=3, every=4)
+    assert whole.attempt() == [0, 0, 0], whole.said()
+    assert run.attempt(killed(9)) == [-9, -9, -9]
+    assert run.attempt() == [0, 0, 0], run.said()
+    assert ended(run) == ended(whole)
+    assert {one["level"] for one in ended(run)} == {"exact"}
+
+
+def changing_weights_after_a_resume():
+    """Train on two ranks, of which a resumed run changes a weight before its first batch."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--steps", type=int)
+    args, _ = parser.parse_known_args()
+    torch.distributed.init_process_group("gloo")
+    model = DistributedDataParallel(torch.nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    run = resume.init(model=model, optimizer=optimizer, total_steps=args.steps)
+    if run.steps_done:
+        torch.nn.init.ones_(model.module.weight)
+    for batch in run.loader(torch.ones(8, 1), global_batch=2):
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+        run.step()
+    run.done()
+    (args.out / f"result-{run.rank}.json").write_text(json.dumps({"level": run.level.value}))
+
+
+def test_weights_that_two_ranks_change_between_a_resume_and_the_first_batch_leave_nothing_exact(tmp_path):
+    run = training(tmp_path / "run", ranks=2, script=changing_weights_after_a_resume)
+    assert run.attempt(noticed(4)) == [75, 75], run.said()
+    assert run.attempt() == [0, 0], run.said()
+    assert ended(run) == [{"level": "best_effort"}] * 2
+
+
+class Constant(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def training_step(self, batch, _):
+        return (self.weight * torch.as_tensor(batch).float()).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)  # and no schedule
+
+
+def test_a_lightning_trainer_without_schedules_trains(tmp_path, monkeypatch):
+    monkeypatch.setenv("GPUCLOUD_STORE", str(tmp_path / "store"))
+    options = {"plugins": [LightningEnvironment()], "logger": False, "enable_checkpointing": False}
+    trainer = pl.Trainer(callbacks=[Resumable()], accelerator="cpu", max_steps=3, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning calls what torch will do without, and has advice
+        trainer.fit(Constant(), torch.utils.data.DataLoader(range(8)))
+    assert trainer.global_step == 3
+    assert resume.peek().step == 3
+
+
+class Endless(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield from range(8)
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "said", "hint"),
+    [
+        ({"a": range(4), "b": range(4)}, {}, "this training has several", "ConcatDataset"),
+        (torch.utils.data.DataLoader(Endless()), {}, "nobody knows how many batches", "__len__"),
+        (range(4), {"reload_dataloaders_every_n_epochs": 1}, "makes the loader anew", "set_epoch"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")  # what Lightning has to say of such data
+def test_what_lightning_cannot_go_on_with_is_refused_with_the_way_out(tmp_path, monkeypatch, data, options, said, hint):
+    monkeypatch.setenv("GPUCLOUD_STORE", str(tmp_path / "store"))
+    options |= {"plugins": [LightningEnvironment()], "logger": False, "enable_checkpointing": False}
+    trainer = pl.Trainer(callbacks=[Resumable()], accelerator="cpu", **options)
+    with pytest.raises(UsageError, match=said) as refused:
+        trainer.fit(Constant(), data)
+    assert hint in refused.value.hint
 
 
 def a_trainer(folder, **options):

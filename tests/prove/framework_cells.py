@@ -13,7 +13,10 @@ from tests.prove.disturbing import Matrix
 from tests.standins.framework_training import FRAMEWORKS, main
 from tests.standins.saved_runs import SavedRun
 
-SETTINGS = {"huggingface": (PLAIN, "accumulation+evaluation", "workers+collation", "stream")}
+SETTINGS = {
+    "huggingface": (PLAIN, "accumulation+evaluation", "workers+collation", "stream"),
+    "lightning": (PLAIN, "evaluation+steps", "accumulation+evaluation+often", "workers+collation"),
+}
 """What the script of each framework is made of beside its model."""
 
 EVENTS = ("kill", "notice")

@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import random
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,80 @@ def huggingface(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-FRAMEWORKS = {"huggingface": huggingface}
+def lightning(args: argparse.Namespace) -> dict[str, Any]:
+    import lightning.pytorch as pl  # noqa: PLC0415
+    import torchmetrics  # noqa: PLC0415
+    from lightning.pytorch.callbacks import EarlyStopping  # noqa: PLC0415
+    from lightning.pytorch.plugins.environments import TorchElasticEnvironment  # noqa: PLC0415
+
+    from gpucloud.frameworks.lightning import Resumable  # noqa: PLC0415
+
+    warnings.simplefilter("ignore")  # Lightning calls what torch will do without, and has advice
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    gathered = 2 if "accumulation" in args.settings else 1
+    evaluates = "evaluation" in args.settings
+
+    class Module(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Model()
+            self.mean = torchmetrics.MeanMetric()
+
+        def training_step(self, batch: Any, _: int) -> torch.Tensor:
+            remember(args.out / f"seen-{rank}.jsonl", self.trainer.global_step + 1, [batch])
+            loss = nn.functional.cross_entropy(self.inner(batch[1]), batch[2])
+            self.mean.update(loss.detach())
+            self.log("loss", loss)
+            return loss
+
+        def validation_step(self, batch: Any, _: int) -> None:
+            self.log("held", nn.functional.cross_entropy(self.inner(batch[1]), batch[2]), sync_dist=True)
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.AdamW(self.parameters(), lr=3e-3)
+            if evaluates:
+                plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
+                return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "held"}}
+            return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)]
+
+    torch.manual_seed(0)
+    module = Module()
+    batch = GLOBAL_BATCH // world // gathered
+    collate = masked if "collation" in args.settings else None
+    workers = 2 if "workers" in args.settings else 0
+    train = Subset(Images(), range(SAMPLES))
+    data = torch.utils.data.DataLoader(train, batch, shuffle=True, num_workers=workers, collate_fn=collate)
+    held = torch.utils.data.DataLoader(Subset(Images(), range(SAMPLES, 2 * SAMPLES)), batch)
+    trainer = pl.Trainer(
+        max_steps=args.steps if "steps" in args.settings else -1,
+        max_epochs=-(-args.steps // 6),
+        accumulate_grad_batches=gathered,
+        accelerator="cpu",
+        devices=1,
+        num_nodes=world,
+        strategy="ddp" if world > 1 else "auto",
+        plugins=[TorchElasticEnvironment()],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        val_check_interval=4 if "often" in args.settings else 1.0,
+        limit_val_batches=1.0 if evaluates else 0,
+        callbacks=[Resumable(), *([EarlyStopping("held", patience=9)] if evaluates else [])],
+    )
+    trainer.fit(module, data, held if evaluates else None)
+    return {
+        "model": module.state_dict(),
+        "buffers": dict(module.named_buffers()),
+        "optimizer": trainer.optimizers[0].state_dict(),
+        "scheduler": trainer.lr_scheduler_configs[0].scheduler.state_dict(),
+        "mean": module.mean.mean_value,
+        "stopping": [one.state_dict() for one in trainer.callbacks[1:]],
+        "counts": [trainer.global_step, trainer.current_epoch, trainer.fit_loop.epoch_loop._batches_that_stepped],
+    }
+
+
+FRAMEWORKS = {"huggingface": huggingface, "lightning": lightning}
 
 
 def main() -> None:
