@@ -491,6 +491,22 @@ def test_a_frozen_machine_is_ended_by_name():
     assert decide(GOAL, world, RULES) == Replace(node_ids=("b",))
 
 
+def test_no_machine_is_asked_for_where_the_job_ends_with_its_attempt():
+    frozen = (interruption("b", InterruptionKind.FROZEN),)
+    attempt = opened("a", "b", ending_reason=ExitReason.STOPPED, ending_at=NOW, ordered=Stop.KILL)
+    saving = running(up("a", part(1)), up("b", part(1), silent=9), attempt=attempt, interruptions=frozen)
+    saved = running(up("a", part(1, Outcome.KILLED)), up("b", part(1), silent=9), attempt=attempt, interruptions=frozen)
+    asked = opened("a", "b", ending_reason=ExitReason.STOPPED, ending_at=NOW, ordered=Stop.SAVE)
+    noticed = running(
+        up("a", part(1)), up("b", part(1), notice=True), attempt=asked, interruptions=(interruption("b"),)
+    )
+    noticed = replace(noticed, payable_with_another=LATER)
+
+    assert decide(GOAL, saving, RULES) == Wait(why="running")
+    assert decide(GOAL, saved, RULES) == CloseAttempt(reason=ExitReason.STOPPED)
+    assert not isinstance(decide(GOAL, noticed, RULES), Relieve | Replace)
+
+
 def test_a_script_that_raises_is_believed_after_the_cloud_was_given_a_moment():
     failed = running(up("a", part(1, Outcome.FAILED)), up("b", part(1, Outcome.FAILED)))
 

@@ -60,7 +60,8 @@ def during(attempt: Attempt, goal: Goal, snapshot: Snapshot, rules: Rules) -> Ac
         return bad
     if all(is_over(attempt, node) for node in members):
         return _close(attempt, members, goal, snapshot, rules)
-    if _is_overdue(attempt, snapshot, rules.limits):
+    ends = _ends_for_good(attempt)
+    if ends and (_is_overdue(attempt, snapshot, rules.limits) or _only_given_up(attempt, members, snapshot)):
         outputs_at = members[0]
         hears = outputs_at is not None and not is_gone(outputs_at) and outputs_at.silent_for == timedelta(0)
         home = _bring_home(attempt, goal, snapshot, rules) if hears else None
@@ -70,8 +71,8 @@ def during(attempt: Attempt, goal: Goal, snapshot: Snapshot, rules: Rules) -> Ac
         or tell(snapshot)
         or _replace_unprepared(attempt, snapshot, rules.limits)
         or _replace_undying(attempt, snapshot, rules.limits)
-        or make_room(goal, snapshot, rules.prepaid_rule)
-        or _replace_bad(attempt, goal, snapshot, rules.limits)
+        or (None if ends else make_room(goal, snapshot, rules.prepaid_rule))  # for an end no machine is asked for
+        or (None if ends else _replace_bad(attempt, goal, snapshot, rules.limits))
         or have_beside(attempt, goal, snapshot, rules)
         or ask_for_more(attempt, goal, snapshot, rules)
         or renew(goal, snapshot, rules.prepaid_rule, rules.limits)
@@ -383,10 +384,21 @@ def _how(attempt: Attempt, snapshot: Snapshot, limits: Limits) -> Stop:
     return Stop.KILL if waited >= limits.save else Stop.SAVE
 
 
+def _ends_for_good(attempt: Attempt) -> bool:
+    """Whether the job ends with this attempt, whatever its ranks still do."""
+    return attempt.ending_reason is not None and not attempt.ending_reason.retried
+
+
 def _is_overdue(attempt: Attempt, snapshot: Snapshot, limits: Limits) -> bool:
-    """Whether the user's wish was not obeyed: a machine does not hear us, or cannot end, and the cloud must end it."""
-    desired = attempt.ending_reason is not None and not attempt.ending_reason.retried
-    return desired and attempt.ending_at is not None and snapshot.now - attempt.ending_at >= 2 * limits.save
+    """Whether an end was not obeyed: a machine does not hear us, or cannot end, and the cloud must end it."""
+    return attempt.ending_at is not None and snapshot.now - attempt.ending_at >= 2 * limits.save
+
+
+def _only_given_up(attempt: Attempt, members: tuple[NodeSnapshot | None, ...], snapshot: Snapshot) -> bool:
+    """Whether nothing of the attempt runs but on machines that were given up: they end with the group."""
+    given_up = {i.node_id for i in snapshot.state.interruptions if i.kind is InterruptionKind.FROZEN}
+    running = [node for node in members if node is not None and not is_over(attempt, node)]
+    return all(node.node.id in given_up for node in running)
 
 
 def _drill(attempt: Attempt, goal: Goal, snapshot: Snapshot, limits: Limits) -> Drill | Wait | None:
