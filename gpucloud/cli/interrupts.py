@@ -18,8 +18,8 @@ from gpucloud.cli.render.onlookers import Onlooker
 from gpucloud.cli.render.words import tell
 from gpucloud.domain.state.state import ExitReason
 
-_STOP = "[s]top the job (saves first), "
-_STOP_UNSAVED = "[s]top the job (its work is lost), "
+_STOP = "[s]top the job ({stopping}), "
+SAVES = "saves first"
 _DETACH = "[d]etach (it goes on), "
 _CONTINUE = "or [c]ontinue? "
 _CONTINUE_BY_LINE = "or [c]ontinue, then Enter? "
@@ -52,16 +52,16 @@ class Interrupts:
     """What the user's signals mean; `wanted_end` is asked at every pass. Without `asks`, any of them leaves now.
 
     Detach is only raised with `detaches`: where the command has something that could go on without it. It returns what
-    is to be known before the question, None for nothing. `saves`: whether the job's script does, before it is stopped.
+    is to be known before the question, None for nothing. `stopping`: what becomes of the work then.
     """
 
     def __init__(
-        self, onlooker: Onlooker, *, asks: bool = True, detaches: Detaching | None = None, saves: bool = True
+        self, onlooker: Onlooker, *, asks: bool = True, detaches: Detaching | None = None, stopping: str = SAVES
     ) -> None:
         self._onlooker = onlooker
         self._asks = asks
         self._detaches = detaches
-        self._stop = _STOP if saves else _STOP_UNSAVED
+        self._stop = _STOP.format(stopping=stopping)
         self._pressed = 0
         self._asked_at: float | None = None
         self._left: Leave | None = None
@@ -190,10 +190,10 @@ class _Keys:
 
 @contextmanager
 def obeyed(
-    onlooker: Onlooker, *, asks: bool = True, detaches: Detaching | None = None, saves: bool = True
+    onlooker: Onlooker, *, asks: bool = True, detaches: Detaching | None = None, stopping: str = SAVES
 ) -> Iterator[Interrupts]:
     """Have signals mean what `Interrupts` says while the block runs."""
-    interrupts = Interrupts(onlooker, asks=asks, detaches=detaches, saves=saves)
+    interrupts = Interrupts(onlooker, asks=asks, detaches=detaches, stopping=stopping)
     before = {number: signal.signal(number, interrupts.press) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield interrupts

@@ -13,14 +13,19 @@ import sys
 import termios
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from gpucloud.cli.commands.supervising import what_stopping_means
 from gpucloud.cli.interrupts import Interrupts, Leave, obeyed
 from gpucloud.cli.render.onlookers import PlainOnlooker, Unshaken
 from gpucloud.cli.render.words import tell
+from gpucloud.domain.checkpoint.protection import Protection, Saving
+from gpucloud.domain.job.spec import CheckpointDirectory, OnNotice
 from gpucloud.domain.state.state import ExitReason
+from tests.unit.worlds import job
 
 
 def test_no_library_that_takes_every_exception_for_its_own_keeps_the_user_here() -> None:
@@ -187,16 +192,27 @@ def test_an_answer_to_a_question_that_was_just_withdrawn_goes_to_no_shell(
 
 
 @pytest.mark.parametrize(
-    ("saves", "asked"),
+    ("changes", "saving", "stopping"),
     [
-        (True, "[s]top the job (saves first), or [c]ontinue, then Enter? "),
-        (False, "[s]top the job (its work is lost), or [c]ontinue, then Enter? "),
+        ({}, Saving.RESUME, "saves first"),
+        ({"directory": CheckpointDirectory(path="out", on_notice=OnNotice.SIGTERM)}, Saving.DIRECTORY, "saves first"),
+        (
+            {"directory": CheckpointDirectory(path="out")},
+            Saving.DIRECTORY,
+            "what its script has not saved yet is lost: nothing asks it to",
+        ),
+        ({}, Saving.NONE, "its work is lost"),
+        ({}, Saving.UNKNOWN, "saves first, if its script does"),
     ],
 )
-def test_what_stopping_costs_stands_in_the_question(monkeypatch, capsys, saves: bool, asked: str) -> None:
+def test_what_stopping_costs_stands_in_the_question(monkeypatch, capsys, changes, saving, stopping) -> None:
+    of_job = replace(job(), checkpoint=replace(job().checkpoint, **changes))
+    said = what_stopping_means(of_job, Protection(saving=saving, row=""))
+    assert said == stopping
+    asked = f"[s]top the job ({stopping}), or [c]ontinue, then Enter? "
     monkeypatch.setattr("gpucloud.cli.interrupts._typed", lambda: None)
     monkeypatch.setattr(Interrupts, "_can_ask", lambda _: True)
-    with obeyed(PlainOnlooker(), saves=saves) as interrupts:
+    with obeyed(PlainOnlooker(), stopping=said) as interrupts:
         interrupts.press(signal.SIGINT, None)
         interrupts.wanted_end()
         assert capsys.readouterr().err == asked

@@ -12,16 +12,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpucloud.cli.interrupts import Interrupts, Leave, obeyed
+from gpucloud.cli.interrupts import SAVES, Interrupts, Leave, obeyed
 from gpucloud.cli.render.onlookers import Onlooker, PlainOnlooker, Unshaken
 from gpucloud.cli.render.plans import plan_json
 from gpucloud.cli.render.reports import report_json, report_text
 from gpucloud.cli.render.words import say, say_json, say_words, tell
 from gpucloud.cli.target import Target, called, report_of
-from gpucloud.domain.checkpoint.protection import NEVER, NOTHING_COMES_HOME, Protection
+from gpucloud.domain.checkpoint.protection import NEVER, NOTHING_COMES_HOME, Protection, Saving
 from gpucloud.domain.errors import GpucloudError, LandingRefused, StoreError
 from gpucloud.domain.job.quantities import format_moment, format_span, format_usd
-from gpucloud.domain.job.spec import Job
+from gpucloud.domain.job.spec import Job, OnNotice
 from gpucloud.domain.state.order import Until
 from gpucloud.domain.state.state import JobState, JobStatus
 from gpucloud.domain.supervision.self_driving import TAKES_OVER, USUAL_TIME
@@ -79,11 +79,22 @@ def run(begun: Begun, *, leaves: bool = False, asks: bool = True) -> None:
     """
     detaches = begun.start.order.until is Until.FINISHED and not leaves
     protection = how_it_saves(begun.job)
-    saves = protection.saving not in NEVER
+    stopping = what_stopping_means(begun.job, protection)
     told = partial(_what_a_detach_prepays, begun)
-    with onlooker() as shown, obeyed(shown, asks=asks, detaches=told if detaches else None, saves=saves) as interrupts:
+    before_it = told if detaches else None
+    with onlooker() as shown, obeyed(shown, asks=asks, detaches=before_it, stopping=stopping) as interrupts:
         _run(begun, leaves, shown, interrupts)
     say_what_is_lost(begun, protection)
+
+
+def what_stopping_means(job: Job, protection: Protection) -> str:
+    """Return what becomes of the work when somebody stops the job, in words for the question."""
+    if protection.saving in NEVER:
+        return "its work is lost"
+    directory = job.checkpoint.directory
+    if directory is not None and directory.on_notice is OnNotice.NONE:
+        return "what its script has not saved yet is lost: nothing asks it to"
+    return "saves first, if its script does" if protection.saving is Saving.UNKNOWN else SAVES
 
 
 def _what_a_detach_prepays(begun: Begun) -> str | None:
