@@ -339,7 +339,9 @@ def _of_who_supervises(at: Window) -> Shown:
     tracker = SpendTracker(jobs, at.market)
     unproven = tracker.unproven_usd(state, snapshot.group, snapshot.now)
     spend = tracker.spend(state, snapshot.now, at.moment.order.budget_usd, PrepaidRule(), unproven)
-    now = panel_state(snapshot, Done(), spend.for_job_of(time_left(snapshot)))
+    deadline = at.moment.order.deadline_at
+    ends = deadline - snapshot.now if deadline is not None else None
+    now = panel_state(snapshot, Done(), spend.for_job_of(time_left(snapshot), ends))
     console = Console(file=io.StringIO(), width=160)
     with mock.patch.object(live, "Live"):
         console.print(live._panel(now, (), 160))

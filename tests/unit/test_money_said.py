@@ -384,6 +384,23 @@ def test_every_view_of_a_job_that_trains_says_that_its_budget_ends_first() -> No
     assert "its budget ends first, in 1 min" in narrow.getvalue()
 
 
+def test_every_view_of_a_job_whose_deadline_comes_before_its_last_step_says_so_and_forecasts_no_more() -> None:
+    spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal(1), usd_per_hour=Decimal("0.6"))
+    node = up("a", part(1, step=10, total_steps=400, step_seconds=1.0))
+    soon = replace(told(node, supervisor="you"), spend=spend)
+    soon = replace(soon, deadline_at=soon.looked_at + timedelta(minutes=1))
+    report = with_forecast(soon)
+    ends = spend.for_job_of(timedelta(seconds=390), timedelta(minutes=1))
+    now = panel_state(snapshot(node, state=state(attempts=(opened("a"),))), Wait(why="running"), ends)
+    for view in (report_text(report), headline(report), line_of(now)):
+        assert "6 min 30 s to go" in view
+        assert "its deadline comes first, in 1 min" in view
+    said = "forecast  0.01 USD at its deadline, in 1 min: it is saved and ends then, done or not"
+    assert said in report_text(report)
+    late = with_forecast(replace(soon, deadline_at=soon.looked_at + timedelta(hours=1)))
+    assert late.spend == with_forecast(replace(soon, deadline_at=None)).spend
+
+
 @pytest.mark.parametrize(("rate", "said"), [("0.27", False), ("60", True)])
 def test_a_budget_that_ends_before_the_script_is_said_beside_the_time_to_go(rate: str, said: bool) -> None:
     spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal(1), usd_per_hour=Decimal(rate))

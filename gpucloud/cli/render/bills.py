@@ -116,17 +116,20 @@ def left_amount(spend: Spend) -> str:
 
 
 def to_go_words(left: timedelta | None, spend: Spend) -> list[str]:
-    """Return how long a job has to its last step, and that its budget ends first where it does."""
+    """Return how long a job has to its last step, and what ends it before, where something does."""
     if not left:
         return []
-    lasts = spend.lasts
-    short = [f"its budget ends first, in {format_span(lasts)}"] if lasts is not None and lasts < left else []
+    ends = [(spend.lasts, "budget ends"), (spend.deadline_in, "deadline comes")]
+    first = min(((ends_in, what) for ends_in, what in ends if ends_in is not None and ends_in < left), default=None)
+    short = [f"its {first[1]} first, in {format_span(first[0])}"] if first is not None else []
     return [f"{format_span(left)} to go", *short]
 
 
 def _forecast_of(spend: Spend) -> str:
     if spend.is_short and spend.lasts is not None:
         return f"at today's price and pace: its budget ends first, in {format_span(spend.lasts)}"
+    if spend.deadline_in is not None:
+        return f"at its deadline, in {format_span(spend.deadline_in)}: it is saved and ends then, done or not"
     if spend.unattended_until is None:
         return "at the end, at today's price and pace"
     until = format_moment(_whole_minute(spend.unattended_until), spend.as_of, seconds=False)

@@ -217,6 +217,7 @@ class Spend:
     promised_usd: Decimal
     forecast_usd: Decimal | None = None
     is_short: bool = False
+    deadline_in: timedelta | None = None  # where that ends the job before its last step
     """Whether the budget ends before the job's last step."""
     unattended_until: datetime | None = None
     outside_budget_usd: Decimal = ZERO
@@ -245,8 +246,14 @@ class Spend:
         lasts = self.lasts if self.is_short else None
         return self.as_of + lasts if lasts is not None and self.as_of is not None else None
 
-    def for_job_of(self, left: timedelta | None) -> Spend:
-        """Return the money with what the job will have cost that has so long to its last step; None where unknown."""
+    def for_job_of(self, left: timedelta | None, until_deadline: timedelta | None = None) -> Spend:
+        """Return the money with what the job will have cost that has so long to its last step; None where unknown.
+
+        A deadline that comes before ends it then, done or not.
+        """
+        if until_deadline is not None and until_deadline <= (left or until_deadline):
+            ends = max(timedelta(0), until_deadline)
+            return replace(self.for_job_of(ends), deadline_in=ends)
         if left is None:
             return self
         whole, most = self.spent_usd + usd_for(self.usd_per_hour, left), self.spent_usd + self._usable_usd()

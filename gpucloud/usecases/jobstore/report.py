@@ -338,8 +338,10 @@ def with_forecast(report: JobReport) -> JobReport:
     if not report.nodes or report.status.ended:
         return report
     alone = report.supervisor is None and not report.can_be_handed_over and report.spend.off_at is not None
-    spend = report.spend.until_off() if alone else report.spend.for_job_of(time_to_go(report.progress))
-    return replace(report, spend=spend)
+    if alone:
+        return replace(report, spend=report.spend.until_off())
+    ends = report.deadline_at - report.looked_at if report.deadline_at and report.looked_at else None
+    return replace(report, spend=report.spend.for_job_of(time_to_go(report.progress), ends))
 
 
 def with_answers(report: JobReport, standing: tuple[NodeStanding, ...]) -> JobReport:
