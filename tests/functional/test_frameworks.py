@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from lightning import pytorch as pl
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from torch.nn.parallel import DistributedDataParallel
@@ -19,6 +21,7 @@ from transformers import Trainer, TrainingArguments
 
 from gpucloud import resume
 from gpucloud.domain.errors import UsageError
+from gpucloud.frameworks.accelerate import resumable as over_accelerate
 from gpucloud.frameworks.huggingface import resumable
 from gpucloud.frameworks.lightning import Resumable
 from tests.prove.disturbing import _around_steps, _noticing
@@ -124,6 +127,29 @@ def test_three_ranks_of_a_lightning_trainer_that_are_killed_in_an_epoch_end_with
     assert run.attempt() == [0, 0, 0], run.said()
     assert ended(run) == ended(whole)
     assert {one["level"] for one in ended(run)} == {"exact"}
+
+
+def test_three_ranks_over_accelerate_that_are_killed_as_they_gather_gradients_end_with_the_same_bits(tmp_path):
+    settings = {"framework": "accelerate", "ranks": 3, "every": 1}
+    whole = training(tmp_path / "whole", "accumulation", "collation", **settings)
+    run = training(tmp_path / "noticed", "accumulation", "collation", **settings)
+    assert whole.attempt() == [0, 0, 0], whole.said()
+    assert run.attempt(noticed(8)) == [75, 75, 75], run.said()
+    assert run.attempt() == [0, 0, 0], run.said()
+    assert ended(run) == ended(whole)
+    assert {one["level"] for one in ended(run)} == {"exact"}
+
+
+def test_models_that_the_accelerator_has_not_prepared_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("GPUCLOUD_STORE", str(tmp_path / "store"))
+    accelerator = Accelerator(cpu=True)
+    model, other = accelerator.prepare(torch.nn.Linear(1, 1)), torch.nn.Linear(1, 1)
+    loader = accelerator.prepare(torch.utils.data.DataLoader(range(4)))
+    with pytest.raises(UsageError, match="has prepared 1 models, and resumable was given others"):
+        over_accelerate(accelerator, other, loader)
+    with pytest.raises(UsageError, match="has prepared 1 models, and resumable was given others"):
+        over_accelerate(accelerator, [model, other], loader)
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def changing_weights_after_a_resume():

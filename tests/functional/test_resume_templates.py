@@ -87,6 +87,8 @@ def killed_and_calm(tmp_path, ranks, script, *words):
         (3, "hf-trainer", ()),
         (2, "lightning", ()),
         (3, "lightning", ()),
+        (2, "accelerate", ()),
+        (3, "accelerate", ()),
     ],
 )
 def test_a_template_that_is_killed_ends_with_the_same_bits(tmp_path, ranks, script, words):

@@ -178,7 +178,51 @@ def lightning(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-FRAMEWORKS = {"huggingface": huggingface, "lightning": lightning}
+def accelerate(args: argparse.Namespace) -> dict[str, Any]:
+    from accelerate import Accelerator  # noqa: PLC0415
+
+    from gpucloud.frameworks.accelerate import resumable  # noqa: PLC0415
+
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    gathered = 2 if "accumulation" in args.settings else 1
+    torch.manual_seed(0)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=gathered)
+    model = Model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps * world)
+    decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    data = torch.utils.data.DataLoader(
+        Subset(Images(), range(SAMPLES)),
+        GLOBAL_BATCH // world // gathered,
+        shuffle=True,
+        num_workers=2 if "workers" in args.settings else 0,
+        collate_fn=masked if "collation" in args.settings else None,
+    )
+    inner = model
+    model, optimizer, data, cosine = accelerator.prepare(model, optimizer, data, cosine)
+    accelerator.register_for_checkpointing(decay)
+    run, data = resumable(accelerator, model, data)
+    for _ in run.epochs(-(-args.steps // 6)):
+        for batch in data:
+            remember(args.out / f"seen-{rank}.jsonl", run.steps_done + 1, [batch])
+            with accelerator.accumulate(model):
+                accelerator.backward(nn.functional.cross_entropy(model(batch[1]), batch[2]))
+                optimizer.step()
+                cosine.step()
+                optimizer.zero_grad()
+        decay.step()
+        torch.rand(5)  # an evaluation draws
+    run.done()
+    return {
+        "model": inner.state_dict(),
+        "buffers": dict(inner.named_buffers()),
+        "optimizer": optimizer.state_dict(),
+        "schedules": [cosine.state_dict(), decay.state_dict()],
+        "steps": run.steps_done,
+    }
+
+
+FRAMEWORKS = {"huggingface": huggingface, "lightning": lightning, "accelerate": accelerate}
 
 
 def main() -> None:
