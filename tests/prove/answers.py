@@ -219,6 +219,8 @@ def impossible(stands: Stands) -> Iterator[str]:
     if told["condition"] == "silent" and all(one["answers"] for one in told["use"]):
         yield "it is silent, and all of its machines answer"
     saved = told["checkpoint"]["step"] if told["checkpoint"] is not None else 0
+    if told["status"] in ("failed", "stopped") and saved != (told["last_step"] or 0):
+        yield f"it is {told['status']} with step {saved} saved, and {told['last_step']} is said to count"
     if saved > (told["last_step"] or 0):
         yield f"step {saved} is saved, and {told['last_step']} the last one trained"
 

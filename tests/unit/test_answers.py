@@ -220,7 +220,8 @@ def test_when_nothing_is_on_nothing_is_off_later():
         ({}, Held.DIED, None),
         ({"spend": {**SPEND, "left_usd": "0.8"}}, Held.DIED, "left is 0.8, of "),
         ({}, Held.ELSEWHERE, "it is supervised by None, and its lease is held: elsewhere"),
-        ({"status": "failed"}, Held.DIED, "it is failed, and training_unsupervised"),
+        ({"status": "failed", "last_step": 30}, Held.DIED, "it is failed, and training_unsupervised"),
+        ({"status": "stopped", "condition": "ended"}, Held.DIED, "it is stopped with step 30 saved, and 31 is said"),
         ({"condition": "training"}, Held.DIED, "it is training without a supervisor"),
         (
             {"condition": "silent", "use": [{"answers": True}]},

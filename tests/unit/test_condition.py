@@ -33,7 +33,15 @@ from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import Arm, Done, Prepare, TearDown, Wait
 from gpucloud.domain.supervision.self_driving import hands_over
 from gpucloud.domain.supervision.snapshot import Limits, Readiness
-from gpucloud.usecases.jobstore.report import Condition, Left, NodeStanding, condition_of, report, with_answers
+from gpucloud.usecases.jobstore.report import (
+    Condition,
+    Left,
+    NodeStanding,
+    condition_of,
+    report,
+    with_answers,
+    with_forecast,
+)
 from gpucloud.usecases.supervise.act import Announcements
 from gpucloud.usecases.supervise.story import tell_story
 from tests.unit.worlds import NOW, POOL, cooldown, gone, opened, part, snapshot, state, up
@@ -224,7 +232,7 @@ def test_a_job_that_nobody_supervises_says_so_with_steps_of_now_and_what_to_do()
     assert report_text(told(*TRAINS)).split("\n\n")[:2] == [
         "live: TRAINING, NOBODY SUPERVISES, step 605 of 768, 10 steps/s, 16.3 s to go",
         "its supervisor, process 20984 on vm, was last seen at 11:59:44 UTC, 16 s ago\n"
-        "nobody replaces a machine that is interrupted now; all switch themselves off at 12:30:00 UTC\n"
+        "nobody starts training again when a machine is interrupted now; all switch themselves off at 12:30:00 UTC\n"
         "go on: gpucloud train live · end it: gpucloud down live",
     ]
     assert "1        2      1–605  running" in report_text(told(*TRAINS))
@@ -270,10 +278,93 @@ def test_a_job_of_whose_machines_some_answer_trains_and_says_which_do_not():
     assert report_text(some).split("\n\n")[:2] == [
         "live: TRAINING, NOBODY SUPERVISES, step 605 of 768, 10 steps/s, 16.3 s to go",
         "its supervisor, process 20984 on vm, was last seen at 11:59:44 UTC, 16 s ago\n"
-        "nobody replaces a machine that is interrupted now; all switch themselves off at 12:30:00 UTC\n"
+        "nobody starts training again when a machine is interrupted now; all switch themselves off at 12:30:00 UTC\n"
         "b does not answer\n"
         "go on: gpucloud train live · end it: gpucloud down live",
     ]
+
+
+SAVED = CheckpointRef(step=4, sha256="0" * 64)
+FAILED = part(1, Outcome.FAILED, step=18, total_steps=768, age_s=40.0)
+
+
+def test_an_attempt_of_which_nothing_runs_any_more_is_not_called_training():
+    """Its other machine was killed; the node group has started one in its place, on which nothing of it runs."""
+    over = told(up("b", FAILED), up("c"))
+    saved = replace(over, checkpoint=SAVED, prepared=True)
+    assert report_text(saved).split("\n\n")[:2] == [
+        "live: waiting, nobody supervises, step 4 of 768 (checkpoint)",
+        "its supervisor, process 20984 on vm, was last seen at 11:59:44 UTC, 16 s ago\n"
+        "attempt 1 has ended; nothing trains on its 2 machines; all is off by itself at 12:30:00 UTC\n"
+        "go on from step 4: gpucloud train live · end it: gpucloud down live",
+    ]
+    assert "go on from the beginning: gpucloud train live" in report_text(over)
+    known = report_json(saved)
+    assert (known["condition"], known["last_step"]) == ("waiting_unsupervised", 4)
+    assert "live  waiting, nobody supervises  " in jobs_text([saved])
+    assert going_on_line(saved) is None
+    assert "  its ranks have ended  " in report_text(saved)
+    assert "running" not in report_text(saved)
+
+
+def test_an_attempt_that_ended_on_machines_that_all_live_may_have_failed_by_itself():
+    both = told(up("a", FAILED), up("b", part(1, Outcome.FAILED)))
+    assert report_text(both).startswith("live: waiting, nobody supervises\n")
+    assert "look after it: gpucloud train live · end it: gpucloud down live" in report_text(both)
+    assert "1        2      1–385  its ranks have ended  20 s" in report_text(both)
+    assert headline(both).splitlines()[0] == "live: waiting, nobody supervises, attempt 1"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "silent", "condition"),
+    [
+        ((up("a", FAILED), up("b", part(1))), (), Condition.UNSUPERVISED),  # a rank runs there
+        ((up("a", FAILED), up("b")), (), Condition.UNSUPERVISED),  # where it is not begun yet
+        ((up("a", FAILED), up("b", part(7, Outcome.FAILED))), (), Condition.UNSUPERVISED),  # of another attempt
+        ((up("a", FAILED), up("b", part(1))), ("b",), Condition.LEFT),
+        ((up("a", FAILED), up("b", part(1))), ("a", "b"), Condition.SILENT),
+        ((up("a", FAILED), up("b", part(1, Outcome.DONE))), (), Condition.LEFT),
+        ((up("a", part(1, Outcome.LEFT)), up("b", part(1, Outcome.LEFT))), (), Condition.LEFT),
+        ((up("a", part(1, Outcome.DONE)), up("b")), ("b",), Condition.UNSUPERVISED),  # it may bring its work to its end
+        ((up("a", part(1, Outcome.DONE)),), (), Condition.LEFT),
+        ((up("a", part(1, Outcome.DONE)), up("b", part(1, Outcome.DONE))), (), Condition.TRAINED),
+    ],
+)
+def test_an_attempt_is_over_where_every_machine_that_answers_has_nothing_running(nodes, silent, condition):
+    known = told(*nodes)
+    standing = tuple(replace(one, status=None) if one.node_id in silent else one for one in known.standing)
+    assert replace(known, standing=standing).condition is condition
+    assert replace(known, standing=standing, supervisor="process 1 on vm").condition is Condition.TRAINING
+
+
+def test_the_forecast_of_an_attempt_that_is_over_goes_by_no_pace_of_it():
+    spend = replace(SPEND, usd_per_hour=Decimal(1), promised_usd=Decimal("0.5"))
+    for node, foreseen in ((part(1, step=605, total_steps=768), True), (FAILED, False)):
+        known = replace(told(up("a", node)), spend=spend)
+        assert (with_forecast(known).spend.forecast_usd is not None) is foreseen
+
+
+@pytest.mark.parametrize(
+    ("changes", "step"),
+    [
+        ({"status": JobStatus.STOPPED, "reason": ExitReason.STOPPED}, 4),
+        ({"status": JobStatus.FAILED, "reason": ExitReason.BUDGET}, 4),
+        ({"status": JobStatus.FAILED, "reason": ExitReason.USER_ERROR, "checkpoint": None}, None),
+        ({"status": JobStatus.SUCCEEDED, "reason": ExitReason.SUCCEEDED}, 5),
+    ],
+)
+def test_of_a_job_that_has_ended_counts_what_is_saved_unless_it_succeeded(changes, step):
+    ended = over(**{"checkpoint": SAVED, **changes})
+    assert report_json(ended)["last_step"] == step
+    assert f"  {step or '-'}  " in jobs_text([ended]).splitlines()[1]
+
+
+@pytest.mark.parametrize("supervisor", [None, "process 1 on vm"])
+def test_of_an_attempt_without_a_machine_counts_what_is_saved(supervisor):
+    gone_all = replace(told(supervisor=supervisor), checkpoint=SAVED)
+    known = report_json(gone_all)
+    assert (known["last_step"], known["last_step_at"]) == (4, None)
+    assert report_json(replace(gone_all, checkpoint=None))["last_step"] is None
 
 
 def test_no_machine_takes_a_job_over_that_does_not_answer():

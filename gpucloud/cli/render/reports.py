@@ -232,13 +232,19 @@ def _attempt_row(attempt: Attempt, report: JobReport) -> tuple[str, ...]:
     """Return an attempt's cells."""
     steps = f"{attempt.first_step}–{attempt.last_step}" if attempt.last_step is not None else "none"
     until = _worked_until(attempt, report)
-    trains = "trained" if report.condition is Condition.TRAINED else "running"
-    reason = attempt.reason.value if attempt.reason else trains
+    reason = attempt.reason.value if attempt.reason else _open_word(report)
     if attempt.reason is None and report.died_unheard and report.told_at is not None:
         until = max(report.told_at, attempt.started_at)
         unheard = format_moment(report.told_at, report.looked_at, seconds=False)
         reason = f"unheard since {unheard}, its machines are off"
     return str(attempt.number), str(len(attempt.members)), steps, reason, format_span(until - attempt.started_at)
+
+
+def _open_word(report: JobReport) -> str:
+    """Return how the open attempt stands."""
+    if report.condition is Condition.TRAINED:
+        return "trained"
+    return "its ranks have ended" if report.ran_out else "running"
 
 
 def _worked_until(attempt: Attempt, report: JobReport) -> datetime:

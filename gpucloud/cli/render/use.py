@@ -95,7 +95,7 @@ def condition_word(report: JobReport) -> str:
     """Return how a job stands in a few words: what goes on, and whether anybody sees to it; how it ended."""
     if report.condition is Condition.ENDING:
         return f"{report.status.value}, {'ending its machines' if report.supervisor else 'not torn down'}"
-    if report.condition is Condition.LEFT and report.prepared:
+    if report.condition is Condition.LEFT and report.prepared and not report.ran_out:
         return "prepared, nothing trains on it"
     if report.condition is Condition.STARTING and not report.prepared:
         return "preparing its machines"
@@ -160,7 +160,7 @@ def _state(report: JobReport) -> list[str]:
     parts = [condition_word(report)]
     if report.attempts and not report.exit_reason:
         parts.append(f"attempt {report.attempts[-1].number}")
-    progress = report.progress
+    progress = None if report.ran_out else report.progress
     if progress is not None:
         parts.append(in_one_line(progress.phase))
     parts += step_words(report)

@@ -33,12 +33,16 @@ def lacking(report: JobReport) -> list[str]:
         case Condition.SILENT:
             told.append(f"nobody can tell whether its attempt goes on{_costs_meanwhile(report)}")
         case Condition.UNSUPERVISED:
-            told.append(f"nobody replaces a machine that is interrupted now; all switch themselves off{until}")
+            told.append(
+                f"nobody starts training again when a machine is interrupted now; all switch themselves off{until}"
+            )
         case Condition.TRAINED if report.supervisor is None:
             told.append(f"gpucloud train {report.job} brings them home, and ends its machines")
             told += _until_lost(report)
         case Condition.LEFT if report.nodes:
-            told.append(f"nothing trains on its {counted(len(report.nodes), 'machine')}; all is off by itself{until}")
+            ended = f"attempt {report.attempts[-1].number} has ended; " if report.ran_out else ""
+            machines = counted(len(report.nodes), "machine")
+            told.append(f"{ended}nothing trains on its {machines}; all is off by itself{until}")
         case Condition.LEFT | Condition.WAITING | Condition.STARTING | Condition.TRAINING | Condition.TRAINED:
             pass
         case Condition.HELD | Condition.KEPT | Condition.ENDING | Condition.ENDED:
@@ -129,11 +133,16 @@ def ended_words(state: JobState, now: datetime) -> str:
 
 def _ways_on(report: JobReport) -> list[str]:
     """Return which machines do not answer, and the two commands for a job that nobody sees to."""
+    ways = f"gpucloud train {report.job} · end it: gpucloud down {report.job}"
     if report.condition is Condition.SILENT:
-        return [f"look after it: gpucloud train {report.job} · end it: gpucloud down {report.job}"]
+        return [f"look after it: {ways}"]
     told = [f"{', '.join(report.unanswered)} {_does_not(report)} answer"] if report.unanswered else []
-    if report.condition in (Condition.UNSUPERVISED, Condition.LEFT):
-        told.append(f"go on: gpucloud train {report.job} · end it: gpucloud down {report.job}")
+    if report.condition is Condition.LEFT and report.ran_out:
+        # Where all of its machines live, its script may have failed by its own error, and then it does not go on.
+        on = f"go on from {report.checkpoint or 'the beginning'}" if report.lost_machines else "look after it"
+        told.append(f"{on}: {ways}")
+    elif report.condition in (Condition.UNSUPERVISED, Condition.LEFT):
+        told.append(f"go on: {ways}")
     return told
 
 

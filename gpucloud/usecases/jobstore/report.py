@@ -11,7 +11,7 @@ from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import span_of
 from gpucloud.domain.money.ledger import Charge, Spend, total
 from gpucloud.domain.node.node import GroupView, Node
-from gpucloud.domain.node.status import OUTPUT, UNTOLD, AttemptStatus, Outcome, Progress, Status
+from gpucloud.domain.node.status import OUTPUT, UNTOLD, AttemptStatus, Outcome, Progress, RunState, Status
 from gpucloud.domain.state.state import (
     Attempt,
     CapacityDecision,
@@ -150,6 +150,28 @@ class JobReport:
         return gone and self.supervisor is None
 
     @property
+    def ran_out(self) -> bool:
+        """Whether nothing runs any more of its open attempt on machines that still live, and nobody has seen to that.
+
+        By the word of those that answer: what one that does not answer runs has no more peers once a rank has failed.
+        """
+        attempt = self.open_attempt
+        if attempt is None or self.supervisor is not None or self.status.ended or self._is_trained(attempt):
+            return False
+        members, parts = {member.node_id for member in attempt.members}, self._parts()
+        asked = [one for one in self.standing if one.node_id in members]
+        told = [parts.get(one.node_id) for one in asked if one.status is not None]
+        over = bool(told) and all(part is not None and part.state is RunState.EXITED for part in told)
+        done = all(part is not None and part.outcome is Outcome.DONE for part in told)
+        return over and not (done and len(told) < len(asked))
+
+    @property
+    def lost_machines(self) -> bool:
+        """Whether a machine of its open attempt is off."""
+        attempt = self.open_attempt
+        return attempt is not None and self._machines_of(attempt) < len(attempt.members)
+
+    @property
     def condition(self) -> Condition:
         """How it stands, as its state and those of its nodes tell that were asked."""
         attempt = self.open_attempt
@@ -163,8 +185,8 @@ class JobReport:
         )
         if found is Condition.WAITING and len(self.nodes) >= self.least_nodes:
             return Condition.STARTING
-        if found is Condition.UNSUPERVISED and attempt is not None and self._is_silent(attempt):
-            found = Condition.SILENT
+        if found is Condition.UNSUPERVISED and attempt is not None:
+            found = Condition.SILENT if self._is_silent(attempt) else Condition.LEFT if self.ran_out else found
         nobody = found in (Condition.UNSUPERVISED, Condition.SILENT, Condition.LEFT)
         return Condition.HANDING_OVER if nobody and self.can_be_handed_over else found
 
@@ -187,9 +209,9 @@ class JobReport:
 
     @property
     def trained_at(self) -> datetime | None:
-        """When its script wrote last, of an open attempt whose ranks are all done; None where nobody knows."""
+        """When its script wrote last, of an open attempt whose ranks have all ended; None where nobody knows."""
         attempt, progress = self.open_attempt, self.progress
-        if attempt is None or self.condition is not Condition.TRAINED:
+        if attempt is None or not (self.condition is Condition.TRAINED or self.ran_out):
             return None
         if progress is not None and self.looked_at is not None:
             return self.looked_at - span_of(max(0.0, progress.age_s))
@@ -227,19 +249,22 @@ class JobReport:
         """The newest step that counts; None before the first. What was trained and lost does not."""
         progress, attempt, saved = self.progress, self.open_attempt, self.checkpoint
         counts = saved.counts if saved is not None else Counts.STEPS
+        last = self.attempts[-1] if self.attempts else None
+        if self.status is JobStatus.SUCCEEDED and last is not None and last.last_step is not None:
+            return Reached(step=last.last_step, total_steps=last.total_steps, counts=counts)
+        if self.status.ended or attempt is None or self.ran_out or not self._machines_of(attempt):
+            total = attempt.total_steps if attempt is not None else None
+            return None if saved is None else Reached(step=saved.step, total_steps=total, counts=counts, is_saved=True)
         if progress is not None and progress.phase != UNTOLD:
             told = Counts.STEPS if progress.phase == OUTPUT else progress.counts
             # A node's word may be older than what it has saved since.
             step = max(progress.step, saved.step) if saved is not None and saved.counts is told else progress.step
             return Reached(step=step, total_steps=progress.total_steps, counts=told)
-        last = self.attempts[-1] if self.attempts else None
-        if attempt is not None and attempt.last_step is not None:
+        if attempt.last_step is not None:
             alone = self.supervisor is None and saved is not None and saved.step >= attempt.last_step
             at = None if alone or progress is not None else self.told_at
             step = max(attempt.last_step, saved.step) if saved is not None else attempt.last_step
             return Reached(step=step, total_steps=attempt.total_steps, counts=counts, at=at, is_saved=alone)
-        if self.status.ended and last is not None and last.last_step is not None:
-            return Reached(step=last.last_step, total_steps=last.total_steps, counts=counts)
         return Reached(step=saved.step, counts=counts, is_saved=True) if saved is not None else None
 
     @property
@@ -341,7 +366,8 @@ def with_forecast(report: JobReport) -> JobReport:
     if alone:
         return replace(report, spend=report.spend.until_off())
     ends = report.deadline_at - report.looked_at if report.deadline_at and report.looked_at else None
-    return replace(report, spend=report.spend.for_job_of(time_to_go(report.progress), ends))
+    to_go = time_to_go(None if report.ran_out else report.progress)
+    return replace(report, spend=report.spend.for_job_of(to_go, ends))
 
 
 def with_answers(report: JobReport, standing: tuple[NodeStanding, ...]) -> JobReport:
@@ -388,7 +414,7 @@ class Condition(str, Enum):
     TRAINED = "trained"  # its results are not home yet
     WAITING = "waiting"  # for machines
     STARTING = "starting"  # its machines are there, and no attempt has begun on them yet
-    LEFT = "waiting_unsupervised"
+    LEFT = "waiting_unsupervised"  # nothing trains: no attempt, or one whose machines are off, or that has ended there
     HELD = "held"  # its script failed, and its machines wait for the mended one
     KEPT = "kept"  # it succeeded, and its machines stay up for a look at them
     ENDING = "ending"  # over, and not torn down: machines, the node group, or results in its store are left
