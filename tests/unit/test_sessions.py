@@ -377,8 +377,8 @@ def test_who_leaves_a_job_that_no_machine_takes_over_hears_that_none_has(
     assert "none of its machines has taken over within 1 min: `gpucloud status small`" in ended.stderr
     assert "drives itself" not in ended.stdout
     advice = (
-        "`gpucloud logs -f small` follows it; `gpucloud down small` ends it, and brings its results home, then or when"
-        " it has ended; `gpucloud train small` goes on when that time is over"
+        "`gpucloud logs -f small` follows it; `gpucloud down small` ends it;"  # its file names no outputs
+        " `gpucloud train small` begins again at step 0 when that time is over"  # and its script saves nothing
     )
     assert (advice in ended.stderr) is (not words)
     assert "unsupervised" in ended.stdout if words else "nobody supervises" in ended.stdout.lower()

@@ -226,11 +226,18 @@ def launch(begun: Begun, *, as_json: bool) -> int:
     else:
         say_words(report_text(report))
     if not as_json:
-        tell(
-            f"`gpucloud logs -f {begun.name}` follows it; `gpucloud down {begun.name}` ends it, and brings its results"
-            f" home, then or when it has ended; `gpucloud train {begun.name}` goes on when that time is over"
-        )
+        tell(_how_to_go_on(begun))
     return 0
+
+
+def _how_to_go_on(begun: Begun) -> str:
+    """Return what can be done about a job that drives itself, and no more than what its files allow."""
+    home = ", and brings its results home, then or when it has ended" if begun.job.outputs else ""
+    again = "begins again at step 0" if how_it_saves(begun.job).saving in NEVER else "goes on"
+    return (
+        f"`gpucloud logs -f {begun.name}` follows it; `gpucloud down {begun.name}` ends it{home};"
+        f" `gpucloud train {begun.name}` {again} when that time is over"
+    )
 
 
 _TAKING_OVER = Retry(first_s=0.25, longest_s=2.0, within_s=TAKES_OVER.total_seconds())
