@@ -10,7 +10,18 @@ from gpucloud.__main__ import main
 from gpucloud.adapters.home import bundled
 from gpucloud.adapters.jobfile import job_templates, read_job
 
-TEMPLATES = ["accelerate", "backoff", "chargpt", "digits", "gpt", "hf-trainer", "images", "lightning", "tensorparallel"]
+TEMPLATES = [
+    "accelerate",
+    "backoff",
+    "chargpt",
+    "digits",
+    "gpt",
+    "hf-trainer",
+    "images",
+    "lightning",
+    "sft-lora",
+    "tensorparallel",
+]
 
 
 def gpucloud(monkeypatch, capsys, *words):

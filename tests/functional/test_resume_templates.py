@@ -89,6 +89,7 @@ def killed_and_calm(tmp_path, ranks, script, *words):
         (3, "lightning", ()),
         (2, "accelerate", ()),
         (3, "accelerate", ()),
+        (2, "sft-lora", ()),
     ],
 )
 def test_a_template_that_is_killed_ends_with_the_same_bits(tmp_path, ranks, script, words):
