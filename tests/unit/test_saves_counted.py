@@ -25,16 +25,18 @@ from gpucloud.domain.checkpoint.manifest import (
 )
 from gpucloud.domain.checkpoint.standing import Found, Standing
 from gpucloud.domain.errors import UsageError
+from gpucloud.domain.node.status import UNTOLD
 from gpucloud.domain.state.state import CheckpointRef, ExitReason
 from gpucloud.domain.supervision.action import CloseAttempt, OpenAttempt
 from gpucloud.domain.supervision.budget import overdue
+from gpucloud.domain.supervision.transitions import record
 from gpucloud.store import newest_commit
 from gpucloud.usecases.checkpoint.checkpoints import of_step
 from gpucloud.usecases.supervise.story import tell_story
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.unit.test_condition import told
-from tests.unit.worlds import NOW, opened, snapshot, state, up
+from tests.unit.worlds import NOW, opened, part, snapshot, state, up
 
 TWELFTH = CheckpointRef(step=12, sha256="0" * 64, counts=Counts.SAVES)
 STEP = replace(TWELFTH, counts=Counts.STEPS)
@@ -64,6 +66,15 @@ def test_a_script_that_reports_through_the_library_counts_steps() -> None:
     said = '{"step": 3, "first_step": 1, "phase": "train", "written_at": 0}'
     assert _progress(said)[0].counts is Counts.STEPS
     assert _progress(said.replace("{", '{"counts": "saves", ', 1))[0].counts is Counts.SAVES
+
+
+def test_steps_that_were_told_before_the_first_save_are_no_saves() -> None:
+    told_steps = replace(opened("a"), first_step=1, last_step=120)
+    first = part(1, step=1, phase=UNTOLD, first_step=1, committed_step=1, counts=Counts.SAVES)
+    attempt = record(snapshot(up("a", first), state=state(attempts=(told_steps,)))).attempts[0]
+    assert (attempt.first_step, attempt.last_step) == (1, 1)
+    none = part(1, step=0, phase=UNTOLD, first_step=1, counts=Counts.SAVES)
+    assert record(snapshot(up("a", none), state=state(attempts=(told_steps,)))).attempts[0].last_step is None
 
 
 @pytest.mark.parametrize(("checkpoint", "called"), [(TWELFTH, "save 12"), (STEP, "step 12")])

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 
+from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import span_of
 from gpucloud.domain.node.node import EndCause, GroupView, Node, NodeState
 from gpucloud.domain.node.status import Outcome, Progress, Stop
@@ -311,7 +312,9 @@ def _with_steps(snapshot: Snapshot) -> JobState:
     if progress is None:
         return _with_attempt(state, attempt)
     stepped = progress.step >= progress.first_step
-    last = max(progress.step, attempt.last_step or 0) if stepped else attempt.last_step
+    # Before its first save a script may have told steps; they are no saves.
+    before = attempt.last_step if progress.counts is Counts.STEPS else None
+    last = max(progress.step, before or 0) if stepped else before
     is_new = last != attempt.last_step
     attempt = replace(
         attempt,
