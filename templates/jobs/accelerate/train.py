@@ -9,6 +9,7 @@ import math
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import set_seed
 from torch import nn
 
 from gpucloud.frameworks.accelerate import resumable
@@ -46,7 +47,7 @@ def main():
     args = parser.parse_args()
 
     torch.set_num_threads(1)
-    torch.manual_seed(0)
+    set_seed(0)  # of Python and NumPy too: a run goes on with what the script has seeded
     accelerator = Accelerator(cpu=not torch.cuda.is_available(), gradient_accumulation_steps=2)
     model = nn.Sequential(nn.Linear(2, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
