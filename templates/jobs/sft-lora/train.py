@@ -42,10 +42,10 @@ def collate(samples):
     }
 
 
-def make_model(name):
+def make_model(name, revision):
     """Return a model of the hub or a folder; without a name, a small one with random weights."""
     if name:
-        return AutoModelForCausalLM.from_pretrained(name)
+        return AutoModelForCausalLM.from_pretrained(name, revision=revision)
     small = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     return LlamaForCausalLM(LlamaConfig(vocab_size=len(CHARACTERS), max_position_embeddings=64, **small))
 
@@ -54,13 +54,14 @@ def main():
     parser = argparse.ArgumentParser(description="Fine-tune a language model by LoRA.")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--model", default="", help="a model of the hub, or a folder")
+    parser.add_argument("--revision", default="main", help="its commit: a run that goes on is to have the same weights")
     args = parser.parse_args()
 
     gpu = torch.cuda.is_available()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     lora = LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, lora_dropout=0.05, target_modules="all-linear")
-    model = get_peft_model(make_model(args.model), lora)
+    model = get_peft_model(make_model(args.model, args.revision), lora)
     trainer = Trainer(
         model=model,
         args=TrainingArguments(
