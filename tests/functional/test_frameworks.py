@@ -22,6 +22,7 @@ from transformers import Trainer, TrainingArguments
 from gpucloud import resume
 from gpucloud.domain.errors import UsageError
 from gpucloud.frameworks.accelerate import resumable as over_accelerate
+from gpucloud.frameworks.dcp import Checkpointer
 from gpucloud.frameworks.huggingface import resumable
 from gpucloud.frameworks.lightning import Resumable
 from tests.prove.disturbing import _around_steps, _noticing
@@ -138,6 +139,34 @@ def test_three_ranks_over_accelerate_that_are_killed_as_they_gather_gradients_en
     assert run.attempt() == [0, 0, 0], run.said()
     assert ended(run) == ended(whole)
     assert {one["level"] for one in ended(run)} == {"exact"}
+
+
+def test_two_ranks_that_hold_a_model_together_in_torchtitans_way_leave_and_end_with_the_same_bits(tmp_path):
+    whole = training(tmp_path / "whole", framework="dcp", ranks=2)
+    run = training(tmp_path / "noticed", framework="dcp", ranks=2)
+    assert whole.attempt() == [0, 0], whole.said()
+    assert run.attempt(noticed(7)) == [75, 75], run.said()
+    assert run.restored().commit.step == 7
+    assert run.attempt() == [0, 0], run.said()
+    assert ended(run) == ended(whole)
+    assert {one["level"] for one in ended(run)} == {"exact"}
+
+
+def test_a_checkpointer_refuses_steps_that_are_not_counted_where_it_puts_them_back(tmp_path, monkeypatch):
+    monkeypatch.setenv("GPUCLOUD_STORE", str(tmp_path / "store"))
+    model = torch.nn.Linear(1, 1)
+    loader = torch.utils.data.DataLoader(torch.ones(4, 1))
+    checkpointer = Checkpointer(
+        model_parts=[model], optimizers=[torch.optim.SGD(model.parameters(), lr=0.1)], dataloader=loader
+    )
+    with pytest.raises(UsageError, match="nothing was loaded before the first step"):
+        checkpointer.save(1)
+    assert not checkpointer.load()
+    next(iter(checkpointer.dataloader))
+    with pytest.raises(UsageError, match="this is step 5, and the run has done 0"):
+        checkpointer.save(5)
+    with pytest.raises(UsageError, match="has loaded already"):
+        checkpointer.load()
 
 
 def test_models_that_the_accelerator_has_not_prepared_are_refused(tmp_path, monkeypatch):

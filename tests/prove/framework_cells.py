@@ -16,6 +16,7 @@ from tests.standins.saved_runs import SavedRun
 SETTINGS = {
     "huggingface": (PLAIN, "accumulation+evaluation", "workers+collation", "stream"),
     "accelerate": (PLAIN, "accumulation", "workers+collation"),
+    "dcp": (PLAIN, "stateful", "ddp"),
     "lightning": (PLAIN, "evaluation+steps", "accumulation+evaluation+often", "workers+collation"),
 }
 """What the script of each framework is made of beside its model."""

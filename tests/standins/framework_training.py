@@ -7,6 +7,7 @@ is in OUT/seen-<rank>.jsonl, as of `any_training`.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import random
@@ -19,11 +20,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import Subset
 
 from gpucloud import resume
 from tests.standins.any_training import remember
-from tests.standins.cell_training import Images, Model, Stream, digest, masked
+from tests.standins.cell_training import Images, Model, Resumable, Stream, digest, masked
 
 SAMPLES, GLOBAL_BATCH = 64, 12  # six steps an epoch, the last one of few
 
@@ -222,7 +225,72 @@ def accelerate(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-FRAMEWORKS = {"huggingface": huggingface, "lightning": lightning, "accelerate": accelerate}
+class Count:
+    """What torchtitan's trainer tells of itself."""
+
+    step = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": torch.tensor(self.step, dtype=torch.int32)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step = int(state["step"])
+
+
+def dcp(args: argparse.Namespace) -> dict[str, Any]:
+    from gpucloud.frameworks.dcp import Checkpointer  # noqa: PLC0415
+
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    inner = model = Model()
+    if "ddp" in args.settings:
+        model = nn.parallel.DistributedDataParallel(inner)  # type: ignore[assignment]
+    else:
+        mesh = init_device_mesh("cpu", (world,))
+        fully_shard(model.block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, foreach=False)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / 20)
+    data: Any = Subset(Images(), range(60))
+    loader = torch.utils.data.DataLoader(
+        data, GLOBAL_BATCH // world, sampler=torch.utils.data.DistributedSampler(data), drop_last=True
+    )
+    if "stateful" in args.settings:
+        stateful = importlib.import_module("torchdata.stateful_dataloader")
+        loader = stateful.StatefulDataLoader(Resumable(rank, world), GLOBAL_BATCH // world, drop_last=True)
+    count = Count()
+    checkpointer = Checkpointer(
+        dataloader=loader,
+        model_parts=[model],
+        optimizers=[optimizer],
+        lr_schedulers=[schedule],
+        states={"train_state": count},
+    )
+    checkpointer.load()
+    batches: Any = iter(())
+    while count.step < args.steps:
+        batch = next(batches, None)
+        if batch is None:
+            batches = iter(checkpointer.dataloader)
+            continue
+        count.step += 1
+        remember(args.out / f"seen-{rank}.jsonl", count.step, [batch])
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(batch[1]), batch[2]).backward()
+        optimizer.step()
+        schedule.step()
+        checkpointer.save(count.step, last_step=count.step == args.steps)
+    return {
+        "model": inner.state_dict(),
+        "buffers": dict(inner.named_buffers()),
+        "optimizer": optimizer.state_dict(),
+        "scheduler": schedule.state_dict(),
+        "steps": count.step,
+    }
+
+
+FRAMEWORKS = {"huggingface": huggingface, "lightning": lightning, "accelerate": accelerate, "dcp": dcp}
 
 
 def main() -> None:

@@ -1,0 +1,79 @@
+"""Loops in torchtitan's way, whose parts have a state each: they save beside their training, leave on a notice, go on
+at the exact batch.
+
+    from gpucloud.frameworks.dcp import Checkpointer      # in place of torchtitan's CheckpointManager, or of dcp.save
+
+    self.checkpointer = Checkpointer(
+        dataloader=dataloader, model_parts=[model], optimizers=optimizers, lr_schedulers=schedulers,
+        states={"train_state": self},
+    )
+    self.checkpointer.load()
+    self.dataloader = self.checkpointer.dataloader
+    …
+        self.checkpointer.save(self.step, last_step=self.step == steps)   # at the end of each step, as ever
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpucloud import resume
+from gpucloud.domain.errors import UsageError
+from gpucloud.frameworks.handed import Handed
+
+
+class Checkpointer:
+    """Has a run save, and lets it decide when; `dataloader` is what the training takes its batches from, once loaded.
+
+    `model_parts`, `optimizers` and `lr_schedulers` are lists, or torchtitan's containers of such; each of `states` has
+    `state_dict()` and `load_state_dict()`. Ranks may hold tensors together (`fully_shard`, tensor parallelism).
+    """
+
+    def __init__(  # noqa: PLR0913  those of torchtitan, and two of the run
+        self,
+        *,
+        model_parts: Sequence[Any],
+        optimizers: Any,
+        dataloader: Any,
+        lr_schedulers: Any = (),
+        states: Mapping[str, Any] | None = None,
+        total_steps: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.dataloader = Handed(dataloader)
+        self.run: resume.Run | None = None
+        self._parts = {
+            "model": list(model_parts),
+            "optimizer": list(getattr(optimizers, "optimizers", optimizers)),
+            "scheduler": list(getattr(lr_schedulers, "schedulers", lr_schedulers)),
+            **(states or {}),
+        }
+        self._total_steps, self._seed = total_steps, seed
+
+    def load(self) -> bool:
+        """Put the newest checkpoint back, on every rank, once all is made and sharded; return whether there was one."""
+        if self.run is not None:
+            raise UsageError("this checkpointer has loaded already", hint="call checkpointer.load() once")
+        self.run = resume.init(**self._parts, total_steps=self._total_steps, seed=self._seed)
+        self.dataloader.follow(self.run)
+        return self.run.steps_done > 0
+
+    def save(self, curr_step: int, last_step: bool = False, *, loss: Any = None) -> None:  # noqa: FBT001, FBT002
+        """Say that a step is done, the last one if that is so: saves when it is due, leaves on a notice.
+
+        Raises UsageError for a step that is not the next one: then no state has the script's count of them.
+        """
+        if self.run is None:
+            raise UsageError("nothing was loaded before the first step", hint="call checkpointer.load() first")
+        if curr_step != self.run.steps_done + 1:
+            raise UsageError(
+                f"this is step {curr_step}, and the run has done {self.run.steps_done}",
+                hint='count steps where a resume puts them back: states={"train_state": …}, and save() once a step',
+            )
+        self.run.step(loss=loss)
+        if last_step and self.run.steps_done == curr_step:
+            self.run.done()
+
+    def close(self) -> None:
+        """Nothing is left to be closed: the last step ended the run."""
