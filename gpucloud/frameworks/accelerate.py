@@ -45,8 +45,8 @@ def resumable(
     batches = Prepared(loader, asked=steps.tell)
     run = resume.init(
         model=models,
-        optimizer=list(accelerator._optimizers),
-        scheduler=[one.scheduler for one in accelerator._schedulers],
+        optimizer=list(accelerator._optimizers) or None,
+        scheduler=[one.scheduler for one in accelerator._schedulers] or None,
         scaler=accelerator.scaler,
         custom=list(accelerator._custom_objects),
         accelerator=_Account(accelerator),

@@ -45,8 +45,8 @@ class Checkpointer:
         self.run: resume.Run | None = None
         self._parts = {
             "model": list(model_parts),
-            "optimizer": list(getattr(optimizers, "optimizers", optimizers)),
-            "scheduler": list(getattr(lr_schedulers, "schedulers", lr_schedulers)),
+            "optimizer": list(getattr(optimizers, "optimizers", optimizers)) or None,
+            "scheduler": list(getattr(lr_schedulers, "schedulers", lr_schedulers)) or None,
             **(states or {}),
         }
         self._total_steps, self._seed = total_steps, seed

@@ -77,8 +77,8 @@ class Resumable(Callback):  # type: ignore[misc]  # of a package that mypy does 
         self._account = _Account(trainer)
         run = resume.init(
             model=trainer.strategy.model,
-            optimizer=list(trainer.strategy.optimizers),
-            scheduler=[config.scheduler for config in trainer.lr_scheduler_configs],
+            optimizer=list(trainer.strategy.optimizers) or None,
+            scheduler=[config.scheduler for config in trainer.lr_scheduler_configs] or None,
             scaler=getattr(trainer.precision_plugin, "scaler", None),
             lightning=self._account,
             total_steps=total if isinstance(total, int) and total > 0 else None,

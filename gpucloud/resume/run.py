@@ -78,7 +78,7 @@ def init(
 
 def _each(name: str, part: Any) -> Iterator[tuple[str, Any]]:
     """Yield what has a state, of lists, tuples and dicts each of what they hold, as `optimizer.0`."""
-    if isinstance(part, (list, tuple, dict)) and not hasattr(part, "state_dict"):
+    if isinstance(part, (list, tuple, dict)) and part and not hasattr(part, "state_dict"):
         for key, one in part.items() if isinstance(part, dict) else enumerate(part):
             yield from _each(f"{name}.{key}", one)
     elif part is not None:
