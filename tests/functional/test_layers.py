@@ -45,7 +45,9 @@ class Node:
         return [self.python, str(self.zip), command]
 
     def run(self, command: str, stdin: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(self.argv(command), input=stdin, env=self.env, capture_output=True, text=True, timeout=60)
+        return subprocess.run(
+            self.argv(command), input=stdin, env=self.env, capture_output=True, text=True, timeout=180
+        )
 
     def layer(self, wanted: LayerOrder) -> Layer:
         """Make the layer and return what facts say of it."""

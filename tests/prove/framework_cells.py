@@ -66,12 +66,8 @@ def every() -> Iterator[FrameworkCell]:
 
 
 def quick() -> Iterator[FrameworkCell]:
-    """Yield one for each framework: to import it takes as long as that."""
-    for (framework, cells), event in zip(
-        itertools.groupby(every(), lambda cell: cell.framework), itertools.cycle(EVENTS), strict=False
-    ):
-        assert framework in FRAMEWORKS
-        yield next(cell for cell in cells if cell.event == event)
+    """Yield one: to import a framework takes as long as to train, and each has tests of two ranks of its own."""
+    yield next(every())
 
 
 class FrameworkMatrix(Matrix):
