@@ -172,7 +172,7 @@ def test_a_bucket_with_jobs_is_not_removed_unless_asked_for(lab: Lab):
     store = open_store(f"s3://{ensure_bucket(Aws(), 'us-east-1')}")
     store.put("jobs/digits/state.json", b"one", if_absent=True)
     store.put("jobs/moons/state.json", b"one", if_absent=True)
-    with pytest.raises(UsageError, match="holds the checkpoints, results and books of digits, moons"):
+    with pytest.raises(UsageError, match="holds the checkpoints, results and records of digits, moons"):
         remove_bucket(Aws(), "us-east-1", with_data=False)
     assert store.get("jobs/digits/state.json") is not None
 
