@@ -387,10 +387,11 @@ def test_every_view_of_a_job_that_trains_says_that_its_budget_ends_first() -> No
 def test_every_view_of_a_job_whose_deadline_comes_before_its_last_step_says_so_and_forecasts_no_more() -> None:
     spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal(1), usd_per_hour=Decimal("0.6"))
     node = up("a", part(1, step=10, total_steps=400, step_seconds=1.0))
-    soon = replace(told(node, supervisor="you"), spend=spend)
-    soon = replace(soon, deadline_at=soon.looked_at + timedelta(minutes=1))
+    soon = told(node, supervisor="you")
+    spend = replace(spend, as_of=soon.looked_at)
+    soon = replace(soon, spend=spend, deadline_at=soon.looked_at + timedelta(minutes=1))
     report = with_forecast(soon)
-    ends = spend.for_job_of(timedelta(seconds=390), timedelta(minutes=1))
+    ends = spend.for_job_of(timedelta(seconds=390), soon.deadline_at)
     now = panel_state(snapshot(node, state=state(attempts=(opened("a"),))), Wait(why="running"), ends)
     for view in (report_text(report), headline(report), line_of(now)):
         assert "6 min 30 s to go" in view

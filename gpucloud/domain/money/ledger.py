@@ -217,7 +217,8 @@ class Spend:
     promised_usd: Decimal
     forecast_usd: Decimal | None = None
     is_short: bool = False
-    deadline_in: timedelta | None = None  # where that ends the job before its last step
+    deadline_in: timedelta | None = None
+    """How long until the deadline, where that ends the job before its last step."""
     """Whether the budget ends before the job's last step."""
     unattended_until: datetime | None = None
     outside_budget_usd: Decimal = ZERO
@@ -246,13 +247,13 @@ class Spend:
         lasts = self.lasts if self.is_short else None
         return self.as_of + lasts if lasts is not None and self.as_of is not None else None
 
-    def for_job_of(self, left: timedelta | None, until_deadline: timedelta | None = None) -> Spend:
+    def for_job_of(self, left: timedelta | None, deadline_at: datetime | None = None) -> Spend:
         """Return the money with what the job will have cost that has so long to its last step; None where unknown.
 
         A deadline that comes before ends it then, done or not.
         """
-        if until_deadline is not None and until_deadline <= (left or until_deadline):
-            ends = max(timedelta(0), until_deadline)
+        ends = max(timedelta(0), deadline_at - self.as_of) if deadline_at and self.as_of else None
+        if ends is not None and ends <= (left or ends):
             return replace(self.for_job_of(ends), deadline_in=ends)
         if left is None:
             return self

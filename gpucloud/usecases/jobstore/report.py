@@ -365,9 +365,8 @@ def with_forecast(report: JobReport) -> JobReport:
     alone = report.supervisor is None and not report.can_be_handed_over and report.spend.off_at is not None
     if alone:
         return replace(report, spend=report.spend.until_off())
-    ends = report.deadline_at - report.looked_at if report.deadline_at and report.looked_at else None
     to_go = time_to_go(None if report.ran_out else report.progress)
-    return replace(report, spend=report.spend.for_job_of(to_go, ends))
+    return replace(report, spend=report.spend.for_job_of(to_go, report.deadline_at))
 
 
 def with_answers(report: JobReport, standing: tuple[NodeStanding, ...]) -> JobReport:

@@ -171,8 +171,7 @@ class Supervisor:
         spend = self.tracker.spend(recorded, snapshot.now, goal.budget_usd, self.services.rules.prepaid_rule, unproven)
         if (line := self.observer.usage.warning()) is not None:
             self.watcher.story(line)
-        ends = goal.deadline_at - snapshot.now if goal.deadline_at is not None else None
-        self.watcher.tick(snapshot, action, spend.for_job_of(time_left(snapshot), ends))
+        self.watcher.tick(snapshot, action, spend.for_job_of(time_left(snapshot), goal.deadline_at))
         self.actor.act(action, snapshot, goal)
         return action
 
