@@ -16,6 +16,7 @@ from typing import Any
 
 from gpucloud import resume
 from gpucloud.domain.errors import UsageError
+from gpucloud.frameworks import keeps_by_itself
 from gpucloud.frameworks.prepared import Prepared
 
 
@@ -37,10 +38,7 @@ def resumable(
             hint="give it what accelerator.prepare returned: resumable(accelerator, model, loader), or a list of them",
         )
     if "DEEPSPEED" in str(accelerator.distributed_type):
-        raise UsageError(
-            "DeepSpeed keeps weights and optimizer where no other checkpoint finds them",
-            hint="accelerator.save_state('out'), and in the job file checkpoint: {directory: out}",
-        )
+        raise keeps_by_itself("accelerator.save_state('out'), and in the job file checkpoint: {directory: out}")
     steps = _Steps()
     batches = Prepared(loader, asked=steps.tell)
     run = resume.init(

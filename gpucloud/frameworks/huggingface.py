@@ -28,6 +28,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from gpucloud import resume
 from gpucloud.domain.errors import UsageError
+from gpucloud.frameworks import keeps_by_itself
 from gpucloud.frameworks.prepared import Prepared
 from gpucloud.resume.ranks import Ranks
 
@@ -64,10 +65,7 @@ def resumable(trainer: _Trainer) -> _Trainer:
             hint=f"pip install 'transformers>={_LEAST}'",
         )
     if made.is_deepspeed_enabled:
-        raise UsageError(
-            "DeepSpeed keeps weights and optimizer where no other checkpoint finds them",
-            hint="let Trainer save, and name its output_dir in the job file: checkpoint: {directory: out}",
-        )
+        raise keeps_by_itself("let Trainer save, and name its output_dir in the job file: checkpoint: {directory: out}")
     if made.args.auto_find_batch_size:
         raise UsageError(
             "auto_find_batch_size tries batch sizes, so that nobody knows which samples were trained on",

@@ -24,6 +24,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from gpucloud import resume
 from gpucloud.domain.errors import UsageError
+from gpucloud.frameworks import keeps_by_itself
 from gpucloud.frameworks.handed import Handed
 
 
@@ -160,10 +161,7 @@ class _Loader(Handed):
 
 def _require_resumable(trainer: Any) -> None:
     if "DeepSpeed" in type(trainer.strategy).__name__:
-        raise UsageError(
-            "DeepSpeed keeps weights and optimizer where no other checkpoint finds them",
-            hint="let Lightning save, and name its folder in the job file: checkpoint: {directory: out}",
-        )
+        raise keeps_by_itself("let Lightning save, and name its folder in the job file: checkpoint: {directory: out}")
     if trainer.reload_dataloaders_every_n_epochs:
         raise UsageError(
             "reload_dataloaders_every_n_epochs makes the loader anew, and a run has one",
