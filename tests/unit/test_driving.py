@@ -24,7 +24,7 @@ from gpucloud.domain.errors import GpucloudError, LandingRefused, LeaseHeld, Pro
 from gpucloud.domain.job.spec import CheckpointPolicy, Cloud, IdlePolicy, Job, Market, MarketPolicy, SshChoices
 from gpucloud.domain.money.ledger import Rates, Terms
 from gpucloud.domain.node.bootstrap.facts import Facts
-from gpucloud.domain.node.bootstrap.steps import DRIVER
+from gpucloud.domain.node.bootstrap.steps import CONTROLLER
 from gpucloud.domain.node.bootstrap.wanted import ControllerWanted, Wanted
 from gpucloud.domain.node.node import EndCause, GroupView
 from gpucloud.domain.node.status import Outcome
@@ -528,11 +528,11 @@ FACTS = Facts(
 )
 def test_a_driver_runs_where_the_job_drives_itself(runs, controller, why):
     facts, wanted = replace(FACTS, controller_package=runs), replace(WANTED, controller=controller)
-    assert DRIVER.needed(facts, wanted) == why
+    assert CONTROLLER.needed(facts, wanted) == why
 
 
 def test_a_driver_is_started_by_the_package_and_told_where_its_order_is():
-    (command,) = DRIVER.commands(FACTS, WANTED)
+    (command,) = CONTROLLER.commands(FACTS, WANTED)
     assert command.argv == (
         *("/usr/bin/python3", "-I", "/home/me/.gpucloud/lib/gpucloud-ab.zip"),
         *("drive", "--root", "/home/me/.gpucloud"),

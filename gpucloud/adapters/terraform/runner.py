@@ -174,7 +174,7 @@ class _Ending:
 
 
 def _say_go(process: subprocess.Popen[bytes], begin: Callable[[int], None] | None) -> None:
-    """Let the keeper run its command; when `begin` fails it never does."""
+    """Let the guard run its command; when `begin` fails it never does."""
     assert process.stdin is not None  # noqa: S101  it was asked for
     with process.stdin as go:
         try:

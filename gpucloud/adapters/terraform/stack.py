@@ -226,7 +226,7 @@ class _Run:
         return {to: found[to] for to in found if to not in known and self._folder.declares(to)}
 
     def _change(self, command: str, **options: Any) -> Finished:
-        # Our own lock comes first; Terraform's is waited for too, in case a Terraform outlived even its keeper.
+        # Our own lock comes first; Terraform's is waited for too, in case a Terraform outlived even its guard.
         wait_s = self._stack.limit_s if self._home is None else self._stack.wait_s
         change = partial(
             self._runner.cmd,

@@ -96,7 +96,7 @@ def _has_above(pid: int, programs: set[int], listing: dict[int, processes.Proces
     return False
 
 
-# What the keeper says: to the user, and to the node's agent.
+# What the checkpoint watcher says: to the user, and to the node's agent.
 
 
 class Reporting:

@@ -1,4 +1,4 @@
-"""How known programs lay out their checkpoints: a listing in, sets of files out; and what a keeper is told. Pure."""
+"""How known programs lay out their checkpoints: a listing in, sets of files out; and what a watcher is told. Pure."""
 
 from __future__ import annotations
 
@@ -303,7 +303,7 @@ def _name(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-# What the keeper of a script's directory is told.
+# What the watcher of a script's directory is told.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -191,7 +191,7 @@ def _words(member: Member) -> tuple[str, ...]:
             return words
 
 
-# The words that start the keeper of a script's own checkpoint directory, before the launcher's own.
+# The words that start the watcher of a script's own checkpoint directory, before the launcher's own.
 
 
 def wrapper_of(member: Member) -> tuple[str, ...]:
@@ -227,7 +227,7 @@ def wrapper_of(member: Member) -> tuple[str, ...]:
 
 
 def _additions(job: Job) -> Additions:
-    """Return what the keeper adds to the launch: only a shell's line has words elsewhere than at its end."""
+    """Return what the watcher adds to the launch: only a shell's line has words elsewhere than at its end."""
     added = additions_of(job.checkpoint.directory)
     if not added.words or not runs_in_shell(job):
         return added

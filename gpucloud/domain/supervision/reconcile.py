@@ -131,8 +131,8 @@ def _why_not(counted: tuple[NodeSnapshot, ...], goal: Goal, snapshot: Snapshot, 
     for node, trial in zip(counted, _trials(counted, goal), strict=True):
         if trial is not None and trial.refused is not None and _time(node, goal, snapshot) >= limits.granted:
             return f"{node.node.id} may not do what driving the job needs: {in_one_line(trial.refused)}"
-    if min(_time(node, goal, snapshot) for node in counted) >= limits.driver:
-        return f"no machine has shown within {format_span(limits.driver)} that it can drive the job"
+    if min(_time(node, goal, snapshot) for node in counted) >= limits.controller:
+        return f"no machine has shown within {format_span(limits.controller)} that it can drive the job"
     return None
 
 

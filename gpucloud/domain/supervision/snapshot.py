@@ -171,7 +171,7 @@ class Limits:
     """For a GPU that others use to be free, before an attempt: looked at every `ask_again`. Then another is taken."""
     granted: timedelta = timedelta(minutes=2)
     """For a right that was given to be there: the cloud tells its parts of it one after the other."""
-    driver: timedelta = timedelta(minutes=20)
+    controller: timedelta = timedelta(minutes=20)
     """For a machine to show that it can drive its job: it boots, and makes itself fit for that, before it can try."""
 
 

@@ -170,9 +170,8 @@ class SpendTracker:
     ) -> dict[str, tuple[Charge, ...]]:
         """Return what each machine costs that had no bill when a shut-off was armed: as it stood then and is listed."""
         told = [interval for one in armings for interval in one.unbilled]
-        known = {
-            interval.node_id: interval for interval in reversed(told)
-        }  # what was told first is from before they drove
+        # What was told first is from before they drove.
+        known = {interval.node_id: interval for interval in reversed(told)}
         until = max(one.until for one in armings)
         found = as_listed(replace(state, nodes=tuple(known.values()), paid_until=until), listed, now).nodes
         return {interval.node_id: self._meter(interval, replace(state, attempts=()), now) for interval in found}

@@ -250,7 +250,7 @@ def _controller_commands(facts: Facts, wanted: Wanted) -> tuple[Command, ...]:
 
 
 # The command returns when the controller has read its order.
-DRIVER = Step(name="driver", needed=_controller_needed, commands=_controller_commands, proves_itself=True)
+CONTROLLER = Step(name="driver", needed=_controller_needed, commands=_controller_commands, proves_itself=True)
 
 
 # The steps that make a node fit, in their order.
@@ -294,7 +294,7 @@ STEPS = (
     LAYER,
     DATA,
     GATE_STEP,
-    DRIVER,
+    CONTROLLER,
 )
 
 
