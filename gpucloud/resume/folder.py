@@ -121,7 +121,7 @@ class Signals:
     def listen(self) -> None:
         """Take them, where this is the thread that may."""
         for number in _NOTICES:
-            before = signal.getsignal(number)
+            before = _of_this_process(signal.getsignal(number), number)
             if before is signal.SIG_DFL or callable(before):
                 with contextlib.suppress(ValueError):  # another thread than the main one
                     signal.signal(number, self._hear)
@@ -144,6 +144,10 @@ class Signals:
         if callable(before := self._before.get(number)):
             before(number, frame)
 
+    def seen_from_here(self, number: int) -> Any:
+        """The handler that this process has by it: in one that was forked since, what it stands before."""
+        return self._hear if os.getpid() == self._pid else _of_this_process(self._before.get(number), number)
+
     def _hear_in_child(self, number: int) -> None:
         """A data loader's worker: a scheduler's notice goes to all processes, and training needs it for the next step.
 
@@ -155,6 +159,12 @@ class Signals:
         if number == signal.SIGTERM and self._stage[0] != _NOTED:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+
+
+def _of_this_process(handler: Any, number: int) -> Any:
+    """Look through a listener that a fork inherited: it would take this process for a worker, and end it."""
+    listener = getattr(handler, "__self__", None)
+    return listener.seen_from_here(number) if isinstance(listener, Signals) else handler
 
 
 def say(text: str) -> None:

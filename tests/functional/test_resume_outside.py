@@ -114,6 +114,24 @@ def test_a_worker_that_its_parent_ends_is_ended(signals):
     assert not signals.heard
 
 
+def test_a_script_that_was_forked_by_one_takes_signals_by_itself(signals):
+    ready, tell = os.pipe()
+    process = os.fork()
+    if not process:
+        with contextlib.suppress(BaseException):
+            own = Signals()
+            own.listen()
+            os.write(tell, b"1")
+            while not own.heard:
+                time.sleep(0.01)
+            os._exit(0)
+        os._exit(7)
+    os.read(ready, 1)
+    os.kill(process, signal.SIGTERM)
+    assert ended(process) == 0
+    assert not signals.heard
+
+
 def test_a_worker_outlives_a_notice_to_all_until_its_parent_is_over(signals):
     worker = child()
     for process in (worker, os.getpid()):
