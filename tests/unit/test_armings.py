@@ -13,7 +13,7 @@ from gpucloud.domain.job.spec import Market
 from gpucloud.domain.money.ledger import Charge, Terms, joined, total
 from gpucloud.domain.node.node import NO_GROUP, GroupView, NodeState
 from gpucloud.domain.offer import Pool, PricePoint
-from gpucloud.domain.state.state import Successor, UsageInterval
+from gpucloud.domain.state.state import EndCause, Successor, UsageInterval
 from gpucloud.domain.supervision.self_driving import arming, unproven_usd
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import take
@@ -147,6 +147,22 @@ def test_a_machine_that_lives_when_the_job_is_taken_back_is_known_up_to_then(sto
 
     tracker = SpendTracker(users, OnePrice(), Terms())
     assert tracker.unproven_usd(state(), NO_GROUP, NOW + 9 * HOUR) == Decimal("0.5")  # its own books are empty
+
+
+def test_a_machine_that_its_interruption_made_free_stays_free_when_its_group_is_gone(store):
+    """It lived when the job was left to itself, was taken in its first hour, and the list told so at `down`."""
+    users, armed_at, down_at = JobStore(store, "digits"), NOW + HOUR / 32, NOW + HOUR / 4
+    free = interval("a", 0, 0.1, end_cause=EndCause.INTERRUPTED)
+    put_job(users, state(nodes=(replace(free, charged=True),), drives_itself=True))
+    users.arm(arming(state(nodes=(interval("a", 0),)), at=armed_at, machines=1, until=NOW + 8 * HOUR))
+    users.bill("a", ())
+
+    def unproven():
+        return SpendTracker(users, OnePrice(), Terms()).unproven_usd(users.believed()[0], NO_GROUP, NOW + HOUR)
+
+    assert unproven() > 0  # its own word alone
+    users.arm(arming(state(), at=down_at, machines=0, until=down_at, listed=(free,)))
+    assert unproven() == 0
 
 
 def test_what_was_forgotten_before_the_job_was_taken_back_stays_unproven(store):

@@ -217,9 +217,9 @@ class Spend:
     promised_usd: Decimal
     forecast_usd: Decimal | None = None
     is_short: bool = False
+    """Whether the budget ends before the job's last step."""
     deadline_in: timedelta | None = None
     """How long until the deadline, where that ends the job before its last step."""
-    """Whether the budget ends before the job's last step."""
     unattended_until: datetime | None = None
     outside_budget_usd: Decimal = ZERO
     unproven_usd: Decimal = ZERO

@@ -168,13 +168,19 @@ class SpendTracker:
     def _lived(
         self, armings: tuple[Arming, ...], state: JobState, listed: GroupView, now: datetime
     ) -> dict[str, tuple[Charge, ...]]:
-        """Return what each machine costs that had no bill when a shut-off was armed: as it stood then and is listed."""
+        """Return what each machine costs that had no bill when a shut-off was armed: as it stood then and is listed.
+
+        One that the list has forgotten ended as the list told when the job was taken back.
+        """
         told = [interval for one in armings for interval in one.unbilled]
         # What was told first is from before they drove.
         known = {interval.node_id: interval for interval in reversed(told)}
         until = max(one.until for one in armings)
         found = as_listed(replace(state, nodes=tuple(known.values()), paid_until=until), listed, now).nodes
-        return {interval.node_id: self._meter(interval, replace(state, attempts=()), now) for interval in found}
+        still = {node.id for node in listed.nodes}
+        told_last = {interval.node_id: interval for interval in witnessed(armings) if interval.node_id not in still}
+        lived = (told_last.get(interval.node_id, interval) for interval in found)
+        return {interval.node_id: self._meter(interval, replace(state, attempts=()), now) for interval in lived}
 
     def _settled(self, interval: UsageInterval, state: JobState, now: datetime) -> UsageInterval:
         if interval.ended_at is None or interval.charged:
