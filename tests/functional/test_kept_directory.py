@@ -14,7 +14,7 @@ from gpucloud.agent.scripts.putting import Directory
 from gpucloud.agent.scripts.script import CheckpointLocation, copy, is_whole, look
 from gpucloud.agent.scripts.taking import Taking, Took
 from gpucloud.domain.checkpoint.layouts import Additions, Rule
-from gpucloud.domain.checkpoint.manifest import Commit, Why, seal, unseal
+from gpucloud.domain.checkpoint.manifest import Commit, Counts, Fallback, Why, seal, unseal
 from gpucloud.domain.job.spec import Layout, OnNotice
 from tests.standins.bucket import serving
 from tests.standins.kept_script import KEEP, PREFIX, KeptScript, until
@@ -81,6 +81,20 @@ def test_a_script_that_begins_at_0_although_its_checkpoint_was_put_back_is_told_
     assert script.ended() == 0
     said = "gpucloud: the script began anew: it saved step 10 after the checkpoint of step 20 was put back; "
     assert script.said().count(said + "tell it to resume by `checkpoint: {resume_args: …}`\n") == 1
+
+
+def test_of_a_script_that_overwrites_one_file_the_counter_in_it_tells_that_it_began_at_0(make):
+    script = make("torch")
+    script.start(steps=20, waits=True)
+    assert script.ended() == 0
+    script.lose_the_disk()
+    script.start(steps=30, from_scratch=1, waits=True)
+    assert script.ended() == 0
+    said = "gpucloud: the script began anew: it saved step 10 after the checkpoint of step 20 was put back; "
+    assert script.said().count(said + "tell it to resume by `checkpoint: {resume_args: …}`\n") == 1
+    progress = script.told()
+    assert progress.counts is Counts.SAVES
+    assert progress.fallback == Fallback(saved=10, put_back=20)
 
 
 @pytest.mark.parametrize("kind", KINDS)

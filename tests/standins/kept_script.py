@@ -16,12 +16,14 @@ from pathlib import Path
 
 from gpucloud import processes
 from gpucloud.agent.attempt.composing import MARK
+from gpucloud.agent.attempt.files import AttemptFolder
 from gpucloud.agent.scripts.script import is_whole
 from gpucloud.domain.checkpoint.directory import paths_of
 from gpucloud.domain.checkpoint.layouts import Additions, KeepOrder, Rule
 from gpucloud.domain.checkpoint.manifest import Manifest
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.job.spec import OnNotice
+from gpucloud.domain.node.status import Progress
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
 
@@ -40,6 +42,14 @@ def zipped(step):
     with zipfile.ZipFile(out, "w") as archive:
         archive.writestr("step", str(step) + " " * 20000)
     return out.getvalue()
+
+if kind == "torch":
+    import torch
+
+    def zipped(step):
+        out = io.BytesIO()
+        torch.save({"model": torch.nn.Linear(9, 9).state_dict(), "iter_num": step, "config": {"iter_num": 10**6}}, out)
+        return out.getvalue()
 
 def slowly(path, data):
     os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -66,7 +76,7 @@ def newest():
 
 def save(step):
     folder = f"out/checkpoint-{step}"
-    if kind == "file":
+    if kind in ("file", "torch"):
         slowly("out/ckpt.pt", zipped(step))
         return
     for name in ("a.pt", "b.pt", "c.pt"):
@@ -78,7 +88,7 @@ def save(step):
             file.write(json.dumps({"global_step": step}))
 
 def committed():
-    """The step that the keeper tells of."""
+    """The step, or the save, that the keeper tells of."""
     try:
         with open(os.environ["waits_for"]) as file:
             return json.load(file)["committed_step"] or 0
@@ -102,9 +112,10 @@ while step < total:
             time.sleep(60)
         sys.exit(0)
     if step % 10 == 0:
+        before = committed() if "waits_for" in os.environ else None
         save(step)
         print("saved", step, flush=True)
-        while "waits_for" in os.environ and committed() < step:
+        while "waits_for" in os.environ and committed() == before:
             time.sleep(0.01)
     if os.environ.get("hangs_at") == str(step):
         time.sleep(600)
@@ -236,6 +247,13 @@ class KeptScript:
             return int(json.loads((self.attempt_folder / "progress.json").read_text())["committed_step"] or 0)
         except FileNotFoundError:
             return 0
+
+    def told(self) -> Progress:
+        """Return the attempt's progress, as the node's agent reads it."""
+        (self.folder / f"{self.attempts:04d}").symlink_to(self.attempt_folder)
+        progress = AttemptFolder(self.folder, self.attempts).progress()
+        assert progress is not None
+        return progress
 
     def newest_content(self) -> int:
         """The step that the files of the newest commit are of; 0 without one."""

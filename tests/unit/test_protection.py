@@ -11,7 +11,7 @@ import pytest
 from gpucloud.adapters.jobfile import read_job
 from gpucloud.adapters.scripts import look
 from gpucloud.cli.commands.supervising import say_what_is_lost
-from gpucloud.domain.checkpoint.manifest import Counts
+from gpucloud.domain.checkpoint.manifest import Counts, Fallback
 from gpucloud.domain.checkpoint.protection import Code, Saving, must_be_meant, protection_of
 from gpucloud.domain.errors import JobFileError
 from gpucloud.domain.job.spec import CheckpointDirectory, CheckpointPolicy, Cloud, MarketPolicy, Resources
@@ -208,6 +208,18 @@ def test_a_script_that_began_at_0_although_its_checkpoint_was_put_back_is_told_o
     told = CheckpointPolicy(directory=CheckpointDirectory(path="out", resume_args=("--resume",)))
     assert anew(10, 101, told)[0].endswith("was put back; --resume did not have it resume")
     assert anew(100, 101) == anew(110, 101) == anew(10, 1) == anew(10, 101, counts=Counts.SAVES) == ()
+
+
+def test_a_script_whose_saves_are_only_counted_is_told_of_by_the_counter_in_its_file():
+    way_out = "tell it to resume by `checkpoint: {resume_args: …}`"
+    by_step = anew(3, 3, counts=Counts.SAVES, fallback=Fallback(saved=250, put_back=2000))
+    assert by_step == (
+        f"the script began anew: it saved step 250 after the checkpoint of step 2000 was put back; {way_out}",
+    )
+    by_epoch = anew(3, 3, counts=Counts.SAVES, fallback=Fallback(saved=0, put_back=12, epochs=True))
+    assert by_epoch == (
+        f"the script began anew: it saved epoch 0 after the checkpoint of epoch 12 was put back; {way_out}",
+    )
 
 
 def test_that_a_script_began_anew_is_told_once_in_an_attempt():

@@ -15,6 +15,7 @@ from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 
+from gpucloud.agent.scripts.counters import counters_of
 from gpucloud.agent.scripts.script import CheckpointLocation, Texts, copy, is_whole, put_time
 from gpucloud.domain.checkpoint.directory import (
     PROMISE,
@@ -29,7 +30,7 @@ from gpucloud.domain.checkpoint.directory import (
     paths_of,
     with_pointers,
 )
-from gpucloud.domain.checkpoint.layouts import Found, Rule, checkpoints_of, find_sets
+from gpucloud.domain.checkpoint.layouts import Counters, Found, Rule, checkpoints_of, find_sets
 from gpucloud.domain.checkpoint.manifest import Commit, Counts, Manifest, Piece, Why
 from gpucloud.domain.checkpoint.rounds import (
     Answer,
@@ -79,6 +80,8 @@ class Taking:
         self.count = 0
         self.over: bool | None = None
         """Whether another node wants nothing more of this one; None where that is no other node's matter."""
+        self.first: dict[str, Counters] = {}
+        """What the files of the first save tell by themselves, where their names tell no step."""
         self._location = location
         self._checkpoints = location.checkpoints
         self._copies = copies
@@ -111,6 +114,8 @@ class Taking:
             if not copy(directory, content, self._copies) or not self._is_whole(one, proven=proven):
                 return Took.CHANGED
             took = self._save(one, why)
+            if took is Took.SAVED and self.count == 0 and one.step is None:
+                self.first = counters_of(self._copies, one.paths)
         finally:
             shutil.rmtree(self._copies, ignore_errors=True)
         if took is Took.SAVED:

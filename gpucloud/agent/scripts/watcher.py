@@ -14,12 +14,13 @@ from typing import TypeVar
 
 from gpucloud.agent.attempt.files import LEFT_EXIT_CODE
 from gpucloud.agent.scripts import script
+from gpucloud.agent.scripts.counters import counters_of
 from gpucloud.agent.scripts.putting import Directory, Fetched
 from gpucloud.agent.scripts.script import CheckpointLocation, Reporting, look
 from gpucloud.agent.scripts.taking import Answering, Calling, Content, Taking, Took
 from gpucloud.domain.checkpoint.directory import FileSet, Listing, Settling
-from gpucloud.domain.checkpoint.layouts import Additions, Found, KeepOrder, begun_anew
-from gpucloud.domain.checkpoint.manifest import Commit, Counts, Why
+from gpucloud.domain.checkpoint.layouts import Additions, Counters, Found, KeepOrder, begun_anew, fallback
+from gpucloud.domain.checkpoint.manifest import Commit, Counts, Fallback, Why
 from gpucloud.domain.errors import CredentialsError, GpucloudError, StoreError, UsageError
 from gpucloud.domain.job.spec import OnNotice
 from gpucloud.retries import Retry
@@ -193,12 +194,17 @@ class CheckpointWatcher:
         self._told = 0
         self._fenced = False
         self._pending = False
+        self._put_back: dict[str, Counters] = {}
 
     def run(self, words: tuple[str, ...], env: Mapping[str, str]) -> int:
         """Start the script and return the exit code of its attempt on this node: 75 for saved and left."""
         if self._taking is not None:
             listing = look(self._directory.path)
-            self._settling.take_all(self._taking.there(self._directory.path, listing).sets, listing)
+            sets = self._taking.there(self._directory.path, listing).sets
+            self._settling.take_all(sets, listing)
+            if self._base is not None:
+                unnamed = (path for one in sets if one.step is None for path in one.paths)
+                self._put_back = counters_of(self._directory.path, unnamed)
         child = subprocess.Popen(words, env=env)
         code = None
         while code is None and not self._over():
@@ -282,10 +288,13 @@ class CheckpointWatcher:
 
     def _warn(self, taking: Taking) -> None:
         """Say that the script did not take what was put back, as its first save shows where both tell their step."""
-        counts_steps = self._counts is taking.counts is Counts.STEPS
-        if self._base is None or self._order.rank != 0 or taking.count != 1 or not counts_steps:
+        if self._base is None or self._order.rank != 0 or taking.count != 1:
             return
-        if (warning := begun_anew(taking.committed, self._base.step, self._order.additions)) is not None:
+        if self._counts is taking.counts is Counts.STEPS:
+            found: Fallback | None = Fallback(saved=taking.committed, put_back=self._base.step)
+        else:
+            found = self._reporting.fallback = fallback(taking.first, self._put_back)
+        if found is not None and (warning := begun_anew(found, self._order.additions)) is not None:
             self._reporting.say(warning)
 
     def _over(self) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
 
 from gpucloud.domain.checkpoint.directory import FileSet, Listing, above, below, family, folder_of, last_number
+from gpucloud.domain.checkpoint.manifest import Fallback
 from gpucloud.domain.job.spec import CHECKPOINT, CheckpointDirectory, Layout, OnNotice
 
 METADATA = ".metadata"
@@ -324,17 +325,47 @@ class Additions:
         return " ".join(word if word.split() == [word] else shlex.quote(word) for word in words)
 
 
-def begun_anew(saved: int, put_back: int, additions: Additions) -> str | None:
+_EPOCHS = ("epoch", "EPOCHS_RUN", "epochs_run", "current_epoch")
+_STEPS = ("iter_num", "global_step", "step", "iteration", "iter", "current_step", "current_iter")
+COUNTERS = (*_EPOCHS, *_STEPS)
+"""The keys under which scripts save how far they are: nanoGPT's, Lightning's, timm's, PyTorch's examples'."""
+
+Counters = Mapping[str, int]
+
+
+def fallback(saved: Mapping[str, Counters], put_back: Mapping[str, Counters]) -> Fallback | None:
+    """Return by what the files of a first save are behind those that were put back; None unless they clearly are.
+
+    Each file is compared with that of its family. An epoch decides before a step, which may be counted within it; and
+    one file that got further shows that the script went on: others, the best model's, are written now and then.
+    """
+    before = {family(path): counters for path, counters in put_back.items()}
+    found = [_moved(counters, before.get(family(path), {})) for path, counters in saved.items()]
+    behind = [one for one in found if one is not None and one.saved < one.put_back]
+    ahead = any(one is not None and one.saved > one.put_back for one in found)
+    return behind[0] if behind and not ahead else None
+
+
+def _moved(saved: Counters, put_back: Counters) -> Fallback | None:
+    for key in COUNTERS:
+        if key in saved and key in put_back and saved[key] != put_back[key]:
+            return Fallback(saved=saved[key], put_back=put_back[key], epochs=key in _EPOCHS)
+    return None
+
+
+def begun_anew(found: Fallback, additions: Additions) -> str | None:
     """Return the warning that a script began at 0 though a checkpoint was put back; None when it did not.
 
     By its first new save: of a step below that of the checkpoint.
     """
-    if saved >= put_back:
+    if found.saved >= found.put_back:
         return None
     told = "tell it to resume by `checkpoint: {resume_args: …}`"
     if additions != Additions():
         told = f"{additions} did not have it resume"
-    return f"the script began anew: it saved step {saved} after the checkpoint of step {put_back} was put back; {told}"
+    of = "epoch" if found.epochs else "step"
+    put_back = f"the checkpoint of {of} {found.put_back} was put back"
+    return f"the script began anew: it saved {of} {found.saved} after {put_back}; {told}"
 
 
 def additions_of(directory: CheckpointDirectory | None) -> Additions:

@@ -117,6 +117,15 @@ class Counts(str, Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fallback:
+    """A counter of the script's own, its step or its epoch, that its first save has below what was put back."""
+
+    saved: int
+    put_back: int
+    epochs: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Notes:
     """What can be known of a checkpoint before anything of it is read: the epoch, from 0, and the script's own values.
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from enum import Enum
 
-from gpucloud.domain.checkpoint.manifest import Counts
+from gpucloud.domain.checkpoint.manifest import Counts, Fallback
 from gpucloud.domain.codec import Malformed, from_json, to_json
 from gpucloud.domain.node.container import ContainerRun
 from gpucloud.domain.node.hardware import GpuSample, HostSample
@@ -126,6 +126,8 @@ class Progress:
     """The longest step but the first; None before the second."""
     counts: Counts = Counts.STEPS
     """What its numbers are of: of a script that does not report, perhaps its saves."""
+    fallback: Fallback | None = None
+    """By what its first save was behind the checkpoint that was put back, where the files tell that alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +181,7 @@ class AttemptStatus:
             age_s=read.age_s,
             longest_s=read.longest_s,
             counts=kept.counts if kept else Counts.STEPS,
+            fallback=kept.fallback if kept else None,
         )
 
     @property
@@ -267,7 +270,8 @@ def _are_possible(readings: Readings) -> bool:
 
 def is_possible_progress(progress: Progress) -> bool:
     """Whether a script can stand so; it may mean to make more steps than any makes."""
-    counts = (progress.step, progress.first_step, progress.committed_step or 0)
+    behind = (progress.fallback.saved, progress.fallback.put_back) if progress.fallback else ()
+    counts = (progress.step, progress.first_step, progress.committed_step or 0, *behind)
     seconds = (progress.step_seconds or 0.0, progress.longest_s or 0.0)
     return (
         all(0 <= count < COUNTED for count in counts)

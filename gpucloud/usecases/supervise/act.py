@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from gpucloud.domain.checkpoint.layouts import Additions, additions_of, begun_anew
-from gpucloud.domain.checkpoint.manifest import Counts
+from gpucloud.domain.checkpoint.manifest import Counts, Fallback
 from gpucloud.domain.job.spec import CheckpointPolicy, Market
 from gpucloud.domain.money.ledger import Used
 from gpucloud.domain.node.bootstrap.facts import attempt_lock
@@ -167,9 +167,11 @@ def _how_it_saves(snapshot: Snapshot, policy: CheckpointPolicy | None) -> str | 
 
 
 def _anew(progress: Progress, additions: Additions) -> str | None:
-    if progress.phase not in (UNTOLD, OUTPUT) or progress.counts is not Counts.STEPS or progress.committed_step is None:
+    if progress.phase not in (UNTOLD, OUTPUT) or progress.committed_step is None:
         return None
-    return begun_anew(progress.committed_step, progress.first_step - 1, additions)
+    if progress.counts is Counts.STEPS:
+        return begun_anew(Fallback(saved=progress.committed_step, put_back=progress.first_step - 1), additions)
+    return begun_anew(progress.fallback, additions) if progress.fallback is not None else None
 
 
 def _is_at_work(attempt: Attempt, snapshot: Snapshot) -> bool:
