@@ -32,7 +32,8 @@ from gpucloud.resume.save.deciding import Moment, SaveDecider
 from gpucloud.resume.settings import end_quickly, promised
 from gpucloud.resume.state import randomness
 from gpucloud.resume.state.randomness import Draws
-from gpucloud.resume.state.state import Content, TrainingState, plain_entries
+from gpucloud.resume.state.stages import require_same
+from gpucloud.resume.state.state import STAGES, Content, TrainingState, plain_entries
 from gpucloud.resume.state.tree import NAMES, Shares, is_sharded
 from gpucloud.wholefile import open_whole, write_whole
 
@@ -154,6 +155,8 @@ class Continued:
 
     def _put_state(self, restored: Restored) -> Content:
         content = restored.content(self._ranks.rank)
+        worlds = (restored.manifest.world, self._ranks.world)
+        require_same(content.own.get(STAGES), self._state.stages, restored.commit.step, worlds=worlds)
         self._state.fit(content, restored.commit.step)
         self._exactness.best_effort(self._state.change(content.own.get("changed", {})))
         self._exactness.lower(restored.manifest.promise)

@@ -32,6 +32,7 @@ from gpucloud.resume.settings import Settings, read_settings, surroundings, tune
 from gpucloud.resume.sources import source_of
 from gpucloud.resume.state import randomness
 from gpucloud.resume.state.randomness import Draws
+from gpucloud.resume.state.stages import module_of
 from gpucloud.resume.state.state import TrainingState
 from gpucloud.resume.state.traits import rebuckets
 from gpucloud.store import open_store
@@ -72,7 +73,7 @@ def init(
     given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, **others}
     parts = dict(one for name, part in given.items() for one in _each(name, part))
     state = TrainingState(parts)
-    anew = any(rebuckets(part) for part in parts.values() if isinstance(part, torch.nn.Module))
+    anew = any(rebuckets(part) for part in map(module_of, parts.values()) if isinstance(part, torch.nn.Module))
     return Run(settings, state, total_steps=total_steps, seed=seed, rebuckets=anew)
 
 
@@ -223,7 +224,7 @@ class Run:
         wrapped = Wrapped(source, self._ranks.world, self._exactness.best_effort, self._say)
         if (own := self._continued.own) and own["surroundings"]["world"] != self._ranks.world:
             self._exactness.best_effort("on another number of ranks your own loader hands out other batches")
-        if over is None and self._ranks.world > 1 and (whole := takes_all(loader)):
+        if over is None and self._ranks.world > 1 and not self._state.stages and (whole := takes_all(loader)):
             self._say(f"{whole} has every rank draw from the whole data set: torch's DistributedSampler splits it")
         world = self._ranks.world if over is None else over.size()
         self._take_from(
@@ -320,6 +321,11 @@ class Run:
         UsageError for a name or type that is none, StoreError where the file cannot be written.
         """
         module = self._state.modules.get(of)
+        if of in self._state.stages:
+            raise UsageError(
+                f"{of!r} is a stage of a pipeline, and no rank has the whole model",
+                hint="torch.save(stage_module.state_dict(), f'stage-{rank}.pt') on every rank",
+            )
         if module is None:
             known = ", ".join(self._state.modules)
             raise UsageError(f"the run has no module {of!r}", hint=f"run.export(path, of=…): one of {known}")

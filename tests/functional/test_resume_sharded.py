@@ -199,5 +199,11 @@ def test_ranks_with_different_models_are_told_so():
             return tuple(max(number, 7) for number in numbers)
 
     capture = Capture(TrainingState({"model": nn.Linear(2, 2)}), Told())
-    with pytest.raises(UsageError, match="the ranks have different models"):
+    with pytest.raises(UsageError, match="the ranks have different models") as refused:
         capture.begin({})
+    assert refused.value.hint.endswith("give resume.init the PipelineStage: model=stage")
+
+
+def test_a_shape_that_only_one_rank_has_is_told_to_the_others():
+    told = [TrainingState({"model": nn.Linear(2, width)}).collect(0, 2, {}).names for width in (2, 3)]
+    assert told[0] != told[1]

@@ -13,11 +13,13 @@ from tests.prove.disturbing import Matrix
 from tests.standins.framework_training import FRAMEWORKS, main
 from tests.standins.saved_runs import SavedRun
 
+PIPELINE = "pipeline"  # torch's own
 SETTINGS = {
     "huggingface": (PLAIN, "accumulation+evaluation", "workers+collation", "stream"),
     "accelerate": (PLAIN, "accumulation", "workers+collation"),
     "dcp": (PLAIN, "stateful", "ddp"),
     "lightning": (PLAIN, "evaluation+steps", "accumulation+evaluation+often", "workers+collation"),
+    PIPELINE: (PLAIN, "module+1f1b", "interleaved"),
 }
 """What the script of each framework is made of beside its model."""
 
@@ -78,7 +80,8 @@ class FrameworkMatrix(Matrix):
         super().__init__(folder, compiles=False)
 
     def _run(self, cell: FrameworkCell) -> SavedRun:  # type: ignore[override]
-        importlib.import_module(f"gpucloud.frameworks.{cell.framework}")  # here, so that no rank needs to
+        of = "torch.distributed.pipelining" if cell.framework == PIPELINE else f"gpucloud.frameworks.{cell.framework}"
+        importlib.import_module(of)  # here, so that no rank needs to
         self._number += 1
         return SavedRun(
             self._folder / f"{self._number:03}",

@@ -290,7 +290,77 @@ def dcp(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-FRAMEWORKS = {"huggingface": huggingface, "lightning": lightning, "accelerate": accelerate, "dcp": dcp}
+def pipeline(args: argparse.Namespace) -> dict[str, Any]:
+    from torch.distributed import pipelining  # noqa: PLC0415
+
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    dist.init_process_group("gloo")
+    over = init_device_mesh("cpu", (world, 1), mesh_dim_names=("pipeline", "data"))["data"]
+    each = 2 if "interleaved" in args.settings else 1
+    numbers = [rank + world * one for one in range(each)]
+    modules = [Layer(number) for number in numbers]  # under the same names, of the same shapes, on every rank
+    optimizers = [torch.optim.AdamW(module.parameters(), lr=3e-3) for module in modules]
+    schedules = [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9) for optimizer in optimizers]
+    stages = [
+        pipelining.PipelineStage(module, number, world * each, torch.device("cpu"))
+        for module, number in zip(modules, numbers, strict=True)
+    ]
+    kinds = {"1f1b": pipelining.Schedule1F1B, "interleaved": pipelining.ScheduleInterleaved1F1B}
+    kind = next((kinds[name] for name in args.settings if name in kinds), pipelining.ScheduleGPipe)
+    schedule = kind(stages if each > 1 else stages[0], 2, loss_fn=nn.functional.cross_entropy)
+    run = resume.init(
+        model=modules[0] if "module" in args.settings else stages if each > 1 else stages[0],
+        optimizer=optimizers if each > 1 else optimizers[0],
+        scheduler=schedules,
+        total_steps=args.steps,
+    )
+    data: Any = Subset(Images(), range(60))
+    shuffled = torch.utils.data.RandomSampler(data, generator=torch.Generator().manual_seed(5))  # alike on all ranks
+    batches = run.wrap(torch.utils.data.DataLoader(data, GLOBAL_BATCH, sampler=shuffled, drop_last=True), over=over)
+    for _ in run.epochs(-(-args.steps // 5)):
+        for index, x, labels in batches:
+            remember(args.out / f"seen-{rank}.jsonl", run.steps_done + 1, [(index, x, labels)])
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            schedule.step(*((x.flatten(1),) if rank == 0 else ()), **({"target": labels} if rank == world - 1 else {}))
+            for optimizer, decay in zip(optimizers, schedules, strict=True):
+                optimizer.step()
+                decay.step()
+            run.step()
+    run.done()
+    return {
+        "model": [module.state_dict() for module in modules],
+        "optimizer": [optimizer.state_dict() for optimizer in optimizers],
+        "scheduler": [one.state_dict() for one in schedules],
+        "steps": run.steps_done,
+    }
+
+
+class Layer(nn.Module):
+    """A stage, with weights by its number, a buffer of each kind, and random numbers."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        torch.manual_seed(number)
+        self.norm, self.linear, self.dropout = nn.LayerNorm(108), nn.Linear(108, 108), nn.Dropout(0.1)
+        self.register_buffer("mean", torch.zeros(108))
+        self.register_buffer("calls", torch.zeros(()), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and not x.is_meta:
+            self.calls += 1  # type: ignore[operator]
+            self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))  # type: ignore[operator]
+        out: torch.Tensor = x + self.dropout(self.linear(torch.relu(self.norm(x)))) + 0.01 * torch.sin(self.mean)
+        return out
+
+
+FRAMEWORKS = {
+    "huggingface": huggingface,
+    "lightning": lightning,
+    "accelerate": accelerate,
+    "dcp": dcp,
+    "pipeline": pipeline,
+}
 
 
 def main() -> None:

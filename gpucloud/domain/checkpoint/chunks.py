@@ -250,8 +250,11 @@ class _Trees:
             self._shared, self._own = json.loads(texts["shared"]), json.loads(texts["own"])
             self._modules: dict[str, dict[str, Any]] = self._shared["modules"]
             self._buffers: dict[str, dict[str, Any]] = self._own["buffers"]
+            staged = "stages" in self._own
         except (KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"it does not say what its tensors are: {error!r}") from error
+        if staged:
+            raise ValueError("each rank has a stage of a pipeline, under names of its own")
 
     def parts(self, tensor: str) -> list[Chunk]:
         """Return the chunks of a tensor, by its name in the checkpoint."""

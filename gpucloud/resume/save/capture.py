@@ -163,7 +163,7 @@ class Capture:
         if self._ranks.highest(told, -told) != (told, -told):
             raise UsageError(
                 "the ranks have different models, and what one has alone would be lost",
-                hint="build the whole model on every rank: pipeline stages cannot be saved together",
+                hint="build the whole model on every rank, or give resume.init the PipelineStage: model=stage",
             )
 
     def _planned(self, found: Collected) -> Plan:

@@ -18,6 +18,7 @@ import torch
 from gpucloud.domain.checkpoint.chunks import OWN
 from gpucloud.domain.errors import UsageError
 from gpucloud.resume.state.randomness import Generator, is_generator, own_generator
+from gpucloud.resume.state.stages import Places, keep_trials_apart, module_of, place_of, stage_of
 from gpucloud.resume.state.traits import (
     GroupsLater,
     Traits,
@@ -45,6 +46,7 @@ from gpucloud.resume.state.tree import (
     share,
 )
 
+STAGES = "stages"
 TIED = "tied"
 """What says which names of a module are those of one tensor."""
 
@@ -76,7 +78,7 @@ class Content:
 class Collected:
     """What one rank writes: its share of what all ranks have, its own tensors, and the rest as JSON texts.
 
-    `names` are those of all that is shared.
+    `names` are those of all that is shared, each with its shape.
     """
 
     shared: Tensors
@@ -102,8 +104,12 @@ class TrainingState:
         self._modules: dict[str, torch.nn.Module] = {}
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
         self._others: dict[str, Any] = {}
-        self._fixed = any(fixed(part) for part in parts.values() if isinstance(part, torch.nn.Module))
-        for name, part in parts.items():
+        self._stages: dict[str, tuple[int, int]] = {}
+        for name, given in parts.items():
+            part = module_of(given)
+            if (stage := stage_of(given)) is not None:
+                self._stages[name] = place_of(stage)
+                keep_trials_apart(stage)
             if isinstance(part, torch.nn.Module):
                 self._modules[name] = _checked(part, name)
             elif isinstance(part, torch.optim.Optimizer):
@@ -118,7 +124,18 @@ class TrainingState:
                     hint=f"give {name} the methods state_dict() and load_state_dict(), or leave it out",
                 )
         self._traits = Traits(self._modules, self._optimizers)
+        self._fixed = any(fixed(part) for part in map(module_of, parts.values()) if isinstance(part, torch.nn.Module))
         self.arrangement = arrangement(t for m in self._modules.values() for t in plain_entries(m).values())
+        if self._stages and self.sharded:
+            raise UsageError(
+                f"init({next(iter(self._stages))}=…) was given a stage of a pipeline whose weights are sharded",
+                hint="leave fully_shard and parallelize_module out: only one of both can be saved",
+            )
+
+    @property
+    def stages(self) -> Places:
+        """The modules that are stages of a pipeline; every optimizer is then the rank's own, as they are."""
+        return self._stages
 
     @property
     def sharded(self) -> bool:
@@ -174,7 +191,7 @@ class TrainingState:
         homes = self.homes()
         trees, shared = self._trees(entries, homes, {})
         own: Tensors = {}
-        part = {"buffers": _own_buffers(homes, entries), "others": self._states_of_others(), **extra}
+        part = {**self._own_part(homes, entries), **extra}
         tree = _split(encode(part, OWN[:-1], own), own, shared)
         metadata = {"own": json.dumps(tree)}
         if rank == 0:
@@ -184,7 +201,9 @@ class TrainingState:
             mine = share(shared, rank, world)
         else:
             mine, metadata["shards"] = shares.mine(shared, alone=alone)
-        return Collected(shared=mine, own=own, metadata=metadata, names=tuple(shared))
+        return Collected(
+            shared=mine, own=own, metadata=metadata, names=tuple(f"{n} {tuple(t.shape)}" for n, t in shared.items())
+        )
 
     def present(self) -> Present:
         """Return the state as it is now, not copied."""
@@ -192,7 +211,7 @@ class TrainingState:
         homes = self.homes()
         trees, shared = self._trees(entries, homes, {})
         own: Tensors = {}
-        part = {"buffers": _own_buffers(homes, entries), "others": self._states_of_others()}
+        part = self._own_part(homes, entries)
         tree: dict[str, Any] = _split(encode(part, OWN[:-1], own), own, shared)
         return Present(shared_tree=trees, shared=shared, own_tree=tree, own=own)
 
@@ -202,7 +221,7 @@ class TrainingState:
         `homes` say where the buffers are; to look through all modules for them takes longer than all else.
         """
         own: Tensors = {}
-        part = {"buffers": _own_buffers(homes, {}), "others": self._states_of_others()}
+        part = self._own_part(homes, {name: plain_entries(self._modules[name]) for name in self._stages})
         tree: dict[str, Any] = encode(part, OWN[:-1], own)
         return tree, own
 
@@ -267,11 +286,12 @@ class TrainingState:
 
     def apply(self, content: Content) -> None:
         """Put the state back into the script's objects. Raises UsageError when it does not fit them."""
-        modules = content.shared("modules")
+        staged = content.own.get(STAGES, {})
+        modules = {**content.shared("modules"), **staged.get("modules", {})}
         for name, module in self._modules.items():
-            _load(module, modules[name], content.own["buffers"][name])
+            _load(module, modules.pop(name), content.own["buffers"][name])
         del modules
-        optimizers = content.shared("optimizers")
+        optimizers = {**content.shared("optimizers"), **staged.get("optimizers", {})}
         for name, optimizer in self._optimizers.items():
             saved = in_order(optimizers.pop(name), self._names(optimizer))
             optimizer.load_state_dict(saved)
@@ -309,15 +329,28 @@ class TrainingState:
         self, entries: Mapping[str, dict[str, Any]], homes: Homes, groups: Groups
     ) -> tuple[dict[str, Any], Tensors]:
         shared: Tensors = {}
-        own = _own_buffers(homes, entries)
-        weights = {n: {k: v for k, v in e.items() if k not in own[n]} for n, e in entries.items()}
+        entries = {n: e for n, e in entries.items() if n not in self._stages}
+        optimizers = () if self._stages else self._optimizers
         trees = {
-            "modules": {n: encode(w, n, shared) for n, w in weights.items()},
-            "optimizers": {n: encode(self._by_name(n, groups), n, shared) for n in self._optimizers},
+            "modules": {n: encode(w, n, shared) for n, w in _weights(homes, entries).items()},
+            "optimizers": {n: encode(self._by_name(n, groups), n, shared) for n in optimizers},
             "names": {n: list(e) for n, e in entries.items()},  # buffers among them, in its order
             TIED: {n: _tied(e) for n, e in entries.items()},
         }
         return trees, shared
+
+    def _own_part(self, homes: Homes, entries: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+        """Return what is the rank's own: buffers, others, and where it has stages of a pipeline, these.
+
+        `entries` has those of the stages, at least.
+        """
+        part = {"buffers": _own_buffers(homes, entries), "others": self._states_of_others()}
+        if not self._stages:
+            return part
+        staged = {name: entries[name] for name in self._stages}
+        optimizers = {name: self._by_name(name, {}) for name in self._optimizers}
+        places = {name: list(place) for name, place in self._stages.items()}
+        return {**part, STAGES: {"places": places, "modules": _weights(homes, staged), "optimizers": optimizers}}
 
     def _states_of_others(self) -> dict[str, Any]:
         return {name: part.state_dict() for name, part in self._others.items()}
@@ -398,6 +431,12 @@ def _own_buffers(homes: Homes, entries: Mapping[str, dict[str, Any]]) -> dict[st
         name: {key: local(b) for key, b in _buffers(of).items() if not (is_sharded(b) and key in entries.get(name, ()))}
         for name, of in homes.items()
     }
+
+
+def _weights(homes: Homes, entries: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return what of a state_dict() is no buffer of the rank's own."""
+    own = _own_buffers(homes, entries)
+    return {name: {key: value for key, value in e.items() if key not in own[name]} for name, e in entries.items()}
 
 
 def _buffers(homes: list[tuple[str, torch.nn.Module]]) -> dict[str, torch.Tensor]:
