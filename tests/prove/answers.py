@@ -19,6 +19,10 @@ CONDITIONS = {
     "training": "training",
     "TRAINING, NOBODY SUPERVISES": "training_unsupervised",
     "NO MACHINE ANSWERS, NOBODY SUPERVISES": "silent",
+    "NO MACHINE OF ITS ATTEMPT ANSWERS, NOBODY SUPERVISES": "silent",
+    "asked to end": "training",
+    "trained, its machines are being ended": "trained",
+    "trained, its machines are still up": "trained",
     "handing over to its machines": "handing_over",
     "trained, its results are not home yet": "trained",
     "waiting for machines": "waiting",
@@ -45,7 +49,9 @@ _MONEY = re.compile(
 _UNPROVEN = re.compile(rf"^unproven +(?P<usd>{_SUM}) USD", re.MULTILINE)
 _LEFT = re.compile(rf"^(?:left|unused) +(?P<usd>{_SUM}) USD", re.MULTILINE)
 _SUPERVISED = re.compile(r"supervised by (its own node \S+?|process \d+ on \S+?)(?= since|,|$)", re.MULTILINE)
-_ATTEMPTS = re.compile(r"^\d+ +\d+ +(?:\d+–(?P<last>\d+)|none) +(?P<ended>\S.*?)  ", re.MULTILINE)
+_ATTEMPTS = re.compile(
+    r"^\d+ +\d+ +(?:\d+–(?P<last>\d+)(?:, kept to \d+|, none kept)?|none) +(?P<ended>\S.*?)  ", re.MULTILINE
+)
 _CHECKPOINT = re.compile(r"^checkpoint at (?:step|save) (?P<step>\d+)", re.MULTILINE)
 _STEP = re.compile(r", (?:step|save) (?P<step>\d+)")
 _CELL = re.compile(r"\s{2,}(?:save )?(?P<step>\d+|-)(?: \([0-9:]+\))?\s{2,}\d+\s{2,}\S+ of ")

@@ -35,7 +35,7 @@ def told(before, now):
 
 
 def test_a_change_is_told_with_its_reason_and_what_stays_is_not():
-    assert told(None, DEAR) == (f"on demand from 12:00:00 UTC: {WHY}",)
+    assert told(None, DEAR) == (f"on demand from 12:00:00 UTC, decided on {WHY}",)
     assert told(DEAR, DEAR) == ()
     assert told(DEAR, None) == ()
 
@@ -44,12 +44,12 @@ def test_that_the_deadline_will_be_missed_is_told_when_it_turns_out():
     assert told(DEAR, LATE) == ("the deadline will be missed",)
     assert told(LATE, LATE) == ()
     later = replace(LATE, mode="idle", since=NOW + timedelta(minutes=5))
-    assert told(LATE, later) == (f"waiting from 12:05:00 UTC: {WHY}", "the deadline will be missed")
+    assert told(LATE, later) == (f"waiting from 12:05:00 UTC, decided on {WHY}", "the deadline will be missed")
 
 
 def test_the_report_says_it_until_the_job_has_ended():
     goes_on = report(state(capacity_decision=LATE), SPEND, (), snapshot().group, None)
-    assert f"on demand from 12:00:00 UTC: {WHY}\nthe deadline will be missed" in report_text(goes_on)
+    assert f"on demand from 12:00:00 UTC, decided on {WHY}\nthe deadline will be missed" in report_text(goes_on)
     assert report_json(goes_on)["capacity_decision"] == {
         "mode": "on demand",
         "since": "2026-03-01T12:00:00+00:00",

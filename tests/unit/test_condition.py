@@ -30,7 +30,7 @@ from gpucloud.domain.state.state import (
     UsageInterval,
 )
 from gpucloud.domain.supervision import transitions
-from gpucloud.domain.supervision.action import Arm, Done, Prepare, TearDown, Wait
+from gpucloud.domain.supervision.action import Arm, Done, EndAttempt, Prepare, TearDown, Wait
 from gpucloud.domain.supervision.self_driving import hands_over
 from gpucloud.domain.supervision.snapshot import Limits, Readiness
 from gpucloud.usecases.jobstore.report import (
@@ -264,6 +264,55 @@ def test_a_job_of_whose_machines_none_answers_is_not_called_training():
     assert headline(silent).startswith("live: NO MACHINE ANSWERS, NOBODY SUPERVISES, attempt 1, step 385 of 768 as of ")
 
 
+def test_a_machine_that_answers_and_runs_nothing_of_the_attempt_is_not_said_to_be_silent():
+    answers = NodeStanding(node_id="c", status=up("c").status)
+    silent = unheard(*UNHEARD)
+    assert condition_word(silent) == "NO MACHINE ANSWERS, NOBODY SUPERVISES"
+    others = replace(silent, standing=(*silent.standing, answers))
+    assert (others.condition, condition_word(others)) == (
+        Condition.SILENT,
+        "NO MACHINE OF ITS ATTEMPT ANSWERS, NOBODY SUPERVISES",
+    )
+
+
+def test_an_attempt_that_is_told_to_end_is_not_called_training():
+    known = told(*TRAINS, supervisor="process 1 on vm")
+    (attempt,) = known.attempts
+
+    def ending(reason):
+        return condition_word(replace(known, attempts=(replace(attempt, ending_reason=reason),)))
+
+    assert ending(ExitReason.STOPPED) == "asked to end"
+    assert ending(ExitReason.RESIZED) == "training"  # another attempt follows
+
+
+def test_an_attempt_that_has_made_no_step_says_so():
+    known = told(*TRAINS, supervisor="process 1 on vm", visited=False)
+    attempt = replace(known.attempts[0], first_step=None, last_step=None, started_at=NOW - timedelta(seconds=40))
+
+    def first(**changes):
+        one = replace(known, attempts=(replace(attempt, **changes),), checkpoint=None)
+        return report_text(one).splitlines()[0]
+
+    assert first() == "live: training, no step yet, supervised by process 1 on vm"
+    assert first(started_at=NOW - HOUR) == "live: training, tells no steps, supervised by process 1 on vm"
+
+
+def test_steps_that_a_later_attempt_makes_again_are_not_kept():
+    known = told(*TRAINS, supervisor="process 1 on vm", visited=False)
+    (attempt,) = known.attempts
+    cells = ((1, 206), (None, None), (156, 300))
+    attempts = tuple(
+        replace(attempt, number=number, first_step=first, last_step=last, reason=ExitReason.LOST)
+        for number, (first, last) in enumerate(cells, 1)
+    )
+    text = report_text(replace(known, attempts=attempts))
+    assert "1–206, kept to 155  lost" in text
+    assert "156–300             lost" in text
+    again = (attempts[0], replace(attempts[2], first_step=1))
+    assert "1–206, none kept  lost" in report_text(replace(known, attempts=again))
+
+
 def test_whether_a_job_trains_its_machines_have_to_say_where_nobody_supervises_it():
     silent = unheard(*UNHEARD)
     assert replace(silent, supervisor="process 1 on vm").condition is Condition.TRAINING
@@ -396,10 +445,19 @@ def test_figures_that_no_node_was_asked_for_say_how_old_they_are():
 
 def test_a_job_whose_ranks_are_done_has_results_that_are_not_home():
     done = (up("a", part(1, Outcome.DONE, step=768)), up("b", part(1, Outcome.DONE)))
-    text = report_text(told(*done))
+    trained = replace(told(*done), outputs=("out/",))
+    text = report_text(trained)
     assert text.startswith("live: trained, its results are not home yet, step 768")
     assert "gpucloud train live brings them home, and ends its machines" in text
-    assert headline(told(*done)).startswith("live: trained, its results are not home yet, attempt 1")
+    assert headline(trained).startswith("live: trained, its results are not home yet, attempt 1")
+
+
+def test_a_job_that_brings_nothing_home_has_its_machines_left():
+    done = (up("a", part(1, Outcome.DONE, step=768)), up("b", part(1, Outcome.DONE)))
+    text = report_text(told(*done))
+    assert text.startswith("live: trained, its machines are still up, step 768")
+    assert "gpucloud train live ends its machines" in text
+    assert condition_word(told(*done, supervisor="process 1 on vm", visited=False)) != condition_word(told(*done))
 
 
 def test_a_script_that_is_done_ended_when_it_wrote_last_however_late_somebody_looks():
@@ -414,7 +472,7 @@ def test_results_that_a_supervisor_brings_home_ask_nobody_to_bring_them():
     members = tuple(replace(one, outcome=Outcome.DONE) for one in brings.attempts[0].members)
     stepped = NOW - timedelta(seconds=25)
     attempt = replace(brings.attempts[0], members=members, last_step_at=stepped)
-    text = report_text(replace(brings, standing=(), attempts=(attempt,)))
+    text = report_text(replace(brings, standing=(), attempts=(attempt,), outputs=("out/",)))
     assert text.startswith("live: trained, its results are not home yet, step 768")
     assert "1        2      1–768  trained  35 s\n" in text
     assert "gpucloud train" not in text.split("\n\n", 2)[2]
@@ -617,9 +675,10 @@ def test_a_process_that_goes_on_says_what_trains_and_who_saw_to_it_last():
 def test_machines_of_an_attempt_that_another_supervisor_began_are_not_prepared():
     later = Owner(id="x", host="vm", pid=1, started="s", since=NOW + timedelta(minutes=9))
     there = snapshot(up("a"), up("b"), state=state(attempts=(opened("a", "b"),), owner=later))
-    assert tell_story(Prepare(node_ids=("a", "b")), there) == "checking a, b: the attempt there is not disturbed"
+    assert tell_story(Prepare(node_ids=("a", "b")), there) == "checking a, b: what still trains there is not disturbed"
     assert (
-        tell_story(Prepare(node_ids=("b", "c")), there) == "preparing c; checking b: the attempt there is not disturbed"
+        tell_story(Prepare(node_ids=("b", "c")), there)
+        == "preparing c; checking b: what still trains there is not disturbed"
     )
     own = replace(there.state, owner=replace(later, since=NOW - timedelta(days=1)))
     assert tell_story(Prepare(node_ids=("b",)), replace(there, state=own)) == "preparing b"
@@ -632,7 +691,21 @@ def test_of_a_machine_that_is_given_up_or_silent_nothing_is_said_when_it_is_trie
     there = snapshot(up("a"), up("b"), state=state(attempts=(ends,), owner=later))
     assert not tell_story(Prepare(node_ids=("a",)), there)
     silent = snapshot(up("a", silent=9), up("b"), state=state(attempts=(opened("a", "b"),), owner=later))
-    assert tell_story(Prepare(node_ids=("a", "b")), silent) == "checking b: the attempt there is not disturbed"
+    assert tell_story(Prepare(node_ids=("a", "b")), silent) == "checking b: what still trains there is not disturbed"
+
+
+def test_a_machine_that_cannot_hear_of_an_end_is_named_with_how_long_it_is_waited_for():
+    world = snapshot(up("a", silent=30), up("b"), state=state(job="live", attempts=(opened("a", "b"),)))
+
+    def line(how, reason):
+        return tell_story(EndAttempt(how=how, reason=reason), world)
+
+    asks = "asking the script to save and leave: "
+    assert (
+        line(Stop.SAVE, ExitReason.STOPPED) == f"{asks}stopped; a does not hear it: waiting 2 min for that at the most"
+    )
+    assert line(Stop.SAVE, ExitReason.RESIZED) == f"{asks}resized; a does not hear it"
+    assert line(Stop.KILL, ExitReason.STOPPED) == "ending the attempt: stopped"
 
 
 @pytest.mark.parametrize(

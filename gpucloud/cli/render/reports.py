@@ -231,6 +231,7 @@ def _cooldown_json(cooldown: Cooldown) -> dict[str, Any]:
 def _attempt_row(attempt: Attempt, report: JobReport) -> tuple[str, ...]:
     """Return an attempt's cells."""
     steps = f"{attempt.first_step}–{attempt.last_step}" if attempt.last_step is not None else "none"
+    steps += _kept_words(attempt, report.attempts)
     until = _worked_until(attempt, report)
     reason = attempt.reason.value if attempt.reason else _open_word(report)
     if attempt.reason is None and report.died_unheard and report.told_at is not None:
@@ -238,6 +239,15 @@ def _attempt_row(attempt: Attempt, report: JobReport) -> tuple[str, ...]:
         unheard = format_moment(report.told_at, report.looked_at, seconds=False)
         reason = f"unheard since {unheard}, its machines are off"
     return str(attempt.number), str(len(attempt.members)), steps, reason, format_span(until - attempt.started_at)
+
+
+def _kept_words(attempt: Attempt, attempts: Sequence[Attempt]) -> str:
+    """Return up to where the attempt's steps are kept, where a later one had to make some of them again."""
+    later = (one.first_step for one in attempts if one.number > attempt.number and one.first_step is not None)
+    again = next(later, None)
+    if again is None or attempt.first_step is None or attempt.last_step is None or again > attempt.last_step:
+        return ""
+    return f", kept to {again - 1}" if again > attempt.first_step else ", none kept"
 
 
 def _open_word(report: JobReport) -> str:

@@ -101,8 +101,20 @@ def condition_word(report: JobReport) -> str:
         return "preparing its machines"
     if report.condition is Condition.WAITING and report.nodes:
         return "waiting for more machines"
+    if report.condition is Condition.TRAINED and not report.outputs:
+        return f"trained, its machines are {'being ended' if report.supervisor else 'still up'}"
+    if report.condition is Condition.SILENT and len(report.unanswered) < len(report.standing):
+        return "NO MACHINE OF ITS ATTEMPT ANSWERS, NOBODY SUPERVISES"
+    if report.condition is Condition.TRAINING and _is_to_end(report):
+        return "asked to end" + _silent_words(report)
     word = WORDS.get(report.condition, report.status.value)
     return word + _silent_words(report) if report.condition is Condition.TRAINING else word
+
+
+def _is_to_end(report: JobReport) -> bool:
+    """Whether its attempt has been told to end, and no other will follow."""
+    attempt = report.open_attempt
+    return attempt is not None and attempt.ending_reason is not None and not attempt.ending_reason.retried
 
 
 def _silent_words(report: JobReport) -> str:
@@ -123,8 +135,12 @@ def condition_and_reason(report: JobReport) -> str:
 def step_words(report: JobReport) -> list[str]:
     """Return step, pace and time to go as the nodes say now, else how old they are; nothing without an open attempt."""
     reached, progress = report.reached, report.progress
-    if report.status.ended or not report.attempts or report.attempts[-1].reason is not None or reached is None:
+    attempt = report.open_attempt
+    if report.status.ended or attempt is None:
         return []
+    if reached is None:
+        starts = report.condition in (Condition.TRAINING, Condition.UNSUPERVISED) and report.looked_at is not None
+        return [_no_step(attempt, report.attempts, report.looked_at)] if starts and report.looked_at else []
     if reached.is_saved:
         return [f"{reached} (checkpoint)"]
     if reached.at is not None:
@@ -137,8 +153,11 @@ def step_words(report: JobReport) -> list[str]:
 
 def untold_words(attempt: Attempt, attempts: Sequence[Attempt], now: datetime) -> str:
     """Return how an open attempt stands that has told no step: it starts, or its script tells none in any attempt."""
-    known = "no step yet" if may_tell(attempt, attempts, now) else "tells no steps"
-    return f"running for {format_span(now - attempt.started_at)}, {known}"
+    return f"running for {format_span(now - attempt.started_at)}, {_no_step(attempt, attempts, now)}"
+
+
+def _no_step(attempt: Attempt, attempts: Sequence[Attempt], now: datetime) -> str:
+    return "no step yet" if may_tell(attempt, attempts, now) else "tells no steps"
 
 
 def counts_of(report: JobReport) -> Counts:

@@ -37,7 +37,8 @@ def lacking(report: JobReport) -> list[str]:
                 f"nobody starts training again when a machine is interrupted now; all switch themselves off{until}"
             )
         case Condition.TRAINED if report.supervisor is None:
-            told.append(f"gpucloud train {report.job} brings them home, and ends its machines")
+            brings = "brings them home, and ends" if report.outputs else "ends"
+            told.append(f"gpucloud train {report.job} {brings} its machines")
             told += _until_lost(report)
         case Condition.LEFT if report.nodes:
             ended = f"attempt {report.attempts[-1].number} has ended; " if report.ran_out else ""

@@ -44,7 +44,7 @@ from gpucloud.domain.supervision.action import (
     Wait,
 )
 from gpucloud.domain.supervision.membership import progress_of
-from gpucloud.domain.supervision.snapshot import Snapshot
+from gpucloud.domain.supervision.snapshot import Limits, Snapshot
 from gpucloud.domain.supervision.transitions import with_commit
 
 
@@ -95,7 +95,7 @@ def tell_story(  # noqa: C901, PLR0911, PLR0912  (one flat match)
             return "; ".join(f"{node_id} is not used any more: {why}" for node_id, why in nodes)
         case EndAttempt(how=how, reason=reason, message=message):
             does = "asking the script to save and leave" if how is Stop.SAVE else "ending the attempt"
-            return f"{does}: {reason.value}{': ' + message if message else ''}"
+            return f"{does}: {reason.value}{': ' + message if message else ''}{_deaf(action, snapshot)}"
         case CloseAttempt(reason=reason):
             return _closed(reason, snapshot)
         case Relieve(node_id=node_id):
@@ -132,7 +132,7 @@ def budget_line(change: BudgetChange) -> str:
 
 def decision_line(made: CapacityDecision, now: datetime | None) -> str:
     """Return what a job with a deadline runs on, since when, and why."""
-    return f"{_MODES[Mode(made.mode)]} from {format_moment(made.since, now)}: {made.why}"
+    return f"{_MODES[Mode(made.mode)]} from {format_moment(made.since, now)}, decided on {made.why}"
 
 
 def missing_line(output: MissingOutput) -> str:
@@ -179,8 +179,19 @@ def _prepared(node_ids: tuple[str, ...], snapshot: Snapshot) -> str:
     silent = {node.node.id for node in snapshot.nodes if node.silent_for}
     ends = attempt is not None and attempt.ending_reason is not None
     checked = [] if ends else [one for one in training if one not in silent]
-    told += [f"checking {', '.join(checked)}: the attempt there is not disturbed"] if checked else []
+    told += [f"checking {', '.join(checked)}: what still trains there is not disturbed"] if checked else []
     return "; ".join(told)
+
+
+def _deaf(action: EndAttempt, snapshot: Snapshot) -> str:
+    """Return which of the attempt's machines cannot hear that it is to end, and how long they are waited for."""
+    attempt = snapshot.state.attempt
+    members = {member.node_id for member in attempt.members} if attempt is not None else set()
+    silent = [one.node.id for one in snapshot.nodes if one.node.id in members and one.silent_for]
+    if not silent or action.how is not Stop.SAVE:
+        return ""
+    waited = "" if action.reason.retried else f": waiting {format_span(2 * Limits().save)} for that at the most"
+    return f"; {', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not hear it{waited}"
 
 
 def _resized(size: int, snapshot: Snapshot) -> str:
