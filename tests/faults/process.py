@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import io
 import itertools
 import signal
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
 
 from typer.main import get_command
 
 from gpucloud.__main__ import main
+from gpucloud.adapters.transfer.sync import _refusal
 from gpucloud.cli.app import app
 from gpucloud.domain import codec
 from tests.faults.strikes import Killed, Strikes
 
 T = TypeVar("T")
+File = tuple[str, bytes, int]
+Files = tuple[File, ...]
 _numbers = itertools.count(1)
 _COMMAND = get_command(app)  # what typer makes of it is the same every time, and takes as long as a whole run
 _HINTS = functools.cache(codec.get_type_hints)
@@ -52,6 +58,47 @@ class InlinePool:
 
     def shutdown(self, *, wait: bool = True, cancel_futures: bool = False) -> None:
         """Nothing is left to do."""
+
+
+class Trees:
+    """Makes a tree of stored code once by the node's program, which is a process, and copies it from then on.
+
+    Only the very bytes that have made a whole tree before make one so.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, bytes], Files] = {}
+        self._whole: dict[str, Files] = {}
+
+    def refusal(self, folder: Path, sha256: str, stored: bytes) -> str | None:
+        """Stand for `sync._refusal`."""
+        tree = folder / sha256
+        if not stored and not tree.exists():
+            return "files of it are missing"
+        if tree.exists() and self._whole.get(sha256) == tuple(_files_of(tree)):
+            return None
+        key = (sha256, hashlib.sha256(stored).digest())
+        if tree.exists() or key not in self._made:
+            why = _refusal(folder, sha256, stored)
+            if why is None:
+                self._whole[sha256] = tuple(_files_of(tree))
+                self._made |= {key: self._whole[sha256]} if stored else {}
+            return why
+        for name, data, mode in self._made[key]:
+            file = tree / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(data)
+            file.chmod(mode)
+        return None
+
+
+def _files_of(tree: Path) -> Iterator[File]:
+    for file in sorted(tree.rglob("*")):
+        if file.is_file():
+            yield str(file.relative_to(tree)), file.read_bytes(), stat.S_IMODE(file.stat().st_mode)
+
+
+_TREES = Trees()
 
 
 def run(arguments: tuple[str, ...], cloud: object, strikes: Strikes) -> Ended:
@@ -116,6 +163,7 @@ def as_process(cloud: object) -> Iterator[None]:
         mock.patch("gpucloud.cli.commands.logs.Gpucloud", return_value=cloud),
         mock.patch("gpucloud.usecases.supervise.session.ThreadPoolExecutor", InlinePool),
         mock.patch("gpucloud.usecases.jobstore.lease.Lease._renew_for_ever"),  # by a clock that does not stand still
+        mock.patch("gpucloud.adapters.transfer.sync._refusal", _TREES.refusal),
         mock.patch("gpucloud.processes.started", return_value=f"process {number}"),
         mock.patch("gpucloud.processes.alive", lambda _, started: started == f"process {number}"),
         mock.patch("sys.stdin", io.StringIO()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -121,10 +122,12 @@ class Outside:
         self.shell = FleetShell(self.fleet, self.cloud, GROUP)
         self.market = LocalMarket(now=self.clock.now, devices=lambda: Devices(uuids=()))
         self.home = Home(self.folder / "home")
-        self.file = self.folder / f"{JOB}.yaml"
+        self.file = self.folder / "project" / f"{JOB}.yaml"  # beside home, which is no code
         self.file.parent.mkdir(parents=True, exist_ok=True)
         self.file.write_text(JOB_FILE)
-        (self.folder / "train.py").touch()
+        (self.file.parent / "train.py").touch()
+        for code in (self.file, self.file.parent / "train.py"):
+            os.utime(code, (0, 0))  # a tree of the same bytes in every run is made once (process.Trees)
         self.job = read_job(self.file)
 
     def pass_by(self, seconds: float) -> None:

@@ -119,7 +119,7 @@ class _Outputs:
             self._together.breaks -= 1
             self._together.broken += 1
             raise HostUnreachable("connection lost while outputs came home")
-        home = self._together.outside.folder / "outputs" / self._run
+        home = self._together.outside.file.parent / "outputs" / self._run
         home.parent.mkdir(exist_ok=True)
         home.write_text("weights")
         self._together.brought.add(self._run)
@@ -254,7 +254,7 @@ class Together:
     @property
     def script(self) -> Path:
         """The job's script."""
-        return self.outside.folder / "code" / "train.py"
+        return self.outside.file.parent / "code" / "train.py"
 
     def write_file(self, budget: str = "1 USD") -> None:
         """Write the job file, with outputs and that budget; its code is apart from the home that keeps copies of it."""

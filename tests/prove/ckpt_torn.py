@@ -188,7 +188,7 @@ def _cases(folder: Path, ranks: int, form: Form) -> Iterator[tuple[str, Callable
         for_room = _calls(folder / f"count-room-{rank}", ranks, rank, "full")
         for kind in ("killed", "writer-killed", "full-once", "full-for-ever"):
             for at in range(1, (for_room if kind.startswith("full") else deadly) + 1):
-                if form is Form.SHORT and at % (2 if kind == "killed" else 12) != 1:
+                if form is Form.SHORT and at % (4 if kind == "killed" else 12) != 1:
                     continue
                 ends = form is Form.LONG or at % 8 == 1
                 name = f"{kind} at call {at} of rank {rank} of {ranks}"

@@ -280,7 +280,7 @@ def here(moment: Moment, outside: Outside, cloud: Cloud) -> Moment:
 
 def _code(outside: Outside) -> Path:
     """A folder of its own: each start pins its tree, and what is pinned lies beside it, in the home here."""
-    folder = outside.folder / "code"
+    folder = outside.file.parent / "code"
     folder.mkdir(exist_ok=True)
     (folder / "train.py").touch()
     return folder

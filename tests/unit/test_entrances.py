@@ -336,8 +336,8 @@ def test_every_command_says_of_a_job_at_the_same_moment_that_it_stands_alike(unh
 def training(tmp_path: Path) -> Outside:
     """A job whose attempt runs, its code in a folder of its own, and whose supervisor is gone."""
     outside = Outside(tmp_path / "laptop", Training(nodes=2, steps=4000, every=1000, step_s=0.5))
-    (outside.folder / "code").mkdir()
-    (outside.folder / "train.py").rename(outside.folder / "code" / "train.py")
+    (outside.file.parent / "code").mkdir()
+    (outside.file.parent / "train.py").rename(outside.file.parent / "code" / "train.py")
     write(outside, "code: code\noutputs: [results/]\n")
     for at in range(150, 550, 10):
         come(outside, "train", str(outside.file), at=at)
@@ -365,7 +365,7 @@ def pass_until_over(outside: Outside) -> tuple[str, list[Job]]:
 
 def test_a_pass_that_goes_on_with_an_end_saves_by_the_code_in_the_store_where_the_folder_is_gone(training) -> None:
     order_its_end(training)
-    shutil.rmtree(training.folder / "code")
+    shutil.rmtree(training.file.parent / "code")
     said, came = pass_until_over(training)
 
     [attempt] = state(training).attempts
@@ -376,7 +376,7 @@ def test_a_pass_that_goes_on_with_an_end_saves_by_the_code_in_the_store_where_th
 @pytest.mark.parametrize("command", ["reconcile", "down"])
 def test_whoever_cannot_save_a_job_that_is_to_end_says_why_and_ends_it(training, command) -> None:
     order_its_end(training)
-    shutil.rmtree(training.folder / "code")
+    shutil.rmtree(training.file.parent / "code")
     shutil.rmtree(training.folder / "home" / "cache")
     for key in training.store.list(f"jobs/{JOB}/control/code/"):
         training.store.delete(key)

@@ -48,7 +48,7 @@ def check_whole(folder: Path) -> None:
 @pytest.mark.parametrize("words", ["down small", "reconcile small", "reconcile --all", "train small"])
 def test_they_come_home_with_every_command_that_sees_to_the_job_and_once(outside: Outside, words: str) -> None:
     assert "brought home: " in command(outside, *words.split()).stderr
-    check_whole(outside.folder / "outputs" / JOB)
+    check_whole(outside.file.parent / "outputs" / JOB)
     assert outside.store.list(_ROOT) == ()
     assert "brought home: " not in command(outside, *words.split()).stderr
 
@@ -61,7 +61,7 @@ def test_status_names_the_command_that_brings_them_and_changes_nothing(outside: 
 
 
 def test_what_cannot_come_home_stays_in_the_store_and_the_commands_that_help_are_named(outside: Outside) -> None:
-    (outside.folder / "outputs").write_text("in the way")
+    (outside.file.parent / "outputs").write_text("in the way")
     ended = command(outside, "down", JOB)
     assert ended.code == 0
     assert f"`gpucloud down {JOB}` tries again, `gpucloud cp -r {JOB}:@store/outputs FOLDER`" in ended.stderr
