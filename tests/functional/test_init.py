@@ -14,6 +14,7 @@ TEMPLATES = [
     "accelerate",
     "backoff",
     "chargpt",
+    "dcp",
     "digits",
     "gpt",
     "hf-trainer",

@@ -1,5 +1,6 @@
 """The jobs that come along run plainly, without gpucloud's commands, and learn something."""
 
+import ast
 import importlib
 import os
 import re
@@ -90,6 +91,8 @@ def killed_and_calm(tmp_path, ranks, script, *words):
         (2, "accelerate", ()),
         (3, "accelerate", ()),
         (2, "sft-lora", ()),
+        (2, "dcp", ()),
+        (3, "dcp", ()),
     ],
 )
 def test_a_template_that_is_killed_ends_with_the_same_bits(tmp_path, ranks, script, words):
@@ -97,6 +100,33 @@ def test_a_template_that_is_killed_ends_with_the_same_bits(tmp_path, ranks, scri
     assert (verdict.outcome, verdict.step, verdict.parts) == (Outcome.EQUAL, 6, ())
     assert verdict.resumed_from in {2, 4}  # the save of the step at which it died may not have counted yet
     assert verdict.compared > 20
+
+
+THERE_ALREADY = ("self.checkpointer.load(", "self.checkpointer.save(", "print(", "accelerator.print(")
+"""How lines begin that torchtitan's own manager takes as well, or that only tell something."""
+
+
+@pytest.mark.parametrize(
+    ("script", "lines"),
+    [("hf-trainer", 2), ("sft-lora", 2), ("lightning", 2), ("accelerate", 4), ("dcp", 3)],
+)
+def test_of_a_script_over_a_framework_few_lines_are_gpuclouds(script, lines):
+    tree = ast.parse((JOBS / script / "train.py").read_text())
+    statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+    imports = [one for one in statements if isinstance(one, ast.ImportFrom) and one.module.startswith("gpucloud")]
+    brought = {"run", "checkpointer", *(alias.name for one in imports for alias in one.names)}
+    uses = [one for one in statements if not brought.isdisjoint(named_in(one))]
+    uses = [one for one in uses if not ast.unparse(one).startswith(THERE_ALREADY)]
+    assert len(imports) + len(uses) == lines, [ast.unparse(one) for one in uses]
+
+
+def named_in(statement):
+    """Yield the names and attributes in a statement, without those of the statements in it."""
+    for child in ast.iter_child_nodes(statement):
+        if not isinstance(child, ast.stmt):
+            for node in ast.walk(child):
+                if isinstance(node, ast.Name | ast.Attribute):
+                    yield node.id if isinstance(node, ast.Name) else node.attr
 
 
 @pytest.mark.slow  # whole trainings
