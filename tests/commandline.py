@@ -18,7 +18,7 @@ from gpucloud.adapters.local.group import LocalNodeGroup
 from tests.running import words_of
 
 ROOT = Path(__file__).resolve().parent.parent
-LIMIT_S = 150.0
+LIMIT_S = 400.0
 
 TRAIN = """
 import os, sys, time

@@ -9,8 +9,6 @@ import pytest
 
 from tests.commandline import command_line, until, weights
 
-pytestmark = pytest.mark.timeout(300)
-
 # Paid times ten times shorter: 3 min of horizon, 15 s of reserve, 6 s at the least for a machine.
 FASTER = {"GPUCLOUD_LOCAL_MONEY_FACTOR": "10"}
 

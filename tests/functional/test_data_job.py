@@ -13,8 +13,6 @@ import pytest
 from tests.commandline import command_line, until
 from tests.standins.bucket import serving
 
-pytestmark = pytest.mark.timeout(200)
-
 FILES = {f"part-{n}": os.urandom(100_000) for n in range(5)}
 
 READER = """\

@@ -24,7 +24,7 @@ def test_without_spot_it_pays_on_demand_before_it_is_too_late(line):
     assert told.startswith("no spot machines start until ")
     file = line.job(steps=40, step_s=0.05, extra="work: 150s\ndeadline: 240s\npolicy: greedy\n")
 
-    answer = line.run("train", file, "--json", limit_s=300)
+    answer = line.run("train", file, "--json", limit_s=500)
 
     assert answer.code == 0, answer.stderr
     lines = [text for text in answer.stderr.splitlines() if " on demand from " in text]

@@ -9,8 +9,6 @@ import pytest
 
 from tests.commandline import command_line, until
 
-pytestmark = [pytest.mark.timeout(300)]
-
 # As a Trainer does: rank 0 writes a folder in several files, the state last, and the highest number wins on resuming.
 SCRIPT = """
 import json, os, signal, sys, time

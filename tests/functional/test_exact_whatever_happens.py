@@ -15,7 +15,7 @@ import pytest
 from tests.bench.figures import figure
 from tests.commandline import command_line, until, weights
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow]
 STEPS = 60
 
 

@@ -8,8 +8,6 @@ import pytest
 
 from tests.commandline import command_line, weights
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture
 def line(tmp_path):

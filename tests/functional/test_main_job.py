@@ -15,8 +15,6 @@ import pytest
 from tests.commandline import command_line, until, weights
 from tests.emulation.interruptions import interrupted
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture
 def line(tmp_path):

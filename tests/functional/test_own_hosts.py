@@ -16,7 +16,6 @@ from tests.fakes.nodes import openssh_server
 from tests.standins.clocks import python_with_clock
 from tests.standins.own_hosts import OwnHosts, own_hosts
 
-pytestmark = pytest.mark.timeout(240)
 SLOW = pytest.mark.slow
 OPENSSH = [SLOW, pytest.mark.engine(name="openssh")]
 

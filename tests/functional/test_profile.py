@@ -9,8 +9,6 @@ import pytest
 
 from tests.commandline import command_line
 
-pytestmark = pytest.mark.timeout(150)
-
 
 @pytest.fixture
 def line(tmp_path):

@@ -19,7 +19,7 @@ from gpucloud.domain.node.layer import LayerOrder, LayerWanted, setup_digest
 from gpucloud.domain.node.pinned import PIP_VERSION, PIP_WHEEL
 from tests.standins.packages import serving, wheel
 
-pytestmark = [pytest.mark.slow, pytest.mark.engine(name="debootstrap"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.engine(name="debootstrap")]
 
 SETUP = "uv pip install greeter && pip list && python -m pip --version && python -c 'import greeter'"
 

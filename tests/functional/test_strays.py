@@ -11,8 +11,6 @@ import pytest
 
 from tests.commandline import command_line, until
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture
 def line(tmp_path):

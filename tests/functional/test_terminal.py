@@ -15,8 +15,6 @@ from gpucloud import processes
 from tests.commandline import command_line, until
 from tests.running import words_of
 
-pytestmark = pytest.mark.timeout(200)
-
 
 class Terminal:
     """A command on a pty: what it shows, and keys for it."""

@@ -11,8 +11,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.commandline import command_line, until
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture
 def line(tmp_path):

@@ -19,8 +19,7 @@ from tests.standins.aws import Account, account
 LONG_AGO = datetime(2026, 1, 1, tzinfo=timezone.utc)
 ZONES = ("us-east-1a", "us-east-1b", "us-east-1c", "us-east-1d", "us-east-1f")  # those that have g4dn
 # A job takes half a minute, a provider of 650 MB and Terraform's plans a machine of their own.
-pytestmark = pytest.mark.timeout(600)
-LIMIT_S = 300.0
+LIMIT_S = 400.0
 BASE = {
     "bucket",
     "internet-gateway",

@@ -127,7 +127,7 @@ def age(aws: Account) -> None:
 
 
 def gc(aws: Account, *more: str) -> Answer:
-    return aws.line.run("gc", "--cloud", "aws", "--region", REGION, *more, "--json", limit_s=300)
+    return aws.line.run("gc", "--cloud", "aws", "--region", REGION, *more, "--json", limit_s=500)
 
 
 def kinds(answer: Answer) -> list[str]:
@@ -171,7 +171,7 @@ def test_down_names_what_it_did_not_make_and_gc_removes_it(aws: Account) -> None
     forgotten = Hand(aws.lab).of("gpucloud-small", tags("small", f"s3://{aws.bucket}"))
     volume, interface = forgotten.volume(), forgotten.interface()
 
-    down = aws.line.run("down", "small", "--json", limit_s=300)
+    down = aws.line.run("down", "small", "--json", limit_s=500)
     assert down.code == 30, down.stderr
     assert f"still listed: volume {volume}, network-interface {interface}\n" in down.stderr
     assert aws.alive("small") == []
@@ -181,5 +181,5 @@ def test_down_names_what_it_did_not_make_and_gc_removes_it(aws: Account) -> None
 
     assert (gone.code, gone.json["strays"]) == (0, []), gone.stderr
     assert not [line for line in aws.lab.inventory() if volume in line or interface in line or "gpucloud-small" in line]
-    again = aws.line.run("down", "small", "--json", limit_s=300)
+    again = aws.line.run("down", "small", "--json", limit_s=500)
     assert (again.code, again.json["left_over"]) == (0, []), again.stderr

@@ -22,8 +22,6 @@ from tests.lab.aws import Call
 from tests.lab.aws.lab import ACCESS_KEY, OWN_AGENT, SECRET_KEY
 from tests.standins.aws import Account, account, when
 
-pytestmark = pytest.mark.timeout(400)  # the job itself runs in the first test's time
-
 SECRET = "canary-Zm9vYmFyYmF6-secret"
 STEPS = 120
 BUCKET = "gpucloud-123456789012-us-east-1"
@@ -106,7 +104,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
         watcher = threading.Thread(target=look, daemon=True)
         watcher.start()
         when(lambda: _resumed_and_on(aws), take, stop=stop)
-        answer = aws.line.run("train", file, "--drill", "--json", limit_s=240)
+        answer = aws.line.run("train", file, "--drill", "--json", limit_s=500)
         stop.set()
         watcher.join()
         calls = aws.lab.calls

@@ -30,7 +30,7 @@ from tests.lab.aws import Lab
 from tests.standins.aws import account
 
 # Connections of clients that nobody closes: boto3 leaves that to the end of the process.
-pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
+pytestmark = [pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
 
 ROOT = Path(__file__).parents[3]
 CALLER = """

@@ -45,7 +45,7 @@ from tests.lab.aws import Lab
 from tests.lab.aws.world import SECRET_KEY
 
 # Connections of clients that nobody closes: boto3 leaves that to the end of the process.
-pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
+pytestmark = [pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
 
 
 @dataclasses.dataclass(frozen=True)
