@@ -20,7 +20,7 @@ from gpucloud.cli.render.words import say, say_json, say_words, tell
 from gpucloud.cli.target import Target, called, report_of
 from gpucloud.domain.checkpoint.protection import NEVER, NOTHING_COMES_HOME, Protection, Saving
 from gpucloud.domain.errors import GpucloudError, LandingRefused, StoreError
-from gpucloud.domain.job.quantities import format_moment, format_span, format_usd
+from gpucloud.domain.job.quantities import counted, format_moment, format_span, format_usd
 from gpucloud.domain.job.spec import Job, OnNotice
 from gpucloud.domain.state.order import Until
 from gpucloud.domain.state.state import JobState, JobStatus
@@ -105,8 +105,9 @@ def _what_a_detach_prepays(begun: Begun) -> str | None:
         found = begun.asker.prepaid_for(begun.start.order.unattended or USUAL_TIME)
         if found is not None:
             now = begun.asker.clock.now()
+            which = f"the {counted(found.asked_for, 'machine')} that it asks for" if found.asked_for else "the machines"
             return (
-                f"a detach prepays the machines until {format_moment(found.until, now, seconds=False)} at the latest,"
+                f"a detach prepays {which} until {format_moment(found.until, now, seconds=False)} at the latest,"
                 f" when {format_usd(found.usd)} of {format_usd(found.budget_usd)} are spent at the most;"
                 f" they end sooner with the job"
             )

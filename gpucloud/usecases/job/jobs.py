@@ -37,11 +37,15 @@ from gpucloud.usecases.money.spend import SpendTracker
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepaid:
-    """Until when machines are paid that are left alone, and what the job has cost by then at the most."""
+    """Until when machines are paid that are left alone, and what the job has cost by then at the most.
+
+    `asked_for` is how many of them are still to come: all, where the job has none, else 0.
+    """
 
     until: datetime
     usd: Decimal
     budget_usd: Decimal
+    asked_for: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +151,9 @@ class Asker:
         if until is None:
             return None
         usd = used + usd_for(cap * nodes, until - now)
-        return Prepaid(until=until, usd=min(usd, order.budget_usd), budget_usd=order.budget_usd)
+        asked_for = 0 if listed.alive else nodes
+        usd = min(usd, order.budget_usd)
+        return Prepaid(until=until, usd=usd, budget_usd=order.budget_usd, asked_for=asked_for)
 
     def state_as_listed(self) -> JobState:
         """Return the state with machines and shut-off as the cloud lists them; where it does not answer, as stored."""
