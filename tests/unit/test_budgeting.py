@@ -269,7 +269,7 @@ def test_machines_that_are_left_alone_are_prepaid_for_so_long_or_for_as_long_as_
     assert asker.prepaid_for(HOURS).asked_for == 0
     nobody = FakeNodeGroup(asker.clock)
     nobody.create(GROUP)
-    assert replace(asker, group=nobody).prepaid_for(HOURS).asked_for == 1
+    assert replace(asker, group=nobody).prepaid_for(HOURS).asked_for == 2
     found = asker.prepaid_for(timedelta(hours=24))
     assert found.until == NOW + timedelta(hours=8, minutes=48, seconds=50)
     assert (round(found.usd, 2), found.budget_usd) == (Decimal("7.95"), Decimal(8))
