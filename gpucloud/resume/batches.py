@@ -9,6 +9,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from gpucloud.domain.errors import UsageError
@@ -238,19 +239,24 @@ class Source(Protocol):
 class Wrapped(Batches):
     """The batches of a loader that the script made; a `for` ends with the epoch, as that loader's does.
 
-    What the loader has is found here too, as `sampler` and `dataset`.
+    What the loader has is found here too, as `sampler` and `dataset`. `alike` are further rules.
     """
 
     by_epoch = True
     same_seed = "DistributedSampler(dataset, seed=0): the same on all ranks"
 
     def __init__(
-        self, source: Source, world: int, lower: Callable[[str], None], tell: Callable[[str], None] = lambda _text: None
+        self,
+        source: Source,
+        world: int,
+        lower: Callable[[str], None],
+        tell: Callable[[str], None] = lambda _text: None,
+        alike: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         super().__init__()
         self._source = source
         self._world, self._is_of_others = world, False
-        self._tell, self._lower = tell, lower
+        self._tell, self._lower, self._alike = tell, lower, alike
         self._first: dict[str, Any] | None = None  # of the epoch that was opened last
         self._stream: Iterator[Summed] | None = None
         self._at = Position()  # the stream's next batch
@@ -274,7 +280,7 @@ class Wrapped(Batches):
     @property
     def rules(self) -> Mapping[str, Any]:
         """What decides which samples make which step: the same on all ranks and in all attempts of an exact run."""
-        return {"batches": self.length, "kind": self._source.kind, **self._source.rules}
+        return {"batches": self.length, "kind": self._source.kind, **self._source.rules, **self._alike}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, how its epoch began, and the source's own state."""

@@ -32,7 +32,7 @@ from gpucloud.resume.settings import Settings, read_settings, surroundings, tune
 from gpucloud.resume.sources import source_of
 from gpucloud.resume.state import randomness
 from gpucloud.resume.state.randomness import Draws
-from gpucloud.resume.state.stages import module_of
+from gpucloud.resume.state.stages import drawn_alike, module_of, share_of
 from gpucloud.resume.state.state import TrainingState
 from gpucloud.resume.state.traits import rebuckets
 from gpucloud.store import open_store
@@ -178,20 +178,21 @@ class Run:
         """Return the run's batches, from the next one on; `options` go to torch's DataLoader.
 
         `global_batch` is the number of samples in a step over all ranks: keep it, and the same samples make the
-        same steps on any number of ranks. With tensor parallelism, where some ranks train on the same samples, `over`
-        is the dimension of the device mesh over which batches are split, as `mesh["data"]`; ranks that share their
-        samples then draw the same random numbers. Within `run.epochs` a `for` ends with the epoch, else with the run's
-        `total_steps`. Raises UsageError for a second loader, where ranks disagree on the order of samples, and when it
-        cannot be split: neither over these ranks nor, in a job on a range of nodes, over any number of them that it may
-        come to. The first step raises it where nothing says when the run ends. Seed, length or shuffle that are others
-        than before a resume raise it too, unless they are meant to be `changed`: such a resume is best effort.
+        same steps on any number of ranks. With tensor parallelism, and pipelines side by side, where some ranks train
+        on the same samples, `over` is the dimension of the device mesh over which batches are split, as `mesh["data"]`;
+        ranks that share their samples then draw the same random numbers. Within `run.epochs` a `for` ends with the
+        epoch, else with the run's `total_steps`. Raises UsageError for a second loader, where ranks disagree on the
+        order of samples, and when it cannot be split: neither over these ranks nor, in a job on a range of nodes, over
+        any number of them that it may come to. The first step raises it where nothing says when the run ends. Seed,
+        length or shuffle that are others than before a resume raise it too, unless they are meant to be `changed`: such
+        a resume is best effort.
         """
         self._require_no_loader()
         for name, instead in _OURS.items():
             if name in options:
                 raise UsageError(f"run.loader({name}=…): the run itself makes that", hint=instead)
-        ranks = (self.rank, self._ranks.world) if over is None else (over.get_local_rank(), over.size())
-        if over is None:
+        ranks = share_of(self._state.stages, over, (self.rank, self._ranks.world))
+        if over is None and not self._state.stages:
             require_split(global_batch, self._settings.worlds)
         self._feed.draws.rank = ranks[0]
         loader = Loader(
@@ -212,21 +213,22 @@ class Run:
         Torch's DataLoader with any sampler continues exactly, and so does what has `state_dict()` or can be read again,
         as far as `docs/scripts-and-checkpoints` tells; what makes it less is said. A function that returns an iterable
         will do as well. Your own seeds count; samples of a map-style set draw random numbers by the run's seed, the
-        epoch and their place in it. With tensor parallelism, `over` is the dimension of the device mesh over which your
-        loader splits its batches. Raises UsageError for a second loader, and where ranks' loaders do not go together;
-        and where seed, sampler, batch size or length are others than before a resume, unless they are meant to be
-        `changed`. Another number of ranks or workers never raises it.
+        epoch and their place in it. With tensor parallelism, and pipelines side by side, `over` is the dimension of the
+        device mesh over which your loader splits its batches. Raises UsageError for a second loader, and where ranks'
+        loaders do not go together; and where seed, sampler, batch size or length are others than before a resume,
+        unless they are meant to be `changed`. Another number of ranks or workers never raises it.
         """
         self._require_no_loader()
         draws = self._feed.draws
-        draws.rank, draws.seeds = self.rank if over is None else over.get_local_rank(), False
+        draws.rank, world = share_of(self._state.stages, over, (self.rank, self._ranks.world))
+        draws.seeds = False
         source = source_of(loader, self._seed, draws.rank)
-        wrapped = Wrapped(source, self._ranks.world, self._exactness.best_effort, self._say)
+        alike = drawn_alike(self._state.stages, loader)
+        wrapped = Wrapped(source, self._ranks.world, self._exactness.best_effort, self._say, alike)
         if (own := self._continued.own) and own["surroundings"]["world"] != self._ranks.world:
             self._exactness.best_effort("on another number of ranks your own loader hands out other batches")
-        if over is None and self._ranks.world > 1 and not self._state.stages and (whole := takes_all(loader)):
+        if over is None and world > 1 and (whole := takes_all(loader)):
             self._say(f"{whole} has every rank draw from the whole data set: torch's DistributedSampler splits it")
-        world = self._ranks.world if over is None else over.size()
         self._take_from(
             wrapped,
             getattr(loader, "dataset", None),

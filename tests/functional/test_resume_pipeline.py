@@ -17,6 +17,7 @@ from torch.distributed.fsdp import fully_shard
 
 from gpucloud import resume
 from gpucloud.domain.errors import UsageError
+from gpucloud.resume.state.stages import share_of
 from gpucloud.resume.state.state import TrainingState
 from gpucloud.store import open_store
 from gpucloud.usecases.checkpoint import pulling
@@ -62,7 +63,7 @@ def killed(step):
     return lambda _rank: _around_steps(around)
 
 
-@pytest.mark.parametrize("settings", [(), ("module",), ("interleaved",)])
+@pytest.mark.parametrize("settings", [(), ("module",), ("interleaved", "loader")])
 def test_ranks_that_hold_stages_of_equal_names_and_shapes_go_on_with_their_own(tmp_path, settings):
     whole, run = piped(tmp_path / "whole", *settings), piped(tmp_path / "disturbed", *settings)
     assert whole.attempt() == [0, 0], whole.said()
@@ -89,6 +90,36 @@ def test_another_number_of_stages_is_refused_on_every_rank(tmp_path, capfd, befo
         rf"this script has stage \d of {after} here on {after}",
     )
     assert re.search(f"the checkpoint of step 12 {then}, and {now}", capfd.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("unseeded", "RandomSampler draws from each rank's own generator, and ranks of a pipeline read one order"),
+        ("apart", "the ranks differ in seed of the sampler: 0 on rank 0, 1 on rank 1"),
+    ],
+)
+def test_a_loader_that_would_give_each_stage_other_batches_is_refused(tmp_path, capfd, setting, told):
+    assert refused(piped(tmp_path / "run", setting))
+    assert told in capfd.readouterr().err
+
+
+class Mesh:
+    def get_local_rank(self):
+        return 3
+
+    def size(self):
+        return 4
+
+
+def test_ranks_of_one_pipeline_are_one_share_and_of_several_the_mesh_says_which():
+    two = {"model": (1, 2)}
+    assert share_of({}, None, (1, 2)) == (1, 2)
+    assert share_of(two, None, (1, 2)) == (0, 1)
+    assert share_of({"model.0": (1, 4), "model.1": (3, 4)}, None, (1, 2)) == (0, 1)
+    assert share_of(two, Mesh(), (7, 8)) == (3, 4)
+    with pytest.raises(UsageError, match="several pipelines train side by side"):
+        share_of(two, None, (7, 8))
 
 
 def test_stages_shared_out_otherwise_on_as_many_ranks_are_refused(tmp_path, capfd):

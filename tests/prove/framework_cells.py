@@ -19,7 +19,7 @@ SETTINGS = {
     "accelerate": (PLAIN, "accumulation", "workers+collation"),
     "dcp": (PLAIN, "stateful", "ddp"),
     "lightning": (PLAIN, "evaluation+steps", "accumulation+evaluation+often", "workers+collation"),
-    PIPELINE: (PLAIN, "module+1f1b", "interleaved"),
+    PIPELINE: (PLAIN, "module+1f1b", "interleaved+loader"),
 }
 """What the script of each framework is made of beside its model."""
 

@@ -295,7 +295,6 @@ def pipeline(args: argparse.Namespace) -> dict[str, Any]:
 
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     dist.init_process_group("gloo")
-    over = init_device_mesh("cpu", (world, 1), mesh_dim_names=("pipeline", "data"))["data"]
     each = 2 if "interleaved" in args.settings else 1
     numbers = [rank + world * one for one in range(each)]
     modules = [Layer(number) for number in numbers]  # under the same names, of the same shapes, on every rank
@@ -315,8 +314,14 @@ def pipeline(args: argparse.Namespace) -> dict[str, Any]:
         total_steps=args.steps,
     )
     data: Any = Subset(Images(), range(60))
-    shuffled = torch.utils.data.RandomSampler(data, generator=torch.Generator().manual_seed(5))  # alike on all ranks
-    batches = run.wrap(torch.utils.data.DataLoader(data, GLOBAL_BATCH, sampler=shuffled, drop_last=True), over=over)
+    generator = torch.Generator().manual_seed(rank if "apart" in args.settings else 5)
+    batches: Any
+    if "loader" in args.settings:
+        batches = run.loader(data, global_batch=GLOBAL_BATCH)
+    else:
+        own = None if "unseeded" in args.settings else generator
+        shuffled = torch.utils.data.DataLoader(data, GLOBAL_BATCH, shuffle=True, drop_last=True, generator=own)
+        batches = run.wrap(shuffled)
     for _ in run.epochs(-(-args.steps // 5)):
         for index, x, labels in batches:
             remember(args.out / f"seen-{rank}.jsonl", run.steps_done + 1, [(index, x, labels)])

@@ -48,6 +48,39 @@ def place_of(stage: Any) -> tuple[int, int]:
     return int(stage.stage_index), int(stage.num_stages)
 
 
+def share_of(stages: Places, over: Any, ranks: tuple[int, int]) -> tuple[int, int]:
+    """Return which share of the batches this rank trains on, and of how many; `ranks` are its number, and how many.
+
+    Ranks of one pipeline train on the same. UsageError where nothing tells which ranks are of one.
+    """
+    if over is not None:
+        return over.get_local_rank(), over.size()
+    if not stages:
+        return ranks
+    if ranks[1] * len(stages) == next(iter(stages.values()))[1]:
+        return 0, 1
+    raise UsageError(
+        "several pipelines train side by side, and nothing tells which ranks are of the same one",
+        hint='name the dimension of the mesh over which batches are split: run.loader(…, over=mesh["data"])',
+    )
+
+
+def drawn_alike(stages: Places, loader: Any) -> Mapping[str, Any]:
+    """Return what all ranks must have alike so that those of a pipeline read the same batches of a loader of their own.
+
+    UsageError for a sampler that draws from torch's own generator: by then each stage has drawn otherwise from it.
+    """
+    sampler: Any = getattr(loader, "sampler", None)
+    if not stages or not hasattr(sampler, "generator"):
+        return {}
+    if sampler.generator is None:
+        raise UsageError(
+            f"{type(sampler).__name__} draws from each rank's own generator, and ranks of a pipeline read one order",
+            hint="DataLoader(…, generator=torch.Generator().manual_seed(0)) on every rank, or run.loader",
+        )
+    return {"seed of the sampler": sampler.generator.initial_seed()}
+
+
 def keep_trials_apart(stage: Any) -> None:
     """Have the stage leave generators and buffers as they are where torch tries it out, ahead of its first step.
 
