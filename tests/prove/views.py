@@ -19,8 +19,8 @@ from gpucloud.cli.render.onlookers import line_of, panel_state
 from gpucloud.domain.money.prepaid import PrepaidRule
 from gpucloud.domain.supervision.action import Done
 from gpucloud.domain.supervision.membership import time_left
+from gpucloud.usecases.jobstore.condition import Condition
 from gpucloud.usecases.jobstore.jobstore import JobStore
-from gpucloud.usecases.jobstore.report import Condition
 from gpucloud.usecases.money.spend import SpendTracker
 from tests.faults.rig import JOB
 from tests.prove import moments

@@ -17,7 +17,8 @@ from gpucloud.cli.render.onlookers import line_of, panel_state
 from gpucloud.cli.render.reports import jobs_text, report_json, report_text
 from gpucloud.cli.render.use import condition_word, headline, step_words
 from gpucloud.cli.render.ways import going_on_line
-from gpucloud.domain.money.ledger import Charge, ChargeKind, Spend
+from gpucloud.domain.money.ledger import Charge, ChargeKind
+from gpucloud.domain.money.spend import Spend
 from gpucloud.domain.node.status import Outcome, Stop
 from gpucloud.domain.state.state import (
     CheckpointRef,
@@ -33,15 +34,8 @@ from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import Arm, Done, EndAttempt, Prepare, TearDown, Wait
 from gpucloud.domain.supervision.self_driving import hands_over
 from gpucloud.domain.supervision.snapshot import Limits, Readiness
-from gpucloud.usecases.jobstore.report import (
-    Condition,
-    Left,
-    NodeStanding,
-    condition_of,
-    report,
-    with_answers,
-    with_forecast,
-)
+from gpucloud.usecases.jobstore.condition import Condition, Left, condition_of
+from gpucloud.usecases.jobstore.report import NodeStanding, report, with_answers, with_forecast
 from gpucloud.usecases.supervise.act import Announcements
 from gpucloud.usecases.supervise.story import tell_story
 from tests.unit.worlds import NOW, POOL, cooldown, gone, opened, part, snapshot, state, up

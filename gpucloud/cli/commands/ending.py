@@ -13,7 +13,8 @@ from gpucloud.cli.target import called, known_job, other_runs, report_of, requir
 from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.usecases.job.ending import Stored
 from gpucloud.usecases.job.jobs import kept_of
-from gpucloud.usecases.jobstore.report import Condition, JobReport
+from gpucloud.usecases.jobstore.condition import Condition
+from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.wiring import Gpucloud, KnownJob
 from gpucloud.wiring.jobs import asker_of, deleter_of, ender_of, leftovers
 

@@ -20,7 +20,8 @@ from gpucloud.domain import codec
 from gpucloud.domain.errors import LeaseHeld, UsageError
 from gpucloud.domain.job.quantities import format_usd, parse_usd
 from gpucloud.domain.state.order import BudgetChange, Order
-from gpucloud.usecases.jobstore.report import Condition, JobReport
+from gpucloud.usecases.jobstore.condition import Condition
+from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.usecases.supervise.story import missing_line
 from gpucloud.wiring import Gpucloud, KnownJob
 from gpucloud.wiring.found import FoundJob, jobs_in

@@ -25,7 +25,8 @@ from gpucloud.store import ObjectStore
 from gpucloud.store.contract import TooLarge
 from gpucloud.store.landing import Landing
 from gpucloud.usecases.job.jobs import Asker
-from gpucloud.usecases.jobstore.report import Condition, JobReport, with_forecast
+from gpucloud.usecases.jobstore.condition import Condition
+from gpucloud.usecases.jobstore.report import JobReport, with_forecast
 from gpucloud.usecases.money.sundries import bytes_in
 from gpucloud.usecases.supervise.look import visited
 from gpucloud.wiring import Gpucloud, KnownJob, local_file, local_folder

@@ -35,7 +35,7 @@ from gpucloud.domain.supervision.self_driving import USUAL_TIME, unkept
 from gpucloud.usecases.job.ordered import require_key
 from gpucloud.usecases.job.start import Asked as StartRequest
 from gpucloud.usecases.job.start import Prospect
-from gpucloud.usecases.jobstore.report import Condition
+from gpucloud.usecases.jobstore.condition import Condition
 from gpucloud.usecases.money.estimate import data_remarks
 from gpucloud.usecases.supervise.session import CannotLeave
 from gpucloud.wiring import Gpucloud, KnownJob, how_it_saves

@@ -14,7 +14,7 @@ from gpucloud.cli.render.use import brief, printed_words, untold_words
 from gpucloud.cli.render.words import silence, tell
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import format_span
-from gpucloud.domain.money.ledger import Spend
+from gpucloud.domain.money.spend import Spend
 from gpucloud.domain.node.node import NodeState
 from gpucloud.domain.node.output import without_code_folder
 from gpucloud.domain.node.status import UNTOLD, Stop
@@ -22,10 +22,10 @@ from gpucloud.domain.supervision.action import Action, Arm, Done, Wait
 from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, is_gone, shown_of, time_left
 from gpucloud.domain.supervision.snapshot import Limits, NodeSnapshot, Readiness, Snapshot
 from gpucloud.domain.untrusted import in_one_line
-from gpucloud.usecases.jobstore.report import WORDS, Condition
+from gpucloud.usecases.jobstore.condition import WORDS, Condition
 
 if TYPE_CHECKING:
-    from gpucloud.domain.money.ledger import Spend
+    from gpucloud.domain.money.spend import Spend
     from gpucloud.domain.supervision.action import Action
     from gpucloud.domain.supervision.snapshot import Snapshot
     from gpucloud.usecases.jobstore.report import JobReport

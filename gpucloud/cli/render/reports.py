@@ -30,7 +30,8 @@ from gpucloud.domain.state.state import (
     Interruption,
 )
 from gpucloud.domain.untrusted import in_one_line, set_off
-from gpucloud.usecases.jobstore.report import Condition, JobReport
+from gpucloud.usecases.jobstore.condition import Condition
+from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.usecases.supervise.story import decision_line, missing_line
 
 

@@ -15,7 +15,8 @@ from gpucloud.domain.node.use import GpuSpan, Span
 from gpucloud.domain.state.state import Attempt
 from gpucloud.domain.supervision.membership import time_to_go
 from gpucloud.domain.untrusted import in_one_line, set_off
-from gpucloud.usecases.jobstore.report import WORDS, Condition, JobReport
+from gpucloud.usecases.jobstore.condition import WORDS, Condition
+from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.usecases.supervise.usage import NodeHistory
 
 Rows = list[tuple[str, ...]]

@@ -11,7 +11,8 @@ from gpucloud.domain.node.output import advice_for
 from gpucloud.domain.state.order import OWN
 from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState
 from gpucloud.domain.untrusted import in_one_line
-from gpucloud.usecases.jobstore.report import Condition, JobReport
+from gpucloud.usecases.jobstore.condition import Condition
+from gpucloud.usecases.jobstore.report import JobReport
 
 
 def lacking(report: JobReport) -> list[str]:

@@ -22,7 +22,6 @@ from datetime import datetime, timedelta, timezone
 from decimal import ROUND_HALF_UP, ROUND_UP, Decimal
 from enum import Enum
 
-from gpucloud.domain.job.quantities import format_usd
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.node.node import EndCause
 from gpucloud.domain.offer import Offer, Pool, PricePoint
@@ -174,111 +173,6 @@ class Charge:
     kind: ChargeKind = ChargeKind.COMPUTE
     note: str = ""
     estimated: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Used:
-    """What counts of a budget as used: what the ledger tells, and what was paid beside it that nobody can show."""
-
-    spent_usd: Decimal = ZERO
-    unproven_usd: Decimal = ZERO
-
-    @property
-    def usd(self) -> Decimal:
-        """Both together."""
-        return self.spent_usd + self.unproven_usd
-
-    def __str__(self) -> str:
-        unproven = f", {format_usd(self.unproven_usd)} unproven" if self.unproven_usd else ""
-        return f"{format_usd(self.spent_usd)} spent{unproven}"
-
-
-NOTHING_USED = Used()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spend:
-    """The money of a job: spent + unproven + left = budget.
-
-    `unproven_usd` is what machines may have cost beside what the ledger tells, while they drove the job: what was paid
-    for then counts as used where the cloud lists no machine any more.
-
-    `promised` is what of that the machines may still cost until `off_at`, when they end by themselves unless somebody
-    moves that on, at the highest price that they can have; `usd_per_hour` is what they cost now.
-    `forecast_usd` is what the whole job will have cost at today's price, None when unknown, and never more than the
-    budget pays for; where nobody supervises it, `unattended_until` is when its machines end, which go on until then
-    whatever its script does.
-    `outside_budget_usd` is what the budget does not count: what was stored, asked of the store, brought home, read
-    from other regions, and drills.
-    """
-
-    budget_usd: Decimal
-    spent_usd: Decimal
-    promised_usd: Decimal
-    forecast_usd: Decimal | None = None
-    is_short: bool = False
-    """Whether the budget ends before the job's last step."""
-    deadline_in: timedelta | None = None
-    """How long until the deadline, where that ends the job before its last step."""
-    unattended_until: datetime | None = None
-    outside_budget_usd: Decimal = ZERO
-    unproven_usd: Decimal = ZERO
-    usd_per_hour: Decimal = ZERO
-    off_at: datetime | None = None
-    as_of: datetime | None = None
-    """When it was reckoned."""
-    kept_usd: Decimal = ZERO
-    """What of the rest no training may use: it pays for the last save and the end of the machines that live."""
-    too_little_usd: Decimal = ZERO  # with less beside that no training goes on: its least time at the highest price
-
-    @property
-    def left_usd(self) -> Decimal:
-        """What is not spent; below zero only if a price passed its cap."""
-        return self.budget_usd - self.spent_usd - self.unproven_usd
-
-    @property
-    def lasts(self) -> timedelta | None:
-        """How long the budget pays for training at the rate of now; None for no rate."""
-        return timedelta(hours=float(self._usable_usd() / self.usd_per_hour)) if self.usd_per_hour else None
-
-    @property
-    def ends_at(self) -> datetime | None:
-        """When the budget ends that does so before the job's last step; None where it does not, as far as is known."""
-        lasts = self.lasts if self.is_short else None
-        return self.as_of + lasts if lasts is not None and self.as_of is not None else None
-
-    def for_job_of(self, left: timedelta | None, deadline_at: datetime | None = None) -> Spend:
-        """Return the money with what the job will have cost that has so long to its last step; None where unknown.
-
-        A deadline that comes before ends it then, done or not.
-        """
-        ends = max(timedelta(0), deadline_at - self.as_of) if deadline_at and self.as_of else None
-        if ends is not None and ends <= (left or ends):
-            return replace(self.for_job_of(ends), deadline_in=ends)
-        if left is None:
-            return self
-        whole, most = self.spent_usd + usd_for(self.usd_per_hour, left), self.spent_usd + self._usable_usd()
-        return replace(self, forecast_usd=min(whole, most), is_short=whole > most)
-
-    def _usable_usd(self) -> Decimal:
-        return max(ZERO, self.left_usd - self.kept_usd - self.too_little_usd)
-
-    def until_off(self) -> Spend:
-        """Return the money with what the job will have cost when its machines switch themselves off."""
-        if self.off_at is None or self.as_of is None:
-            return self
-        whole = self.spent_usd + min(self.promised_usd, usd_for(self.usd_per_hour, self.off_at - self.as_of))
-        return replace(self, forecast_usd=whole, unattended_until=self.off_at)
-
-    @property
-    def free_usd(self) -> Decimal:
-        """What of the rest is neither prepaid nor kept aside: it pays for more time when that is over."""
-        return max(ZERO, self.left_usd - self.promised_usd - self.kept_usd)
-
-    @property
-    def off_usd(self) -> Decimal:
-        """What the job will have cost at the most when its machines end by themselves."""
-        return self.spent_usd + self.unproven_usd + self.promised_usd
 
 
 def meter(

@@ -1,15 +1,15 @@
-"""What is said of a job: one frozen value, rendered elsewhere; how it stands in a word, and how long it will take."""
+"""What is said of a job: one frozen value, rendered elsewhere, and how it comes from its state and its machines."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from enum import Enum
 
 from gpucloud.domain.checkpoint.layouts import Additions
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import span_of
-from gpucloud.domain.money.ledger import Charge, Spend, total
+from gpucloud.domain.money.ledger import Charge, total
+from gpucloud.domain.money.spend import Spend
 from gpucloud.domain.node.node import GroupView, Node
 from gpucloud.domain.node.status import OUTPUT, UNTOLD, AttemptStatus, Outcome, Progress, RunState, Status
 from gpucloud.domain.state.state import (
@@ -27,6 +27,7 @@ from gpucloud.domain.state.state import (
 from gpucloud.domain.supervision.membership import time_to_go
 from gpucloud.domain.supervision.snapshot import Limits
 from gpucloud.domain.supervision.transitions import lost_with_machines
+from gpucloud.usecases.jobstore.condition import Condition, Left, condition_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -395,80 +396,3 @@ def without_lost_outputs(report: JobReport) -> JobReport:
 def status_of(state: JobState) -> JobStatus:
     """Return the status that users see: a job with an open attempt is running."""
     return JobStatus.RUNNING if state.attempt is not None and not state.status.ended else state.status
-
-
-# How long a job will still take, from its own pace.
-
-
-# How a job stands, in the words that every line about it has: whether it trains, and whether anybody sees to it.
-
-
-class Condition(str, Enum):
-    """What goes on with a job now."""
-
-    TRAINING = "training"
-    UNSUPERVISED = "training_unsupervised"
-    SILENT = "silent"  # nobody supervises, and none of the machines that run its attempt answers
-    HANDING_OVER = "handing_over"  # one of its machines is about to supervise it, whether it trains or not
-    TRAINED = "trained"  # its results are not home yet
-    WAITING = "waiting"  # for machines
-    STARTING = "starting"  # its machines are there, and no attempt has begun on them yet
-    LEFT = "waiting_unsupervised"  # nothing trains: no attempt, or one whose machines are off, or that has ended there
-    HELD = "held"  # its script failed, and its machines wait for the mended one
-    KEPT = "kept"  # it succeeded, and its machines stay up for a look at them
-    ENDING = "ending"  # over, and not torn down: machines, the node group, or results in its store are left
-    ENDED = "ended"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
-    """What is left of a job that is over, and for what its machines are there."""
-
-    torn_down: bool = False
-    held: bool = False
-    kept: bool = False
-
-
-def condition_of(
-    *,
-    ended: bool,
-    open_attempt: bool,
-    trained: bool,
-    supervised: bool,
-    machines: int,
-    left: Left = Left(),
-) -> Condition:
-    """Return how a job stands, its machines taken at their last word.
-
-    An attempt whose machines are all gone trains nowhere, whatever the state says; `trained`: all its ranks are done.
-    """
-    if ended:
-        return _of_ended(machines, left)
-    if open_attempt and trained and (machines or supervised):
-        return Condition.TRAINED
-    if open_attempt and (machines or supervised):
-        return Condition.TRAINING if supervised else Condition.UNSUPERVISED
-    return Condition.WAITING if supervised else Condition.LEFT
-
-
-def _of_ended(machines: int, left: Left) -> Condition:
-    if machines and left.held:
-        return Condition.HELD
-    if machines and left.kept:
-        return Condition.KEPT
-    return Condition.ENDED if left.torn_down and not machines else Condition.ENDING
-
-
-WORDS = {
-    Condition.TRAINING: "training",
-    Condition.UNSUPERVISED: "TRAINING, NOBODY SUPERVISES",
-    Condition.SILENT: "NO MACHINE ANSWERS, NOBODY SUPERVISES",
-    Condition.HANDING_OVER: "handing over to its machines",
-    Condition.TRAINED: "trained, its results are not home yet",
-    Condition.WAITING: "waiting for machines",
-    Condition.STARTING: "starting",
-    Condition.LEFT: "waiting, nobody supervises",
-    Condition.HELD: "failed, machines held",
-    Condition.KEPT: "succeeded, machines kept",
-}
-"""For a job that has not ended, or whose machines stay up for its user."""

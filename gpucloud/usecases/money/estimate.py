@@ -28,8 +28,9 @@ from gpucloud.domain.market.recordings import RecordedMarket
 from gpucloud.domain.market.scenario import recovery_of, restart_within
 from gpucloud.domain.market.sizing import Work, work_of
 from gpucloud.domain.money.costs import remark
-from gpucloud.domain.money.ledger import NOTHING_USED, Terms, Used, with_extras
+from gpucloud.domain.money.ledger import Terms, with_extras
 from gpucloud.domain.money.prepaid import PrepaidRule
+from gpucloud.domain.money.spend import NOTHING_USED, Used
 from gpucloud.domain.offer import Offer, Pool
 from gpucloud.ports import Account, Clock, DataSets, MarketData
 from gpucloud.usecases.money.simulate import Outlooks, Stage
