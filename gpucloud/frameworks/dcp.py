@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from gpucloud import resume
 from gpucloud.domain.errors import UsageError
 from gpucloud.frameworks.handed import Handed
@@ -47,8 +49,9 @@ class Checkpointer:
             "model": list(model_parts),
             "optimizer": list(getattr(optimizers, "optimizers", optimizers)) or None,
             "scheduler": list(getattr(lr_schedulers, "schedulers", lr_schedulers)) or None,
-            **(states or {}),
+            **{name: _Done(one) if _is_of_the_script(one) else one for name, one in (states or {}).items()},
         }
+        self._states = [state for state in self._parts.values() if isinstance(state, _Done)]
         self._total_steps, self._seed = total_steps, seed
 
     def load(self) -> bool:
@@ -71,9 +74,54 @@ class Checkpointer:
                 f"this is step {curr_step}, and the run has done {self.run.steps_done}",
                 hint='count steps where a resume puts them back: states={"train_state": …}, and save() once a step',
             )
+        for state in self._states:
+            state.done()
         self.run.step(loss=loss)
         if last_step and self.run.steps_done == curr_step:
             self.run.done()
 
     def close(self) -> None:
         """Nothing is left to be closed: the last step ended the run."""
+
+
+_SMALL = 4096
+"""Numbers in a tensor of which a copy costs nothing at every step."""
+
+
+_TORCHS = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.Generator)
+"""What a run knows how to save, and when; no loop changes it ahead of a batch."""
+
+
+def _is_of_the_script(state: Any) -> bool:
+    return hasattr(state, "state_dict") and not isinstance(state, _TORCHS)
+
+
+class _Done:
+    """A state as the last step left it: loops count a step ahead of its batch, for which they may wait in vain."""
+
+    def __init__(self, of: Any) -> None:
+        self._of = of
+        self._last: Any = None
+
+    def state_dict(self) -> Any:
+        """Return the state after the last step, or of now before the first."""
+        return self._of.state_dict() if self._last is None else self._last
+
+    def load_state_dict(self, state: Any) -> None:
+        """Put it back, and take what came of that for what the last step left."""
+        self._of.load_state_dict(state)
+        self.done()
+
+    def done(self) -> None:
+        """A step is done."""
+        self._last = _kept(self._of.state_dict())
+
+
+def _kept(value: Any) -> Any:
+    """Return the value without what changes in place: containers and small tensors are copied."""
+    if isinstance(value, dict):
+        return {key: _kept(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        found = [_kept(one) for one in value]
+        return found if isinstance(value, list) else tuple(found)
+    return value.clone() if isinstance(value, torch.Tensor) and value.numel() <= _SMALL else value

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import json
 import os
 import random
@@ -268,13 +269,10 @@ def dcp(args: argparse.Namespace) -> dict[str, Any]:
         states={"train_state": count},
     )
     checkpointer.load()
-    batches: Any = iter(())
+    batches = itertools.chain.from_iterable(itertools.repeat(checkpointer.dataloader))
     while count.step < args.steps:
-        batch = next(batches, None)
-        if batch is None:
-            batches = iter(checkpointer.dataloader)
-            continue
-        count.step += 1
+        count.step += 1  # ahead of its batch, as torchtitan does
+        batch = next(batches)
         remember(args.out / f"seen-{rank}.jsonl", count.step, [batch])
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(batch[1]), batch[2]).backward()
