@@ -31,9 +31,10 @@ from gpucloud.resume.save.cadence import Window
 from gpucloud.resume.save.deciding import Moment, SaveDecider
 from gpucloud.resume.settings import end_quickly, promised
 from gpucloud.resume.state import randomness
+from gpucloud.resume.state.modules import plain_entries
 from gpucloud.resume.state.randomness import Draws
 from gpucloud.resume.state.stages import require_same
-from gpucloud.resume.state.state import STAGES, Content, TrainingState, plain_entries
+from gpucloud.resume.state.state import STAGES, Content, TrainingState
 from gpucloud.resume.state.tree import NAMES, Shares, is_sharded
 from gpucloud.wholefile import open_whole, write_whole
 

@@ -16,7 +16,8 @@ import torch
 from gpucloud.domain.errors import UsageError
 from gpucloud.resume.ranks import Ask, NoMemory, Ranks, asked, free_memory, sharing, shortage
 from gpucloud.resume.save.writer import SMALL_BYTES, Pair, Plan, Run, SaveBuffer, Sums
-from gpucloud.resume.state.state import Collected, Groups, Homes, TrainingState
+from gpucloud.resume.state.modules import Homes
+from gpucloud.resume.state.state import Collected, Groups, TrainingState
 from gpucloud.resume.state.tree import Shares, Tensors, Unplanned, size_of
 
 TOUCHED = "parameters were changed between run.step() and the optimizer's next step: from now on saves wait"

@@ -17,6 +17,7 @@ import torch
 
 from gpucloud.domain.checkpoint.chunks import OWN
 from gpucloud.domain.errors import UsageError
+from gpucloud.resume.state.modules import Homes, load, own_buffers, plain_entries, tied, weights_of
 from gpucloud.resume.state.randomness import Generator, is_generator, own_generator
 from gpucloud.resume.state.stages import Places, keep_trials_apart, module_of, place_of, stage_of
 from gpucloud.resume.state.traits import (
@@ -27,7 +28,6 @@ from gpucloud.resume.state.traits import (
     in_order,
     is_frozen,
     parameter_names,
-    plain,
     replicated,
 )
 from gpucloud.resume.state.tree import (
@@ -37,11 +37,9 @@ from gpucloud.resume.state.tree import (
     Tensors,
     arrangement,
     encode,
-    fitted,
     is_sharded,
     layout_of,
     leaves,
-    local,
     renamed,
     share,
 )
@@ -57,9 +55,6 @@ _ALL_GROUPS = (
     "give the optimizer all groups before resume.init: what is frozen until later (requires_grad=False) is left alone; "
     "and unfreeze by run.steps_done, which a resumed run has at once"
 )
-
-Homes = dict[str, list[tuple[str, torch.nn.Module]]]
-"""For each module, those in it that have buffers, with their names there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,7 +284,7 @@ class TrainingState:
         staged = content.own.get(STAGES, {})
         modules = {**content.shared("modules"), **staged.get("modules", {})}
         for name, module in self._modules.items():
-            _load(module, modules.pop(name), content.own["buffers"][name])
+            load(module, modules.pop(name), content.own["buffers"][name])
         del modules
         optimizers = {**content.shared("optimizers"), **staged.get("optimizers", {})}
         for name, optimizer in self._optimizers.items():
@@ -332,10 +327,10 @@ class TrainingState:
         entries = {n: e for n, e in entries.items() if n not in self._stages}
         optimizers = () if self._stages else self._optimizers
         trees = {
-            "modules": {n: encode(w, n, shared) for n, w in _weights(homes, entries).items()},
+            "modules": {n: encode(w, n, shared) for n, w in weights_of(homes, entries).items()},
             "optimizers": {n: encode(self._by_name(n, groups), n, shared) for n in optimizers},
             "names": {n: list(e) for n, e in entries.items()},  # buffers among them, in its order
-            TIED: {n: _tied(e) for n, e in entries.items()},
+            TIED: {n: tied(e) for n, e in entries.items()},
         }
         return trees, shared
 
@@ -344,13 +339,13 @@ class TrainingState:
 
         `entries` has those of the stages, at least.
         """
-        part = {"buffers": _own_buffers(homes, entries), "others": self._states_of_others()}
+        part = {"buffers": own_buffers(homes, entries), "others": self._states_of_others()}
         if not self._stages:
             return part
         staged = {name: entries[name] for name in self._stages}
         optimizers = {name: self._by_name(name, {}) for name in self._optimizers}
         places = {name: list(place) for name, place in self._stages.items()}
-        return {**part, STAGES: {"places": places, "modules": _weights(homes, staged), "optimizers": optimizers}}
+        return {**part, STAGES: {"places": places, "modules": weights_of(homes, staged), "optimizers": optimizers}}
 
     def _states_of_others(self) -> dict[str, Any]:
         return {name: part.state_dict() for name, part in self._others.items()}
@@ -412,63 +407,6 @@ def _typed(now: Any, saved: Any) -> Any:
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def plain_entries(module: torch.nn.Module) -> dict[str, Any]:
-    """Return the module's state by plain names. Asked for so, FSDP2 has its parameters in parts, whatever was last."""
-    return {plain(key): value for key, value in module.state_dict(keep_vars=True).items()}
-
-
-def _tied(entries: Mapping[str, Any]) -> dict[str, str]:
-    """Return the names of what is the same tensor as one before it, each with the name of that."""
-    first: dict[int, str] = {}
-    return {name: of for name, value in entries.items() if (of := first.setdefault(id(value), name)) != name}
-
-
-def _own_buffers(homes: Homes, entries: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, torch.Tensor]]:
-    """Return the buffers that are this rank's own; those that ranks hold together are shared as parameters are."""
-    return {
-        name: {key: local(b) for key, b in _buffers(of).items() if not (is_sharded(b) and key in entries.get(name, ()))}
-        for name, of in homes.items()
-    }
-
-
-def _weights(homes: Homes, entries: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return what of a state_dict() is no buffer of the rank's own."""
-    own = _own_buffers(homes, entries)
-    return {name: {key: value for key, value in e.items() if key not in own[name]} for name, e in entries.items()}
-
-
-def _buffers(homes: list[tuple[str, torch.nn.Module]]) -> dict[str, torch.Tensor]:
-    """Return the buffers by plain names; as in `named_buffers`, one that several modules have is the first's."""
-    found: dict[int, tuple[str, torch.Tensor]] = {}
-    for of, module in homes:
-        for name, buffer in module.named_buffers(of, recurse=False):
-            found.setdefault(id(buffer), (plain(name), buffer))
-    return dict(found.values())
-
-
-def _load(module: torch.nn.Module, weights: dict[str, Any], buffers: dict[str, torch.Tensor]) -> None:
-    targets = module.state_dict(keep_vars=True)
-    keys = {plain(key): key for key in targets}
-    # `state_dict` leaves out buffers that are not persistent; they can matter to the next step all the same.
-    state = weights | {key: value for key, value in buffers.items() if key in keys}
-    module.load_state_dict({keys.get(k, k): fitted(v, targets.get(keys.get(k, k))) for k, v in state.items()})
-    with torch.no_grad():
-        for of, part in module.named_modules():
-            for name, buffer in part.named_buffers(recurse=False):
-                saved = buffers.get(plain(f"{of}.{name}" if of else name))
-                if saved is not None:
-                    _put(part, name, buffer, saved)
-
-
-def _put(module: torch.nn.Module, name: str, buffer: torch.Tensor, saved: torch.Tensor) -> None:
-    """Fill the buffer; one that had grown, as a cache of positions does, is put in its place."""
-    here = local(buffer)
-    if (here.shape, here.dtype) == (saved.shape, saved.dtype) or is_sharded(buffer):
-        here.copy_(saved)
-    else:
-        setattr(module, name, saved.to(here.device))
 
 
 def _check_whole(tensors: Tensors) -> None:
