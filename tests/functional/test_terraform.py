@@ -238,11 +238,11 @@ def test_the_story_tells_what_changed_and_nothing_when_nothing_did(stand_in: Sta
     told: list[str] = []
     terraform = terraform_over(stand_in)
     terraform.ensure(SPEC, story=told.append)
-    assert told == ["Terraform made 2"]
+    assert told == ["Terraform made 2 resources"]
     terraform.ensure(SPEC, story=told.append)
     assert len(told) == 1
     terraform.destroy("digits", story=told.append)
-    assert told[1:] == ["Terraform removed 2"]
+    assert told[1:] == ["Terraform removed 2 resources"]
 
 
 def test_the_variables_are_the_same_for_every_cloud(stand_in: StandIn) -> None:

@@ -155,7 +155,7 @@ def test_a_lost_state_still_lets_everything_be_destroyed(module: Path, store: Di
     store.delete("terraform/digits/terraform.tfstate")
     told: list[str] = []
     one.destroy(story=told.append)
-    assert "Terraform removed 1" in told
+    assert "Terraform removed 1 resource" in told
     assert [key for key in store.list("terraform/") if "backup" not in key] == []
 
 

@@ -261,8 +261,11 @@ def plain(text: str) -> str:
 
 def _summary(changes: Mapping[str, Any]) -> str | None:
     """Say what was done, once it is done; a plan is only on its way to that."""
-    done = ", ".join(f"{word} {changes[kind]}" for kind, word in _DONE.items() if changes.get(kind))
-    return f"Terraform {done}" if done and changes.get("operation") != "plan" else None
+    done = [(word, int(changes[kind])) for kind, word in _DONE.items() if changes.get(kind)]
+    if not done or changes.get("operation") == "plan":
+        return None
+    told = ", ".join(f"{word} {number}" for word, number in done)
+    return f"Terraform {told} {'resource' if done[-1][1] == 1 else 'resources'}"
 
 
 def _error(diagnostic: Mapping[str, Any]) -> str:
