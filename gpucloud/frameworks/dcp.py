@@ -15,6 +15,7 @@ at the exact batch.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -85,15 +86,16 @@ class Checkpointer:
 
 
 _SMALL = 4096
-"""Numbers in a tensor of which a copy costs nothing at every step."""
+"""Numbers in a tensor of which a copy costs nothing at every step. A larger one, as of averaged weights, is taken to
+change in a step alone, and not ahead of its batch."""
 
 
-_TORCHS = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.Generator)
+_OF_A_STEP = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 """What a run knows how to save, and when; no loop changes it ahead of a batch."""
 
 
 def _is_of_the_script(state: Any) -> bool:
-    return hasattr(state, "state_dict") and not isinstance(state, _TORCHS)
+    return hasattr(state, "state_dict") and not isinstance(state, _OF_A_STEP)
 
 
 class _Done:
@@ -118,10 +120,12 @@ class _Done:
 
 
 def _kept(value: Any) -> Any:
-    """Return the value without what changes in place: containers and small tensors are copied."""
+    """Return the value without what changes in place: all is copied but large tensors."""
     if isinstance(value, dict):
         return {key: _kept(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
         found = [_kept(one) for one in value]
         return found if isinstance(value, list) else tuple(found)
-    return value.clone() if isinstance(value, torch.Tensor) and value.numel() <= _SMALL else value
+    if isinstance(value, torch.Tensor):
+        return value.clone() if value.numel() <= _SMALL else value
+    return copy.deepcopy(value)

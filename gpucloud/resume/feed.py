@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
@@ -13,9 +13,11 @@ from gpucloud.domain.errors import UsageError
 from gpucloud.resume.attempt import Continued, Exactness
 from gpucloud.resume.batches import Batches
 from gpucloud.resume.folder import Progress
+from gpucloud.resume.loader import samplers_in
 from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.save.cadence import Schedules
 from gpucloud.resume.state.randomness import Draws
+from gpucloud.resume.state.stages import Places
 from gpucloud.resume.state.state import TrainingState
 
 _NO_LOADER = Promise(
@@ -235,3 +237,20 @@ def takes_all(loader: Any) -> str | None:
         return None  # how it shares batches out is its own affair; torch gives such a loader a sampler that nobody asks
     sampler = getattr(loader, "sampler", None)
     return type(sampler).__name__ if type(sampler) in (RandomSampler, SequentialSampler) else None
+
+
+def drawn_alike(stages: Places, loader: Any) -> Mapping[str, Any]:
+    """Return what all ranks must have alike so that those of a pipeline read the same batches of a loader of their own.
+
+    UsageError for a sampler that draws from torch's own generator: by then each stage has drawn otherwise from it.
+    """
+    drawing = [one for one in samplers_in(loader)[1:] if hasattr(one, "generator")]
+    if not stages or not drawing:
+        return {}
+    sampler: Any = drawing[-1]
+    if sampler.generator is None:
+        raise UsageError(
+            f"{type(sampler).__name__} draws from each rank's own generator, and ranks of a pipeline read one order",
+            hint="DataLoader(…, generator=torch.Generator().manual_seed(0)) on every rank, or run.loader",
+        )
+    return {"seed of the sampler": sampler.generator.initial_seed()}

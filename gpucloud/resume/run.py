@@ -17,7 +17,7 @@ from gpucloud.domain.errors import CredentialsError, StoreError, UsageError
 from gpucloud.domain.job.quantities import format_size
 from gpucloud.resume.attempt import Continued, Exactness, Leaving, export, require_steps_left
 from gpucloud.resume.batches import Batches, Wrapped
-from gpucloud.resume.feed import Feed, other_share, takes_all
+from gpucloud.resume.feed import Feed, drawn_alike, other_share, takes_all
 from gpucloud.resume.folder import AttemptFolder, Progress, Signals, say
 from gpucloud.resume.loader import Loader, require_split
 from gpucloud.resume.profiling import Profiling, Trying
@@ -32,7 +32,7 @@ from gpucloud.resume.settings import Settings, read_settings, surroundings, tune
 from gpucloud.resume.sources import source_of
 from gpucloud.resume.state import randomness
 from gpucloud.resume.state.randomness import Draws
-from gpucloud.resume.state.stages import drawn_alike, module_of, share_of
+from gpucloud.resume.state.stages import module_of, share_of
 from gpucloud.resume.state.state import TrainingState
 from gpucloud.resume.state.traits import rebuckets
 from gpucloud.store import open_store

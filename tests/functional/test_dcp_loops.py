@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 
+import numpy
 import torch
 from torch import nn
 
-from gpucloud.frameworks.dcp import Checkpointer
+from gpucloud.frameworks.dcp import Checkpointer, _Done
 from tests.prove.disturbing import _around_steps, _noticing
 from tests.standins import framework_training
 from tests.standins.saved_runs import SavedRun, forking
@@ -81,7 +82,28 @@ def test_a_checkpoint_between_two_steps_has_the_count_of_the_first(tmp_path, mon
     assert checkpointer.run.committed_step == 3
 
     _, again, _, other = loop()
-    del checkpointer
     assert other.load()
     assert set(other.run._state.modules) == {"model.0", "average"}
     assert (other.run.steps_done, again.step, again.seen.tolist()) == (3, 3, [3.0] * 3)
+
+
+class Mixed:
+    def __init__(self):
+        self.numbers, self.large = {"seen": numpy.zeros(2), "deep": [{"at": 1}]}, torch.zeros(5000)
+
+    def state_dict(self):
+        return {**self.numbers, "large": self.large}
+
+    def load_state_dict(self, state):
+        self.numbers = state
+
+
+def test_what_the_loop_changes_ahead_of_its_batch_is_kept_as_the_last_step_left_it():
+    mixed = Mixed()
+    done = _Done(mixed)
+    done.done()
+    mixed.numbers["seen"] += 1
+    mixed.numbers["deep"][0]["at"] = 2
+    mixed.large += 1
+    state = done.state_dict()
+    assert (state["seen"].tolist(), state["deep"], state["large"][0]) == ([0, 0], [{"at": 1}], 1)

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 
 from gpucloud import resume
 from gpucloud.domain.errors import UsageError
-from gpucloud.resume.state.stages import share_of
+from gpucloud.resume.state.stages import share_of, stage_of
 from gpucloud.resume.state.state import TrainingState
 from gpucloud.store import open_store
 from gpucloud.usecases.checkpoint import pulling
@@ -95,6 +95,7 @@ def test_another_number_of_stages_is_refused_on_every_rank(tmp_path, capfd, befo
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
+        ("batched", "RandomSampler draws from each rank's own generator, and ranks of a pipeline read one order"),
         ("unseeded", "RandomSampler draws from each rank's own generator, and ranks of a pipeline read one order"),
         ("apart", "the ranks differ in seed of the sampler: 0 on rank 0, 1 on rank 1"),
     ],
@@ -102,6 +103,12 @@ def test_another_number_of_stages_is_refused_on_every_rank(tmp_path, capfd, befo
 def test_a_loader_that_would_give_each_stage_other_batches_is_refused(tmp_path, capfd, setting, told):
     assert refused(piped(tmp_path / "run", setting))
     assert told in capfd.readouterr().err
+
+
+def test_a_torch_whose_stages_cannot_be_told_is_refused(monkeypatch):
+    monkeypatch.delattr("torch.distributed.pipelining.stage._PipelineStageBase")
+    with pytest.raises(UsageError, match="cannot be told from other modules in torch"):
+        stage_of(nn.Linear(2, 2))
 
 
 class Mesh:

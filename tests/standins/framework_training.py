@@ -319,6 +319,9 @@ def pipeline(args: argparse.Namespace) -> dict[str, Any]:
     else:
         own = None if "unseeded" in args.settings else generator
         shuffled = torch.utils.data.DataLoader(data, GLOBAL_BATCH, shuffle=True, drop_last=True, generator=own)
+        if "batched" in args.settings:
+            sampler = torch.utils.data.BatchSampler(torch.utils.data.RandomSampler(data), GLOBAL_BATCH, drop_last=True)
+            shuffled = torch.utils.data.DataLoader(data, batch_sampler=sampler)
         batches = run.wrap(shuffled)
     for _ in run.epochs(-(-args.steps // 5)):
         for index, x, labels in batches:

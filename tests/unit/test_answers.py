@@ -37,7 +37,7 @@ attempt  nodes  steps  ended        took
 checkpoint at step 30, manifest 065678fa24fdbdfb
 
 spent     0.019 of 1.00 USD · 1.17 USD/h in all · off by 2026-03-02 00:00 UTC at the latest, at 0.568 USD
-unproven  0.25 USD: counted as used: more may have been paid while its machines drove it than their own books tell
+unproven  0.25 USD: counted as used: more may have been paid while its machines drove it than their own ledger tells
 left      0.731 USD: 0.549 for the machines until then
 """
 SPEND = {

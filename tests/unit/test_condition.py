@@ -41,6 +41,7 @@ from gpucloud.usecases.supervise.story import tell_story
 from tests.unit.worlds import NOW, POOL, cooldown, gone, opened, part, snapshot, state, up
 
 HOUR = timedelta(hours=1)
+LIMITS = Limits()
 SPEND = Spend(budget_usd=Decimal(1), spent_usd=Decimal("0.011"), promised_usd=Decimal(0))
 
 
@@ -305,6 +306,10 @@ def test_steps_that_a_later_attempt_makes_again_are_not_kept():
     assert "156–300             lost" in text
     again = (attempts[0], replace(attempts[2], first_step=1))
     assert "1–206, none kept  lost" in report_text(replace(known, attempts=again))
+    farther = replace(known, attempts=(*attempts, replace(attempts[2], number=4, first_step=101)))
+    assert "1–206, kept to 100" in report_text(farther)
+    assert "156–300, none kept" in report_text(farther)
+    assert [one["kept_to"] for one in report_json(farther)["attempts"]] == [100, None, 155, None]
 
 
 def test_whether_a_job_trains_its_machines_have_to_say_where_nobody_supervises_it():
@@ -451,7 +456,10 @@ def test_a_job_that_brings_nothing_home_has_its_machines_left():
     text = report_text(told(*done))
     assert text.startswith("live: trained, its machines are still up, step 768")
     assert "gpucloud train live ends its machines" in text
-    assert condition_word(told(*done, supervisor="process 1 on vm", visited=False)) != condition_word(told(*done))
+    members = tuple(replace(one, outcome=Outcome.DONE) for one in told(*done).attempts[0].members)
+    ends = told(*done, supervisor="process 1 on vm")
+    ends = replace(ends, attempts=(replace(ends.attempts[0], members=members),))
+    assert condition_word(ends) == "trained, its machines are being ended"
 
 
 def test_a_script_that_is_done_ended_when_it_wrote_last_however_late_somebody_looks():
@@ -689,14 +697,18 @@ def test_of_a_machine_that_is_given_up_or_silent_nothing_is_said_when_it_is_trie
 
 
 def test_a_machine_that_cannot_hear_of_an_end_is_named_with_how_long_it_is_waited_for():
-    world = snapshot(up("a", silent=30), up("b"), state=state(job="live", attempts=(opened("a", "b"),)))
+    world = snapshot(up("a", silent=30), up("b", silent=1), state=state(job="live", attempts=(opened("a", "b"),)))
 
-    def line(how, reason):
-        return tell_story(EndAttempt(how=how, reason=reason), world)
+    def line(how, reason, limits=LIMITS):
+        return tell_story(EndAttempt(how=how, reason=reason), world, limits=limits)
 
     asks = "asking the script to save and leave: "
     assert (
         line(Stop.SAVE, ExitReason.STOPPED) == f"{asks}stopped; a does not hear it: waiting 2 min for that at the most"
+    )
+    slower = Limits(save=timedelta(seconds=90))
+    assert line(Stop.SAVE, ExitReason.STOPPED, slower).endswith(
+        "a does not hear it: waiting 3 min for that at the most"
     )
     assert line(Stop.SAVE, ExitReason.RESIZED) == f"{asks}resized; a does not hear it"
     assert line(Stop.KILL, ExitReason.STOPPED) == "ending the attempt: stopped"

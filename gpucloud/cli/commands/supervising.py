@@ -105,7 +105,11 @@ def _what_a_detach_prepays(begun: Begun) -> str | None:
         found = begun.asker.prepaid_for(begun.start.order.unattended or USUAL_TIME)
         if found is not None:
             now = begun.asker.clock.now()
-            which = f"the {counted(found.asked_for, 'machine')} that it asks for" if found.asked_for else "the machines"
+            which = (
+                f"the {counted(found.asked_for, 'machine')} that the job asks for"
+                if found.asked_for
+                else "the machines"
+            )
             return (
                 f"a detach prepays {which} until {format_moment(found.until, now, seconds=False)} at the latest,"
                 f" when {format_usd(found.usd)} of {format_usd(found.budget_usd)} are spent at the most;"

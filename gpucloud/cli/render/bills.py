@@ -66,7 +66,7 @@ def unproven_rows(spend: Spend) -> list[tuple[str, str]]:
     """Return the row of what was paid while machines drove the job, and nobody can show any more; none for nothing."""
     if not spend.unproven_usd:
         return []
-    why = "counted as used: more may have been paid while its machines drove it than their own books tell"
+    why = "counted as used: more may have been paid while its machines drove it than their own ledger tells"
     return [("unproven", f"{format_usd(spend.unproven_usd)}: {why}")]
 
 

@@ -25,9 +25,6 @@ from gpucloud.domain.untrusted import in_one_line
 from gpucloud.usecases.jobstore.condition import WORDS, Condition
 
 if TYPE_CHECKING:
-    from gpucloud.domain.money.spend import Spend
-    from gpucloud.domain.supervision.action import Action
-    from gpucloud.domain.supervision.snapshot import Snapshot
     from gpucloud.usecases.jobstore.report import JobReport
 
 
@@ -290,7 +287,7 @@ def _phase(snapshot: Snapshot, action: Action, reported: str | None) -> str:
 def _ending(snapshot: Snapshot) -> str | None:
     """Return the phase of an attempt that is to end for good; None of any other."""
     attempt = snapshot.state.attempt
-    if attempt is None or attempt.ending_reason is None or attempt.ending_reason.retried:
+    if attempt is None or not attempt.ends_for_good:
         return None
     return "asked to save and leave" if attempt.ordered is Stop.SAVE else "ending"
 

@@ -192,6 +192,7 @@ def _attempt_json(attempt: Attempt, report: JobReport) -> dict[str, Any]:
         "reason": attempt.reason.value if attempt.reason else None,
         "first_step": attempt.first_step,
         "last_step": attempt.last_step,
+        "kept_to": report.kept_to(attempt),
         "started_at": codec.plain(attempt.started_at),
         "ended_at": codec.plain(attempt.ended_at or done_at),
     }
@@ -232,7 +233,7 @@ def _cooldown_json(cooldown: Cooldown) -> dict[str, Any]:
 def _attempt_row(attempt: Attempt, report: JobReport) -> tuple[str, ...]:
     """Return an attempt's cells."""
     steps = f"{attempt.first_step}–{attempt.last_step}" if attempt.last_step is not None else "none"
-    steps += _kept_words(attempt, report.attempts)
+    steps += _kept_words(attempt, report)
     until = _worked_until(attempt, report)
     reason = attempt.reason.value if attempt.reason else _open_word(report)
     if attempt.reason is None and report.died_unheard and report.told_at is not None:
@@ -242,13 +243,12 @@ def _attempt_row(attempt: Attempt, report: JobReport) -> tuple[str, ...]:
     return str(attempt.number), str(len(attempt.members)), steps, reason, format_span(until - attempt.started_at)
 
 
-def _kept_words(attempt: Attempt, attempts: Sequence[Attempt]) -> str:
-    """Return up to where the attempt's steps are kept, where a later one had to make some of them again."""
-    later = (one.first_step for one in attempts if one.number > attempt.number and one.first_step is not None)
-    again = next(later, None)
-    if again is None or attempt.first_step is None or attempt.last_step is None or again > attempt.last_step:
+def _kept_words(attempt: Attempt, report: JobReport) -> str:
+    """Return up to where the attempt's steps are kept, where later ones had to make some of them again."""
+    kept_to = report.kept_to(attempt)
+    if kept_to is None:
         return ""
-    return f", kept to {again - 1}" if again > attempt.first_step else ", none kept"
+    return f", kept to {kept_to}" if kept_to >= (attempt.first_step or 0) else ", none kept"
 
 
 def _open_word(report: JobReport) -> str:

@@ -106,16 +106,11 @@ def condition_word(report: JobReport) -> str:
         return f"trained, its machines are {'being ended' if report.supervisor else 'still up'}"
     if report.condition is Condition.SILENT and len(report.unanswered) < len(report.standing):
         return "NO MACHINE OF ITS ATTEMPT ANSWERS, NOBODY SUPERVISES"
-    if report.condition is Condition.TRAINING and _is_to_end(report):
+    attempt = report.open_attempt
+    if report.condition is Condition.TRAINING and attempt is not None and attempt.ends_for_good:
         return "asked to end" + _silent_words(report)
     word = WORDS.get(report.condition, report.status.value)
     return word + _silent_words(report) if report.condition is Condition.TRAINING else word
-
-
-def _is_to_end(report: JobReport) -> bool:
-    """Whether its attempt has been told to end, and no other will follow."""
-    attempt = report.open_attempt
-    return attempt is not None and attempt.ending_reason is not None and not attempt.ending_reason.retried
 
 
 def _silent_words(report: JobReport) -> str:
@@ -134,14 +129,17 @@ def condition_and_reason(report: JobReport) -> str:
 
 
 def step_words(report: JobReport) -> list[str]:
-    """Return step, pace and time to go as the nodes say now, else how old they are; nothing without an open attempt."""
+    """Return step, pace and time to go as the nodes say now, else how old they are, or that none was told so far.
+
+    Nothing without an open attempt.
+    """
     reached, progress = report.reached, report.progress
     attempt = report.open_attempt
     if report.status.ended or attempt is None:
         return []
     if reached is None:
-        starts = report.condition in (Condition.TRAINING, Condition.UNSUPERVISED) and report.looked_at is not None
-        return [_no_step(attempt, report.attempts, report.looked_at)] if starts and report.looked_at else []
+        runs = report.condition in (Condition.TRAINING, Condition.UNSUPERVISED)
+        return [_no_step(attempt, report.attempts, report.looked_at)] if runs and report.looked_at is not None else []
     if reached.is_saved:
         return [f"{reached} (checkpoint)"]
     if reached.at is not None:

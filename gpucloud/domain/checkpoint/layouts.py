@@ -356,7 +356,7 @@ def _moved(saved: Counters, put_back: Counters) -> Fallback | None:
 def begun_anew(found: Fallback, additions: Additions) -> str | None:
     """Return the warning that a script began at 0 though a checkpoint was put back; None when it did not.
 
-    By its first new save: of a step below that of the checkpoint.
+    By its first new save: of a step, or an epoch, below that of the checkpoint.
     """
     if found.saved >= found.put_back:
         return None

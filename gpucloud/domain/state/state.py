@@ -206,6 +206,11 @@ class Attempt:
     missing_outputs: tuple[MissingOutput, ...] = ()
     """What did not come home when it ended, and no other attempt followed."""
 
+    @property
+    def ends_for_good(self) -> bool:
+        """Whether it was ordered to end and the job ends with it, whatever its ranks still do."""
+        return self.ending_reason is not None and not self.ending_reason.retried
+
 
 class InterruptionKind(str, Enum):
     """How a node was interrupted."""

@@ -60,7 +60,7 @@ def during(attempt: Attempt, goal: Goal, snapshot: Snapshot, rules: Rules) -> Ac
         return bad
     if all(is_over(attempt, node) for node in members):
         return _close(attempt, members, goal, snapshot, rules)
-    ends = _ends_for_good(attempt)
+    ends = attempt.ends_for_good
     if ends and (_is_overdue(attempt, snapshot, rules.limits) or _only_given_up(attempt, members, snapshot)):
         outputs_at = members[0]
         hears = outputs_at is not None and not is_gone(outputs_at) and outputs_at.silent_for == timedelta(0)
@@ -309,7 +309,7 @@ def _unprepared(attempt: Attempt, snapshot: Snapshot, limits: Limits) -> tuple[s
 
 def _replace_unprepared(attempt: Attempt, snapshot: Snapshot, limits: Limits) -> Replace | None:
     """End the members that heard of no order for long: their ranks would be waited for until the budget is used up."""
-    late = attempt.ending_at is not None and snapshot.now - attempt.ending_at >= 2 * limits.save
+    late = attempt.ending_at is not None and snapshot.now - attempt.ending_at >= limits.overdue
     bad = _unprepared(attempt, snapshot, limits)
     return Replace(node_ids=bad) if bad and late else None
 
@@ -319,7 +319,7 @@ def _replace_undying(attempt: Attempt, snapshot: Snapshot, limits: Limits) -> Re
 
     Silent ones have limits of their own, and all may be silent because it is us who are cut off.
     """
-    if attempt.killed_at is None or snapshot.now - attempt.killed_at < 2 * limits.save:
+    if attempt.killed_at is None or snapshot.now - attempt.killed_at < limits.overdue:
         return None
     undying = tuple(
         node.node.id
@@ -384,14 +384,9 @@ def _how(attempt: Attempt, snapshot: Snapshot, limits: Limits) -> Stop:
     return Stop.KILL if waited >= limits.save else Stop.SAVE
 
 
-def _ends_for_good(attempt: Attempt) -> bool:
-    """Whether the job ends with this attempt, whatever its ranks still do."""
-    return attempt.ending_reason is not None and not attempt.ending_reason.retried
-
-
 def _is_overdue(attempt: Attempt, snapshot: Snapshot, limits: Limits) -> bool:
     """Whether an end was not obeyed: a machine does not hear us, or cannot end, and the cloud must end it."""
-    return attempt.ending_at is not None and snapshot.now - attempt.ending_at >= 2 * limits.save
+    return attempt.ending_at is not None and snapshot.now - attempt.ending_at >= limits.overdue
 
 
 def _only_given_up(attempt: Attempt, members: tuple[NodeSnapshot | None, ...], snapshot: Snapshot) -> bool:

@@ -174,6 +174,11 @@ class Limits:
     controller: timedelta = timedelta(minutes=20)
     """For a machine to show that it can drive its job: it boots, and makes itself fit for that, before it can try."""
 
+    @property
+    def overdue(self) -> timedelta:
+        """For an end that was ordered to be obeyed: what did not hear of it by then, the cloud has to end."""
+        return 2 * self.save
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:

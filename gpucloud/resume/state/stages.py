@@ -21,8 +21,25 @@ Places = Mapping[str, tuple[int, int]]
 
 def is_stage(part: Any) -> bool:
     """Whether this is a PipelineStage, which has no state but its module's."""
-    stage = getattr(sys.modules.get(_PIPELINING), "_PipelineStageBase", None)
+    stage = _stage_class()
     return stage is not None and isinstance(part, stage)
+
+
+def _stage_class() -> Any:
+    """Return what all stages are of, None where the script has none. UsageError where this torch has it no longer.
+
+    To go on without would give a rank any other's weights.
+    """
+    module = sys.modules.get(_PIPELINING)
+    if module is None:
+        return None
+    found = getattr(module, "_PipelineStageBase", None)
+    if found is None:
+        raise UsageError(
+            f"stages of a pipeline cannot be told from other modules in torch {torch.__version__}",
+            hint="a newer gpucloud, or an older torch",
+        )
+    return found
 
 
 def module_of(part: Any) -> Any:
@@ -35,7 +52,7 @@ def stage_of(part: Any) -> Any:
 
     It must be known: of equal stages names and shapes are the same, and each rank would be given any other's.
     """
-    stage = getattr(sys.modules.get(_PIPELINING), "_PipelineStageBase", None)
+    stage = _stage_class()
     if stage is None or is_stage(part) or not isinstance(part, torch.nn.Module):
         return part if is_stage(part) else None
     # By type, not `isinstance`: that asks objects which answer for others, as proxies do.
@@ -63,22 +80,6 @@ def share_of(stages: Places, over: Any, ranks: tuple[int, int]) -> tuple[int, in
         "several pipelines train side by side, and nothing tells which ranks are of the same one",
         hint='name the dimension of the mesh over which batches are split: run.loader(…, over=mesh["data"])',
     )
-
-
-def drawn_alike(stages: Places, loader: Any) -> Mapping[str, Any]:
-    """Return what all ranks must have alike so that those of a pipeline read the same batches of a loader of their own.
-
-    UsageError for a sampler that draws from torch's own generator: by then each stage has drawn otherwise from it.
-    """
-    sampler: Any = getattr(loader, "sampler", None)
-    if not stages or not hasattr(sampler, "generator"):
-        return {}
-    if sampler.generator is None:
-        raise UsageError(
-            f"{type(sampler).__name__} draws from each rank's own generator, and ranks of a pipeline read one order",
-            hint="DataLoader(…, generator=torch.Generator().manual_seed(0)) on every rank, or run.loader",
-        )
-    return {"seed of the sampler": sampler.generator.initial_seed()}
 
 
 def keep_trials_apart(stage: Any) -> None:

@@ -273,6 +273,17 @@ class JobReport:
         """The attempt that has not ended, if any."""
         return self.attempts[-1] if self.attempts and self.attempts[-1].reason is None else None
 
+    def kept_to(self, attempt: Attempt) -> int | None:
+        """Return the last of the attempt's steps that counts, one before its first where none does.
+
+        None where all do: no later attempt had to make some of them again.
+        """
+        later = (one.first_step for one in self.attempts if one.number > attempt.number and one.first_step is not None)
+        again = min(later, default=None)
+        if again is None or attempt.first_step is None or attempt.last_step is None or again > attempt.last_step:
+            return None
+        return max(again, attempt.first_step) - 1
+
     def _machines_of(self, attempt: Attempt) -> int:
         """Return how many of the attempt's machines live: one that came in place of another runs nothing of it."""
         members = {member.node_id for member in attempt.members}

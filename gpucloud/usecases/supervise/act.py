@@ -248,7 +248,8 @@ class Actor:
     def act(self, action: Action, snapshot: Snapshot, goal: Goal) -> None:
         """Do it. Errors of the cloud and of nodes come through as GpucloudError."""
         news = self._announcements.news(action, snapshot, self.services.rules.limits, self.services.job.checkpoint)
-        told = tell_story(action, snapshot, self.services.job.checkpoint.directory, self._told_until)
+        limits, directory = self.services.rules.limits, self.services.job.checkpoint.directory
+        told = tell_story(action, snapshot, directory, self._told_until, limits)
         if told and isinstance(action, Arm):
             self._told_until = action.until
         for line in (*news, told):

@@ -47,9 +47,15 @@ from gpucloud.domain.supervision.membership import progress_of
 from gpucloud.domain.supervision.snapshot import Limits, Snapshot
 from gpucloud.domain.supervision.transitions import with_commit
 
+_LIMITS = Limits()
+
 
 def tell_story(  # noqa: C901, PLR0911, PLR0912  (one flat match)
-    action: Action, snapshot: Snapshot, directory: CheckpointDirectory | None = None, told_until: datetime | None = None
+    action: Action,
+    snapshot: Snapshot,
+    directory: CheckpointDirectory | None = None,
+    told_until: datetime | None = None,
+    limits: Limits = _LIMITS,
 ) -> str | None:
     """Return the line, None when the action is not news; `directory` is of a script that saves by itself.
 
@@ -95,7 +101,7 @@ def tell_story(  # noqa: C901, PLR0911, PLR0912  (one flat match)
             return "; ".join(f"{node_id} is not used any more: {why}" for node_id, why in nodes)
         case EndAttempt(how=how, reason=reason, message=message):
             does = "asking the script to save and leave" if how is Stop.SAVE else "ending the attempt"
-            return f"{does}: {reason.value}{': ' + message if message else ''}{_deaf(action, snapshot)}"
+            return f"{does}: {reason.value}{': ' + message if message else ''}{_unreached(action, snapshot, limits)}"
         case CloseAttempt(reason=reason):
             return _closed(reason, snapshot)
         case Relieve(node_id=node_id):
@@ -183,14 +189,14 @@ def _prepared(node_ids: tuple[str, ...], snapshot: Snapshot) -> str:
     return "; ".join(told)
 
 
-def _deaf(action: EndAttempt, snapshot: Snapshot) -> str:
+def _unreached(action: EndAttempt, snapshot: Snapshot, limits: Limits) -> str:
     """Return which of the attempt's machines cannot hear that it is to end, and how long they are waited for."""
     attempt = snapshot.state.attempt
     members = {member.node_id for member in attempt.members} if attempt is not None else set()
-    silent = [one.node.id for one in snapshot.nodes if one.node.id in members and one.silent_for]
+    silent = [one.node.id for one in snapshot.nodes if one.node.id in members and one.silent_for >= limits.silent]
     if not silent or action.how is not Stop.SAVE:
         return ""
-    waited = "" if action.reason.retried else f": waiting {format_span(2 * Limits().save)} for that at the most"
+    waited = "" if action.reason.retried else f": waiting {format_span(limits.overdue)} for that at the most"
     return f"; {', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not hear it{waited}"
 
 

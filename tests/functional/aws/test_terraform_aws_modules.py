@@ -20,7 +20,6 @@ from tests.lab.aws.plugins import plugin_folder
 ROOT = Path(__file__).resolve().parents[3]
 GROUP = "gpucloud-digits"
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIF9sYWJsYWJsYWJsYWJsYWJsYWJsYWJsYWJsYWJsYWJs lab"
-# Terraform starts its provider for every command, and the provider waits for seconds after some creations.
 
 INSTALL_TERRAFORM = "terraform is not installed: https://developer.hashicorp.com/terraform/install"
 
