@@ -95,7 +95,10 @@ _OF_A_STEP = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.L
 
 
 def _is_of_the_script(state: Any) -> bool:
-    return hasattr(state, "state_dict") and not isinstance(state, _OF_A_STEP)
+    kept = hasattr(state, "state_dict") and hasattr(state, "load_state_dict")
+    return (
+        kept and not isinstance(state, _OF_A_STEP) and not hasattr(state, "last_epoch")
+    )  # as schedules of any kind do
 
 
 class _Done:

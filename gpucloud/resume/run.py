@@ -98,6 +98,8 @@ class Run:
     hold), there again after a resume, and told by `resume.peek` before that.
     """
 
+    _is_at_first_step = True  # by then the script has made all that it will
+
     def __init__(
         self, settings: Settings, state: TrainingState, *, total_steps: int | None, seed: int, rebuckets: bool
     ) -> None:
@@ -274,6 +276,9 @@ class Run:
         self._require_newest()
         self._pauses.over()
         self._feed.ahead_of_step()
+        if self._is_at_first_step:
+            self._is_at_first_step = False
+            self._state.require_stages_known()
         window = self._windows.now()
         if self._continued.in_vain(window, self._feed.loader):
             return

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 
 from gpucloud import resume
 from gpucloud.domain.errors import UsageError
-from gpucloud.resume.state.stages import share_of, stage_of
+from gpucloud.resume.state.stages import require_known, share_of, stage_of
 from gpucloud.resume.state.state import TrainingState
 from gpucloud.store import open_store
 from gpucloud.usecases.checkpoint import pulling
@@ -109,6 +109,19 @@ def test_a_torch_whose_stages_cannot_be_told_is_refused(monkeypatch):
     monkeypatch.delattr("torch.distributed.pipelining.stage._PipelineStageBase")
     with pytest.raises(UsageError, match="cannot be told from other modules in torch"):
         stage_of(nn.Linear(2, 2))
+
+
+def test_a_stage_that_the_run_takes_for_any_module_is_refused():
+    module = nn.Sequential(nn.Linear(2, 2))
+    stage = object.__new__(pipelining.PipelineStage)  # without ranks
+    stage.submod, stage.stage_index = module, 1
+    for given in (module, module[0], nn.ModuleDict({"stage": module})):
+        with pytest.raises(
+            UsageError, match=r"'model' is of a pipeline's stage 1, and the run does not know it as one"
+        ):
+            require_known({"model": given}, {})
+    require_known({"model": module}, {"model": (1, 2)})
+    require_known({"model": nn.Linear(2, 2)}, {})
 
 
 class Mesh:

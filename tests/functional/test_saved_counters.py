@@ -91,6 +91,18 @@ def as_saved(pickled, compression=zipfile.ZIP_STORED):
     return out.getvalue()
 
 
+@pytest.mark.parametrize("compression", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+def test_what_torch_never_writes_so_tells_nothing_damaged_or_not(tmp_path, compression):
+    whole = as_saved(pickle.dumps({"step": 12}, protocol=2), compression)
+    for at in range(0, len(whole), 3):
+        damaged = bytearray(whole)
+        damaged[at] ^= 0xFF
+        (tmp_path / "ckpt.pt").write_bytes(damaged)
+        assert counters_in(tmp_path / "ckpt.pt") in ({}, {"step": 12})
+    (tmp_path / "ckpt.pt").write_bytes(whole)
+    assert counters_in(tmp_path / "ckpt.pt") == {}
+
+
 class Bomb:
     def __reduce__(self):
         return exec, ("raise SystemExit",)
@@ -142,7 +154,9 @@ ONE = "ckpt.pt"
         # A step that is counted within its epoch.
         ({ONE: {"epoch": 3, "step": 120}}, {ONE: {"epoch": 4, "step": 20}}, None),
         ({ONE: {"epoch": 3, "step": 20}}, {ONE: {"epoch": 0, "step": 90}}, Fallback(saved=0, put_back=3, epochs=True)),
-        ({ONE: {"epoch": 0, "step": 90}}, {ONE: {"epoch": 0, "step": 20}}, Fallback(saved=20, put_back=90)),
+        # One that begins its epoch again has resumed.
+        ({ONE: {"epoch": 5, "step": 300}}, {ONE: {"epoch": 5, "step": 100}}, None),
+        ({ONE: {"epoch": 0, "step": 90}}, {ONE: {"epoch": 0, "step": 20}}, None),
         # Another key, another file, nothing at all.
         ({ONE: {"epoch": 3}}, {ONE: {"step": 2}}, None),
         ({"model.pt": {"epoch": 3}}, {"other.pt": {"epoch": 0}}, None),

@@ -165,6 +165,21 @@ def test_a_machine_that_its_interruption_made_free_stays_free_when_its_group_is_
     assert unproven() == 0
 
 
+@pytest.mark.parametrize("wrote", [(), (interval("a", 0, 0.1, charged=True),), (interval("a", 0),)])
+@pytest.mark.parametrize("later", [(), ((8, 0),)])
+def test_hours_beside_a_supervisor_stay_spent_when_the_job_is_left_to_itself_again(store, wrote, later):
+    """Detached after an hour, taken back after two, detached again after six: its machine lives all that time."""
+    users, alive = JobStore(store, "digits"), state(nodes=(interval("a", 0),))
+    put_job(users, state(nodes=wrote, drives_itself=True))
+    for at, machines in ((1, 1), (2, 0), (6, 1), *later):
+        when = NOW + at * HOUR
+        listed = (interval("a", 0),) if at == 2 else () if at == 8 else None
+        until = when + 8 * HOUR if machines else when
+        users.arm(arming(alive if at < 8 else state(), at=when, machines=machines, until=until, listed=listed))
+    tracker, job, now = SpendTracker(users, OnePrice(), Terms()), users.believed()[0], NOW + 8 * HOUR
+    assert tracker.spent_usd(job, now) + tracker.unproven_usd(job, NO_GROUP, now) >= 4  # 8 h at half a dollar
+
+
 def test_what_was_forgotten_before_the_job_was_taken_back_stays_unproven(store):
     users = JobStore(store, "digits")
     put_job(users, state(drives_itself=True))

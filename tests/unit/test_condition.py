@@ -277,7 +277,7 @@ def test_an_attempt_that_is_told_to_end_is_not_called_training():
     def ending(reason):
         return condition_word(replace(known, attempts=(replace(attempt, ending_reason=reason),)))
 
-    assert ending(ExitReason.STOPPED) == "asked to end"
+    assert ending(ExitReason.STOPPED) == "ending its attempt"
     assert ending(ExitReason.RESIZED) == "training"  # another attempt follows
 
 
@@ -289,8 +289,8 @@ def test_an_attempt_that_has_made_no_step_says_so():
         one = replace(known, attempts=(replace(attempt, **changes),), checkpoint=None)
         return report_text(one).splitlines()[0]
 
-    assert first() == "live: training, no step yet, supervised by process 1 on vm"
-    assert first(started_at=NOW - HOUR) == "live: training, tells no steps, supervised by process 1 on vm"
+    assert first() == "live: training, no step told yet, supervised by process 1 on vm"
+    assert first(started_at=NOW - HOUR) == "live: training, no step told yet, supervised by process 1 on vm"
 
 
 def test_steps_that_a_later_attempt_makes_again_are_not_kept():
@@ -298,7 +298,7 @@ def test_steps_that_a_later_attempt_makes_again_are_not_kept():
     (attempt,) = known.attempts
     cells = ((1, 206), (None, None), (156, 300))
     attempts = tuple(
-        replace(attempt, number=number, first_step=first, last_step=last, reason=ExitReason.LOST)
+        replace(attempt, number=number, first_step=first, last_step=last, saved_step=155, reason=ExitReason.LOST)
         for number, (first, last) in enumerate(cells, 1)
     )
     text = report_text(replace(known, attempts=attempts))
@@ -306,7 +306,10 @@ def test_steps_that_a_later_attempt_makes_again_are_not_kept():
     assert "156–300             lost" in text
     again = (attempts[0], replace(attempts[2], first_step=1))
     assert "1–206, none kept  lost" in report_text(replace(known, attempts=again))
-    farther = replace(known, attempts=(*attempts, replace(attempts[2], number=4, first_step=101)))
+    printed = (attempts[0], replace(attempts[2], first_step=170))  # which step is printed first says nothing
+    assert "1–206    lost" in report_text(replace(known, attempts=printed))
+    older = replace(attempts[2], number=4, first_step=101, saved_step=100)
+    farther = replace(known, attempts=(*attempts, older))
     assert "1–206, kept to 100" in report_text(farther)
     assert "156–300, none kept" in report_text(farther)
     assert [one["kept_to"] for one in report_json(farther)["attempts"]] == [100, None, 155, None]
@@ -454,12 +457,12 @@ def test_a_job_whose_ranks_are_done_has_results_that_are_not_home():
 def test_a_job_that_brings_nothing_home_has_its_machines_left():
     done = (up("a", part(1, Outcome.DONE, step=768)), up("b", part(1, Outcome.DONE)))
     text = report_text(told(*done))
-    assert text.startswith("live: trained, its machines are still up, step 768")
-    assert "gpucloud train live ends its machines" in text
+    assert text.startswith("live: trained, not wound up, step 768")
+    assert "gpucloud train live winds it up" in text
     members = tuple(replace(one, outcome=Outcome.DONE) for one in told(*done).attempts[0].members)
     ends = told(*done, supervisor="process 1 on vm")
     ends = replace(ends, attempts=(replace(ends.attempts[0], members=members),))
-    assert condition_word(ends) == "trained, its machines are being ended"
+    assert condition_word(ends) == "trained, being wound up"
 
 
 def test_a_script_that_is_done_ended_when_it_wrote_last_however_late_somebody_looks():

@@ -105,8 +105,8 @@ def test_results_that_nobody_brings_home_say_until_when_they_can_be_brought(
 ) -> None:
     until = NOW.replace(hour=16, minute=58, second=59)
     text = report_text(replace(told(*TRAINED), outputs=outputs, paid_until=until))
-    brings = "brings them home, and ends" if outputs else "ends"
-    assert f"gpucloud train live {brings} its machines\n{line}\n" in text
+    does = "brings them home, and ends its machines" if outputs else "winds it up"
+    assert f"gpucloud train live {does}\n{line}\n" in text
 
 
 def test_machines_that_drive_their_job_lose_nothing_when_nobody_looks() -> None:

@@ -17,6 +17,11 @@ _MOST_FILES = 8
 _MOST_BYTES = 16 << 20  # of a pickle, which names its tensors and holds none
 _MOST_OPCODES = 1_000_000
 _SUFFIXES = (".pt", ".pth", ".pth.tar", ".ckpt")
+_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # torch stores; what others raise has no name in common
+_DAMAGE = (
+    *(StopIteration, OSError, EOFError, zipfile.BadZipFile, zlib.error, struct.error, ValueError, LookupError),
+    *(OverflowError, MemoryError, RuntimeError),  # the last one for what is encrypted
+)
 _MARK = object()
 
 
@@ -34,15 +39,14 @@ def counters_in(path: Path) -> Counters:
     try:
         with zipfile.ZipFile(path) as archive:
             name = next(name for name in archive.namelist() if name.endswith("/data.pkl") and name.count("/") == 1)
+            if archive.getinfo(name).compress_type not in _COMPRESSIONS:
+                return {}
             with archive.open(name) as file:
                 data = file.read(_MOST_BYTES + 1)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of escapes in what never was a text
             return _counters(data) if len(data) <= _MOST_BYTES else {}
-    except (StopIteration, OSError, EOFError, zipfile.BadZipFile, zlib.error, struct.error):
-        return {}
-    # RuntimeError: encrypted, or compressed in a way that is not known here.
-    except (ValueError, LookupError, OverflowError, RuntimeError):
+    except _DAMAGE:
         return {}
 
 

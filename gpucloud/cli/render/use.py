@@ -103,12 +103,12 @@ def condition_word(report: JobReport) -> str:
     if report.condition is Condition.WAITING and report.nodes:
         return "waiting for more machines"
     if report.condition is Condition.TRAINED and not report.outputs:
-        return f"trained, its machines are {'being ended' if report.supervisor else 'still up'}"
+        return f"trained, {'being' if report.supervisor else 'not'} wound up"
     if report.condition is Condition.SILENT and len(report.unanswered) < len(report.standing):
         return "NO MACHINE OF ITS ATTEMPT ANSWERS, NOBODY SUPERVISES"
     attempt = report.open_attempt
     if report.condition is Condition.TRAINING and attempt is not None and attempt.ends_for_good:
-        return "asked to end" + _silent_words(report)
+        return "ending its attempt" + _silent_words(report)
     word = WORDS.get(report.condition, report.status.value)
     return word + _silent_words(report) if report.condition is Condition.TRAINING else word
 
@@ -139,7 +139,7 @@ def step_words(report: JobReport) -> list[str]:
         return []
     if reached is None:
         runs = report.condition in (Condition.TRAINING, Condition.UNSUPERVISED)
-        return [_no_step(attempt, report.attempts, report.looked_at)] if runs and report.looked_at is not None else []
+        return ["no step told yet"] if runs else []
     if reached.is_saved:
         return [f"{reached} (checkpoint)"]
     if reached.at is not None:
@@ -152,11 +152,8 @@ def step_words(report: JobReport) -> list[str]:
 
 def untold_words(attempt: Attempt, attempts: Sequence[Attempt], now: datetime) -> str:
     """Return how an open attempt stands that has told no step: it starts, or its script tells none in any attempt."""
-    return f"running for {format_span(now - attempt.started_at)}, {_no_step(attempt, attempts, now)}"
-
-
-def _no_step(attempt: Attempt, attempts: Sequence[Attempt], now: datetime) -> str:
-    return "no step yet" if may_tell(attempt, attempts, now) else "tells no steps"
+    known = "no step yet" if may_tell(attempt, attempts, now) else "tells no steps"
+    return f"running for {format_span(now - attempt.started_at)}, {known}"
 
 
 def counts_of(report: JobReport) -> Counts:

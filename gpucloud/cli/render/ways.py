@@ -38,8 +38,8 @@ def lacking(report: JobReport) -> list[str]:
                 f"nobody starts training again when a machine is interrupted now; all switch themselves off{until}"
             )
         case Condition.TRAINED if report.supervisor is None:
-            brings = "brings them home, and ends" if report.outputs else "ends"
-            told.append(f"gpucloud train {report.job} {brings} its machines")
+            does = "brings them home, and ends its machines" if report.outputs else "winds it up"
+            told.append(f"gpucloud train {report.job} {does}")
             told += _until_lost(report)
         case Condition.LEFT if report.nodes:
             ended = f"attempt {report.attempts[-1].number} has ended; " if report.ran_out else ""

@@ -347,10 +347,11 @@ def fallback(saved: Mapping[str, Counters], put_back: Mapping[str, Counters]) ->
 
 
 def _moved(saved: Counters, put_back: Counters) -> Fallback | None:
-    for key in COUNTERS:
-        if key in saved and key in put_back and saved[key] != put_back[key]:
-            return Fallback(saved=saved[key], put_back=put_back[key], epochs=key in _EPOCHS)
-    return None
+    """Return how the first counter of both moved; scripts count steps within an epoch, and may begin it again."""
+    key = next((key for key in COUNTERS if key in saved and key in put_back), None)
+    if key is None:
+        return None
+    return Fallback(saved=saved[key], put_back=put_back[key], epochs=key in _EPOCHS)
 
 
 def begun_anew(found: Fallback, additions: Additions) -> str | None:

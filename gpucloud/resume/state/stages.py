@@ -60,6 +60,28 @@ def stage_of(part: Any) -> Any:
     return next((one for one in made if _bare(one.submod) is _bare(part)), None)
 
 
+def require_known(modules: Mapping[str, torch.nn.Module], stages: Places) -> None:
+    """Raise UsageError where one of the modules, or a part of it, is a stage's, and it is not known to be that stage.
+
+    Saved as what all ranks have alike, each would be given any other's weights. Asked once all stages are made.
+    """
+    made = _stage_class()
+    if made is None:
+        return
+    shared = {
+        id(weight): name for name, module in modules.items() if name not in stages for weight in module.parameters()
+    }
+    for one in gc.get_objects():
+        if not issubclass(type(one), made):
+            continue
+        name = next((shared[id(weight)] for weight in one.submod.parameters() if id(weight) in shared), None)
+        if name is not None:
+            raise UsageError(
+                f"{name!r} is of a pipeline's stage {one.stage_index}, and the run does not know it as one",
+                hint="make the PipelineStage before resume.init, and give it that: resume.init(model=stage, …)",
+            )
+
+
 def place_of(stage: Any) -> tuple[int, int]:
     """Return the number of the stage and how many there are."""
     return int(stage.stage_index), int(stage.num_stages)

@@ -19,7 +19,14 @@ from gpucloud.domain.checkpoint.chunks import OWN
 from gpucloud.domain.errors import UsageError
 from gpucloud.resume.state.modules import Homes, load, own_buffers, plain_entries, tied, weights_of
 from gpucloud.resume.state.randomness import Generator, is_generator, own_generator
-from gpucloud.resume.state.stages import Places, keep_trials_apart, module_of, place_of, stage_of
+from gpucloud.resume.state.stages import (
+    Places,
+    keep_trials_apart,
+    module_of,
+    place_of,
+    require_known,
+    stage_of,
+)
 from gpucloud.resume.state.traits import (
     GroupsLater,
     Traits,
@@ -146,6 +153,10 @@ class TrainingState:
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
         """Those whose steps change what is shared."""
         return tuple(self._optimizers.values())
+
+    def require_stages_known(self) -> None:
+        """Raise UsageError for a pipeline's stage that was given as any module. Asked once all stages are made."""
+        require_known(self._modules, self._stages)
 
     def own_generator(self, dataset: Any, *, in_workers: bool) -> str | None:
         """Return in words which generator of the data set's own or a module's no checkpoint has.

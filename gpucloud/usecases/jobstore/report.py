@@ -276,9 +276,15 @@ class JobReport:
     def kept_to(self, attempt: Attempt) -> int | None:
         """Return the last of the attempt's steps that counts, one before its first where none does.
 
-        None where all do: no later attempt had to make some of them again.
+        None where all do: no later attempt had to make some of them again. A later one begins after what is known to
+        be saved, or at the first step: what a script prints first may be any.
         """
-        later = (one.first_step for one in self.attempts if one.number > attempt.number and one.first_step is not None)
+        saved = {one.saved_step for one in self.attempts if one.saved_step is not None} | {0}
+        later = (
+            one.first_step
+            for one in self.attempts
+            if one.number > attempt.number and one.first_step is not None and one.first_step - 1 in saved
+        )
         again = min(later, default=None)
         if again is None or attempt.first_step is None or attempt.last_step is None or again > attempt.last_step:
             return None

@@ -171,7 +171,8 @@ class SpendTracker:
     ) -> dict[str, tuple[Charge, ...]]:
         """Return what each machine costs that had no bill when a shut-off was armed: as it stood then and is listed.
 
-        One that the list has forgotten ended as the list told when the job was taken back.
+        One that the list has forgotten ended as the list told when the job was taken back, unless it was alive when a
+        shut-off was armed after that.
         """
         told = [interval for one in armings for interval in one.unbilled]
         # What was told first is from before they drove.
@@ -179,8 +180,13 @@ class SpendTracker:
         until = max(one.until for one in armings)
         found = as_listed(replace(state, nodes=tuple(known.values()), paid_until=until), listed, now).nodes
         still = {node.id for node in listed.nodes}
-        told_last = {interval.node_id: interval for interval in witnessed(armings) if interval.node_id not in still}
-        lived = (told_last.get(interval.node_id, interval) for interval in found)
+        armed_at = {interval.node_id: one.at for one in sorted(armings, key=_moment) for interval in one.unbilled}
+        after = {
+            interval.node_id: interval
+            for interval in witnessed(armings)
+            if interval.node_id not in still and _is_told_since(interval, armings, armed_at)
+        }
+        lived = (after.get(interval.node_id, interval) for interval in found)
         return {interval.node_id: self._meter(interval, replace(state, attempts=()), now) for interval in lived}
 
     def _settled(self, interval: UsageInterval, state: JobState, now: datetime) -> UsageInterval:
@@ -231,6 +237,17 @@ class SpendTracker:
         """Return what the machines cost an hour now, with their disks and addresses."""
         hourly = (self._market.prices(interval.pool, now, now)[-1].usd_per_hour for interval in alive)
         return sum(hourly, self._terms.extras_usd_per_hour * len(alive))
+
+
+def _moment(one: Arming) -> datetime:
+    return one.at
+
+
+def _is_told_since(interval: UsageInterval, armings: tuple[Arming, ...], armed_at: dict[str, datetime]) -> bool:
+    """Whether the list told of the machine after it was alive at an arming last."""
+    told_at = (one.at for one in armings if interval.node_id in {told.node_id for told in one.listed or ()})
+    last = max(told_at, default=None)
+    return last is not None and last >= armed_at.get(interval.node_id, last)
 
 
 def _sum_of(unproven_usd: Decimal) -> Decimal:
