@@ -343,6 +343,12 @@ class Agent:
         folder = self._running.folder.path if self._running else None
         self._node_metrics.look(self._attempt, folder, devices)
 
+    def _as_old_as_it_is(self) -> AttemptStatus | None:
+        """Return how the attempt stands; of one that has ended, its script's last word grows older."""
+        if self._attempt is None or self._attempt.state is not RunState.EXITED:
+            return self._attempt
+        return self._attempt.later(AttemptFolder(self._attempts, self._attempt.attempt).since_verdict())
+
     def _report(self) -> None:
         self._measure()
         status = Status(
@@ -351,7 +357,7 @@ class Agent:
             desired_sha256=self._inbox.sha256,
             boot_id=self._boot_id,
             notice=self._notice(),
-            attempt=self._attempt,
+            attempt=self._as_old_as_it_is(),
             gpus=self._node_metrics.gpus,
             unhealthy=self._node_metrics.unhealthy,
             host=self._node_metrics.host,

@@ -20,6 +20,7 @@ CONDITIONS = {
     "TRAINING, NOBODY SUPERVISES": "training_unsupervised",
     "NO MACHINE ANSWERS, NOBODY SUPERVISES": "silent",
     "NO MACHINE OF ITS ATTEMPT ANSWERS, NOBODY SUPERVISES": "silent",
+    "its script has failed, nobody supervises": "waiting_unsupervised",
     "ending its attempt": "training",
     "trained, being wound up": "trained",
     "trained, not wound up": "trained",

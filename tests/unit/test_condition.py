@@ -301,9 +301,14 @@ def test_steps_that_a_later_attempt_makes_again_are_not_kept():
         replace(attempt, number=number, first_step=first, last_step=last, saved_step=155, reason=ExitReason.LOST)
         for number, (first, last) in enumerate(cells, 1)
     )
+    known = replace(known, checkpoint=CheckpointRef(step=300, sha256="0" * 64))
     text = report_text(replace(known, attempts=attempts))
     assert "1–206, kept to 155  lost" in text
     assert "156–300             lost" in text
+    ended = replace(known, attempts=attempts[:2], status=JobStatus.STOPPED, checkpoint=None)
+    assert "1–206, none kept" in report_text(ended)
+    assert "1–206, kept to 4 " in report_text(replace(ended, checkpoint=CheckpointRef(step=4, sha256="0" * 64)))
+    assert "1–206  lost" in report_text(replace(ended, checkpoint=CheckpointRef(step=206, sha256="0" * 64)))
     again = (attempts[0], replace(attempts[2], first_step=1))
     assert "1–206, none kept  lost" in report_text(replace(known, attempts=again))
     printed = (attempts[0], replace(attempts[2], first_step=170))  # which step is printed first says nothing
@@ -358,12 +363,21 @@ def test_an_attempt_of_which_nothing_runs_any_more_is_not_called_training():
     assert "running" not in report_text(saved)
 
 
-def test_an_attempt_that_ended_on_machines_that_all_live_may_have_failed_by_itself():
+def test_an_attempt_that_ended_on_machines_that_all_live_has_failed_by_itself():
     both = told(up("a", FAILED), up("b", part(1, Outcome.FAILED)))
-    assert report_text(both).startswith("live: waiting, nobody supervises\n")
-    assert "look after it: gpucloud train live · end it: gpucloud down live" in report_text(both)
+    assert report_text(both).startswith("live: its script has failed, nobody supervises\n")
+    assert (
+        "attempt 1 has ended: its script has failed; nothing trains on its 2 machines;"
+        " all is off by itself at 12:30:00 UTC\nsee why: gpucloud logs live\n"
+        "gpucloud train live ends this run as failed; the next one is a new run\n" in report_text(both)
+    )
+    unused = "a new run from step 0 (the checkpoint at step 4 is not used), unless machines are held for it"
+    assert unused in report_text(replace(both, checkpoint=SAVED))
     assert "1        2      1–385  its ranks have ended  20 s" in report_text(both)
-    assert headline(both).splitlines()[0] == "live: waiting, nobody supervises, attempt 1"
+    assert headline(both).splitlines()[0] == "live: its script has failed, nobody supervises, attempt 1"
+    barred = told(up("a", FAILED), up("b", part(1, Outcome.BARRED)))
+    assert report_text(barred).startswith("live: waiting, nobody supervises\n")
+    assert "look after it: gpucloud train live · end it: gpucloud down live" in report_text(barred)
 
 
 @pytest.mark.parametrize(
@@ -469,6 +483,18 @@ def test_a_script_that_is_done_ended_when_it_wrote_last_however_late_somebody_lo
     first = part(1, Outcome.DONE, step=768, phase="done", age_s=40.0)
     done = told(up("a", first), up("b", part(1, Outcome.DONE)))
     assert "1        2      1–768  trained  20 s\n" in report_text(done)
+
+
+def test_a_script_that_is_done_took_as_long_at_each_look():
+    first = part(1, Outcome.DONE, step=768, phase="done", age_s=40.0)
+    later = first.later(timedelta(minutes=5))
+    assert later.progress.age_s == 340.0
+    assert later.shown == later.progress
+    early, late = (
+        replace(told(up("a", one), up("b", part(1, Outcome.DONE))), looked_at=NOW + span)
+        for one, span in ((first, timedelta(0)), (later, timedelta(minutes=5)))
+    )
+    assert early.trained_at == late.trained_at
 
 
 def test_results_that_a_supervisor_brings_home_ask_nobody_to_bring_them():
@@ -629,7 +655,8 @@ def test_an_attempt_took_no_longer_than_its_machines_lived_whenever_its_end_was_
         usd_per_hour=Decimal(1),
         usd=Decimal("0.17"),
     )
-    known = state(job="live", attempts=(first,), status=JobStatus.STOPPED)
+    saved = CheckpointRef(step=5, sha256="0" * 64)
+    known = state(job="live", attempts=(first,), status=JobStatus.STOPPED, checkpoint=saved)
     world = snapshot(state=known)
     assert "1        1      1–5    lost   10 min\n" in report_text(report(known, SPEND, (paid,), world.group, None))
     assert "1        1      1–5    lost   4 h\n" in report_text(report(known, SPEND, (), world.group, None))

@@ -402,6 +402,24 @@ def test_every_view_of_a_job_whose_deadline_comes_before_its_last_step_says_so_a
     assert late.spend == with_forecast(replace(soon, deadline_at=None)).spend
 
 
+def test_a_job_that_its_own_machines_drive_ends_with_their_paid_time_where_nobody_buys_more() -> None:
+    spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal(1), usd_per_hour=Decimal("0.6"))
+    node = up("a", part(1, step=10, total_steps=400, step_seconds=1.0))
+    driven = replace(told(node, supervisor="its own node a"), drives_itself=True)
+    spend = replace(spend, as_of=driven.looked_at, off_at=driven.looked_at + timedelta(minutes=1))
+    report = with_forecast(replace(driven, spend=spend))
+    ends = spend.for_job_of(timedelta(seconds=390), buys_time=False)
+    now = panel_state(snapshot(node, state=state(attempts=(opened("a"),))), Wait(why="running"), ends)
+    for view in (report_text(report), headline(report), line_of(now)):
+        assert "6 min 30 s to go" in view
+        assert "its paid time ends first, in 1 min" in view
+    assert "forecast  0.01 USD when its paid time ends, in 1 min: its own machines buy none" in report_text(report)
+    longer = replace(spend, off_at=driven.looked_at + timedelta(hours=1))
+    assert with_forecast(replace(driven, spend=longer)).spend.forecast_usd == Decimal("0.065")
+    beside = with_forecast(replace(driven, spend=spend, drives_itself=False))
+    assert beside.spend.prepaid_in is None
+
+
 @pytest.mark.parametrize(("rate", "said"), [("0.27", False), ("60", True)])
 def test_a_budget_that_ends_before_the_script_is_said_beside_the_time_to_go(rate: str, said: bool) -> None:
     spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal(1), usd_per_hour=Decimal(rate))

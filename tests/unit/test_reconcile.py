@@ -45,6 +45,7 @@ from gpucloud.domain.supervision.action import (
 from gpucloud.domain.supervision.between import fruitless
 from gpucloud.domain.supervision.membership import barred, quarantined
 from gpucloud.domain.supervision.reconcile import decide
+from gpucloud.domain.supervision.renewal import renew
 from gpucloud.domain.supervision.snapshot import (
     Goal,
     Homecoming,
@@ -472,6 +473,22 @@ def test_prepaid_time_is_not_renewed_for_machines_that_would_not_hear_of_it():
     )
     assert decide(GOAL, running(*one_hears, armed=near), RULES) == Arm(until=LATER)
     assert decide(GOAL, running(*silent, armed=near, payable_until=less), RULES) == Arm(until=less)
+
+
+def test_a_job_that_ends_for_good_gets_no_more_time_than_an_end_takes():
+    def renewed(armed_s, **changes):
+        nodes = (up("a", part(1)), up("b", part(1)))
+        world = running(*nodes, armed=NOW + timedelta(seconds=armed_s))
+        attempt = replace(world.state.attempts[-1], **changes)
+        world = replace(world, state=replace(world.state, attempts=(attempt,)))
+        found = renew(GOAL, world, RULES.prepaid_rule, RULES.limits)
+        return None if found is None else (found.until - NOW).total_seconds()
+
+    stopped = {"ending_reason": ExitReason.STOPPED}
+    assert renewed(345) == (LATER - NOW).total_seconds()
+    assert renewed(345, ending_reason=ExitReason.RESIZED) == renewed(345)  # another attempt follows
+    assert renewed(345, **stopped) is None
+    assert renewed(100, **stopped) == 240
 
 
 def test_machines_that_never_answered_again_are_asked_for_anew_when_their_time_is_over():

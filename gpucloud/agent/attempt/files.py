@@ -153,6 +153,13 @@ class AttemptFolder:
             return None
         return wrote if is_possible_part(wrote) else None
 
+    def since_verdict(self) -> timedelta:
+        """Return how long ago the attempt's end was written; nothing where it was not."""
+        try:
+            return timedelta(seconds=max(0.0, time.time() - (self.path / "exit.json").stat().st_mtime))
+        except (OSError, OverflowError):
+            return timedelta(0)
+
     def write_verdict(self, status: AttemptStatus) -> None:
         """Write `exit.json`; a later agent reads it."""
         write_whole(self.path / "exit.json", to_json(status))

@@ -120,7 +120,7 @@ def to_go_words(left: timedelta | None, spend: Spend) -> list[str]:
     """Return how long a job has to its last step, and what ends it before, where something does."""
     if not left:
         return []
-    ends = [(spend.lasts, "budget ends"), (spend.deadline_in, "deadline comes")]
+    ends = [(spend.lasts, "budget ends"), (spend.deadline_in, "deadline comes"), (spend.prepaid_in, "paid time ends")]
     first = min(((ends_in, what) for ends_in, what in ends if ends_in is not None and ends_in < left), default=None)
     short = [f"its {first[1]} first, in {format_span(first[0])}"] if first is not None else []
     return [f"{format_span(left)} to go", *short]
@@ -129,6 +129,8 @@ def to_go_words(left: timedelta | None, spend: Spend) -> list[str]:
 def _forecast_of(spend: Spend) -> str:
     if spend.is_short and spend.lasts is not None:
         return f"at today's price and pace: its budget ends first, in {format_span(spend.lasts)}"
+    if spend.prepaid_in is not None and (spend.deadline_in is None or spend.prepaid_in < spend.deadline_in):
+        return f"when its paid time ends, in {format_span(spend.prepaid_in)}: its own machines buy none"
     if spend.deadline_in is not None:
         return f"at its deadline, in {format_span(spend.deadline_in)}: it is saved and ends then, done or not"
     if spend.unattended_until is None:

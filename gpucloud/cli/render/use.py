@@ -94,23 +94,28 @@ def history_json(history: Sequence[NodeHistory]) -> list[dict[str, Any]]:
 
 def condition_word(report: JobReport) -> str:
     """Return how a job stands in a few words: what goes on, and whether anybody sees to it; how it ended."""
-    if report.condition is Condition.ENDING:
-        return f"{report.status.value}, {'ending its machines' if report.supervisor else 'not torn down'}"
-    if report.condition is Condition.LEFT and report.prepared and not report.ran_out:
-        return "prepared, nothing trains on it"
-    if report.condition is Condition.STARTING and not report.prepared:
-        return "preparing its machines"
-    if report.condition is Condition.WAITING and report.nodes:
-        return "waiting for more machines"
-    if report.condition is Condition.TRAINED and not report.outputs:
-        return f"trained, {'being' if report.supervisor else 'not'} wound up"
-    if report.condition is Condition.SILENT and len(report.unanswered) < len(report.standing):
-        return "NO MACHINE OF ITS ATTEMPT ANSWERS, NOBODY SUPERVISES"
     attempt = report.open_attempt
-    if report.condition is Condition.TRAINING and attempt is not None and attempt.ends_for_good:
-        return "ending its attempt" + _silent_words(report)
-    word = WORDS.get(report.condition, report.status.value)
-    return word + _silent_words(report) if report.condition is Condition.TRAINING else word
+    match report.condition:
+        case Condition.ENDING:
+            word = f"{report.status.value}, {'ending its machines' if report.supervisor else 'not torn down'}"
+        case Condition.LEFT if report.has_failed_there:
+            word = "its script has failed, nobody supervises"
+        case Condition.LEFT if report.prepared and not report.ran_out:
+            word = "prepared, nothing trains on it"
+        case Condition.STARTING if not report.prepared:
+            word = "preparing its machines"
+        case Condition.WAITING if report.nodes:
+            word = "waiting for more machines"
+        case Condition.TRAINED if not report.outputs:
+            word = f"trained, {'being' if report.supervisor else 'not'} wound up"
+        case Condition.SILENT if len(report.unanswered) < len(report.standing):
+            word = "NO MACHINE OF ITS ATTEMPT ANSWERS, NOBODY SUPERVISES"
+        case Condition.TRAINING:
+            ends = attempt is not None and attempt.ends_for_good
+            word = ("ending its attempt" if ends else WORDS[Condition.TRAINING]) + _silent_words(report)
+        case _:
+            word = WORDS.get(report.condition, report.status.value)
+    return word
 
 
 def _silent_words(report: JobReport) -> str:

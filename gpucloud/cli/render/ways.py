@@ -42,7 +42,8 @@ def lacking(report: JobReport) -> list[str]:
             told.append(f"gpucloud train {report.job} {does}")
             told += _until_lost(report)
         case Condition.LEFT if report.nodes:
-            ended = f"attempt {report.attempts[-1].number} has ended; " if report.ran_out else ""
+            how = ": its script has failed" if report.has_failed_there else ""
+            ended = f"attempt {report.attempts[-1].number} has ended{how}; " if report.ran_out else ""
             machines = counted(len(report.nodes), "machine")
             told.append(f"{ended}nothing trains on its {machines}; all is off by itself{until}")
         case Condition.LEFT | Condition.WAITING | Condition.STARTING | Condition.TRAINING | Condition.TRAINED:
@@ -139,7 +140,13 @@ def _ways_on(report: JobReport) -> list[str]:
     if report.condition is Condition.SILENT:
         return [f"look after it: {ways}"]
     told = [f"{', '.join(report.unanswered)} {_does_not(report)} answer"] if report.unanswered else []
-    if report.condition is Condition.LEFT and report.ran_out:
+    if report.condition is Condition.LEFT and report.has_failed_there:
+        unused = (
+            f" from step 0{_unused(report.checkpoint)}, unless machines are held for it" if report.checkpoint else ""
+        )
+        told.append(f"see why: gpucloud logs {report.job}")
+        told.append(f"gpucloud train {report.job} ends this run as failed; the next one is a new run{unused}")
+    elif report.condition is Condition.LEFT and report.ran_out:
         # Where all of its machines live, its script may have failed by its own error, and then it does not go on.
         on = f"go on from {report.checkpoint or 'the beginning'}" if report.lost_machines else "look after it"
         told.append(f"{on}: {ways}")

@@ -54,6 +54,8 @@ class Spend:
     """Whether the budget ends before the job's last step."""
     deadline_in: timedelta | None = None
     """How long until the deadline, where that ends the job before its last step."""
+    prepaid_in: timedelta | None = None
+    """How long until its machines' time is over, where that is before the last step and nobody buys more."""
     unattended_until: datetime | None = None
     outside_budget_usd: Decimal = ZERO
     unproven_usd: Decimal = ZERO
@@ -81,11 +83,17 @@ class Spend:
         lasts = self.lasts if self.is_short else None
         return self.as_of + lasts if lasts is not None and self.as_of is not None else None
 
-    def for_job_of(self, left: timedelta | None, deadline_at: datetime | None = None) -> Spend:
+    def for_job_of(
+        self, left: timedelta | None, deadline_at: datetime | None = None, *, buys_time: bool = True
+    ) -> Spend:
         """Return the money with what the job will have cost that has so long to its last step; None where unknown.
 
-        A deadline that comes before ends it then, done or not.
+        A deadline that comes before ends it then, done or not. Where nobody `buys_time`, as of a job that its own
+        machines drive, these are off when what was paid for is over.
         """
+        prepaid = max(timedelta(0), self.off_at - self.as_of) if not buys_time and self.off_at and self.as_of else None
+        if prepaid is not None and prepaid < (left or prepaid):
+            return replace(self.for_job_of(prepaid, deadline_at), prepaid_in=prepaid, is_short=False)
         ends = max(timedelta(0), deadline_at - self.as_of) if deadline_at and self.as_of else None
         if ends is not None and ends <= (left or ends):
             return replace(self.for_job_of(ends), deadline_in=ends)

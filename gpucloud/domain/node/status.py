@@ -16,8 +16,8 @@ All paths live under the agent's root on the node, `~/.gpucloud` or a folder of 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from datetime import datetime
+from dataclasses import dataclass, fields, replace
+from datetime import datetime, timedelta
 from enum import Enum
 
 from gpucloud.domain.checkpoint.manifest import Counts, Fallback
@@ -160,6 +160,19 @@ class AttemptStatus:
     output: tuple[tuple[int, int], ...] = ()
     dropped: tuple[tuple[int, int], ...] = ()
     readings: Readings | None = None
+
+    def later(self, span: timedelta) -> AttemptStatus:
+        """Return how the part stands so long after this was said, where its script says nothing more."""
+
+        def aged(age_s: float) -> float:
+            return min(age_s + span.total_seconds(), _LONGEST_S)
+
+        progress, readings = self.progress, self.readings
+        return replace(
+            self,
+            progress=progress and replace(progress, age_s=aged(progress.age_s)),
+            readings=readings and replace(readings, age_s=aged(readings.age_s)),
+        )
 
     @property
     def shown(self) -> Progress | None:

@@ -114,7 +114,8 @@ def renew(goal: Goal, snapshot: Snapshot, prepaid_rule: PrepaidRule, limits: Lim
 
     Towards the end of the budget, machines cost less than was kept for them: then smaller gains are worth a call too.
     Machines of which none answers end their work at the time that they were told: a later one would only be paid for.
-    A machine that drives its own job may end its time sooner, and never later.
+    A machine that drives its own job may end its time sooner, and never later. A job that ends for good needs what an
+    end takes, and no more: whoever asked for it may be gone before it is over.
     """
     payable = (snapshot.payable_until if goal.self_driving else promise(snapshot)) or snapshot.lasts_until
     until = snapshot.group.armed_until
@@ -131,8 +132,19 @@ def renew(goal: Goal, snapshot: Snapshot, prepaid_rule: PrepaidRule, limits: Lim
         if ends
         else min(timedelta(seconds=60), prepaid_rule.horizon / 4)
     )
+    attempt = snapshot.state.attempt
+    if attempt is not None and attempt.ends_for_good:
+        return _for_the_end(until, payable, snapshot, limits)
     worth = payable - until >= least and not all_silent(snapshot, limits)
     return Arm(until=payable) if worth and until - snapshot.now < prepaid_rule.horizon / 2 else None
+
+
+def _for_the_end(until: datetime, payable: datetime, snapshot: Snapshot, limits: Limits) -> Arm | None:
+    """Let the script save and its outputs come home: while they do, the time is moved on bit by bit."""
+    wanted = min(payable, snapshot.now + 2 * limits.overdue)
+    if until - snapshot.now >= limits.overdue or wanted <= until or all_silent(snapshot, limits):
+        return None
+    return Arm(until=wanted)
 
 
 def can_renew(snapshot: Snapshot) -> bool:

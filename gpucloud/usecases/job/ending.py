@@ -106,7 +106,7 @@ class Ender:
                 with suppress(LeaseHeld):  # one of its machines, or another terminal, has it from this moment on
                     self._end_here(state, watcher, asked)
             else:
-                watcher.story(f"asking {by} to end {asker.jobs.job}")
+                watcher.story(f"asking {by} to end {asker.jobs.job}: what it waits for is told there")
                 self._await_end(by, since)
             state = asker.state()
 

@@ -11,7 +11,7 @@ from gpucloud.domain.job.quantities import span_of
 from gpucloud.domain.money.ledger import Charge, total
 from gpucloud.domain.money.spend import Spend
 from gpucloud.domain.node.node import GroupView, Node
-from gpucloud.domain.node.status import OUTPUT, UNTOLD, AttemptStatus, Outcome, Progress, RunState, Status
+from gpucloud.domain.node.status import EXCUSED, OUTPUT, UNTOLD, AttemptStatus, Outcome, Progress, RunState, Status
 from gpucloud.domain.state.state import (
     Attempt,
     CapacityDecision,
@@ -167,6 +167,16 @@ class JobReport:
         return over and not (done and len(told) < len(asked))
 
     @property
+    def has_failed_there(self) -> bool:
+        """Whether nobody supervises it, and its script has failed by its own error: whoever takes it next ends it.
+
+        Not where a machine is off, or does not answer: its ranks may have failed for that.
+        """
+        outcomes = {part.outcome for part in self._parts().values()}
+        whole = self.ran_out and not self.lost_machines and not self.unanswered
+        return whole and Outcome.FAILED in outcomes and EXCUSED.isdisjoint(outcomes)
+
+    @property
     def lost_machines(self) -> bool:
         """Whether a machine of its open attempt is off."""
         attempt = self.open_attempt
@@ -276,19 +286,18 @@ class JobReport:
     def kept_to(self, attempt: Attempt) -> int | None:
         """Return the last of the attempt's steps that counts, one before its first where none does.
 
-        None where all do: no later attempt had to make some of them again. A later one begins after what is known to
-        be saved, or at the first step: what a script prints first may be any.
+        None where all do. A later attempt begins after what is known to be saved, or at the first step: what a script
+        prints first may be any. As long as none has begun that tells its steps, the next goes on after the checkpoint.
         """
-        saved = {one.saved_step for one in self.attempts if one.saved_step is not None} | {0}
-        later = (
-            one.first_step
-            for one in self.attempts
-            if one.number > attempt.number and one.first_step is not None and one.first_step - 1 in saved
-        )
-        again = min(later, default=None)
-        if again is None or attempt.first_step is None or attempt.last_step is None or again > attempt.last_step:
+        if attempt.first_step is None or attempt.last_step is None:
             return None
-        return max(again, attempt.first_step) - 1
+        saved = {one.saved_step for one in self.attempts if one.saved_step is not None} | {0}
+        later = [one for one in self.attempts if one.number > attempt.number and one.first_step is not None]
+        kept = [one.first_step - 1 for one in later if one.first_step is not None and one.first_step - 1 in saved]
+        if not later and attempt.reason is not None and self.status is not JobStatus.SUCCEEDED:
+            kept = [self.checkpoint.step if self.checkpoint is not None else 0]
+        least = min(kept, default=attempt.last_step)
+        return max(least, attempt.first_step - 1) if least < attempt.last_step else None
 
     def _machines_of(self, attempt: Attempt) -> int:
         """Return how many of the attempt's machines live: one that came in place of another runs nothing of it."""
@@ -384,7 +393,7 @@ def with_forecast(report: JobReport) -> JobReport:
     if alone:
         return replace(report, spend=report.spend.until_off())
     to_go = time_to_go(None if report.ran_out else report.progress)
-    return replace(report, spend=report.spend.for_job_of(to_go, report.deadline_at))
+    return replace(report, spend=report.spend.for_job_of(to_go, report.deadline_at, buys_time=report.buyer is None))
 
 
 def with_answers(report: JobReport, standing: tuple[NodeStanding, ...]) -> JobReport:

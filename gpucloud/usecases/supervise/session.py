@@ -171,7 +171,10 @@ class Supervisor:
         spend = self.tracker.spend(recorded, snapshot.now, goal.budget_usd, self.services.rules.prepaid_rule, unproven)
         if (line := self.observer.usage.warning()) is not None:
             self.watcher.story(line)
-        self.watcher.tick(snapshot, action, spend.for_job_of(time_left(snapshot), goal.deadline_at))
+        buys_time = not snapshot.state.drives_itself
+        self.watcher.tick(
+            snapshot, action, spend.for_job_of(time_left(snapshot), goal.deadline_at, buys_time=buys_time)
+        )
         self.actor.act(action, snapshot, goal)
         return action
 
