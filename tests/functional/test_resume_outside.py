@@ -114,7 +114,14 @@ def test_a_worker_that_its_parent_ends_is_ended(signals):
     assert not signals.heard
 
 
-def test_a_script_that_was_forked_by_one_takes_signals_by_itself(signals):
+@pytest.mark.parametrize("older", [False, True])
+def test_a_script_that_was_forked_by_one_takes_signals_by_itself(request, older):
+    """An older listener that was closed while a newer one had the signals is still in between."""
+    before = Signals()
+    if older:
+        before.listen()
+    signals = request.getfixturevalue("signals")
+    before.close()
     ready, tell = os.pipe()
     process = os.fork()
     if not process:
