@@ -286,6 +286,13 @@ def test_a_reopened_run_is_not_told_as_failed_any_more() -> None:
     assert "mend it" not in told
 
 
+def test_a_script_that_is_started_otherwise_has_told_nothing_of_how_many_steps_it_has() -> None:
+    before = replace(opened("a"), reason=ExitReason.DEADLINE, total_steps=2000, last_step=272)
+    stopped = state(attempts=(before, replace(before, number=2, reason=None)))
+    assert [one.total_steps for one in adopt(stopped, None).attempts] == [2000, 2000]
+    assert [one.total_steps for one in adopt(stopped, None, reruns=True).attempts] == [None, 2000]
+
+
 def test_who_leaves_a_job_after_its_drill_has_no_second_one() -> None:
     drilled = state(attempts=(opened("a", "b"),), drilled=True)
     left = without_drill_done(order(drill=True), drilled)

@@ -202,7 +202,7 @@ def _run(begun: Begun, leaves: bool, shown: Onlooker, interrupts: Interrupts) ->
         # As it was known last: store and cloud may be what fails.
         left=lambda state: say_what_is_left(state, cloud.clock.now()),
     )
-    going_on = partial(adopt, plan=start.plan, drills=start.order.drill, reopens=start.reopens)
+    going_on = partial(adopt, plan=start.plan, drills=start.order.drill, reopens=start.reopens, reruns=start.reruns)
     session.run(Entering(order=start.order, over=start.over, spec=begun.read.spec, adopt=going_on))
     bring_stored_home(cloud, begun.job, begun.known)
 

@@ -114,7 +114,7 @@ class Start:
     `plan` is None for a run whose attempt goes on: it has its machines. `changed` says what differs from the
     last start. `last` is the order of the ended run that this new one comes after, where its word counts. `reopens`:
     the script of this run failed, and its machines wait for the mended one. `clears`: they waited in vain, and are
-    torn down before a new run can begin.
+    torn down before a new run can begin. `reruns`: the script is started otherwise from now on (`run`).
     """
 
     name: str
@@ -126,6 +126,7 @@ class Start:
     last: Order | None = None
     reopens: bool = False
     clears: bool = False
+    reruns: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,6 +284,7 @@ class Starter:
             continues=True,
             changed=changed,
             reopens=reopens,
+            reruns=before.resolved.run != job.run,
             clears=ends and (state.setup_failed or held_until(found.given.order, state) is not None),
         )
 
@@ -391,17 +393,23 @@ def _prepaid_rule_for(state: JobState, prepaid_rule: PrepaidRule) -> PrepaidRule
     return replace(prepaid_rule, start=timedelta(0)) if state.alive else prepaid_rule
 
 
-def adopt(state: JobState, plan: Plan | None, *, drills: bool = False, reopens: bool = False) -> JobState:
+def adopt(
+    state: JobState, plan: Plan | None, *, drills: bool = False, reopens: bool = False, reruns: bool = False
+) -> JobState:
     """Return the state as it goes on under the order of a start, with the plan's offer if it has no group.
 
     A run that ended for good, and was not torn down, stays as it is, unless its script failed and a mended one
-    `reopens` it. A drill that is wanted now is another one.
+    `reopens` it. A drill that is wanted now is another one. How many steps the script had counts no longer where it
+    `reruns` otherwise: the work left would be reckoned by it until the next attempt tells its own.
     """
     if is_finished(state) and not (reopens and state.failed_at is not None):
         return state
     going_on = transitions.reopen(state) if state.status.ended else state
     message = going_on.message if going_on.attempt is not None else None  # what stopped it before is over
     adopted = replace(going_on, message=message, drilled=going_on.drilled and not drills)
+    if reruns:
+        ended = tuple(replace(one, total_steps=None) if one.reason is not None else one for one in adopted.attempts)
+        adopted = replace(adopted, attempts=ended)
     if adopted.group is not None or plan is None:
         return adopted
     offer = plan.offer
