@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy
 import torch
 from torch import nn
 
 from gpucloud.frameworks.dcp import Checkpointer, _Done
-from tests.prove.disturbing import _around_steps, _noticing
+from tests.prove.disturbing import ended_with, noticed_at
 from tests.standins import framework_training
 from tests.standins.saved_runs import SavedRun, forking
 
@@ -19,18 +17,14 @@ def of_two_ranks(folder, *settings):
     return SavedRun(folder, ranks=2, steps=12, every=2, script=framework_training.main, arguments=arguments)
 
 
-def ended(run):
-    return [json.loads((run.folder / f"result-{rank}.json").read_text()) for rank in range(2)]
-
-
 def test_a_step_that_is_counted_ahead_of_its_batch_makes_no_resume_less_than_exact(tmp_path):
     with forking():
         whole, run = of_two_ranks(tmp_path / "whole"), of_two_ranks(tmp_path / "noticed")
         assert whole.attempt() == [0, 0], whole.said()
-        assert run.attempt(lambda rank: _around_steps(_noticing(7)) if rank == 0 else None) == [75, 75], run.said()
+        assert run.attempt(noticed_at(7)) == [75, 75], run.said()
         assert run.attempt() == [0, 0], run.said()
-    assert ended(run) == ended(whole)
-    assert {one["level"] for one in ended(run)} == {"exact"}
+    assert ended_with(run) == ended_with(whole)
+    assert {one["level"] for one in ended_with(run)} == {"exact"}
 
 
 class Count:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
-import signal
 import warnings
 from pathlib import Path
 
@@ -25,7 +23,7 @@ from gpucloud.frameworks.accelerate import resumable as over_accelerate
 from gpucloud.frameworks.dcp import Checkpointer
 from gpucloud.frameworks.huggingface import resumable
 from gpucloud.frameworks.lightning import Resumable
-from tests.prove.disturbing import _around_steps, _noticing
+from tests.prove.disturbing import ended_with, killed_at, noticed_at
 from tests.standins import framework_training
 from tests.standins.saved_runs import SavedRun, forking
 
@@ -41,56 +39,36 @@ def training(folder, *settings, framework="huggingface", ranks=1, every=2, scrip
     return SavedRun(folder, ranks=ranks, steps=12, every=every, script=script, arguments=arguments)
 
 
-def ended(run):
-    """Return what each rank ended with: its level, and a hash for each part of its state."""
-    return [json.loads((run.folder / f"result-{rank}.json").read_text()) for rank in range(run.ranks)]
-
-
-def noticed(step):
-    return lambda rank: _around_steps(_noticing(step)) if rank == 0 else None
-
-
-def killed(step):
-    """Return what kills every rank once that many steps are done and told."""
-
-    def around(done, ends):
-        ends()
-        if done + 1 == step:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return lambda _rank: _around_steps(around)
-
-
 def test_a_trainer_leaves_at_the_end_of_an_epoch_and_goes_on_with_the_bits_of_one_that_nothing_disturbed(tmp_path):
     whole, run = training(tmp_path / "whole", "evaluation"), training(tmp_path / "noticed", "evaluation")
     assert whole.attempt() == [0], whole.said()
-    assert run.attempt(noticed(6)) == [75], run.said()
+    assert run.attempt(noticed_at(6)) == [75], run.said()
     assert run.restored().commit.step == 6
     assert run.attempt() == [0], run.said()
-    assert ended(run) == ended(whole)
-    assert ended(run)[0]["level"] == "exact"
+    assert ended_with(run) == ended_with(whole)
+    assert ended_with(run)[0]["level"] == "exact"
     # A run that is over trains no more.
     assert run.attempt() == [0], run.said()
-    assert ended(run)[0]["digests"]["model"] == ended(whole)[0]["digests"]["model"]
+    assert ended_with(run)[0]["digests"]["model"] == ended_with(whole)[0]["digests"]["model"]
 
 
 def test_three_ranks_of_a_trainer_that_are_killed_in_an_epoch_of_steps_in_parts_end_with_the_same_bits(tmp_path, capfd):
     whole = training(tmp_path / "whole", "accumulation", "collation", ranks=3, every=4)
     run = training(tmp_path / "killed", "accumulation", "collation", ranks=3, every=4)
     assert whole.attempt() == [0, 0, 0], whole.said()
-    assert run.attempt(killed(9)) == [-9, -9, -9]
+    assert run.attempt(killed_at(9)) == [-9, -9, -9]
     assert run.attempt() == [0, 0, 0], run.said()
     assert re.search(
         "resumed from step [48], exact", capfd.readouterr().err
     )  # the newest save may not have counted yet
-    assert ended(run) == ended(whole)
-    assert {one["level"] for one in ended(run)} == {"exact"}
+    assert ended_with(run) == ended_with(whole)
+    assert {one["level"] for one in ended_with(run)} == {"exact"}
 
 
 def test_a_checkpoint_that_turns_out_to_be_damaged_is_passed_over_by_a_trainer(tmp_path, capfd):
     whole, run = training(tmp_path / "whole"), training(tmp_path / "damaged")
     assert whole.attempt() == [0], whole.said()
-    assert run.attempt(killed(9)) == [-9]
+    assert run.attempt(killed_at(9)) == [-9]
     newest = run.restored()
     (piece,) = newest.manifest.pieces
     file = Path(run.url) / "jobs/saved/checkpoints" / piece.key
@@ -101,7 +79,7 @@ def test_a_checkpoint_that_turns_out_to_be_damaged_is_passed_over_by_a_trainer(t
     assert before < newest.commit.step
     assert run.attempt() == [0], run.said()
     assert f"resumed from step {before}, exact" in capfd.readouterr().err
-    assert ended(run) == ended(whole)
+    assert ended_with(run) == ended_with(whole)
 
 
 def test_a_lightning_trainer_leaves_at_the_end_of_an_epoch_and_goes_on_with_the_same_bits(tmp_path):
@@ -109,25 +87,25 @@ def test_a_lightning_trainer_leaves_at_the_end_of_an_epoch_and_goes_on_with_the_
     whole = training(tmp_path / "whole", *settings, framework="lightning")
     run = training(tmp_path / "noticed", *settings, framework="lightning")
     assert whole.attempt() == [0], whole.said()
-    assert run.attempt(noticed(6)) == [75], run.said()
+    assert run.attempt(noticed_at(6)) == [75], run.said()
     assert run.restored().commit.step == 6
-    assert run.attempt(noticed(8)) == [75], run.said()
+    assert run.attempt(noticed_at(8)) == [75], run.said()
     assert run.attempt() == [0], run.said()
-    assert ended(run) == ended(whole)
-    assert ended(run)[0]["level"] == "exact"
+    assert ended_with(run) == ended_with(whole)
+    assert ended_with(run)[0]["level"] == "exact"
     # A run that is over trains no more.
     assert run.attempt() == [0], run.said()
-    assert ended(run)[0]["digests"]["model"] == ended(whole)[0]["digests"]["model"]
+    assert ended_with(run)[0]["digests"]["model"] == ended_with(whole)[0]["digests"]["model"]
 
 
 def test_three_ranks_of_a_lightning_trainer_that_are_killed_in_an_epoch_end_with_the_same_bits(tmp_path):
     whole = training(tmp_path / "whole", "collation", framework="lightning", ranks=3, every=4)
     run = training(tmp_path / "killed", "collation", framework="lightning", ranks=3, every=4)
     assert whole.attempt() == [0, 0, 0], whole.said()
-    assert run.attempt(killed(9)) == [-9, -9, -9]
+    assert run.attempt(killed_at(9)) == [-9, -9, -9]
     assert run.attempt() == [0, 0, 0], run.said()
-    assert ended(run) == ended(whole)
-    assert {one["level"] for one in ended(run)} == {"exact"}
+    assert ended_with(run) == ended_with(whole)
+    assert {one["level"] for one in ended_with(run)} == {"exact"}
 
 
 def test_three_ranks_over_accelerate_that_are_killed_as_they_gather_gradients_end_with_the_same_bits(tmp_path):
@@ -135,21 +113,21 @@ def test_three_ranks_over_accelerate_that_are_killed_as_they_gather_gradients_en
     whole = training(tmp_path / "whole", "accumulation", "collation", **settings)
     run = training(tmp_path / "noticed", "accumulation", "collation", **settings)
     assert whole.attempt() == [0, 0, 0], whole.said()
-    assert run.attempt(noticed(8)) == [75, 75, 75], run.said()
+    assert run.attempt(noticed_at(8)) == [75, 75, 75], run.said()
     assert run.attempt() == [0, 0, 0], run.said()
-    assert ended(run) == ended(whole)
-    assert {one["level"] for one in ended(run)} == {"exact"}
+    assert ended_with(run) == ended_with(whole)
+    assert {one["level"] for one in ended_with(run)} == {"exact"}
 
 
 def test_two_ranks_that_hold_a_model_together_in_torchtitans_way_leave_and_end_with_the_same_bits(tmp_path):
     whole = training(tmp_path / "whole", framework="dcp", ranks=2)
     run = training(tmp_path / "noticed", framework="dcp", ranks=2)
     assert whole.attempt() == [0, 0], whole.said()
-    assert run.attempt(noticed(7)) == [75, 75], run.said()
+    assert run.attempt(noticed_at(7)) == [75, 75], run.said()
     assert run.restored().commit.step == 7
     assert run.attempt() == [0, 0], run.said()
-    assert ended(run) == ended(whole)
-    assert {one["level"] for one in ended(run)} == {"exact"}
+    assert ended_with(run) == ended_with(whole)
+    assert {one["level"] for one in ended_with(run)} == {"exact"}
 
 
 def test_a_checkpointer_refuses_steps_that_are_not_counted_where_it_puts_them_back(tmp_path, monkeypatch):
@@ -204,9 +182,9 @@ def changing_weights_after_a_resume():
 
 def test_weights_that_two_ranks_change_between_a_resume_and_the_first_batch_leave_nothing_exact(tmp_path):
     run = training(tmp_path / "run", ranks=2, script=changing_weights_after_a_resume)
-    assert run.attempt(noticed(4)) == [75, 75], run.said()
+    assert run.attempt(noticed_at(4)) == [75, 75], run.said()
     assert run.attempt() == [0, 0], run.said()
-    assert ended(run) == [{"level": "best_effort"}] * 2
+    assert ended_with(run) == [{"level": "best_effort"}] * 2
 
 
 class Constant(pl.LightningModule):

@@ -72,8 +72,7 @@ def test_a_script_is_told_to_resume_where_its_checkpoint_was_put_back_and_not_at
     assert "began anew" not in script.said()
 
 
-def test_a_script_that_begins_at_0_although_its_checkpoint_was_put_back_is_told_of_once(make):
-    script = make("hf")
+def require_told_of_a_new_beginning(script):
     script.start(steps=20, waits=True)
     assert script.ended() == 0
     script.lose_the_disk()
@@ -81,17 +80,15 @@ def test_a_script_that_begins_at_0_although_its_checkpoint_was_put_back_is_told_
     assert script.ended() == 0
     said = "gpucloud: the script began anew: it saved step 10 after the checkpoint of step 20 was put back; "
     assert script.said().count(said + "tell it to resume by `checkpoint: {resume_args: …}`\n") == 1
+
+
+def test_a_script_that_begins_at_0_although_its_checkpoint_was_put_back_is_told_of_once(make):
+    require_told_of_a_new_beginning(make("hf"))
 
 
 def test_of_a_script_that_overwrites_one_file_the_counter_in_it_tells_that_it_began_at_0(make):
     script = make("torch")
-    script.start(steps=20, waits=True)
-    assert script.ended() == 0
-    script.lose_the_disk()
-    script.start(steps=30, from_scratch=1, waits=True)
-    assert script.ended() == 0
-    said = "gpucloud: the script began anew: it saved step 10 after the checkpoint of step 20 was put back; "
-    assert script.said().count(said + "tell it to resume by `checkpoint: {resume_args: …}`\n") == 1
+    require_told_of_a_new_beginning(script)
     progress = script.told()
     assert progress.counts is Counts.SAVES
     assert progress.fallback == Fallback(saved=10, put_back=20)

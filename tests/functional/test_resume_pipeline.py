@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import signal
 
@@ -22,7 +20,7 @@ from gpucloud.resume.state.state import TrainingState
 from gpucloud.store import open_store
 from gpucloud.usecases.checkpoint import pulling
 from gpucloud.usecases.checkpoint.checkpoints import StoredCheckpoints
-from tests.prove.disturbing import _around_steps, _noticing
+from tests.prove.disturbing import ended_with, killed_at, noticed_at
 from tests.standins import framework_training
 from tests.standins.saved_runs import PREFIX, SavedRun, forking
 
@@ -38,40 +36,20 @@ def piped(folder, *settings, ranks=2):
     return SavedRun(folder, ranks=ranks, steps=12, every=2, script=framework_training.main, arguments=arguments)
 
 
-def ended(run):
-    """Return what each rank ended with: its level, and a hash for each part of its state."""
-    return [json.loads((run.folder / f"result-{rank}.json").read_text()) for rank in range(run.ranks)]
-
-
 def refused(run):
     """Whether no rank of the next attempt trains: those that have not refused yet are ended with the first that has."""
     return set(run.attempt()) <= {1, -signal.SIGKILL}
-
-
-def noticed(step):
-    return lambda rank: _around_steps(_noticing(step)) if rank == 0 else None
-
-
-def killed(step):
-    """Return what kills every rank once that many steps are done and told."""
-
-    def around(done, ends):
-        ends()
-        if done + 1 == step:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return lambda _rank: _around_steps(around)
 
 
 @pytest.mark.parametrize("settings", [(), ("module",), ("interleaved", "loader")])
 def test_ranks_that_hold_stages_of_equal_names_and_shapes_go_on_with_their_own(tmp_path, settings):
     whole, run = piped(tmp_path / "whole", *settings), piped(tmp_path / "disturbed", *settings)
     assert whole.attempt() == [0, 0], whole.said()
-    assert run.attempt(noticed(5)) == [75, 75], run.said()
-    assert run.attempt(killed(9)) == [-9, -9], run.said()
+    assert run.attempt(noticed_at(5)) == [75, 75], run.said()
+    assert run.attempt(killed_at(9)) == [-9, -9], run.said()
     assert run.attempt() == [0, 0], run.said()
-    assert ended(run) == ended(whole)
-    first, second = ended(run)
+    assert ended_with(run) == ended_with(whole)
+    first, second = ended_with(run)
     assert (first["level"], second["level"]) == ("exact", "exact")
     assert first["digests"]["model"] != second["digests"]["model"]
     # Both stages were trained on the same batches, however each rank draws.

@@ -281,6 +281,27 @@ def _dying(blow: Blow) -> Callable[[int, Callable[[], None]], None]:
     return around
 
 
+def noticed_at(step: int) -> Callable[[int], None]:
+    """Return what gives rank 0's machine the notice just before that step ends."""
+    return lambda rank: _around_steps(_noticing(step)) if rank == 0 else None
+
+
+def killed_at(step: int) -> Callable[[int], None]:
+    """Return what kills every rank once that many steps are done and told."""
+
+    def around(done: int, ends: Callable[[], None]) -> None:
+        ends()
+        if done + 1 == step:
+            _die()
+
+    return lambda _rank: _around_steps(around)
+
+
+def ended_with(run: SavedRun) -> list[Any]:
+    """Return what each rank of the script wrote at its end: its level, and a hash for each part of its state."""
+    return [json.loads((run.folder / f"result-{rank}.json").read_text()) for rank in range(run.ranks)]
+
+
 def _around_steps(around: Callable[[int, Callable[[], None]], None]) -> None:
     """Have the steps of this process's run end by `around`, which is told how many are done."""
     ends = Run.step
