@@ -95,10 +95,9 @@ _OF_A_STEP = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.L
 
 
 def _is_of_the_script(state: Any) -> bool:
-    kept = hasattr(state, "state_dict") and hasattr(state, "load_state_dict")
-    return (
-        kept and not isinstance(state, _OF_A_STEP) and not hasattr(state, "last_epoch")
-    )  # as schedules of any kind do
+    if isinstance(state, _OF_A_STEP) or hasattr(state, "last_epoch"):  # as schedules of any kind have
+        return False
+    return hasattr(state, "state_dict") and hasattr(state, "load_state_dict")
 
 
 class _Done:

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from gpucloud.domain.checkpoint.chunks import STAGES
 from gpucloud.domain.checkpoint.manifest import Level, Promise, Why
 from gpucloud.domain.checkpoint.objects import entries_of, header_bytes, placed
 from gpucloud.domain.checkpoint.protection import Trial
@@ -34,7 +35,7 @@ from gpucloud.resume.state import randomness
 from gpucloud.resume.state.modules import plain_entries
 from gpucloud.resume.state.randomness import Draws
 from gpucloud.resume.state.stages import require_same
-from gpucloud.resume.state.state import STAGES, Content, TrainingState
+from gpucloud.resume.state.state import Content, TrainingState
 from gpucloud.resume.state.tree import NAMES, Shares, is_sharded
 from gpucloud.wholefile import open_whole, write_whole
 

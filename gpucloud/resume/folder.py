@@ -146,11 +146,9 @@ class Signals:
 
     def seen_from_here(self, number: int) -> Any:
         """The handler that this process has by it: in one that was forked since, what it stands before."""
-        return (
-            self._hear
-            if os.getpid() == self._pid
-            else _of_this_process(self._before.get(number, signal.SIG_DFL), number)
-        )
+        if os.getpid() == self._pid:
+            return self._hear
+        return _of_this_process(self._before.get(number, signal.SIG_DFL), number)
 
     def _hear_in_child(self, number: int) -> None:
         """A data loader's worker: a scheduler's notice goes to all processes, and training needs it for the next step.

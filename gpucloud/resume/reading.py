@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gpucloud.domain.checkpoint.chunks import OWN, Chunk, chunks_of
+from gpucloud.domain.checkpoint.chunks import OWN, STAGES, Chunk, chunks_of
 from gpucloud.domain.checkpoint.manifest import Manifest, Piece
 from gpucloud.domain.checkpoint.objects import (
     NOTHING,
@@ -26,7 +26,7 @@ from gpucloud.domain.checkpoint.objects import (
 from gpucloud.domain.errors import CheckpointUnreadable
 from gpucloud.domain.job.quantities import format_size
 from gpucloud.resume.ranks import Ranks
-from gpucloud.resume.state.state import STAGES, TIED, Content, Present
+from gpucloud.resume.state.state import TIED, Content, Present
 from gpucloud.resume.state.tree import DTYPES, Name, Shares, Tensors, chunk_at, decode, local
 from gpucloud.store import parts as store_parts
 from gpucloud.store.checkpoints import Checkpoints
@@ -155,7 +155,7 @@ class Contents:
         told = all(of_header(header) is not None for header in self._headers.values())
         return Saved(
             shared=self._trees,
-            own={key: tree[key] for key in ("buffers", "others", STAGES) if key in tree},
+            own={key: tree[key] for key in ("buffers", "others", *((STAGES,) if STAGES in tree else ()))},
             shared_prints={n: sum(p.values(), NOTHING) for n, p in shared.items()} if told else None,
             own_prints=own if told else None,
         )

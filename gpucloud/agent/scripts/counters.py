@@ -10,13 +10,12 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from gpucloud.domain.checkpoint.layouts import COUNTERS, Counters
+from gpucloud.domain.checkpoint.layouts import COUNTERS, TORCH_FILES, Counters
 from gpucloud.domain.untrusted import COUNTED
 
 _MOST_FILES = 8
 _MOST_BYTES = 16 << 20  # of a pickle, which names its tensors and holds none
 _MOST_OPCODES = 1_000_000
-_SUFFIXES = (".pt", ".pth", ".pth.tar", ".ckpt")
 _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # torch stores; what others raise has no name in common
 _DAMAGE = (
     *(StopIteration, OSError, EOFError, zipfile.BadZipFile, zlib.error, struct.error, ValueError, LookupError),
@@ -27,7 +26,7 @@ _MARK = object()
 
 def counters_of(folder: Path, paths: Iterable[str]) -> dict[str, Counters]:
     """Return what each of the files tells that tells something."""
-    torch_files = [path for path in paths if path.endswith(_SUFFIXES)][:_MOST_FILES]
+    torch_files = [path for path in paths if path.endswith(TORCH_FILES)][:_MOST_FILES]
     return {path: found for path in torch_files if (found := counters_in(folder / path))}
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from gpucloud import processes
 from gpucloud.agent.attempt.composing import MARK
 from gpucloud.domain.checkpoint.directory import OURS, Listing, Signature
+from gpucloud.domain.checkpoint.layouts import TORCH_FILES
 from gpucloud.domain.checkpoint.manifest import Counts, Fallback, Why
 from gpucloud.domain.node.status import UNTOLD
 from gpucloud.store import ObjectStore, get_small, open_store
@@ -183,7 +184,6 @@ class Reporting:
 # A script's directory on the disk: listed, judged file by file, copied while the script goes on.
 
 
-_TORCH = (".pt", ".pth", ".pth.tar", ".ckpt")
 _JSON_BYTES = 256 << 20
 _COPY_BYTES = 8 << 20
 # Another file system, or one whose kernel cannot: then by our own hands.
@@ -221,7 +221,7 @@ def is_whole(path: Path) -> bool | None:
         return _is_whole_zip(path)
     if path.suffix == ".json":
         return _is_json(path)
-    return False if path.name.endswith(_TORCH) and len(head) < len(b"PK\3\4") else None
+    return False if path.name.endswith(TORCH_FILES) and len(head) < len(b"PK\3\4") else None
 
 
 class Texts:

@@ -18,6 +18,9 @@ from gpucloud.domain.checkpoint.objects import ITEM_BYTES, Header, Tensor, entri
 OWN = "rank."
 """How the names of a rank's own tensors begin; another rank's have the same names, in another object."""
 
+STAGES = "stages"
+"""Under which name a rank keeps its stages of a pipeline, if it has some."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
@@ -250,7 +253,7 @@ class _Trees:
             self._shared, self._own = json.loads(texts["shared"]), json.loads(texts["own"])
             self._modules: dict[str, dict[str, Any]] = self._shared["modules"]
             self._buffers: dict[str, dict[str, Any]] = self._own["buffers"]
-            staged = "stages" in self._own
+            staged = STAGES in self._own
         except (KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"it does not say what its tensors are: {error!r}") from error
         if staged:

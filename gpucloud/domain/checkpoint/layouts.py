@@ -25,7 +25,9 @@ _UNFINISHED = (
 )
 _MEGATRON = re.compile(r"(?:^|.*/)iter_(\d{7})(?=/)")
 _TRACKER = "latest_checkpointed_iteration.txt"  # Megatron-LM's, written when every rank has written
-_SINGLE = (".pt", ".pth", ".pth.tar", ".ckpt", ".safetensors")
+TORCH_FILES = (".pt", ".pth", ".pth.tar", ".ckpt")
+"""How the names of files end that `torch.save` wrote."""
+_SINGLE = (*TORCH_FILES, ".safetensors")
 _BEST = re.compile(r"(?:^|[^a-z])best(?![a-z])", re.IGNORECASE)
 _WHOLE = re.compile(r"(?:^|[^a-z])(?:best|last|latest|final)(?![a-z])", re.IGNORECASE)
 """What names call a copy that needs no other file: YOLO's last.pt and best.pt, detectron2's model_final.pth."""

@@ -211,9 +211,27 @@ def witnessed(armings: Iterable[Arming]) -> tuple[UsageInterval, ...]:
 
     One that lived then is known up to then alone.
     """
-    told = ((interval, one.at) for one in sorted(armings, key=lambda one: one.at) for interval in one.listed or ())
-    intervals = {interval.node_id: replace(interval, ended_at=interval.ended_at or at) for interval, at in told}
+    intervals: dict[str, UsageInterval] = {}
+    for one in sorted(armings, key=lambda one: one.at):
+        intervals |= _as_listed_then(one)
     return tuple(intervals.values())
+
+
+def _as_listed_then(one: Arming) -> dict[str, UsageInterval]:
+    return {interval.node_id: replace(interval, ended_at=interval.ended_at or one.at) for interval in one.listed or ()}
+
+
+def told_since_alive(armings: Iterable[Arming]) -> dict[str, UsageInterval]:
+    """Return by id the lives as the list told them last, of machines that were alive at no arming since.
+
+    One that lived then is known up to then alone.
+    """
+    told: dict[str, UsageInterval] = {}
+    for one in sorted(armings, key=lambda one: one.at):
+        for interval in one.unbilled:
+            told.pop(interval.node_id, None)
+        told |= _as_listed_then(one)
+    return told
 
 
 def most_machines(state: JobState, nodes: int, listed: int = 0) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -52,12 +52,17 @@ def stage_of(part: Any) -> Any:
 
     It must be known: of equal stages names and shapes are the same, and each rank would be given any other's.
     """
-    stage = _stage_class()
-    if stage is None or is_stage(part) or not isinstance(part, torch.nn.Module):
+    if is_stage(part) or not isinstance(part, torch.nn.Module):
         return part if is_stage(part) else None
-    # By type, not `isinstance`: that asks objects which answer for others, as proxies do.
-    made = [one for one in gc.get_objects() if issubclass(type(one), stage)]
-    return next((one for one in made if _bare(one.submod) is _bare(part)), None)
+    return next((one for one in _made() if _bare(one.submod) is _bare(part)), None)
+
+
+def _made() -> Iterator[Any]:
+    """Yield the stages that the script has made so far."""
+    stage = _stage_class()
+    if stage is not None:
+        # By type, not `isinstance`: that asks objects which answer for others, as proxies do.
+        yield from (one for one in gc.get_objects() if issubclass(type(one), stage))
 
 
 def require_known(modules: Mapping[str, torch.nn.Module], stages: Places) -> None:
@@ -65,15 +70,10 @@ def require_known(modules: Mapping[str, torch.nn.Module], stages: Places) -> Non
 
     Saved as what all ranks have alike, each would be given any other's weights. Asked once all stages are made.
     """
-    made = _stage_class()
-    if made is None:
-        return
     shared = {
         id(weight): name for name, module in modules.items() if name not in stages for weight in module.parameters()
     }
-    for one in gc.get_objects():
-        if not issubclass(type(one), made):
-            continue
+    for one in _made():
         name = next((shared[id(weight)] for weight in one.submod.parameters() if id(weight) in shared), None)
         if name is not None:
             raise UsageError(

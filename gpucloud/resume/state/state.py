@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from gpucloud.domain.checkpoint.chunks import OWN
+from gpucloud.domain.checkpoint.chunks import OWN, STAGES
 from gpucloud.domain.errors import UsageError
 from gpucloud.resume.state.modules import Homes, load, own_buffers, plain_entries, tied, weights_of
 from gpucloud.resume.state.randomness import Generator, is_generator, own_generator
@@ -51,7 +51,6 @@ from gpucloud.resume.state.tree import (
     share,
 )
 
-STAGES = "stages"
 TIED = "tied"
 """What says which names of a module are those of one tensor."""
 

@@ -15,7 +15,7 @@ from gpucloud.domain.money.spend import Spend, Used
 from gpucloud.domain.node.node import GroupView
 from gpucloud.domain.state.state import JobState, UsageInterval
 from gpucloud.domain.supervision.budget import Standing
-from gpucloud.domain.supervision.self_driving import Arming, earlier_usd, unproven_usd, witnessed
+from gpucloud.domain.supervision.self_driving import Arming, earlier_usd, told_since_alive, unproven_usd, witnessed
 from gpucloud.domain.supervision.transitions import as_listed
 from gpucloud.ports import BillingData, MarketData
 from gpucloud.usecases.jobstore.jobstore import JobStore
@@ -180,13 +180,8 @@ class SpendTracker:
         until = max(one.until for one in armings)
         found = as_listed(replace(state, nodes=tuple(known.values()), paid_until=until), listed, now).nodes
         still = {node.id for node in listed.nodes}
-        armed_at = {interval.node_id: one.at for one in sorted(armings, key=_moment) for interval in one.unbilled}
-        after = {
-            interval.node_id: interval
-            for interval in witnessed(armings)
-            if interval.node_id not in still and _is_told_since(interval, armings, armed_at)
-        }
-        lived = (after.get(interval.node_id, interval) for interval in found)
+        after = told_since_alive(armings)
+        lived = (one if one.node_id in still else after.get(one.node_id, one) for one in found)
         return {interval.node_id: self._meter(interval, replace(state, attempts=()), now) for interval in lived}
 
     def _settled(self, interval: UsageInterval, state: JobState, now: datetime) -> UsageInterval:
@@ -237,17 +232,6 @@ class SpendTracker:
         """Return what the machines cost an hour now, with their disks and addresses."""
         hourly = (self._market.prices(interval.pool, now, now)[-1].usd_per_hour for interval in alive)
         return sum(hourly, self._terms.extras_usd_per_hour * len(alive))
-
-
-def _moment(one: Arming) -> datetime:
-    return one.at
-
-
-def _is_told_since(interval: UsageInterval, armings: tuple[Arming, ...], armed_at: dict[str, datetime]) -> bool:
-    """Whether the list told of the machine after it was alive at an arming last."""
-    told_at = (one.at for one in armings if interval.node_id in {told.node_id for told in one.listed or ()})
-    last = max(told_at, default=None)
-    return last is not None and last >= armed_at.get(interval.node_id, last)
 
 
 def _sum_of(unproven_usd: Decimal) -> Decimal:
