@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from gpucloud import processes  # the standard library suffices for it: nothing is installed yet
+from gpucloud.system import processes  # the standard library suffices for it: nothing is installed yet
 
 MARK = "GPUCLOUD_CI_RUN"
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpucloud import processes
 from gpucloud.adapters.local.group import LocalNodeGroup
+from gpucloud.system import processes
 from tests.running import words_of
 
 ROOT = Path(__file__).resolve().parent.parent

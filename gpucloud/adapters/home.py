@@ -26,9 +26,9 @@ from gpucloud.domain.job.spec import Cloud, KnownJob
 from gpucloud.domain.state.order import OrderMark
 from gpucloud.domain.supervision.strays import Owner
 from gpucloud.domain.variables import GPUCLOUD_HOME, GPUCLOUD_SSH_KEY
-from gpucloud.processes import locked
 from gpucloud.store.directory import user_path
-from gpucloud.wholefile import write_whole
+from gpucloud.system.processes import locked
+from gpucloud.system.wholefile import write_whole
 
 _RESERVE = 4 * 2**20
 """What ending a job writes, several times over."""

@@ -30,9 +30,9 @@ from gpucloud.adapters.ssh.keys import derived_key, generate_key
 from gpucloud.domain.errors import CredentialsError, StoreError, UsageError
 from gpucloud.domain.state.order import OWN
 from gpucloud.domain.variables import GPUCLOUD_SIGNING_KEY, GPUCLOUD_SSH_KEY, GPUCLOUD_TRUSTED_KEYS
-from gpucloud.processes import locked
 from gpucloud.store.directory import user_path
-from gpucloud.wholefile import write_whole
+from gpucloud.system.processes import locked
+from gpucloud.system.wholefile import write_whole
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
 _KIND = "ssh-ed25519"

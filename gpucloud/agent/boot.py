@@ -30,10 +30,10 @@ from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.offer import Pool
 from gpucloud.domain.variables import GPUCLOUD_PER_BOOT
 from gpucloud.ports import Clock, Completed, Host, PortForward
-from gpucloud.processes import last_line
+from gpucloud.system.processes import last_line
+from gpucloud.system.wholefile import open_whole, read_text, write_whole
 from gpucloud.usecases.services import Package
 from gpucloud.usecases.supervise.bootstrap import REBOOT, Bootstrapped, Conduct, bootstrap
-from gpucloud.wholefile import open_whole, read_text, write_whole
 
 # `python3 <zip> bootstrap`: the node makes itself fit by its record, after a reboot too; the last line says how.
 

@@ -15,7 +15,6 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from gpucloud import processes
 from gpucloud.agent.attempt.decide import (
     Abort,
     Action,
@@ -38,6 +37,7 @@ from gpucloud.agent.network import watcher_from
 from gpucloud.agent.single_process import agent_process
 from gpucloud.domain.node.node import Notice
 from gpucloud.domain.node.status import AttemptStatus, Launch, Outcome, RunState, Status
+from gpucloud.system import processes
 
 _NONE = OwnEnd()
 

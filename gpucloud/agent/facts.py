@@ -14,7 +14,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from gpucloud import processes, smi
 from gpucloud.agent.attempt.composing import image_fact
 from gpucloud.agent.layer.environment import base as base_python
 from gpucloud.agent.layer.environment import gpu_kind, layer_fact, places
@@ -26,7 +25,8 @@ from gpucloud.domain.node.bootstrap.facts import Asked, Facts
 from gpucloud.domain.node.gate.report import Finding, GateFact, Report, figures
 from gpucloud.domain.node.machine.facts import MachineFact, Source
 from gpucloud.domain.node.status import RunState, status_from_json
-from gpucloud.wholefile import read_text, write_whole
+from gpucloud.system import processes, smi
+from gpucloud.system.wholefile import read_text, write_whole
 
 
 def gather(root: Path, *, package: Path | None, asked: Asked) -> Facts:

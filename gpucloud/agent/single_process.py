@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpucloud import processes
-from gpucloud.processes import is_locked, locked, try_lock
-from gpucloud.wholefile import read_tail, read_text, write_whole
+from gpucloud.system import processes
+from gpucloud.system.processes import is_locked, locked, try_lock
+from gpucloud.system.wholefile import read_tail, read_text, write_whole
 
 _WAIT_S = 5.0
 _POLL_S = 0.01

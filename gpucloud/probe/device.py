@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from gpucloud.domain.node.gate.gang import PairFacts, rounds
 from gpucloud.domain.node.gate.report import CollectiveProbe, DeviceProbe, ProbeOrder, Said, TorchFacts
 from gpucloud.probe import reason, tell, torchrun
-from gpucloud.processes import try_lock
+from gpucloud.system.processes import try_lock
 
 Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

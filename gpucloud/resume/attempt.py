@@ -37,7 +37,7 @@ from gpucloud.resume.state.randomness import Draws
 from gpucloud.resume.state.stages import require_same
 from gpucloud.resume.state.state import Content, TrainingState
 from gpucloud.resume.state.tree import NAMES, Shares, is_sharded
-from gpucloud.wholefile import open_whole, write_whole
+from gpucloud.system.wholefile import open_whole, write_whole
 
 _REGROUPED = Promise(
     Level.SAME_SAMPLES, "DDP groups gradients anew in its first steps, which are not taken back between two epochs"

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import torch
 
 from gpucloud.domain.checkpoint.manifest import Why
-from gpucloud.wholefile import write_whole
+from gpucloud.system.wholefile import write_whole
 
 _WITH_AN_END = (Why.NOTICE, Why.BUDGET)
 _TO_LEAVE_S = 1.0  # for the ranks to end

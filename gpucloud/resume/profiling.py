@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from gpucloud.domain.checkpoint.protection import LOSSES, Trial
 from gpucloud.resume.folder import AttemptFolder, say
-from gpucloud.wholefile import write_whole
+from gpucloud.system.wholefile import write_whole
 
 WARM_UP = 3
 """Steps before the window: the first are slower than all that follow (allocator, cuDNN's choice, DDP's buckets)."""

@@ -15,9 +15,9 @@ from pathlib import Path
 from gpucloud.domain.checkpoint.objects import PART_BYTES, Part, Sums, bytes_in, cut
 from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.domain.untrusted import most_of
-from gpucloud.processes import try_lock
 from gpucloud.store.contract import RESERVED, Conflict, Stored, TooLarge, checked, within
 from gpucloud.store.parts import all_done, crc32_of
+from gpucloud.system.processes import try_lock
 
 _LOCKS = f"{RESERVED}locks"
 _LOCK_LIMIT_S = 10.0

@@ -18,8 +18,8 @@ from pathlib import Path
 from gpucloud.domain.errors import LandingRefused, RemoteCommandFailed, StoreError
 from gpucloud.domain.job.quantities import format_size
 from gpucloud.domain.untrusted import STAGING, Arriving, Tree, judge, judge_together, landing_of, parent_of, shown
-from gpucloud.processes import try_lock
 from gpucloud.store.contract import ObjectStore
+from gpucloud.system.processes import try_lock
 
 _CHUNK_BYTES = 1 << 20
 _PIECE_BYTES = 16 << 20

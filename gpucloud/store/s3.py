@@ -18,10 +18,10 @@ from gpucloud.domain.checkpoint.objects import PART_BYTES, Sums
 from gpucloud.domain.errors import CredentialsError, StoreError, ToolMissing
 from gpucloud.domain.job.quantities import format_size
 from gpucloud.domain.untrusted import OBJECT_BYTES, most_of
-from gpucloud.retries import Retry
 from gpucloud.store.contract import Conflict, NoBucket, Stored, TooLarge, checked, within
 from gpucloud.store.parts import Pace
 from gpucloud.store.s3client import Door, authorities, error_code, is_aws, make_client, make_signer, may_pass, refusal
+from gpucloud.system.retries import Retry
 
 if TYPE_CHECKING:
     from gpucloud.store.s3parts import S3Parts

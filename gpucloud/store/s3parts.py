@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from gpucloud.domain.checkpoint.objects import PART_BYTES, Part, Sums, bytes_in, count_of, cut
 from gpucloud.domain.errors import StoreError
-from gpucloud.retries import Retry
 from gpucloud.store.parts import THREADS, Pace, all_done, crc32_of
 from gpucloud.store.s3client import FAILURES, Door, Reply, Wire, behind_a_proxy, error_code
+from gpucloud.system.retries import Retry
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

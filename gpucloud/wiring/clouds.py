@@ -15,8 +15,8 @@ from gpucloud.domain.money.ledger import Terms
 from gpucloud.domain.money.prepaid import PrepaidRule
 from gpucloud.domain.supervision.snapshot import Limits, Rules
 from gpucloud.domain.variables import GPUCLOUD_HANG_S, GPUCLOUD_HOME, GPUCLOUD_LOCAL_MONEY_FACTOR
-from gpucloud.processes import user_name
-from gpucloud.retries import SystemClock
+from gpucloud.system.processes import user_name
+from gpucloud.system.retries import SystemClock
 
 if TYPE_CHECKING:
     from gpucloud.adapters.hosts.cloud import Configured, SshProvisioner

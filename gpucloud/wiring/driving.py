@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from gpucloud.domain.errors import NodeError, UsageError
 from gpucloud.domain.job.spec import Cloud
 from gpucloud.domain.supervision.self_driving import DriveOrder, parse_order
-from gpucloud.processes import last_line
-from gpucloud.retries import SystemClock
 from gpucloud.store import open_store
 from gpucloud.store.contract import CountingStore, Tally
+from gpucloud.system.processes import last_line
+from gpucloud.system.retries import SystemClock
 from gpucloud.usecases.supervise.provision import OwnGroup, OwnProvisioner
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpucloud import smi
 from gpucloud.adapters.home import SightingsFile
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.errors import CredentialsError, GpucloudError, NodeError, UsageError
@@ -24,6 +23,7 @@ from gpucloud.domain.state.order import Refusal, ending_cloud
 from gpucloud.domain.state.state import JobState
 from gpucloud.ports import Census
 from gpucloud.store import ObjectStore, open_store
+from gpucloud.system import smi
 from gpucloud.usecases.jobstore.jobstore import JobStore, job_names
 from gpucloud.usecases.jobstore.orders import may_be_run
 from gpucloud.usecases.machines import Check, Here, Sweeper, aws_check, disk_check, terraform_check

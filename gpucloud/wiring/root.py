@@ -13,8 +13,8 @@ from gpucloud.adapters.home import Home, open_home
 from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.job.spec import AwsChoices, Job, KnownJob, Resources, SshChoices
 from gpucloud.domain.job.spec import Cloud as CloudName
-from gpucloud.retries import SystemClock
 from gpucloud.store import ObjectStore, open_store
+from gpucloud.system.retries import SystemClock
 from gpucloud.wiring.clouds import Cloud, CloudProfile, LocalCloud, SshCloud
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from gpucloud import smi
+from gpucloud.system import smi
 from tests.bench.figures import figure
 from tests.commandline import ROOT, CommandLine, command_line
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpucloud import smi
+from gpucloud.system import smi
 from tests.bench.figures import figure
 
 ROOT = Path(__file__).resolve().parents[2]

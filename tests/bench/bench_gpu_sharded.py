@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from gpucloud import smi
+from gpucloud.system import smi
 from tests.bench.figures import figure
 
 SCRIPT = Path(__file__).resolve().parents[1] / "functional" / "train_sharded.py"

@@ -22,7 +22,7 @@ from gpucloud.adapters.packaging import package_zip
 from gpucloud.adapters.ssh.shell import SshShell
 from gpucloud.domain.node.bootstrap.wanted import Wanted
 from gpucloud.domain.node.node import Node
-from gpucloud.retries import SystemClock
+from gpucloud.system.retries import SystemClock
 from gpucloud.usecases.services import Package
 from gpucloud.usecases.supervise.bootstrap import bootstrap
 from tests.bench.figures import figure

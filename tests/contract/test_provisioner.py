@@ -15,8 +15,8 @@ from gpucloud.adapters.hosts.records import Recollection
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job.spec import Market
 from gpucloud.ports import ClusterSpec, Provisioner
-from gpucloud.retries import SystemClock
 from gpucloud.store import open_store
+from gpucloud.system.retries import SystemClock
 from tests.fakes.provisioner import FakeProvisioner
 from tests.terraform import StandIn, terraform_over
 

@@ -15,10 +15,10 @@ from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from gpucloud import processes
 from gpucloud.adapters.local.ground import Ground, Instance, Launch, Metadata, OnLoopback
 from gpucloud.domain.errors import ProvisionError
-from gpucloud.wholefile import write_whole
+from gpucloud.system import processes
+from gpucloud.system.wholefile import write_whole
 from tests.emulation import program
 from tests.emulation.switch import METADATA_ADDRESS, Port, Switch
 

@@ -164,8 +164,8 @@ def as_process(cloud: object) -> Iterator[None]:
         mock.patch("gpucloud.usecases.supervise.session.ThreadPoolExecutor", InlinePool),
         mock.patch("gpucloud.usecases.jobstore.lease.Lease._renew_for_ever"),  # by a clock that does not stand still
         mock.patch("gpucloud.adapters.transfer.sync._refusal", _TREES.refusal),
-        mock.patch("gpucloud.processes.started", return_value=f"process {number}"),
-        mock.patch("gpucloud.processes.alive", lambda _, started: started == f"process {number}"),
+        mock.patch("gpucloud.system.processes.started", return_value=f"process {number}"),
+        mock.patch("gpucloud.system.processes.alive", lambda _, started: started == f"process {number}"),
         mock.patch("sys.stdin", io.StringIO()),
     ):
         try:

@@ -24,8 +24,8 @@ from gpucloud.adapters.local.group import LocalNodeGroup
 from gpucloud.adapters.local.provision import EmbeddedProvisioner
 from gpucloud.adapters.local.records import Folder
 from gpucloud.adapters.ssh.shell import SshHost, SshShell
-from gpucloud.retries import SystemClock
 from gpucloud.store.directory import DirectoryStore
+from gpucloud.system.retries import SystemClock
 from tests.faults.strikes import describe
 
 _OUTSIDE: dict[str, tuple[type, tuple[str, ...]]] = {

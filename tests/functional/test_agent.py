@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud import processes
 from gpucloud.adapters.packaging import package_zip
 from gpucloud.domain.job.spec import Job, Market, Resources
 from gpucloud.domain.node.launch import launches
@@ -25,6 +24,7 @@ from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.node.output import read_marks
 from gpucloud.domain.node.status import Outcome, RunState, Stop
 from gpucloud.domain.offer import Pool
+from gpucloud.system import processes
 from tests.standins.agent_node import AgentNode, wait_until
 from tests.standins.metadata_service import MetadataService
 

@@ -11,7 +11,7 @@ from gpucloud.cli.commands.checkpoints import Asked, checkpoints
 from gpucloud.domain.checkpoint.manifest import Commit, Why, best_bytes, best_key, commit_key, data_key
 from gpucloud.domain.errors import LeaseHeld, UsageError
 from gpucloud.domain.state.state import Attempt, Member
-from gpucloud.retries import SystemClock
+from gpucloud.system.retries import SystemClock
 from gpucloud.usecases.jobstore.lease import take
 from tests.standins.made_checkpoints import Made, known_job, state
 

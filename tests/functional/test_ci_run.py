@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud import processes
+from gpucloud.system import processes
 
 ROOT = Path(__file__).resolve().parents[2]
 README = """# Title
@@ -38,8 +38,8 @@ echo third
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    (tmp_path / "gpucloud").mkdir()
-    for name in ("__init__.py", "processes.py"):
+    (tmp_path / "gpucloud" / "system").mkdir(parents=True)
+    for name in ("__init__.py", "system/__init__.py", "system/processes.py"):
         shutil.copy(ROOT / "gpucloud" / name, tmp_path / "gpucloud" / name)
     (tmp_path / ".ci").mkdir()
     for name in ("run", "within.py"):

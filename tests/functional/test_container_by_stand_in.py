@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud import processes
 from gpucloud.adapters.packaging import package_zip
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.job.spec import ContainerRuntime
 from gpucloud.domain.node.container import ContainerRun, ImageWanted, Mount
 from gpucloud.domain.node.status import Outcome, Stop
+from gpucloud.system import processes
 from tests.standins.agent_node import AgentNode, wait_until
 
 STAND_IN = Path(__file__).parents[1] / "standins" / "docker.py"

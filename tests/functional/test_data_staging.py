@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud import processes
 from gpucloud.adapters.transfer.datasets import Sources
 from gpucloud.agent.data import fetching
 from gpucloud.agent.data.fetching import beside
@@ -23,6 +22,7 @@ from gpucloud.domain.codec import to_json
 from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.domain.job.data import DataFile, data_set, wanted
 from gpucloud.domain.job.spec import Cloud
+from gpucloud.system import processes
 from tests.standins.bucket import serving
 
 FILES = {f"train/{n:03d}.bin": bytes([n]) * (1000 + n) for n in range(150)}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud import processes
+from gpucloud.system import processes
 from tests.commandline import command_line, until, weights
 from tests.running import words_of
 

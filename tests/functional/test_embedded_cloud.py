@@ -17,7 +17,6 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from gpucloud import processes
 from gpucloud.adapters.local.group import LocalNodeGroup, kick
 from gpucloud.adapters.local.node import MARK
 from gpucloud.adapters.local.provision import delete_group
@@ -26,6 +25,7 @@ from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.node.node import EndCause, Node, NodeState
 from gpucloud.domain.offer import Pool
+from gpucloud.system import processes
 from tests.emulation.interruptions import interrupted
 from tests.running import words_of
 from tests.standins.embedded import STAND_IN, daemons, make_cloud, poll, running

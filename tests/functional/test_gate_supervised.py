@@ -26,8 +26,8 @@ from gpucloud.domain.supervision.action import Inspect
 from gpucloud.domain.supervision.quarantine import failures
 from gpucloud.domain.supervision.snapshot import Rules
 from gpucloud.ports import Completed
-from gpucloud.retries import SystemClock
 from gpucloud.store import open_store
+from gpucloud.system.retries import SystemClock
 from gpucloud.usecases.job.start import Starter
 from gpucloud.usecases.jobstore.orders import Orders
 from gpucloud.usecases.machines import examine

@@ -11,12 +11,12 @@ from datetime import timedelta
 
 import pytest
 
-from gpucloud import processes
 from gpucloud.domain.errors import LeaseHeld, StoreError
 from gpucloud.domain.node.output import DatedPiece
 from gpucloud.domain.state.state import JobStatus, Owner
-from gpucloud.retries import SystemClock
 from gpucloud.store import Conflict, open_store
+from gpucloud.system import processes
+from gpucloud.system.retries import SystemClock
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import take
 from tests.unit.worlds import NOW, state

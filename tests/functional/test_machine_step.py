@@ -23,7 +23,7 @@ from gpucloud.domain.node.machine.facts import MachineFact, MachineWanted, diges
 from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.offer import Pool
 from gpucloud.ports import Completed
-from gpucloud.smi import parse
+from gpucloud.system.smi import parse
 from gpucloud.usecases.services import Package
 from gpucloud.usecases.supervise.bootstrap import bootstrap
 from gpucloud.usecases.supervise.needs import wanted_for

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpucloud import processes
 from gpucloud.adapters.local.node import MARK
 from gpucloud.domain.errors import HostUnreachable
 from gpucloud.domain.node.node import EndCause, Node
+from gpucloud.system import processes
 from tests.emulation import ROOT
 from tests.running import words_of
 from tests.standins.embedded import daemons, poll

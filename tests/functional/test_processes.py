@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud import processes
+from gpucloud.system import processes
 
 MARK = "GPUCLOUD_TEST_MARK"
 
@@ -21,7 +21,7 @@ MARK = "GPUCLOUD_TEST_MARK"
 TREE = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from gpucloud import processes
+from gpucloud.system import processes
 def say(): Path(sys.argv[1], str(os.getpid())).touch()
 def child(prepare):
     if os.fork() == 0:

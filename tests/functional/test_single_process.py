@@ -10,8 +10,8 @@ import threading
 
 import pytest
 
-from gpucloud import processes
 from gpucloud.agent.single_process import SingleProcessFolder
+from gpucloud.system import processes
 
 # Takes the lock over as its open file, says who it is, and stays.
 SITTER = """

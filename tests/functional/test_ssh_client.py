@@ -20,11 +20,11 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from gpucloud import processes
 from gpucloud.adapters.ssh import shell as shell_module
 from gpucloud.adapters.ssh.keys import generate_key
 from gpucloud.adapters.ssh.shell import SshShell
 from gpucloud.domain.errors import HostKeyMismatch, HostUnreachable, NodeError
+from gpucloud.system import processes
 from tests.fakes.nodes import Server, embedded_server, node_at, openssh_server
 
 pytestmark = pytest.mark.alone  # looks at how quick it is

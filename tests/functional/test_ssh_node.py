@@ -16,11 +16,11 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from gpucloud import processes
 from gpucloud.adapters.ssh.keys import generate_key
 from gpucloud.adapters.ssh.shell import SshShell
 from gpucloud.domain.errors import HostUnreachable
 from gpucloud.ports import Host
+from gpucloud.system import processes
 from tests.fakes.nodes import Server, embedded_server
 
 

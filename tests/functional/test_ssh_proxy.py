@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud import processes
 from gpucloud.adapters.ssh.keys import generate_key
 from gpucloud.adapters.ssh.shell import SshShell
 from gpucloud.domain.errors import HostKeyMismatch, HostUnreachable, ToolMissing
 from gpucloud.domain.node.node import Node
+from gpucloud.system import processes
 from tests.fakes.nodes import Server, embedded_server
 from tests.running import words_of
 

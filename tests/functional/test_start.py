@@ -20,8 +20,8 @@ from gpucloud.domain.offer import EfaLayout
 from gpucloud.domain.state.order import sealed, with_budget
 from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobStatus, UsageInterval
 from gpucloud.domain.supervision.snapshot import Rules
-from gpucloud.retries import SystemClock
 from gpucloud.store import open_store
+from gpucloud.system.retries import SystemClock
 from gpucloud.usecases.job import start as starting
 from gpucloud.usecases.job.start import Asked, Starter, adopt
 from gpucloud.usecases.jobstore.jobstore import JobStore

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from gpucloud import processes
+from gpucloud.system import processes
 from tests.commandline import command_line, until
 from tests.running import words_of
 

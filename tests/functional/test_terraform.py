@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from gpucloud import processes
 from gpucloud.adapters.home import bundled
 from gpucloud.adapters.terraform import TerraformProvisioner, find_terraform
 from gpucloud.domain.errors import ProvisionError, ToolMissing
 from gpucloud.domain.job.spec import Market
 from gpucloud.ports import ClusterSpec
+from gpucloud.system import processes
 from tests.terraform import StandIn, terraform_over
 
 INSTALL = "install Terraform 1.5 or newer: https://developer.hashicorp.com/terraform/install"

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud import processes
 from gpucloud.adapters.terraform import guard
 from gpucloud.adapters.terraform.history import Run, write
 from gpucloud.adapters.terraform.runner import failure
@@ -25,6 +24,7 @@ from gpucloud.domain.errors import CredentialsError, GpucloudError, ProvisionErr
 from gpucloud.store import ObjectStore
 from gpucloud.store.directory import DirectoryStore
 from gpucloud.store.s3 import S3Store
+from gpucloud.system import processes
 from tests.lab.aws import Lab
 
 MODULE = """

@@ -14,11 +14,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from gpucloud import processes
 from gpucloud.adapters.packaging import package_zip
 from gpucloud.adapters.ssh.shell import SshShell
 from gpucloud.domain.job.spec import Job
-from gpucloud.retries import SystemClock
+from gpucloud.system import processes
+from gpucloud.system.retries import SystemClock
 from gpucloud.usecases.services import Package
 from gpucloud.usecases.supervise.bootstrap import Bootstrapped, bootstrap
 from gpucloud.usecases.supervise.needs import of_node, wanted_for

@@ -27,9 +27,9 @@ from gpucloud.domain.checkpoint.manifest import Commit, Manifest, Promise
 from gpucloud.domain.errors import GpucloudError, StoreError
 from gpucloud.domain.node.output import DatedPiece
 from gpucloud.domain.state.state import JobStatus
-from gpucloud.retries import SystemClock
 from gpucloud.store import ObjectStore, open_store
 from gpucloud.store.checkpoints import Checkpoints
+from gpucloud.system.retries import SystemClock
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import take
 from tests.lab.aws import Lab

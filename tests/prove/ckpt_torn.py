@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from gpucloud import processes
 from gpucloud.resume.restoring import Restored
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
+from gpucloud.system import processes
 from tests.prove.goal import Figure, Form, Goal
 from tests.standins.befalling import Fault, befall
 from tests.standins.own_bucket import bucket

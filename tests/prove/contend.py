@@ -24,7 +24,7 @@ LIMIT_S = 5.0
 _CONTROLLER = """
 import sys, time
 from pathlib import Path
-from gpucloud.retries import SystemClock
+from gpucloud.system.retries import SystemClock
 from gpucloud.domain.errors import LeaseHeld
 from gpucloud.store import open_store
 from gpucloud.usecases.jobstore.jobstore import JobStore

@@ -36,7 +36,7 @@ from gpucloud.domain.node.gate.report import (
     UnderLoad,
 )
 from gpucloud.domain.node.hardware import model_of
-from gpucloud.smi import parse
+from gpucloud.system.smi import parse
 from tests.prove.goal import Figure, Form, Goal
 
 _DATA = Path(__file__).resolve().parent.parent / "data"

@@ -14,7 +14,6 @@ from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
 
-from gpucloud import processes
 from gpucloud.adapters.packaging import package_zip
 from gpucloud.domain.node.status import Stop
 from gpucloud.domain.state.state import ExitReason
@@ -22,6 +21,7 @@ from gpucloud.domain.supervision.action import EndAttempt
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.snapshot import Goal as JobGoal
 from gpucloud.domain.supervision.snapshot import Limits, Rules
+from gpucloud.system import processes
 from tests.commandline import command_line, until, weights
 from tests.prove.goal import Figure, Form, Goal
 from tests.standins.agent_node import AgentNode, wait_until

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from gpucloud.domain.errors import LeaseHeld
 from gpucloud.domain.state.state import Owner
-from gpucloud.retries import SystemClock
 from gpucloud.store import open_store
+from gpucloud.system.retries import SystemClock
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import take
 from tests.prove.goal import Figure, Form, Goal
@@ -23,7 +23,7 @@ from tests.unit.worlds import NOW, state
 HERE_S, ELSEWHERE_S = 2.0, 20.0
 _HOLDER = """
 import sys, time
-from gpucloud.retries import SystemClock
+from gpucloud.system.retries import SystemClock
 from gpucloud.store import open_store
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import take

@@ -11,8 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-from gpucloud import processes
 from gpucloud.domain.node.status import Desired, Launch, RunState, Status, Stop, desired_to_json, status_from_json
+from gpucloud.system import processes
 
 
 class AgentNode:

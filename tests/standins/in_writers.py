@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from gpucloud import processes
+from gpucloud.system import processes
 
 ROOT = Path(__file__).resolve().parents[2]
 _WRITERS = ("gpucloud.store.writing", "gpucloud.agent")

@@ -14,7 +14,6 @@ import sys
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from gpucloud import processes
 from gpucloud.agent.attempt.composing import MARK
 from gpucloud.domain.checkpoint.directory import files_apart
 from gpucloud.domain.checkpoint.layouts import KeepOrder, Rule
@@ -23,6 +22,7 @@ from gpucloud.domain.codec import to_json
 from gpucloud.domain.job.spec import Layout, OnNotice
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
+from gpucloud.system import processes
 from tests.standins.kept_script import KEEP, PREFIX, ROOT
 
 # As torch.distributed.checkpoint does: every rank its own file, a barrier, then rank 0 the names of all, in a pickle.

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from gpucloud import processes
 from gpucloud.agent.attempt.composing import MARK
 from gpucloud.agent.attempt.files import AttemptFolder
 from gpucloud.agent.scripts.script import is_whole
@@ -26,6 +25,7 @@ from gpucloud.domain.job.spec import OnNotice
 from gpucloud.domain.node.status import Progress
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
+from gpucloud.system import processes
 
 ROOT = Path(__file__).resolve().parents[2]
 PREFIX = "jobs/x/checkpoints"

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpucloud import processes
 from gpucloud.adapters.hosts.records import Place
+from gpucloud.system import processes
 from tests.fakes.nodes import Server, embedded_server, openssh_server
 
 

@@ -10,10 +10,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpucloud import processes
 from gpucloud.adapters.local.node import MARK
 from gpucloud.adapters.local.records import Folder, GroupRecord
 from gpucloud.domain.money.prepaid import PrepaidRule
+from gpucloud.system import processes
 from tests.commandline import CommandLine
 from tests.emulation.group import CUTTABLE, OWN_SPACES, EmulatedGroup
 from tests.emulation.rights import missing_right

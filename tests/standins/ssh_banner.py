@@ -6,7 +6,7 @@ import signal
 import socket
 import threading
 
-from gpucloud import processes
+from gpucloud.system import processes
 
 parser = argparse.ArgumentParser()
 for option in ("--host-key", "--authorized-keys", "--home"):

@@ -35,8 +35,8 @@ from gpucloud.domain.state.order import (
 )
 from gpucloud.domain.state.state import ExitReason, JobStatus
 from gpucloud.domain.supervision.snapshot import Rules
-from gpucloud.retries import SystemClock
 from gpucloud.store import open_store
+from gpucloud.system.retries import SystemClock
 from gpucloud.usecases.job.start import Starter
 from gpucloud.usecases.jobstore.jobstore import JobStore, job_names
 from gpucloud.usecases.jobstore.orders import Orders, Reader

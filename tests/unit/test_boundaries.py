@@ -51,7 +51,7 @@ def run(code: str, *arguments: str, isolated: bool = True) -> subprocess.Complet
 @pytest.mark.parametrize(
     "places",
     [
-        ("__init__.py", "processes.py"),
+        ("__init__.py", "system/*.py"),
         ("domain/**/*.py",),
         ("ports.py",),
         ("usecases/**/*.py",),

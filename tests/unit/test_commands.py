@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from gpucloud.processes import Answered, answered, leave
+from gpucloud.system.processes import Answered, answered, leave
 
 
 def test_a_commands_answer_is_what_it_said_and_how_it_ended():

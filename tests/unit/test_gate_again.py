@@ -12,7 +12,7 @@ from gpucloud.domain.codec import from_json
 from gpucloud.domain.node.bootstrap.steps import GATE_STEP
 from gpucloud.domain.node.gate.report import GateFact, GateOrder, GateWanted
 from gpucloud.domain.node.machine.facts import MachineWanted
-from gpucloud.smi import parse
+from gpucloud.system.smi import parse
 from tests.unit.test_lock_record import FACTS, WANTED
 
 GPUS = parse((Path(__file__).parent.parent / "data" / "nvidia_smi" / "h200x4.xml").read_text())

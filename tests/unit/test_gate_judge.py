@@ -34,7 +34,7 @@ from gpucloud.domain.node.gate.report import (
     store_endpoint,
     why,
 )
-from gpucloud.smi import parse
+from gpucloud.system.smi import parse
 
 DATA = Path(__file__).parent.parent / "data" / "nvidia_smi"
 XML = (DATA / "h200x4.xml").read_text()

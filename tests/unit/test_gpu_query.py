@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpucloud.agent.metrics.sampler import FIELDS, OLD_FIELDS, command, row
-from gpucloud.smi import visible
+from gpucloud.system.smi import visible
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)
 RECORDINGS = Path(__file__).parent.parent / "data" / "nvidia_smi"

@@ -21,7 +21,7 @@ from gpucloud.cli.faults import known_error
 from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.domain.job.spec import KnownJob
 from gpucloud.domain.supervision.strays import Owner
-from gpucloud.wholefile import write_whole
+from gpucloud.system.wholefile import write_whole
 
 OTHER = 12345
 

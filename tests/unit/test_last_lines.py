@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.wholefile import read_last_lines
+from gpucloud.system.wholefile import read_last_lines
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,6 @@ def test_a_job_larger_than_the_machines_gpus_runs_on_the_cpu_unless_it_asks_for_
 
 
 def test_a_part_of_a_gpu_is_no_device_that_the_embedded_fleet_gives_to_a_node(monkeypatch):
-    monkeypatch.setattr("gpucloud.smi.gpus", lambda: pytest.fail("asked for whole devices"))
+    monkeypatch.setattr("gpucloud.system.smi.gpus", lambda: pytest.fail("asked for whole devices"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-GPU-00000002-0000-0000-0000-000000000002/3/0")
     assert devices_here() == Devices()

@@ -99,7 +99,7 @@ def found(wanted) -> set[str]:
 
 
 def test_files_are_locked_by_one_module():
-    assert found(locks) - SENT_ALONE == {"processes.py"}
+    assert found(locks) - SENT_ALONE == {"system/processes.py"}
 
 
 def test_names_of_variables_stand_in_one_module_and_are_their_own():
@@ -118,7 +118,7 @@ def test_each_declared_variable_is_used():
 
 
 def test_files_are_written_whole_by_one_module():
-    assert found(puts) - SENT_ALONE - set(PUT_IN_PLACE) == {"wholefile.py"}
+    assert found(puts) - SENT_ALONE - set(PUT_IN_PLACE) == {"system/wholefile.py"}
     assert set(PUT_IN_PLACE) <= found(puts)
 
 

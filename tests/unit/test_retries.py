@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gpucloud.retries import Retry
+from gpucloud.system.retries import Retry
 
 
 class Clock:

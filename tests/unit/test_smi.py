@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpucloud.domain.node.hardware import GpuProcess, model_of
-from gpucloud.smi import parse, parse_parts, visible
+from gpucloud.system.smi import parse, parse_parts, visible
 
 DATA = Path(__file__).parent.parent / "data" / "nvidia_smi"
 RECORDED = (DATA / "h200x4.xml").read_text()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from gpucloud import smi
+from gpucloud.system import smi
 from tests.standins.gpus import uuid, write_nvidia_smi
 
 

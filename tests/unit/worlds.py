@@ -13,7 +13,7 @@ from gpucloud.domain.offer import Offer, Pool
 from gpucloud.domain.state.order import Order
 from gpucloud.domain.state.state import Attempt, Cooldown, JobState, Member
 from gpucloud.domain.supervision.snapshot import Goal, NodeSnapshot, PeerReport, Readiness, Snapshot
-from gpucloud.retries import SystemClock
+from gpucloud.system.retries import SystemClock
 from gpucloud.usecases.jobstore.orders import Orders
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)

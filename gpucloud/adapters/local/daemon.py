@@ -17,7 +17,6 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from gpucloud import processes
 from gpucloud.adapters.local import node
 from gpucloud.adapters.local.ground import Grounds, Loopback
 from gpucloud.adapters.local.machine import Machine, settle
@@ -26,6 +25,7 @@ from gpucloud.adapters.local.records import NO_GPUS, Folder, GroupRecord, NodeRe
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.node.node import EndCause, NodeState
+from gpucloud.system import processes
 
 _TICK_S = 0.03
 _BOOTING_TICK_S = 0.005

@@ -11,8 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpucloud import processes
-from gpucloud.wholefile import write_whole
+from gpucloud.system import processes
+from gpucloud.system.wholefile import write_whole
 
 
 def main(folder: Path, command: list[str]) -> None:

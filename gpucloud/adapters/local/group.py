@@ -13,13 +13,13 @@ from datetime import datetime, timezone
 from decimal import Decimal
 from pathlib import Path
 
-from gpucloud import processes
 from gpucloud.adapters.local.records import Folder, GroupRecord, NodeRecord, noticed
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.node.node import NO_GROUP, EndCause, Fault, GroupView, Refusal
 from gpucloud.domain.offer import Pool
 from gpucloud.domain.variables import GPUCLOUD_NODE
-from gpucloud.processes import import_path, try_lock
+from gpucloud.system import processes
+from gpucloud.system.processes import import_path, try_lock
 
 _PURGE_S = 30.0
 _POLL_S = 0.01

@@ -21,7 +21,7 @@ from gpucloud.adapters.local.records import Folder, GroupRecord, NodeRecord
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.node.node import EndCause
-from gpucloud.processes import user_name
+from gpucloud.system.processes import user_name
 
 
 class Machine:

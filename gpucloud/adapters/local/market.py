@@ -15,7 +15,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from gpucloud import smi
 from gpucloud.adapters.local.records import Folder, GroupRecord, NodeRecord
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.spec import RENTED, Market, Resources
@@ -23,6 +22,7 @@ from gpucloud.domain.node.hardware import Gpu, model_of
 from gpucloud.domain.offer import Offer, Pool, PricePoint
 from gpucloud.domain.supervision.strays import CLUSTER, MANAGED, STORE, Thing
 from gpucloud.ports import Provisioner
+from gpucloud.system import smi
 
 _TYPE = re.compile(r"local\.gpu([1-9][0-9]*)")
 

@@ -13,10 +13,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpucloud import processes
 from gpucloud.adapters.local.ground import Ground, Launch
 from gpucloud.domain.variables import GPUCLOUD_LAYERS, GPUCLOUD_NODE, GPUCLOUD_NOTICE_POLL_S, GPUCLOUD_PYTHON
-from gpucloud.processes import import_path, user_name
+from gpucloud.system import processes
+from gpucloud.system.processes import import_path, user_name
 
 MARK = GPUCLOUD_NODE
 """The variable that every process of a node bears, with the node's id."""

@@ -21,12 +21,12 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpucloud import processes
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.node.node import EndCause, Node, NodeState
 from gpucloud.domain.offer import Pool
-from gpucloud.wholefile import write_whole
+from gpucloud.system import processes
+from gpucloud.system.wholefile import write_whole
 
 _Record = TypeVar("_Record")
 _GROUP_NAME = re.compile(r"[a-z0-9-]{1,63}")

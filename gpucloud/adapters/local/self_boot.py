@@ -12,8 +12,8 @@ from pathlib import Path
 
 from gpucloud.domain.errors import GpucloudError, StoreError
 from gpucloud.domain.node.bootstrap.wanted import NodeRecord, parse_record, record_key
-from gpucloud.retries import Retry
 from gpucloud.store import ObjectStore, open_store
+from gpucloud.system.retries import Retry
 
 _BOOT = Retry(first_s=2.0, factor=1.0, tries=5)
 

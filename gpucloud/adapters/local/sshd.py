@@ -37,10 +37,10 @@ from paramiko.common import (
 )
 from paramiko.sftp import SFTP_FAILURE, SFTP_OK
 
-from gpucloud import processes
 from gpucloud.adapters.local.session import Children, NodeTransport, Session, Terminal, node_transport
 from gpucloud.adapters.ssh.terminal import join
 from gpucloud.domain.variables import GPUCLOUD_NODE
+from gpucloud.system import processes
 
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 

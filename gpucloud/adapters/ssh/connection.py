@@ -23,7 +23,7 @@ from gpucloud.adapters.ssh.failures import LIBRARY_ERRORS, key_mismatch, may_pas
 from gpucloud.domain.errors import HostKeyMismatch, ToolMissing
 from gpucloud.domain.job.quantities import format_size
 from gpucloud.domain.node.node import Node
-from gpucloud.retries import Retry
+from gpucloud.system.retries import Retry
 
 # Without a handler, logging would print the library's messages over the story on stderr.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())

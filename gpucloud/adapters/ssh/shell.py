@@ -23,7 +23,7 @@ from gpucloud.domain.job.quantities import format_size
 from gpucloud.domain.node.node import Node
 from gpucloud.domain.untrusted import ANSWER_BYTES
 from gpucloud.ports import Completed, PortForward
-from gpucloud.retries import Retry
+from gpucloud.system.retries import Retry
 
 HANDSHAKES = 8  # stock sshd drops some of 10 and more (MaxStartups 10:30:100)
 _ATTEMPT_S = 10.0

@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpucloud import processes
 from gpucloud.adapters.terraform.workfolder import StateHome
 from gpucloud.adapters.terraform.workfolder import write as write_file
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.store.contract import Stored
+from gpucloud.system import processes
 
 
 class History:

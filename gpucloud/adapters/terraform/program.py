@@ -23,8 +23,8 @@ import gpucloud
 from gpucloud.domain.errors import ProvisionError, ToolMissing
 from gpucloud.domain.node.pinned import TERRAFORM, TERRAFORM_VERSION, PinnedFile
 from gpucloud.domain.variables import GPUCLOUD_PYTHON, GPUCLOUD_TERRAFORM
-from gpucloud.processes import try_lock
-from gpucloud.wholefile import write_whole
+from gpucloud.system.processes import try_lock
+from gpucloud.system.wholefile import write_whole
 
 _LEAST = (1, 5)
 # Variables that would change what a command means, or put other text where events are expected.

@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpucloud import processes
 from gpucloud.adapters.terraform.history import History, Run, read
 from gpucloud.adapters.terraform.program import alone, environment, require_terraform
 from gpucloud.adapters.terraform.runner import FLAG, AlreadyThere, Explain, Finished, Runner, ends_within
@@ -26,6 +25,7 @@ from gpucloud.domain.errors import ProvisionError, ToolMissing
 from gpucloud.domain.variables import GPUCLOUD_TF_PLUGIN_DIR
 from gpucloud.ports import ClusterSpec
 from gpucloud.store.contract import Stored
+from gpucloud.system import processes
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 Variables = Mapping[str, Any]

@@ -17,7 +17,7 @@ from gpucloud.adapters.terraform.runner import FLAG, Runner
 from gpucloud.domain.errors import StoreError
 from gpucloud.store import ObjectStore
 from gpucloud.store.directory import DirectoryStore
-from gpucloud.wholefile import write_whole
+from gpucloud.system.wholefile import write_whole
 
 # A module of resources of the built-in provider alone runs without `terraform init` (measured with 1.11).
 _NEEDS_INIT = re.compile(r"^\s*(required_providers|backend|cloud|module|provider)\b", re.MULTILINE)

@@ -26,8 +26,8 @@ from gpucloud.domain import codec
 from gpucloud.domain.errors import LandingRefused, RemoteCommandFailed, UsageError
 from gpucloud.domain.untrusted import Arriving, Tree, shown
 from gpucloud.ports import Host
-from gpucloud.processes import last_line
 from gpucloud.store.landing import Landing
+from gpucloud.system.processes import last_line
 
 T = TypeVar("T")
 _Stat = tuple[int | None, bool, int | None]  # the size of a file, whether it is a folder, the size of its part

@@ -15,7 +15,7 @@ from pathlib import Path
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.code import FILE, FOLDER, LINK, PROGRAM, RESULTS_MARK, Entry, IgnoreRules, Manifest, manifest
 from gpucloud.domain.untrusted import landing_of
-from gpucloud.wholefile import write_whole
+from gpucloud.system.wholefile import write_whole
 
 _CHUNK_BYTES = 1 << 20
 

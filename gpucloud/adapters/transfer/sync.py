@@ -17,7 +17,7 @@ from gpucloud.domain import codec
 from gpucloud.domain.errors import NodeError, StoreError, UsageError
 from gpucloud.domain.job.code import LARGEST_CODE_BYTES, Entry, Manifest
 from gpucloud.ports import Host
-from gpucloud.processes import last_line
+from gpucloud.system.processes import last_line
 
 _ROUNDS = 4
 

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpucloud import processes
 from gpucloud.agent.network import carrying
 from gpucloud.domain.codec import Malformed, from_json, to_json
 from gpucloud.domain.job.spec import ContainerRuntime
@@ -32,8 +31,9 @@ from gpucloud.domain.node.container import (
 from gpucloud.domain.node.hardware import gpu_defaults, on_interface, threads
 from gpucloud.domain.node.status import Launch
 from gpucloud.domain.variables import GPUCLOUD_ATTEMPT_DIR, GPUCLOUD_NODE
-from gpucloud.processes import locked
-from gpucloud.wholefile import read_text, write_whole
+from gpucloud.system import processes
+from gpucloud.system.processes import locked
+from gpucloud.system.wholefile import read_text, write_whole
 
 MARK = GPUCLOUD_ATTEMPT_DIR
 """The variable that every process of an attempt bears, with the attempt's folder."""

@@ -30,7 +30,7 @@ from gpucloud.domain.node.status import (
     status_to_json,
 )
 from gpucloud.domain.untrusted import STATUS_BYTES
-from gpucloud.wholefile import read_tail, read_text, write_whole
+from gpucloud.system.wholefile import read_tail, read_text, write_whole
 
 LEFT_EXIT_CODE = 75  # "saved and left on a notice"; EX_TEMPFAIL of sysexits.h
 

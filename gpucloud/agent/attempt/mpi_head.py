@@ -37,7 +37,7 @@ from gpucloud.agent.attempt.mpi_member import (
 )
 from gpucloud.agent.network import interfaces
 from gpucloud.domain.variables import GPUCLOUD_HOSTFILE, GPUCLOUD_MPI_FOLDER
-from gpucloud.wholefile import write_whole
+from gpucloud.system.wholefile import write_whole
 
 SOCKET = "mpirun.sock"
 """Where `remote` reaches the head, in the attempt's folder (0700)."""

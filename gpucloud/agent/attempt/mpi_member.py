@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gpucloud.domain.variables import GPUCLOUD_ATTEMPT_DIR, GPUCLOUD_JOB_BIN, GPUCLOUD_TMPDIR
-from gpucloud.retries import Retry
+from gpucloud.system.retries import Retry
 
 _CONNECTING = Retry(first_s=0.1, factor=1.0, within_s=300.0)
 

@@ -16,7 +16,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpucloud import processes
 from gpucloud.agent.attempt.composing import MARK, compose, end_recorded
 from gpucloud.agent.attempt.files import AttemptFolder
 from gpucloud.domain.node.numbers import REPORTED, Printed, compiled, last_number, lines_of
@@ -24,7 +23,8 @@ from gpucloud.domain.node.output import mark_line
 from gpucloud.domain.node.status import UNTOLD, AttemptStatus, Launch, Progress, Readings, RunState
 from gpucloud.domain.untrusted import KEPT_OUTPUT_BYTES
 from gpucloud.domain.variables import GPUCLOUD_RANKS
-from gpucloud.wholefile import write_whole
+from gpucloud.system import processes
+from gpucloud.system.wholefile import write_whole
 
 CANNOT_RUN = 127  # what a shell answers when it cannot start a command
 

@@ -13,10 +13,10 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPool
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpucloud import processes
 from gpucloud.domain.errors import StoreError
 from gpucloud.domain.job.data import RESERVED, DataFile
 from gpucloud.store.s3client import Head, Objects
+from gpucloud.system import processes
 
 LARGE_BYTES = 64 << 20
 """From here on an object is fetched in parts at the same time; below, one request each."""

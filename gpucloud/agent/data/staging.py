@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from gpucloud import processes
 from gpucloud.agent.data.fetching import Fetched, fetch
 from gpucloud.agent.facts import MARK, marked, of_mark
 from gpucloud.domain.codec import from_json
@@ -24,8 +23,9 @@ from gpucloud.domain.job.data import DataFile, DataSet, gigabytes, place_of, unp
 from gpucloud.domain.job.quantities import counted
 from gpucloud.domain.node.hardware import Disk, Speed, choose
 from gpucloud.domain.variables import GPUCLOUD_DATA_ROOT
-from gpucloud.processes import locked
-from gpucloud.wholefile import read_text, write_whole
+from gpucloud.system import processes
+from gpucloud.system.processes import locked
+from gpucloud.system.wholefile import read_text, write_whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

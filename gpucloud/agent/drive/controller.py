@@ -19,12 +19,12 @@ from gpucloud.domain.node.bootstrap.wanted import ControllerWanted
 from gpucloud.domain.state.order import keeps
 from gpucloud.domain.state.state import ExitReason
 from gpucloud.domain.supervision.snapshot import DriveTrial, Supervising
-from gpucloud.retries import Retry
+from gpucloud.system.retries import Retry
+from gpucloud.system.wholefile import read_text
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import is_over, take
 from gpucloud.usecases.jobstore.orders import Orders
 from gpucloud.usecases.supervise.session import Session
-from gpucloud.wholefile import read_text
 from gpucloud.wiring.driving import Machine
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ import tempfile
 from importlib.resources import files
 from pathlib import Path
 
-from gpucloud import smi
 from gpucloud.agent.layer.build import Failed, build
 from gpucloud.agent.layer.environment import gpu_kind, key_of, places, read_ready
 from gpucloud.agent.single_process import controller_process
@@ -25,7 +24,8 @@ from gpucloud.domain.codec import to_json
 from gpucloud.domain.errors import NodeError
 from gpucloud.domain.node.bootstrap.wanted import ControllerWanted
 from gpucloud.domain.node.layer import LayerOrder, LayerWanted
-from gpucloud.wholefile import write_whole
+from gpucloud.system import smi
+from gpucloud.system.wholefile import write_whole
 
 
 def start(root: Path, wanted: ControllerWanted, *, package: Path | None, sha256: str) -> str:

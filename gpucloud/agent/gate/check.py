@@ -17,7 +17,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import gpucloud
-from gpucloud import smi
 from gpucloud.agent.facts import write_down
 from gpucloud.agent.gate.look import look, with_log
 from gpucloud.agent.metrics.kernel_log import kernel_log
@@ -42,7 +41,8 @@ from gpucloud.domain.node.gate.report import (
     store_endpoint,
 )
 from gpucloud.domain.node.hardware import Gpu, on_interface
-from gpucloud.processes import answered, leave, locked
+from gpucloud.system import smi
+from gpucloud.system.processes import answered, leave, locked
 
 
 def check(root: Path, order: GateOrder, *, busy: bool = False) -> Checked:

@@ -12,12 +12,12 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from gpucloud import smi
 from gpucloud.agent.metrics.kernel_log import KernelErrors, kernel_log
 from gpucloud.domain.node.gate.models import link_gbps
 from gpucloud.domain.node.gate.report import GateOrder, Holder, HostLink, Links, Report, failures
 from gpucloud.domain.node.gate.rules import held_findings
 from gpucloud.domain.node.hardware import Gpu, GpuProcess
+from gpucloud.system import smi
 
 _PCI = Path("/sys/bus/pci/devices")
 _NVIDIA = "0x10de"

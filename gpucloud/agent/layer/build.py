@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpucloud import smi
 from gpucloud.agent.layer import tools
 from gpucloud.agent.layer.environment import (
     Environment,
@@ -38,8 +37,9 @@ from gpucloud.agent.layer.tools import Unreachable
 from gpucloud.domain.node.bootstrap.facts import SETUP_LOG_BYTES, FailedSetup
 from gpucloud.domain.node.layer import BOTO3, ISAL, TORCH, LayerOrder, setup_uses_tree, suffices
 from gpucloud.domain.node.pinned import PIP_VERSION, PIP_WHEEL
-from gpucloud.processes import locked, try_lock
-from gpucloud.wholefile import read_last_lines, read_tail, write_whole
+from gpucloud.system import smi
+from gpucloud.system.processes import locked, try_lock
+from gpucloud.system.wholefile import read_last_lines, read_tail, write_whole
 
 _CALLS_UV = re.compile(r"\buvx?\b")
 _CALLS_PIP = re.compile(r"(?<!uv )\bpip3?\b")

@@ -14,12 +14,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpucloud import smi
 from gpucloud.domain.node.bootstrap.facts import Layer
 from gpucloud.domain.node.hardware import Gpu
 from gpucloud.domain.node.layer import LayerOrder, LayerWanted, is_needed, layer_key, torch_backend
 from gpucloud.domain.variables import GPUCLOUD_LAYERS
-from gpucloud.wholefile import read_text
+from gpucloud.system import smi
+from gpucloud.system.wholefile import read_text
 
 _PIP = '#!/bin/sh\nexec "$(dirname "$0")/python" -m pip "$@"\n'
 _SHOWN_BY = "gpucloud"

@@ -11,7 +11,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from gpucloud import smi
 from gpucloud.agent.facts import Notes, sources_digest
 from gpucloud.domain.node.machine.decide import EXPORTER
 from gpucloud.domain.node.machine.facts import (
@@ -24,7 +23,8 @@ from gpucloud.domain.node.machine.facts import (
     PciDevice,
     Source,
 )
-from gpucloud.processes import answered
+from gpucloud.system import smi
+from gpucloud.system.processes import answered
 
 _NVIDIA_OR_KERNEL = re.compile(
     r"^(lib)?(nvidia|cuda-drivers|nvlsm|docker|apptainer)|^linux-(image|headers|modules|objects|signatures|aws|azure|"

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from gpucloud import smi
 from gpucloud.agent.facts import Notes
 from gpucloud.agent.machine.gather import ask, environment, gather
 from gpucloud.domain.codec import from_json, to_json
@@ -38,9 +37,10 @@ from gpucloud.domain.node.machine.facts import (
     digest,
 )
 from gpucloud.domain.node.machine.packages import simulate, simulated
-from gpucloud.processes import locked
-from gpucloud.retries import Retry
-from gpucloud.wholefile import read_tail, write_whole
+from gpucloud.system import smi
+from gpucloud.system.processes import locked
+from gpucloud.system.retries import Retry
+from gpucloud.system.wholefile import read_tail, write_whole
 
 _MOST_STEPS = 60  # far more than any way has: a loop that has no end is a fault of ours
 

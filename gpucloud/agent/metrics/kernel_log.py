@@ -26,7 +26,7 @@ from gpucloud.domain.node.hardware import (
     same_device,
     xid_class,
 )
-from gpucloud.processes import answered
+from gpucloud.system.processes import answered
 
 _LONGEST = 300
 _READ = 2048  # of a line; the kernel's have half of that

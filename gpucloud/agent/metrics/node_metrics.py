@@ -20,8 +20,8 @@ from gpucloud.domain.node.hardware import GpuSample, HostSample, Signs, Xid, abs
 from gpucloud.domain.node.status import AttemptStatus, RunState
 from gpucloud.domain.node.use import SPAN_S, span_of
 from gpucloud.domain.variables import GPUCLOUD_METRICS_PORT
-from gpucloud.smi import NO_PARTS, mig_parts, visible
-from gpucloud.wholefile import write_whole
+from gpucloud.system.smi import NO_PARTS, mig_parts, visible
+from gpucloud.system.wholefile import write_whole
 
 PORT_VARIABLE = GPUCLOUD_METRICS_PORT
 _EVERY_S = 1.0

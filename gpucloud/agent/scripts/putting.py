@@ -33,7 +33,7 @@ from gpucloud.domain.checkpoint.layouts import Rule, checkpoints_of, find_sets, 
 from gpucloud.domain.checkpoint.manifest import Commit, Counts, Manifest, Piece
 from gpucloud.domain.checkpoint.objects import PART_BYTES
 from gpucloud.store.checkpoints import all_damaged
-from gpucloud.wholefile import read_text, write_whole
+from gpucloud.system.wholefile import read_text, write_whole
 
 _READERS = 4
 _NUMBERED = re.compile(r".*\d$")

@@ -18,7 +18,6 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 
-from gpucloud import processes
 from gpucloud.agent.attempt.composing import MARK
 from gpucloud.domain.checkpoint.directory import OURS, Listing, Signature
 from gpucloud.domain.checkpoint.layouts import TORCH_FILES
@@ -26,7 +25,8 @@ from gpucloud.domain.checkpoint.manifest import Counts, Fallback, Why
 from gpucloud.domain.node.status import UNTOLD
 from gpucloud.store import ObjectStore, get_small, open_store
 from gpucloud.store.checkpoints import Checkpoints, under
-from gpucloud.wholefile import read_text, write_whole
+from gpucloud.system import processes
+from gpucloud.system.wholefile import read_text, write_whole
 
 # The variables that tell a rank, by what started it: torchrun (accelerate, Lightning), mpirun, or ourselves.
 _OF_A_RANK = ("TORCHELASTIC_RUN_ID=", "OMPI_COMM_WORLD_RANK=", "RANK=")

@@ -23,8 +23,8 @@ from gpucloud.domain.checkpoint.layouts import Additions, Counters, Found, KeepO
 from gpucloud.domain.checkpoint.manifest import Commit, Counts, Fallback, Why
 from gpucloud.domain.errors import CredentialsError, GpucloudError, StoreError, UsageError
 from gpucloud.domain.job.spec import OnNotice
-from gpucloud.retries import Retry
 from gpucloud.store.checkpoints import Fenced
+from gpucloud.system.retries import Retry
 
 _OUTAGE = Retry(first_s=1.0, tries=6)
 _JOIN_S = 0.5

@@ -23,11 +23,11 @@ from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
 from gpucloud.domain.job.quantities import counted, format_size
 from gpucloud.domain.job.spec import CheckpointPolicy
 from gpucloud.store.directory import DirectoryStore, user_path
+from gpucloud.system.wholefile import write_whole
 from gpucloud.usecases.checkpoint import pulling
 from gpucloud.usecases.checkpoint.checkpoints import Damage, Pruner, StoredCheckpoints, of_step, restorable
 from gpucloud.usecases.checkpoint.pulling import Puller, Unpacker
 from gpucloud.usecases.jobstore.jobstore import JobStore
-from gpucloud.wholefile import write_whole
 from gpucloud.wiring import Gpucloud, KnownJob
 from gpucloud.wiring.jobs import asker_of
 

@@ -26,7 +26,7 @@ from gpucloud.domain.state.order import Until
 from gpucloud.domain.state.state import JobState, JobStatus
 from gpucloud.domain.supervision.self_driving import TAKES_OVER, USUAL_TIME
 from gpucloud.domain.supervision.snapshot import Supervising
-from gpucloud.retries import Retry
+from gpucloud.system.retries import Retry
 from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.job.start import Start, adopt
 from gpucloud.usecases.jobstore.report import JobReport

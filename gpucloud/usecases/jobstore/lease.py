@@ -12,12 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from gpucloud import processes
 from gpucloud.domain.errors import CredentialsError, GpucloudError, LeaseHeld, StoreError
 from gpucloud.domain.job.quantities import format_moment, span_of
 from gpucloud.domain.state.state import JobState, Owner
 from gpucloud.ports import Clock
 from gpucloud.store import Conflict, Stored
+from gpucloud.system import processes
 from gpucloud.usecases.jobstore.jobstore import JobStore
 
 _UNUSED_S = 3600.0

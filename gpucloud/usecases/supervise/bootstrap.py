@@ -53,7 +53,7 @@ from gpucloud.domain.node.bootstrap.wanted import Wanted
 from gpucloud.domain.node.gate.report import REFUSED as GATE_REFUSED
 from gpucloud.domain.untrusted import in_one_line
 from gpucloud.ports import Clock, Completed, DataSets, Host
-from gpucloud.processes import last_line
+from gpucloud.system.processes import last_line
 from gpucloud.usecases.services import Package
 from gpucloud.usecases.supervise.needs import refusal
 

@@ -22,7 +22,7 @@ from gpucloud.domain.supervision.membership import is_gone, members_of, part_of
 from gpucloud.domain.supervision.snapshot import Homecoming, NodeSnapshot, Readiness, Snapshot
 from gpucloud.domain.untrusted import KEPT_OUTPUT_BYTES, STATUS_BYTES
 from gpucloud.ports import Brought, Host, Outputs, Shell
-from gpucloud.retries import Retry
+from gpucloud.system.retries import Retry
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.money.sundries import SundryLedger
 from gpucloud.usecases.services import Services, Watcher

@@ -24,7 +24,7 @@ from gpucloud.domain.supervision.membership import time_left
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.snapshot import OUTSIDE, Goal, Snapshot, Supervising, goal_of
 from gpucloud.domain.untrusted import masked, words_of
-from gpucloud.retries import Retry
+from gpucloud.system.retries import Retry
 from gpucloud.usecases.jobstore.lease import Lease, StoreClock, take
 from gpucloud.usecases.jobstore.orders import Given, Orders
 from gpucloud.usecases.money.spend import SpendTracker

@@ -10,7 +10,6 @@ from pathlib import Path
 import boto3
 import pytest
 
-from gpucloud import processes
 from gpucloud.adapters.aws.machine import HostKeys, user_data
 from gpucloud.adapters.ssh.keys import generate_key
 from gpucloud.adapters.ssh.shell import SshShell
@@ -18,6 +17,7 @@ from gpucloud.domain.job.spec import Market
 from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.offer import Pool
 from gpucloud.store.s3 import S3Store
+from gpucloud.system import processes
 from tests.lab.aws import Lab
 from tests.lab.aws.machines import Machines, Role
 from tests.running import words_of

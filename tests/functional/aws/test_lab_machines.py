@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud import processes
 from gpucloud.adapters.packaging import package_zip
 from gpucloud.adapters.ssh.keys import generate_key
 from gpucloud.adapters.ssh.shell import SshShell
@@ -23,6 +22,7 @@ from gpucloud.domain.node.bootstrap.facts import ship
 from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.node.status import Desired, Launch, Stop, desired_to_json
 from gpucloud.domain.offer import Pool
+from gpucloud.system import processes
 from tests.lab.aws.machines import Address, Machines, Role
 from tests.standins.bare_aws import bare_aws, instance_role
 

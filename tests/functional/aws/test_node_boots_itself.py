@@ -19,7 +19,6 @@ from typing import Any, cast
 import boto3
 import pytest
 
-from gpucloud import processes
 from gpucloud.adapters.aws.machine import user_data
 from gpucloud.adapters.jobfile import read_job
 from gpucloud.adapters.packaging import package_zip
@@ -32,8 +31,9 @@ from gpucloud.domain.node.bootstrap.wanted import Wanted
 from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.offer import Pool
 from gpucloud.ports import Host
-from gpucloud.retries import SystemClock
 from gpucloud.store.s3 import S3Store
+from gpucloud.system import processes
+from gpucloud.system.retries import SystemClock
 from gpucloud.usecases.services import Package, SelfBoot, Services
 from gpucloud.usecases.supervise.agents import NodeRecords
 from gpucloud.usecases.supervise.bootstrap import Bootstrapped, bootstrap

@@ -35,7 +35,7 @@ from gpucloud.adapters.aws.nodes.listing import (
 )
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.errors import ProvisionError
-from gpucloud.retries import Retry
+from gpucloud.system.retries import Retry
 
 _NOTHING = {"MinSize": 0, "MaxSize": 0, "DesiredCapacity": 0}
 _AGAIN = timedelta(minutes=5)

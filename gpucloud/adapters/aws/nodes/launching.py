@@ -20,7 +20,7 @@ from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.node.node import Fault, Refusal
 from gpucloud.domain.offer import EfaLayout, Pool
-from gpucloud.retries import Retry
+from gpucloud.system.retries import Retry
 
 # The call is newer than some endpoints, policies and versions of botocore.
 _NO_SUCH_CALL = ("InvalidAction", "UnknownOperation", "UnknownOperationException", "UnsupportedOperation")

@@ -27,7 +27,7 @@ from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.node.node import GroupView
 from gpucloud.domain.offer import EfaLayout, Pool
-from gpucloud.retries import Retry
+from gpucloud.system.retries import Retry
 
 _LAG = Retry(first_s=0.5, tries=5)  # an older answer than one before it is one of some seconds ago
 

@@ -18,7 +18,7 @@ from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.errors import CredentialsError, ProvisionError
 from gpucloud.domain.market.catalog import Catalog, Machine, PriceList, Scores, SpotList
 from gpucloud.domain.offer import Pool, PricePoint
-from gpucloud.wholefile import write_whole
+from gpucloud.system.wholefile import write_whole
 
 _PRICE_LISTS = {"aws": "us-east-1", "aws-cn": "cn-northwest-1", "aws-us-gov": "us-east-1"}
 """Where AWS answers for prices; the service is in a few regions only."""

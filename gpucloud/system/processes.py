@@ -375,6 +375,6 @@ def user_name() -> str:
 
 def import_path() -> dict[str, str]:
     """Return PYTHONPATH where this package is not installed, else nothing."""
-    parent = Path(__file__).resolve().parent.parent
+    parent = Path(__file__).resolve().parents[2]
     installed = {Path(sysconfig.get_path(scheme)).resolve() for scheme in ("purelib", "platlib")}
     return {} if parent in installed else {"PYTHONPATH": str(parent)}

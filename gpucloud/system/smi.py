@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 from gpucloud.domain.node.hardware import Gpu, GpuProcess
 from gpucloud.domain.variables import GPUCLOUD_STAND_IN_GPUS
-from gpucloud.processes import answered
+from gpucloud.system.processes import answered
 
 _STAND_IN = GPUCLOUD_STAND_IN_GPUS
 _TIMEOUT_S = 60.0  # the first answer of eight GPUs that no service holds open takes half a minute on a good machine
