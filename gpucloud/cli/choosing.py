@@ -45,6 +45,15 @@ OnDemandPrice = Annotated[
         help="What your machine costs an hour on demand; on AWS the catalog's price, else the recorded one's.",
     ),
 ]
+RestartTime = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        "--restart",
+        metavar="TIME",
+        help="From a launch to the first step; as long as `plan` takes it to be if left out: 10min, on the embedded"
+        " fleet 15s.",
+    ),
+]
 Plotted = Annotated[
     Optional[Path],  # noqa: UP045
     typer.Option(metavar="FILE", help="Draw the costs, or with --sweep costs against deadlines: .png or .svg."),
@@ -80,8 +89,10 @@ def simulate(  # noqa: PLR0913, PLR0917  each is an option
     deadline: Deadline = None,
     budget: Budget = None,
     price: OnDemandPrice = None,
-    restart: Annotated[str, typer.Option(metavar="TIME", help="From a launch to the first step.")] = "10min",
-    notice: Annotated[bool, typer.Option(help="Machines are interrupted with two minutes' notice.")] = True,
+    restart: RestartTime = None,
+    notice: Annotated[
+        bool, typer.Option(help="Machines are interrupted with notice, of two minutes in a cloud.")
+    ] = True,
     windows: Annotated[int, typer.Option(min=1, max=10000, help="How often the job is replayed.")] = 100,
     seed: Annotated[int, typer.Option(min=0, help="Where the random moments of submission start.")] = 0,
     sweep: Annotated[bool, typer.Option("--sweep", help="Other deadlines too, from the tightest possible.")] = False,

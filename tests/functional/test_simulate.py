@@ -35,10 +35,10 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def simulate(monkeypatch, capsys):
+def answers(monkeypatch, capsys):
     def said(*words):
         """Return the exit code, the answer and the story."""
-        monkeypatch.setattr("sys.argv", ["gpucloud", "simulate", *words])
+        monkeypatch.setattr("sys.argv", ["gpucloud", *words])
         with pytest.raises(SystemExit) as left:
             main()
         told = capsys.readouterr()
@@ -47,12 +47,18 @@ def simulate(monkeypatch, capsys):
     return said
 
 
+@pytest.fixture
+def simulate(answers):
+    """Rehearse with starts of a cloud, where no others are named."""
+    return lambda *words: answers("simulate", *words, *([] if "--restart" in words else ["--restart", "10min"]))
+
+
 def test_a_job_is_rehearsed_in_its_own_regions(simulate):
     code, answer, story = simulate("train.yaml", "--policy", "uniform", "--policy", "on_demand", *QUICK)
     assert (code, story) == (0, "")
     lines = answer.splitlines()
     assert lines[0] == "vision: 48 h of work within 60 h, for 160.00 USD at the most on 1 × p3.2xlarge (1 × V100)"
-    assert lines[1] == "a restart takes 10 min; an interruption undoes the 2 min of its notice"
+    assert lines[1] == "a restart takes 10 min (--restart); an interruption undoes the 2 min of its notice"
     assert lines[2].startswith("market p3.2xlarge-2023-02: launches tried every 195 s on AWS, 2023-02-16, 44 d 20 h;")
     uniform, on_demand = (line.split() for line in lines[6:8])
     assert (uniform[:3], float(uniform[3]) < 100) == (["us-west-2", "(3)", "uniform"], True)
@@ -107,6 +113,34 @@ def test_options_stand_for_what_the_file_says_and_for_another_machine(simulate):
     (market,) = json.loads(answer)["markets"]
     assert market["on_demand_usd_per_hour"] == "55.04"
     assert market["results"][0]["mean_usd"] == "225.66"  # 4.1 h
+
+
+LOCAL = "48 h of work and two starts (30 s each) take 48h 1min; the deadline is after 48 h"
+AWS = "48 h of work and two starts (12 min each) take 48h 24min; the deadline is after 48 h"
+OTHERS = ", or --restart with how long yours take from a launch to the first step, "
+
+
+@pytest.mark.parametrize(
+    ("job", "refused", "taken"),
+    [(JOB.replace(", market: auto, regions: [us-west-2]", ""), LOCAL, "15 s"), (AWS_JOB, AWS, "10 min")],
+)
+def test_a_rehearsal_takes_starts_to_be_as_long_as_a_plan_does(answers, folder, monkeypatch, job, refused, taken):
+    monkeypatch.setenv("AWS_REGION", "us-west-2")
+    (folder / "train.yaml").write_text(job.replace("deadline: 60h", "deadline: 48h"))
+    rehearsed = answers("simulate", "train.yaml")
+    assert rehearsed[0] == 2
+    if job is not AWS_JOB:  # whose plan asks AWS first
+        assert f"two starts ({refused.split('(')[1].split(')')[0]}, with the work" in answers("plan", "train.yaml")[2]
+    assert rehearsed[2].splitlines()[-2] == f"error: {refused}"
+    assert rehearsed[2].endswith(f"{OTHERS}{taken} here\n")
+
+
+def test_a_job_on_the_embedded_fleet_is_rehearsed_with_the_starts_of_its_plan(answers):
+    words = ("train.yaml", "--policy", "on_demand", "--json", *QUICK)
+    own = json.loads(answers("simulate", *words)[1])
+    assert (own["restart_s"], own["notice_s"]) == (15.0, 15.0)
+    others = json.loads(answers("simulate", *words, "--restart", "10min")[1])
+    assert (others["restart_s"], others["notice_s"]) == (600.0, 120.0)
 
 
 def test_a_job_on_aws_is_priced_by_the_catalog(simulate, folder, monkeypatch):
@@ -213,13 +247,16 @@ def test_the_markets_are_listed_with_their_figures_and_licences(simulate):
     [
         (
             ("--deadline", "48h"),
-            "error: 48 h of work and two starts (12 min each) take 48.4 h; the deadline is after 48 h\n"
-            "hint: deadline: 48h 29min\n",
+            "error: 48 h of work and two starts (12 min each) take 48h 24min; the deadline is after 48 h\n"
+            "hint: deadline: 48h 29min, or --restart with how long yours take from a launch to the first step,"
+            " 10 min here\n",
         ),
         (
             ("--budget", "100USD"),
             "error: 48 h of work on 1 × p3.2xlarge (1 × V100) need 147.68 USD to be finished on demand whatever"
-            " happens; the budget is 100.00 USD\nhint: budget: 147.68 USD, or --price",
+            " happens; the budget is 100.00 USD\nhint: budget: 147.68 USD, --price with"
+            " what your machine costs an hour on demand, or --restart with how long yours take from a launch to the"
+            " first step, 10 min here\n",
         ),
         (
             ("--recording", "p3-2xlarge-2023"),
@@ -294,7 +331,7 @@ def test_a_script_that_saves_nothing_is_rehearsed_from_its_beginning(simulate, f
     assert usd[1] > 1.5 * usd[0]
     assert (kept["save_s"], anew["save_s"], anew["notice_s"]) == (600.0, None, None)
     _, answer, _ = simulate(*words, *QUICK)
-    assert "a restart takes 10 min; it saves nothing: whenever its machines go, it begins anew" in answer
+    assert "a restart takes 10 min (--restart); it saves nothing: whenever its machines go, it begins anew" in answer
 
 
 def test_what_checkpoints_cost_in_s3_is_said_as_in_a_plan(simulate, folder, monkeypatch):

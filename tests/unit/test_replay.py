@@ -17,13 +17,12 @@ import pytest
 from gpucloud.adapters.markets import PackagedMarkets
 from gpucloud.cli.choosing import simulate
 from gpucloud.domain.checkpoint.protection import Saving
-from gpucloud.domain.job.quantities import parse_span
 from gpucloud.domain.job.spec import CheckpointDirectory, CheckpointPolicy, OnNotice, Policy
 from gpucloud.domain.market.outcome import ON_DEMAND, Lifetime
 from gpucloud.domain.market.policies import Choice, Mode, Task
 from gpucloud.domain.market.policy import decide
 from gpucloud.domain.market.recordings import timeline, zone_set
-from gpucloud.domain.market.scenario import USUAL, Recovery, recovery_of, restart_within
+from gpucloud.domain.market.scenario import NOTICE, USUAL, Recovery, recovery_of, recovery_within, restart_within
 from gpucloud.domain.market.simulation import bill_usd, charges, replay
 from gpucloud.domain.money.ledger import total
 from gpucloud.domain.node.node import EndCause
@@ -154,7 +153,7 @@ def test_a_script_that_saves_by_itself_loses_by_either_what_it_had_not_saved():
     ],
 )
 def test_how_a_script_saves_says_what_an_interruption_undoes(saving, policy, notice, found):
-    recovery = recovery_of(timedelta(minutes=10), saving, CheckpointPolicy(**policy), notice=notice)
+    recovery = recovery_of(timedelta(minutes=10), saving, CheckpointPolicy(**policy), notice=NOTICE if notice else None)
     assert (recovery.notice_s, recovery.save_s, recovery.saves_when_asked) == found
     assert (recovery.restart_s, recovery.handover_s) == (600.0, 180.0)
 
@@ -163,9 +162,17 @@ def test_a_changeover_of_a_plan_is_the_restart_of_a_rehearsal_and_a_notice():
     restart = restart_within(Limits().changeover)
     assert restart == timedelta(minutes=10)
     assert recovery_of(restart, Saving.RESUME, CheckpointPolicy()) == USUAL
+    assert recovery_within(Limits().changeover, Saving.RESUME, CheckpointPolicy()) == USUAL
     assert USUAL.changeover_s == Limits().changeover.total_seconds()
-    asked = inspect.signature(simulate).parameters["restart"].default
-    assert parse_span(asked) == restart
+    assert inspect.signature(simulate).parameters["restart"].default is None
+
+
+@pytest.mark.parametrize("seconds", [30, 120, 239, 240, 720])
+def test_a_rehearsal_without_another_restart_has_the_changeover_of_its_cloud(seconds):
+    recovery = recovery_within(timedelta(seconds=seconds), Saving.RESUME, CheckpointPolicy())
+    assert recovery.changeover_s == seconds
+    unwarned = recovery_within(timedelta(seconds=seconds), Saving.RESUME, CheckpointPolicy(), notice=False)
+    assert (unwarned.restart_s, unwarned.notice_s) == (recovery.restart_s, None)
 
 
 def test_a_machine_that_is_taken_after_its_first_hour_is_charged():

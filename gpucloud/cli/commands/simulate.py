@@ -21,7 +21,7 @@ from gpucloud.cli.render.simulations import (
     zones_named,
 )
 from gpucloud.cli.render.words import say_json, say_words, tell
-from gpucloud.cli.target import read_target
+from gpucloud.cli.target import Target, read_target
 from gpucloud.domain.checkpoint.protection import Saving
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.quantities import format_usd, parse_span, parse_usd
@@ -30,7 +30,14 @@ from gpucloud.domain.market.catalog import aged
 from gpucloud.domain.market.outcome import Stored, saves_of, stored_of
 from gpucloud.domain.market.plan import fitting
 from gpucloud.domain.market.recordings import RecordedMarket, RecordedZone, recorded_beside, zone_set
-from gpucloud.domain.market.scenario import Scenario, deadlines, recovery_of
+from gpucloud.domain.market.scenario import (
+    NOTICE,
+    Recovery,
+    Scenario,
+    deadlines,
+    recovery_of,
+    recovery_within,
+)
 from gpucloud.domain.market.simulation import recordings
 from gpucloud.domain.market.sizing import work_of
 from gpucloud.domain.money.ledger import PLAIN_TERMS, Rates, Terms, with_extras
@@ -54,7 +61,7 @@ class Asked:
     deadline: str | None = None
     budget: str | None = None
     price: str | None = None
-    restart: str
+    restart: str | None = None
     notice: bool
     windows: int
     seed: int
@@ -91,7 +98,7 @@ def rehearse(target: str | None, asked: Asked, *, as_json: bool) -> int:
     file = read_target(cloud, target)
     priced = _priced(cloud, file.job, asked)
     saving = how_it_saves(file.job).saving
-    scenario = _scenario(file.job, file.file, asked, priced, saving)
+    scenario = _scenario(cloud, file, asked, priced, saving)
     plot = None if asked.plot is None else plot_into(asked.plot)
     known = recorded_markets()
     every = [known.market(name) for name in known.names()]
@@ -122,15 +129,18 @@ def list_markets(*, as_json: bool) -> int:
     return 0
 
 
-def _scenario(job: Job, file: Path, asked: Asked, priced: _Priced, saving: Saving) -> Scenario:
+def _scenario(cloud: Gpucloud, target: Target, asked: Asked, priced: _Priced, saving: Saving) -> Scenario:
+    job = target.job
     work = _read(parse_span, "--work", asked.work) or job.work or priced.work
     deadline = _read(parse_span, "--deadline", asked.deadline) or job.deadline
     restart = _read(parse_span, "--restart", asked.restart)
     if work is None:
-        raise UsageError(f"{file} does not say how much work the job is", hint="`work: 48h` there, or --work 48h")
+        raise UsageError(
+            f"{target.file} does not say how much work the job is", hint="`work: 48h` there, or --work 48h"
+        )
     if deadline is None and asked.policies and not asked.sweep:
         raise UsageError("without a deadline no policy is asked", hint="--deadline 60h, or --sweep, for --policy")
-    if restart is None or restart < _SHORTEST:
+    if restart is not None and restart < _SHORTEST:
         raise UsageError("--restart: a machine takes longer than a minute to start", hint="--restart 10min")
     return Scenario(
         work=work,
@@ -138,10 +148,21 @@ def _scenario(job: Job, file: Path, asked: Asked, priced: _Priced, saving: Savin
         budget_usd=_read(parse_usd, "--budget", asked.budget) or job.budget_usd,
         nodes=job.resources.nodes,
         least_nodes=job.resources.least_nodes,
-        recovery=recovery_of(restart, saving, job.checkpoint, notice=asked.notice),
+        recovery=_recovery(cloud, job, restart, saving, notice=asked.notice),
         terms=priced.terms,
         checkpoint_none=job.checkpoint.none,
     )
+
+
+def _recovery(cloud: Gpucloud, job: Job, restart: timedelta | None, saving: Saving, *, notice: bool) -> Recovery:
+    """Return what machines that go cost the script: starts are as long as a plan takes them to be on the job's cloud.
+
+    Those of a `restart` that is asked for are another cloud's, with AWS's notice.
+    """
+    if restart is None:
+        changeover = cloud.cloud(job).cloud_profile.rules.limits.changeover
+        return recovery_within(changeover, saving, job.checkpoint, notice=notice)
+    return recovery_of(restart, saving, job.checkpoint, notice=NOTICE if notice else None)
 
 
 def _priced(cloud: Gpucloud, job: Job, asked: Asked) -> _Priced:

@@ -49,7 +49,7 @@ def simulation_text(job: str, scenario: Scenario, done: Simulation) -> str:
     recovery, market = scenario.recovery, done.market
     lines = [
         f"{title(job, scenario)} on {scenario.nodes} × {market.machine}{_fewer(scenario)}",
-        f"a restart takes {_span(recovery.restart_s)}; {_lost(recovery)}",
+        f"a restart takes {_span(recovery.restart_s)} (--restart); {_lost(recovery)}",
         f"market {market.name}: {market.about}, {_recorded(market)}, {format_span(market.length)};"
         f" {format_usd(market.on_demand_usd_per_hour)} an hour on demand,"
         f" spot prices {'recorded' if market.prices_recorded else 'assumed'}",

@@ -77,8 +77,9 @@ def refuse_what_cannot_be_kept(scenario: Scenario, market: RecordedMarket, zones
     if scenario.deadline < least_span:
         raise PlanRefused(
             f"{work} and two starts ({format_span(timedelta(seconds=task.changeover_s))} each) take"
-            f" {format_hours(least_span)}; the deadline is after {format_hours(scenario.deadline)}",
-            hint=f"deadline: {written_span(timedelta(seconds=advised_span_s(least_span.total_seconds())))}",
+            f" {written_span(least_span)}; the deadline is after {format_hours(scenario.deadline)}",
+            hint=f"deadline: {written_span(timedelta(seconds=advised_span_s(least_span.total_seconds())))},"
+            f" or {_another_restart(scenario)}",
         )
     spot_usd = min(price for zone in zones for _, price in zone.prices) + scenario.terms.extras_usd_per_hour
     rounding_usd = scenario.budget_usd - scenario.spendable_usd(market)
@@ -87,8 +88,14 @@ def refuse_what_cannot_be_kept(scenario: Scenario, market: RecordedMarket, zones
         raise PlanRefused(
             f"{work} on {scenario.nodes} × {market.machine} need {format_usd(least_usd)} to be finished on demand"
             f" whatever happens; the budget is {format_usd(scenario.budget_usd)}",
-            hint=f"budget: {least_usd} USD, or --price with what your machine costs an hour on demand",
+            hint=f"budget: {least_usd} USD, --price with what your machine costs an hour on demand,"
+            f" or {_another_restart(scenario)}",
         )
+
+
+def _another_restart(scenario: Scenario) -> str:
+    taken = format_span(timedelta(seconds=scenario.recovery.restart_s))
+    return f"--restart with how long yours take from a launch to the first step, {taken} here"
 
 
 def starts(market: RecordedMarket, followed: timedelta, count: int, seed: int) -> tuple[int, ...]:
@@ -123,7 +130,8 @@ def deadlines(scenario: Scenario, market: RecordedMarket) -> tuple[timedelta, ..
 
 
 _HANDOVER = timedelta(minutes=3)  # from the last save on the old machines to the first step on new ones that are ready
-_NOTICE = timedelta(minutes=2)  # AWS's
+NOTICE = timedelta(minutes=2)
+"""AWS's."""
 _SAVE = timedelta(minutes=10)  # between saves, where nobody says
 
 
@@ -155,7 +163,7 @@ class Recovery:
         """
         if self.notice_s is not None:
             return self.restart_s + self.notice_s
-        return self.restart_s + (_NOTICE.total_seconds() if self.begins_anew else self.save_s)
+        return self.restart_s + (NOTICE.total_seconds() if self.begins_anew else self.save_s)
 
     def lost_s(self, worked_s: float) -> float:
         """Return how much an interruption undoes of the work done since the last start."""
@@ -166,11 +174,13 @@ class Recovery:
         return 0.0 if self.saves_when_asked else worked_s % self.save_s
 
 
-def recovery_of(restart: timedelta, saving: Saving, policy: CheckpointPolicy, *, notice: bool = True) -> Recovery:
+def recovery_of(
+    restart: timedelta, saving: Saving, policy: CheckpointPolicy, *, notice: timedelta | None = NOTICE
+) -> Recovery:
     """Return what launches and interruptions cost a script that saves so; one of which nobody knows is taken to save.
 
-    `notice`: whether the cloud gives one. A script that saves by itself makes use of it with `on_notice` alone; how
-    often it saves is not known beforehand.
+    `notice`: how long before the cloud tells of an interruption, None where it does not. A script that saves by itself
+    makes use of it with `on_notice` alone; how often it saves is not known beforehand.
     """
     kept = policy.directory
     told = saving not in NEVER and (saving is not Saving.DIRECTORY or _is_told(policy))
@@ -178,15 +188,23 @@ def recovery_of(restart: timedelta, saving: Saving, policy: CheckpointPolicy, *,
     return Recovery(
         restart_s=restart.total_seconds(),
         handover_s=min(restart, _HANDOVER).total_seconds(),
-        notice_s=_NOTICE.total_seconds() if notice and told else None,
+        notice_s=notice.total_seconds() if notice is not None and told else None,
         save_s=math.inf if saving in NEVER else save.total_seconds(),
         saves_when_asked=told,
     )
 
 
+def recovery_within(
+    changeover: timedelta, saving: Saving, policy: CheckpointPolicy, *, notice: bool = True
+) -> Recovery:
+    """Return the same for a cloud whose changeover is so long: a restart, and what a notice undoes."""
+    restart = restart_within(changeover)
+    return recovery_of(restart, saving, policy, notice=changeover - restart if notice else None)
+
+
 def restart_within(changeover: timedelta) -> timedelta:
     """Return what is left for a restart of a changeover that has in it what a notice undoes."""
-    return changeover - min(_NOTICE, changeover / 2)
+    return changeover - min(NOTICE, changeover / 2)
 
 
 def _is_told(policy: CheckpointPolicy) -> bool:

@@ -25,7 +25,7 @@ from gpucloud.domain.market.plan import Plan, fitting, make_plan, quota_too_smal
 from gpucloud.domain.market.policies import Task
 from gpucloud.domain.market.policy import least_span_s
 from gpucloud.domain.market.recordings import RecordedMarket
-from gpucloud.domain.market.scenario import recovery_of, restart_within
+from gpucloud.domain.market.scenario import recovery_within, restart_within
 from gpucloud.domain.market.sizing import Work, work_of
 from gpucloud.domain.money.costs import remark
 from gpucloud.domain.money.ledger import Terms, with_extras
@@ -231,7 +231,7 @@ def _stage_of(job: Job, offers: tuple[Offer, ...], needs: Needs, terms: Terms, s
         on_demand_usd_per_hour=Decimal(str(task_of(job, needs).on_demand_usd_per_hour)) - extras_usd,
         terms=terms.of(offer.pool.instance_type),
         fallback=needs.fallback is not None,
-        recovery=recovery_of(restart_within(needs.changeover), saving, job.checkpoint),
+        recovery=recovery_within(needs.changeover, saving, job.checkpoint),
     )
 
 
