@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from gpucloud.adapters.aws.account import AwsAccount
     from gpucloud.adapters.aws.census import AwsCensus, CostExplorer
     from gpucloud.adapters.aws.nodes.group import AwsNodeGroup
+    from gpucloud.adapters.aws.policy import PrintedPolicies
     from gpucloud.adapters.aws.prices.market import AwsMarket, ListedMarket
-    from gpucloud.adapters.aws.printed import PrintedPolicies
     from gpucloud.adapters.aws.provision import AwsProvisioner
     from gpucloud.adapters.aws.session import Aws
     from gpucloud.domain.market.catalog import Caller
@@ -171,7 +171,7 @@ class AwsCloud:
 
     def policies(self, *, account: str | None = None, region: str | None = None) -> PrintedPolicies:
         """Return what prints IAM policies: for the caller's account unless one is named."""
-        from gpucloud.adapters.aws.printed import PrintedPolicies
+        from gpucloud.adapters.aws.policy import PrintedPolicies
 
         return PrintedPolicies(
             self._choices,

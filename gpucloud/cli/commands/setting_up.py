@@ -24,7 +24,7 @@ from gpucloud.usecases.services import cluster_of
 from gpucloud.wiring import Gpucloud, install_pipeline, job_schema, job_templates, sample_job, template_job
 
 if TYPE_CHECKING:
-    from gpucloud.adapters.aws.printed import PrintedPolicies
+    from gpucloud.adapters.aws.policy import PrintedPolicies
     from gpucloud.wiring.aws import AwsCloud
 
 
