@@ -23,7 +23,7 @@ import torch
 
 from gpucloud import resume
 from gpucloud.domain.errors import UsageError
-from gpucloud.frameworks.handed import Handed
+from gpucloud.frameworks import Handed
 
 
 class Checkpointer:

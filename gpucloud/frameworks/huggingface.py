@@ -29,7 +29,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from gpucloud import resume
 from gpucloud.domain.errors import UsageError
 from gpucloud.frameworks import keeps_by_itself
-from gpucloud.frameworks.prepared import Prepared
+from gpucloud.frameworks.accelerate import Prepared
 from gpucloud.resume.ranks import Ranks
 
 _Trainer = TypeVar("_Trainer")

@@ -24,8 +24,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from gpucloud import resume
 from gpucloud.domain.errors import UsageError
-from gpucloud.frameworks import keeps_by_itself
-from gpucloud.frameworks.handed import Handed
+from gpucloud.frameworks import Handed, keeps_by_itself
 
 
 class Resumable(Callback):  # type: ignore[misc]  # of a package that mypy does not look into
