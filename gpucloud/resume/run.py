@@ -31,10 +31,10 @@ from gpucloud.resume.save.writer import Writer
 from gpucloud.resume.settings import Settings, read_settings, surroundings, tuned
 from gpucloud.resume.sources import source_of
 from gpucloud.resume.state import randomness
+from gpucloud.resume.state.modules import rebuckets
 from gpucloud.resume.state.randomness import Draws
 from gpucloud.resume.state.stages import module_of, share_of
 from gpucloud.resume.state.state import TrainingState
-from gpucloud.resume.state.traits import rebuckets
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
 

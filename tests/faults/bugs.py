@@ -657,7 +657,7 @@ def other_order_is_exact(original: Any) -> Any:
     return load_state_dict
 
 
-@seeded("resume.state.traits:rebuckets", *_STATE_TESTS)
+@seeded("resume.state.modules:rebuckets", *_STATE_TESTS)
 def deep_ddp_overlooked(original: Any) -> Any:
     """Only a DDP that is the model itself makes its steps in vain."""
 
@@ -684,7 +684,7 @@ def evaluation_draws_for_training(original: Any) -> Any:
     return lambda self, first_of_epoch: None
 
 
-@seeded("resume.state.traits:Traits.put_back", *_SCRIPT_TESTS)
+@seeded("resume.state.modules:Traits.put_back", *_SCRIPT_TESTS)
 def frozen_layers_thaw(original: Any) -> Any:
     """What the script froze as it trained is trained again after a resume."""
     return lambda self, changed: None

@@ -14,8 +14,8 @@ from gpucloud.domain.errors import UsageError
 from gpucloud.resume.reading import Contents, Held, content, whole_of
 from gpucloud.resume.restoring import parts_needed
 from gpucloud.resume.save.capture import Capture
+from gpucloud.resume.state.modules import parameter_names, plain
 from gpucloud.resume.state.state import TrainingState
-from gpucloud.resume.state.traits import parameter_names, plain
 from gpucloud.resume.state.tree import NAMES, Layout, tensor_at
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints

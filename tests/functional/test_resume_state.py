@@ -18,7 +18,7 @@ from gpucloud.domain.errors import UsageError
 from gpucloud.resume.attempt import SAVED_AND_LEFT
 from gpucloud.resume.settings import promised, surroundings, tuned
 from gpucloud.resume.state import generators, randomness
-from gpucloud.resume.state.traits import rebuckets
+from gpucloud.resume.state.modules import rebuckets
 from gpucloud.resume.state.tree import decode, encode, laid_out, strides_of
 from tests.functional.resuming import begin, job
 

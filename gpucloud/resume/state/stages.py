@@ -12,7 +12,7 @@ import torch
 
 from gpucloud.domain.errors import UsageError
 from gpucloud.resume.state import randomness
-from gpucloud.resume.state.traits import replicated
+from gpucloud.resume.state.modules import replicated
 
 _PIPELINING = "torch.distributed.pipelining.stage"
 Places = Mapping[str, tuple[int, int]]

@@ -17,7 +17,22 @@ import torch
 
 from gpucloud.domain.checkpoint.chunks import OWN, STAGES
 from gpucloud.domain.errors import UsageError
-from gpucloud.resume.state.modules import Homes, load, own_buffers, plain_entries, tied, weights_of
+from gpucloud.resume.state.modules import (
+    GroupsLater,
+    Homes,
+    Traits,
+    by_name,
+    fixed,
+    in_order,
+    is_frozen,
+    load,
+    own_buffers,
+    parameter_names,
+    plain_entries,
+    replicated,
+    tied,
+    weights_of,
+)
 from gpucloud.resume.state.randomness import Generator, is_generator, own_generator
 from gpucloud.resume.state.stages import (
     Places,
@@ -26,16 +41,6 @@ from gpucloud.resume.state.stages import (
     place_of,
     require_known,
     stage_of,
-)
-from gpucloud.resume.state.traits import (
-    GroupsLater,
-    Traits,
-    by_name,
-    fixed,
-    in_order,
-    is_frozen,
-    parameter_names,
-    replicated,
 )
 from gpucloud.resume.state.tree import (
     REPLICATED,
