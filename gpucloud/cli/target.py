@@ -14,7 +14,7 @@ from gpucloud.cli.render.words import tell
 from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.job.spec import Cloud, Job
 from gpucloud.domain.node.node import Node, NodeState
-from gpucloud.domain.state.order import is_closed, is_finished, run_of
+from gpucloud.domain.state.order import is_finished, run_of
 from gpucloud.usecases.jobstore.orders import current_run, require_own, sha256_of
 from gpucloud.usecases.jobstore.report import JobReport, with_forecast
 from gpucloud.wiring import Gpucloud, KnownJob
@@ -108,7 +108,7 @@ def what_a_start_finds(cloud: Gpucloud, read: Target, *, offline: bool) -> str |
         return f"warning: `gpucloud train` is refused: {refused.message}{hint}"
     except GpucloudError:  # what it finds is for the start to say
         return None
-    if found is None or is_closed(found.given.order, found.state) or is_finished(found.state):
+    if found is None or is_finished(found.state):
         return None
     stands = "is unfinished" if not found.state.status.ended else f"has {found.state.status.value}"
     after = f" after {found.state.checkpoint}" if found.state.checkpoint is not None else ""

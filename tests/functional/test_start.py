@@ -81,7 +81,7 @@ def test_the_first_start_makes_the_run(starter):
     ("reason", "changes", "keep", "name"),
     [
         (ExitReason.SUCCEEDED, {"torn_down": True}, False, "digits-2"),
-        (ExitReason.USER_ERROR, {"torn_down": True, "attempts": (opened("a"),)}, False, "digits-2"),
+        (ExitReason.USER_ERROR, {"torn_down": True, "attempts": (opened("a"),)}, False, "digits"),
         (ExitReason.USER_ERROR, {"torn_down": True}, False, "digits"),  # its setup failed: nothing has run
         (ExitReason.SUCCEEDED, {}, True, "digits-2"),
         (ExitReason.SUCCEEDED, {}, False, "digits"),

@@ -369,10 +369,9 @@ def test_an_attempt_that_ended_on_machines_that_all_live_has_failed_by_itself():
     assert (
         "attempt 1 has ended: its script has failed; nothing trains on its 2 machines;"
         " all is off by itself at 12:30:00 UTC\nsee why: gpucloud logs live\n"
-        "gpucloud train live ends this run as failed; the next one is a new run\n" in report_text(both)
+        "gpucloud train live ends it as failed; given once more, it goes on from the beginning\n" in report_text(both)
     )
-    unused = "a new run from step 0 (the checkpoint at step 4 is not used), unless machines are held for it"
-    assert unused in report_text(replace(both, checkpoint=SAVED))
+    assert "given once more, it goes on from step 4\n" in report_text(replace(both, checkpoint=SAVED))
     assert "1        2      1–385  its ranks have ended  20 s" in report_text(both)
     assert headline(both).splitlines()[0] == "live: its script has failed, nobody supervises, attempt 1"
     barred = told(up("a", FAILED), up("b", part(1, Outcome.BARRED)))

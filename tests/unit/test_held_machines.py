@@ -38,6 +38,7 @@ FAILED = state(
     attempts=(replace(opened("a", "b"), reason=ExitReason.USER_ERROR),),
 )
 HELD_UNTIL = NOW + timedelta(minutes=3)
+MENDED = r"small failed at .*: it goes on from step 4 with the script as it is now \(`--again` begins a new run\)\n"
 
 
 def decided(failed: JobState = FAILED, armed: datetime | None = HELD_UNTIL, **goal: object) -> object:
@@ -174,7 +175,7 @@ def other_machines(outside: Outside) -> None:
 
 
 @pytest.mark.parametrize("change", [later, other_machines])
-def test_a_train_that_cannot_use_them_tears_them_down_and_is_a_new_run(
+def test_a_train_that_cannot_use_them_tears_them_down_and_goes_on_with_others(
     outside: Outside, change: Callable[[Outside], None]
 ) -> None:
     give(outside, "train", "small.yaml")
@@ -183,13 +184,47 @@ def test_a_train_that_cannot_use_them_tears_them_down_and_is_a_new_run(
     new = give(outside, "train", "small.yaml")
     before = stored(outside)
     assert before is not None
-    assert before.torn_down, new.stderr
     assert "the machines of small wait no longer for a mended script" in new.stderr
+    assert re.search(MENDED, new.stderr), new.stderr
+    assert len(before.attempts) == 2, new.stderr
+    if outside.job.budget_usd != 1:
+        assert "budget: 1.00 USD → 9.00 USD" in new.stderr
+    assert stored(outside, f"{JOB}-2") is None
+
+
+@pytest.mark.parametrize("change", [later, lambda outside: None])
+def test_again_begins_a_new_run_whether_machines_are_held_or_not(
+    outside: Outside, change: Callable[[Outside], None]
+) -> None:
+    give(outside, "train", "small.yaml")
+    outside.fleet.training = Training()
+    change(outside)
+    new = give(outside, "train", "small.yaml", "--again")
+    before, after = stored(outside), stored(outside, f"{JOB}-2")
+    assert before is not None
+    assert after is not None, new.stderr
+    assert (before.status, before.torn_down, len(before.attempts)) == (JobStatus.FAILED, True, 1)
     assert re.search(
         r"small failed at .*: this starts small-2, a new run from step 0 \(the checkpoint at step 4 is not used\)\n",
         new.stderr,
     )
-    assert stored(outside, f"{JOB}-2") is not None, new.stderr
+
+
+def test_a_run_whose_script_failed_goes_on_from_its_checkpoint_with_what_is_left_of_its_budget(
+    outside: Outside,
+) -> None:
+    outside.job = replace(outside.job, hold=None)
+    failed = give(outside, "train", "small.yaml")
+    assert failed.code == 20
+    left = re.search(r"this run goes on from step 4, with the (0\.\d+) USD left of its budget", failed.stdout)
+    assert left is not None, failed.stdout
+    outside.fleet.training = Training()
+    assert give(outside, "train", "small.yaml", "--budget", "0.01USD").code == 10
+    again = give(outside, "train", "small.yaml")
+    assert (again.code, re.search(MENDED, again.stderr) is not None) == (0, True), again.stderr
+    ended = stored(outside)
+    assert ended is not None
+    assert [one.first_step for one in ended.attempts][1:] == [5]
 
 
 def test_a_budget_that_is_too_small_to_go_on_is_said_before_anything_is_done(outside: Outside) -> None:
@@ -214,15 +249,12 @@ def test_without_a_word_in_the_job_file_nothing_is_held_where_nobody_sits(outsid
     assert alive(outside) == 0
 
 
-def test_up_after_the_wait_is_a_new_run_too(outside: Outside) -> None:
+def test_up_after_the_wait_goes_on_with_the_run_too(outside: Outside) -> None:
     give(outside, "train", "small.yaml")
     later(outside)
     again = give(outside, "up", "small.yaml")
-    assert re.search(
-        r"small failed at .*: this starts small-2, a new run from step 0 \(the checkpoint at step 4 is not used\)\n",
-        again.stderr,
-    )
-    assert stored(outside, f"{JOB}-2") is not None
+    assert re.search(MENDED, again.stderr), again.stderr
+    assert stored(outside, f"{JOB}-2") is None
 
 
 def test_the_last_line_of_a_setup_that_failed_names_the_command_the_log_and_what_to_type() -> None:
@@ -241,11 +273,14 @@ def test_the_last_line_of_a_setup_that_failed_names_the_command_the_log_and_what
     assert (
         report_text(over)
         .splitlines()[-1]
-        .endswith(" · mend it and run the same command: this run goes on, with the 0.99 USD left of its budget")
+        .endswith(
+            " · mend it and run the same command: this run goes on from the beginning,"
+            " with the 0.99 USD left of its budget"
+        )
     )
 
 
-def test_the_last_line_says_whether_the_checkpoint_of_a_failed_run_is_used() -> None:
+def test_the_last_line_says_from_where_a_failed_run_goes_on() -> None:
     failed = replace(FAILED, checkpoint=CheckpointRef(step=4, sha256="0" * 64))
     world = snapshot(up("a"), state=failed)
     spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal("0.01"), promised_usd=Decimal(0))
@@ -254,8 +289,8 @@ def test_the_last_line_says_whether_the_checkpoint_of_a_failed_run_is_used() -> 
         report_text(over)
         .splitlines()[-1]
         .endswith(
-            " · mend it and run the same command: that is a new run from step 0, with a budget of its own"
-            " (the checkpoint at step 4 is not used)"
+            " · mend it and run the same command: this run goes on from step 4, with the 0.99 USD left of its budget"
+            " (--again begins a new run)"
         )
     )
     held = replace(report(failed, spend, (), world.group, None), held_until=HELD_UNTIL)

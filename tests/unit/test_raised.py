@@ -143,11 +143,11 @@ def test_a_failed_job_ends_with_one_line_that_says_what_to_do() -> None:
     assert report_text(failed).splitlines()[-1] == (
         "boom: failed: ModuleNotFoundError: No module named 'apex' (boom.py:3, rank 0) · gpucloud logs boom"
         " · setup: uv pip install apex · mend it and run the same command:"
-        " that is a new run from step 0, with a budget of its own"
+        " this run goes on from the beginning, with the 1.00 USD left of its budget"
     )
     assert report_text(failed_report(message=None)).splitlines()[-1] == (
         "boom: failed by its own error · gpucloud logs boom · mend it and run the same command:"
-        " that is a new run from step 0, with a budget of its own"
+        " this run goes on from the beginning, with the 1.00 USD left of its budget"
     )
 
 

@@ -16,7 +16,7 @@ from gpucloud.domain.node.hardware import GpuSample
 from gpucloud.domain.node.node import Fault
 from gpucloud.domain.node.status import UNTOLD, Outcome, Status, Stop
 from gpucloud.domain.offer import PricePoint
-from gpucloud.domain.state.order import is_closed
+from gpucloud.domain.state.order import begins_anew, is_closed
 from gpucloud.domain.state.state import ExitReason, FailedBootstrap, MissingOutput, UsageInterval
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import (
@@ -221,7 +221,11 @@ def test_a_job_that_ended_because_machines_could_not_be_prepared_goes_on_from_it
     assert not is_closed(order(), replace(setup, torn_down=True))
     trained = state(attempts=(opened("a", reason=ExitReason.USER_ERROR),))
     script = transitions.finish(trained, Finish(reason=ExitReason.USER_ERROR), NOW)
-    assert is_closed(order(), replace(script, torn_down=True))
+    assert not is_closed(order(), replace(script, torn_down=True))
+    assert begins_anew(order(), replace(script, torn_down=True), again=True)
+    assert not begins_anew(order(), script, again=True)  # its machines end first
+    stopped = transitions.finish(trained, Finish(reason=ExitReason.STOPPED), NOW)
+    assert not begins_anew(order(), replace(stopped, torn_down=True), again=True)
 
 
 @pytest.mark.parametrize("silent", [False, True])

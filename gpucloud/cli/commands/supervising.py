@@ -203,7 +203,10 @@ def _run(begun: Begun, leaves: bool, shown: Onlooker, interrupts: Interrupts) ->
         left=lambda state: say_what_is_left(state, cloud.clock.now()),
     )
     going_on = partial(adopt, plan=start.plan, drills=start.order.drill, reopens=start.reopens, reruns=start.reruns)
-    session.run(Entering(order=start.order, over=start.over, spec=begun.read.spec, adopt=going_on))
+    entering = Entering(
+        order=start.order, over=start.over, spec=begun.read.spec, adopt=going_on, reopens_over=start.reopens_over
+    )
+    session.run(entering)
     bring_stored_home(cloud, begun.job, begun.known)
 
 

@@ -14,7 +14,7 @@ from gpucloud.cli.commands.supervising import Begun, answer, bring_stored_home, 
 from gpucloud.cli.interrupts import Detach, Leave
 from gpucloud.cli.render.estimates import deadline_chart, estimate_json, estimate_text
 from gpucloud.cli.render.plans import plan_text
-from gpucloud.cli.render.ways import ended_words, going_on_line, new_run_line, reopened_line
+from gpucloud.cli.render.ways import ended_words, going_on_line, mended_line, new_run_line, reopened_line
 from gpucloud.cli.render.words import is_yes, say_json, say_words, tell, width_of
 from gpucloud.cli.target import Target, read_target, refuse_to_forget, report_of, what_a_start_finds
 from gpucloud.domain.checkpoint.protection import REMEDY, Protection, must_be_meant
@@ -176,7 +176,7 @@ def train(target: str | None, asked: Asked, *, on: Cloud | None, as_json: bool) 
 def _once(begin: Callable[[], Begun], go: Callable[[Begun], int]) -> int:
     """Begin the run that `train` or `up` means, and go on with it.
 
-    Held machines that the file no longer fits are torn down first; then the run begins again, as a new one.
+    Held machines that the file no longer fits, or that a new run has no use for, are torn down first.
     """
     begun = begin()
     if begun.start.clears:
@@ -270,7 +270,7 @@ def _require_able(cloud: Gpucloud, read: Target, asked: Asked, lasting: timedelt
 
 
 def begin(cloud: Gpucloud, read: Target, start_request: StartRequest, *, again: bool = False) -> Begun:
-    """Start or continue a run of the job, its plan told; nothing is rented yet. `again`: what has succeeded, once more.
+    """Start or continue a run of the job, its plan told; nothing is rented yet. `again`: what is over, once more.
 
     Whatever can refuse it here does so before anything is written: of a refused job no order counts anywhere.
     """
@@ -298,7 +298,7 @@ def begin(cloud: Gpucloud, read: Target, start_request: StartRequest, *, again: 
         if not again:
             _require_meant_again(read, prospect, cloud.clock.now())
 
-    start_request = replace(start_request, hold=_hold(read.job))
+    start_request = replace(start_request, hold=_hold(read.job), again=again)
     start = starter(cloud, read.job).start(read.job, read.spec, start_request, check)
     cloud.home.remember(cloud.known(read.job, start.name, read.file))
     if (last := start.last) is not None:
@@ -321,6 +321,8 @@ def _hold(job: Job) -> timedelta | None:
 def _say_what_it_follows(prospect: Prospect, now: datetime) -> None:
     if prospect.reopens and prospect.state is not None:
         tell(reopened_line(prospect.state))
+    elif prospect.state is not None and prospect.state.script_failed and prospect.state.torn_down:
+        tell(mended_line(prospect.state, now))
     if prospect.after is not None:
         tell(new_run_line(prospect.after, prospect.name, now))
     if prospect.kept is not None:

@@ -275,7 +275,7 @@ def _working(snapshot: Snapshot) -> list[NodeSnapshot]:
 def _phase(snapshot: Snapshot, action: Action, reported: str | None) -> str:
     if snapshot.state.status.ended:
         stays = isinstance(action, Arm | Done) and bool(snapshot.group.alive)
-        failed = snapshot.state.exit_reason is not None and snapshot.state.exit_reason.by_script
+        failed = snapshot.state.script_failed
         return WORDS[Condition.HELD if failed else Condition.KEPT] if stays else "tearing down"
     if isinstance(action, Wait) and action.why == NOBODY_ANSWERS:
         return NOBODY_ANSWERS

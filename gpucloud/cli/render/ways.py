@@ -121,10 +121,17 @@ def reopened_line(state: JobState) -> str:
     return f"{state.job} goes on with the script as it is now, from {step}, on the {machines} held for it"
 
 
+def mended_line(state: JobState, now: datetime) -> str:
+    """Return from where a run goes on whose script failed, on machines of its own, and how to have a new one."""
+    start = state.checkpoint or "the beginning"
+    return (
+        f"{ended_words(state, now)}: it goes on from {start} with the script as it is now (`--again` begins a new run)"
+    )
+
+
 def new_run_line(before: JobState, name: str, now: datetime) -> str:
     """Return what run a start begins after one that has ended, and that it takes nothing of one whose script failed."""
-    failed = before.exit_reason is not None and before.exit_reason.by_script
-    unused = _unused(before.checkpoint) if failed else ""
+    unused = _unused(before.checkpoint) if before.script_failed else ""
     return f"{ended_words(before, now)}: this starts {name}, a new run from step 0{unused}"
 
 
@@ -141,11 +148,9 @@ def _ways_on(report: JobReport) -> list[str]:
         return [f"look after it: {ways}"]
     told = [f"{', '.join(report.unanswered)} {_does_not(report)} answer"] if report.unanswered else []
     if report.condition is Condition.LEFT and report.has_failed_there:
-        unused = (
-            f" from step 0{_unused(report.checkpoint)}, unless machines are held for it" if report.checkpoint else ""
-        )
+        start = report.checkpoint or "the beginning"
         told.append(f"see why: gpucloud logs {report.job}")
-        told.append(f"gpucloud train {report.job} ends this run as failed; the next one is a new run{unused}")
+        told.append(f"gpucloud train {report.job} ends it as failed; given once more, it goes on from {start}")
     elif report.condition is Condition.LEFT and report.ran_out:
         # Where all of its machines live, its script may have failed by its own error, and then it does not go on.
         on = f"go on from {report.checkpoint or 'the beginning'}" if report.lost_machines else "look after it"
@@ -213,13 +218,13 @@ def _does_not(report: JobReport) -> str:
 
 
 def _once_mended(report: JobReport) -> str:
-    """Return which run the same command starts or goes on with, once script or setup is mended, and from where."""
+    """Return from where the same command goes on once script or setup is mended, and with what money."""
+    start = report.checkpoint or "the beginning"
     if report.held_until is not None:
         on = f"the {counted(len(report.nodes), 'machine')} held for it"
-        return f"this run goes on from {report.checkpoint or 'the beginning'}, on {on}"
-    if report.setup_failed:
-        return f"this run goes on, with the {left_amount(report.spend)} USD left of its budget"
-    return f"that is a new run from step 0, with a budget of its own{_unused(report.checkpoint)}"
+        return f"this run goes on from {start}, on {on}"
+    anew = " (--again begins a new run)" if report.checkpoint is not None else ""
+    return f"this run goes on from {start}, with the {left_amount(report.spend)} USD left of its budget{anew}"
 
 
 def _unused(checkpoint: CheckpointRef | None) -> str:

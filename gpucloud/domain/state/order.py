@@ -198,13 +198,18 @@ def held_until(order: Order, state: JobState) -> datetime | None:
 
 
 def is_finished(state: JobState) -> bool:
-    """Whether the run lacks its teardown at the most. One whose setup failed goes on after it: nothing has run."""
-    return state.exit_code in CLOSED and not (state.setup_failed and state.torn_down)
+    """Whether the run lacks its teardown at the most. One whose script or setup failed goes on after it, mended."""
+    return state.exit_code in CLOSED and not (state.script_failed and state.torn_down)
 
 
 def is_closed(order: Order, state: JobState) -> bool:
-    """Whether the next `train` starts a new run instead of going on with this one: its end, or only its teardown."""
+    """Whether the next `train` starts a new run instead of going on with this one, or with its teardown alone."""
     return is_finished(state) and (state.torn_down or keeps(order, state))
+
+
+def begins_anew(order: Order, state: JobState, *, again: bool) -> bool:
+    """Whether a start begins a new run after this one: asked to, also where a mended script could go on with it."""
+    return is_closed(order, state) or (again and state.script_failed and state.torn_down)
 
 
 def repeats_at_a_cost(job: Job, before: JobState | None) -> bool:

@@ -59,7 +59,7 @@ class ExitReason(str, Enum):
         """Whether the script, or `setup:`, is at fault.
 
         The last lines of the rank that failed are then told, if one did; its exception is the job's message if there is
-        no other; `hold` keeps the machines; and the next `train` is a new run.
+        no other; `hold` keeps the machines; and `train --again` begins a new run instead of going on with this one.
         """
         return _EXITS[self].by_script
 
@@ -408,9 +408,14 @@ class JobState:
         return self.attempts[-1] if self.attempts and self.attempts[-1].reason is None else None
 
     @property
+    def script_failed(self) -> bool:
+        """Whether the job ended because its script or its setup is at fault."""
+        return self.exit_reason is not None and self.exit_reason.by_script
+
+    @property
     def failed_at(self) -> datetime | None:
         """When the job ended because its script or its setup is at fault; None for any other end."""
-        return self.ended_at if self.exit_reason is not None and self.exit_reason.by_script else None
+        return self.ended_at if self.script_failed else None
 
     @property
     def setup_failed(self) -> bool:

@@ -18,7 +18,7 @@ from gpucloud.domain.money.ledger import ZERO, Terms
 from gpucloud.domain.money.prepaid import PrepaidRule, least_budget_usd, paid_until
 from gpucloud.domain.money.spend import NOTHING_USED, Used
 from gpucloud.domain.node.node import NO_GROUP, GroupView
-from gpucloud.domain.state.order import Order, Until, held_until, is_closed, is_finished, with_budget
+from gpucloud.domain.state.order import Order, Until, begins_anew, held_until, is_finished, with_budget
 from gpucloud.domain.state.state import JobState
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.budget import least_to_lower_to, refusal
@@ -54,7 +54,7 @@ class Asked:
     """What a start asks beside the job file.
 
     `budget_usd` is None for the file's, `unattended` where a supervisor outside drives the job. `adopts`: a run that
-    another job file began is this file's from now on.
+    another job file began is this file's from now on. `again`: a new run, also after one that failed by its own error.
     """
 
     until: Until = Until.FINISHED
@@ -64,6 +64,7 @@ class Asked:
     unattended: timedelta | None = None
     budget_usd: Decimal | None = None
     adopts: bool = False
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +115,8 @@ class Start:
     `plan` is None for a run whose attempt goes on: it has its machines. `changed` says what differs from the
     last start. `last` is the order of the ended run that this new one comes after, where its word counts. `reopens`:
     the script of this run failed, and its machines wait for the mended one. `clears`: they waited in vain, and are
-    torn down before a new run can begin. `reruns`: the script is started otherwise from now on (`run`).
+    torn down before anything else begins. `reruns`: the script is started otherwise from now on (`run`).
+    `reopens_over`: nothing is left of the run but its state.
     """
 
     name: str
@@ -127,6 +129,7 @@ class Start:
     reopens: bool = False
     clears: bool = False
     reruns: bool = False
+    reopens_over: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,8 +175,8 @@ class Starter:
         Raises PlanRefused, NoCapacity, BudgetTooSmall, UsageError for a name that another job file has, and what
         `check` raises, before anything is written: whoever reads an order may act on it at once.
         """
-        found = self.found(job, spec, adopts=asked.adopts)
-        if found is not None and not is_closed(found.given.order, found.state):
+        found = self.found(job, spec, adopts=asked.adopts, again=asked.again)
+        if found is not None and not begins_anew(found.given.order, found.state, again=asked.again):
             return self._continue(job, spec, asked, found, check)
         last = found.given.order.run if found is not None else 0
         before = self._kept(found) if found is not None else None
@@ -186,11 +189,12 @@ class Starter:
             return start
         return replace(start, last=found.given.order)
 
-    def found(self, job: Job, spec: bytes, *, adopts: bool = False) -> Found | None:
+    def found(self, job: Job, spec: bytes, *, adopts: bool = False, again: bool = False) -> Found | None:
         """Return the newest run of the job, None where there is none; UsageError for a name that another file has."""
         found = current_run(self.store, job.name, self.clock)
         if found is not None and not adopts:
-            does = "begins its next run" if is_closed(found.given.order, found.state) else "takes that run over"
+            anew = begins_anew(found.given.order, found.state, again=again)
+            does = "begins its next run" if anew else "takes that run over"
             way = f"gpucloud train {job.source.name} --adopt {does}"
             require_own(found, job, sha256_of(spec), self.host, way)
         return found
@@ -253,7 +257,7 @@ class Starter:
         if not trusted:  # whoever wrote it may have raised the budget: the file's counts
             before = replace(before, budget_usd=job.budget_usd, file_budget_usd=job.budget_usd, budget_changes=())
         now = self._now(jobs)
-        reopens = self._waits(found, job, now, trusted=trusted)
+        reopens = not asked.again and self._waits(found, job, now, trusted=trusted)
         ends = is_finished(state) and not reopens  # then it lacks its teardown alone
         before = replace(before, first_at=min(before.first_at, now))  # another's may say that it is of the future
         used = NOTHING_USED if ends else self._tracker(jobs).used(state, self._listed(state), now)
@@ -261,7 +265,7 @@ class Starter:
         order = self._next(before, job, spec, asked, now)
         packed, plan = None, None
         if ends:
-            order = replace(order, hold=None)
+            order = replace(order, hold=None, file_budget_usd=before.file_budget_usd)
         else:  # what is left of a run that has ended is ended, whatever one would cost now
             code_sha256, packed = self._packed(job)
             order = with_budget(replace(order, code_sha256=code_sha256), budget)
@@ -285,6 +289,7 @@ class Starter:
             changed=changed,
             reopens=reopens,
             reruns=before.resolved.run != job.run,
+            reopens_over=state.torn_down,
             clears=ends and (state.setup_failed or held_until(found.given.order, state) is not None),
         )
 
@@ -314,7 +319,7 @@ class Starter:
             raise BudgetTooSmall(
                 f"{state.job} has {max(rest, ZERO):.2f} USD left of {order.budget_usd:f} USD, too little to go on",
                 hint=f"gpucloud train {state.job} --budget '{least} USD' is the least;"
-                f" or a new run: gpucloud down {state.job} first",
+                f" or a new run: gpucloud train {state.job} --again",
             )
 
     def _next(self, before: Order, job: Job, spec: bytes, asked: Asked, now: datetime) -> Order:
@@ -402,7 +407,7 @@ def adopt(
     `reopens` it. A drill that is wanted now is another one. How many steps the script had counts no longer where it
     `reruns` otherwise: the work left would be reckoned by it until the next attempt tells its own.
     """
-    if is_finished(state) and not (reopens and state.failed_at is not None):
+    if is_finished(state) and not (reopens and state.script_failed):
         return state
     going_on = transitions.reopen(state) if state.status.ended else state
     message = going_on.message if going_on.attempt is not None else None  # what stopped it before is over

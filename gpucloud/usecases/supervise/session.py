@@ -43,12 +43,16 @@ from gpucloud.usecases.supervise.usage import UsageHistory, UsageMeter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entering:
-    """A start of the job: the order that it gives over the one that it has read, and the state as it goes on."""
+    """A start of the job: the order that it gives over the one that it has read, and the state as it goes on.
+
+    `reopens_over`: it is meant for a run of which nothing is left.
+    """
 
     order: Order
     over: Given
     spec: bytes
     adopt: Callable[[JobState], JobState]
+    reopens_over: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +122,7 @@ class Session:
 
 def _enter(entering: Entering, orders: Orders, lease: Lease) -> Order:
     """The job is ours before its order changes: whoever is refused has ordered nothing."""
-    if is_closed(entering.over.order, lease.state):
+    if is_closed(entering.over.order, lease.state) or (lease.state.torn_down and not entering.reopens_over):
         raise RunIsOver(f"{lease.state.job} ended just now", hint="the same command again starts another run")
     given = orders.give(entering.order, entering.over)
     orders.jobs.keep_spec(entering.spec)
