@@ -80,7 +80,8 @@ def train(  # noqa: PLR0913, PLR0917  each is an option
     as_json: Json = False,
 ) -> None:
     """Run a job to its end, or continue it: machines, code, training, interruptions, teardown, cost."""
-    from gpucloud.cli.commands import passes, training
+    from gpucloud.cli.commands import training
+    from gpucloud.cli.target import sum_of
 
     if verify_resume or verify_steps is not None:
         from gpucloud.cli.commands import verifying
@@ -94,7 +95,7 @@ def train(  # noqa: PLR0913, PLR0917  each is an option
             "--profile": profile,
         }
         verifying.require_alone([option for option, given in others.items() if given])
-        total = passes.sum_of(budget)
+        total = sum_of(budget)
         asked_steps = verify_steps or STEPS
         raise typer.Exit(verifying.verify_resume(target, asked_steps, on=cloud, budget_usd=total, as_json=as_json))
     steps = profile_steps or (5 if profile else None)
@@ -104,7 +105,7 @@ def train(  # noqa: PLR0913, PLR0917  each is an option
         drill=drill,
         profile_steps=steps,
         unattended=unattended,
-        budget_usd=passes.sum_of(budget),
+        budget_usd=sum_of(budget),
         adopts=adopt,
         again=again,
     )
@@ -125,8 +126,9 @@ def budget(
 ) -> None:
     """Raise or lower a job's budget, also while it runs; without a sum, show it and its changes."""
     from gpucloud.cli.commands import passes
+    from gpucloud.cli.target import meant
 
-    job, wanted = passes.meant(words or [])
+    job, wanted = meant(words or [])
     raise typer.Exit(passes.budget(job, wanted, as_json=as_json))
 
 
@@ -144,9 +146,9 @@ def down(
         from gpucloud.cli.commands import setting_up
 
         raise typer.Exit(setting_up.end_base(region, with_data=with_data, yes=yes, as_json=as_json))
-    from gpucloud.cli.commands import ending
+    from gpucloud.cli.commands import passes
 
-    raise typer.Exit(ending.down(target, as_json=as_json))
+    raise typer.Exit(passes.down(target, as_json=as_json))
 
 
 @running.command()
@@ -157,9 +159,9 @@ def rm(
     as_json: Json = False,
 ) -> None:
     """Delete what is kept of a job that is over."""
-    from gpucloud.cli.commands import ending
+    from gpucloud.cli.commands import passes
 
-    raise typer.Exit(ending.rm(target, with_checkpoints=with_checkpoints, yes=yes, as_json=as_json))
+    raise typer.Exit(passes.rm(target, with_checkpoints=with_checkpoints, yes=yes, as_json=as_json))
 
 
 @running.command()

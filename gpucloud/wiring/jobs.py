@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     from gpucloud.domain.market.plan import Plan
     from gpucloud.domain.node.node import Node
     from gpucloud.ports import Markets, PolicyTables, Shell
-    from gpucloud.usecases.job.ending import Deleter, Ender
     from gpucloud.usecases.job.jobs import Asker
     from gpucloud.usecases.job.ordered import Access
-    from gpucloud.usecases.job.passes import BudgetChanger, Reconciler
+    from gpucloud.usecases.job.passes import BudgetChanger, Deleter, Ender, Reconciler
     from gpucloud.usecases.job.start import Starter
     from gpucloud.usecases.jobstore.report import JobReport
     from gpucloud.usecases.money.estimate import Estimator
@@ -63,7 +62,7 @@ def access_to(gpucloud: Gpucloud, known: KnownJob) -> Access:
 
 def ender_of(gpucloud: Gpucloud, known: KnownJob) -> Ender:
     """Return what ends a known job. Raises CredentialsError."""
-    from gpucloud.usecases.job.ending import Ender
+    from gpucloud.usecases.job.passes import Ender
 
     return Ender(
         asker=asker_of(gpucloud, known),
@@ -97,7 +96,7 @@ def budget_changer(
 
 def deleter_of(gpucloud: Gpucloud, known: KnownJob, require_over: Callable[[], None]) -> Deleter:
     """Return what deletes a known job that is over, as `require_over` says."""
-    from gpucloud.usecases.job.ending import Deleter
+    from gpucloud.usecases.job.passes import Deleter
     from gpucloud.usecases.jobstore.jobstore import JobStore
 
     return Deleter(

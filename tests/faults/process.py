@@ -155,8 +155,6 @@ def as_process(cloud: object) -> Iterator[None]:
         mock.patch("gpucloud.cli.app.app", _COMMAND),
         mock.patch("gpucloud.domain.codec.get_type_hints", _HINTS),
         mock.patch("gpucloud.cli.commands.training.Gpucloud", return_value=cloud),
-        mock.patch("gpucloud.cli.commands.ending.Gpucloud", return_value=cloud),
-        mock.patch("gpucloud.cli.commands.passes.Gpucloud", return_value=cloud),
         mock.patch("gpucloud.cli.commands.passes.Gpucloud", return_value=cloud),
         mock.patch("gpucloud.cli.commands.asking.Gpucloud", return_value=cloud),
         mock.patch("gpucloud.cli.commands.reaching.Gpucloud", return_value=cloud),

@@ -11,8 +11,9 @@ import pytest
 
 from gpucloud.adapters.home import Home
 from gpucloud.cli.commands.machines import shortage_line
-from gpucloud.cli.commands.passes import budget, meant
+from gpucloud.cli.commands.passes import budget
 from gpucloud.cli.render.bills import left_amount
+from gpucloud.cli.target import meant
 from gpucloud.domain.errors import BudgetRefused, UsageError
 from gpucloud.domain.money.ledger import Terms
 from gpucloud.domain.money.prepaid import PrepaidRule

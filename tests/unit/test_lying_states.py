@@ -17,7 +17,7 @@ from gpucloud.domain.job.spec import KnownJob
 from gpucloud.domain.state.state import ExitReason, JobState, Owner, UsageInterval
 from gpucloud.domain.supervision.self_driving import arming
 from gpucloud.domain.untrusted import RECORD_BYTES
-from gpucloud.usecases.job import ending
+from gpucloud.usecases.job import passes
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from tests.fakes.agent import Training
 from tests.faults.process import Ended, run
@@ -171,7 +171,7 @@ def test_a_machine_that_keeps_the_job_and_does_not_end_it_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
 ) -> None:
     """It renews its lease for as long as it lives, whatever the order says."""
-    monkeypatch.setattr(ending, "_MACHINE_ENDS_WITHIN", timedelta(minutes=1))
+    monkeypatch.setattr(passes, "_MACHINE_ENDS_WITHIN", timedelta(minutes=1))
     outside = left_to_its_machines(tmp_path)
     holds, look, turns = state(outside), outside.look, count()
     looks = count()

@@ -12,7 +12,7 @@ from gpucloud.adapters.aws.faults import CODES
 from gpucloud.adapters.aws.prices.catalog import load
 from gpucloud.adapters.jobfile import read_job
 from gpucloud.cli.commands import reaching
-from gpucloud.cli.commands.passes import sum_of
+from gpucloud.cli.target import sum_of
 from gpucloud.domain.errors import JobFileError, UsageError
 from gpucloud.domain.job.spec import Resources
 

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gpucloud.cli.app import app
-from gpucloud.cli.commands import ending, setting_up
+from gpucloud.cli.commands import passes, setting_up
 from gpucloud.domain.money.spend import Spend
 from gpucloud.domain.state.state import JobStatus
 from gpucloud.usecases.jobstore.jobstore import JobStore
@@ -72,7 +72,7 @@ def test_what_is_not_deleted_yet_is_said_with_what_is_to_be_done_first(
 ) -> None:
     spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal(0))
     told = replace(report(state(job=JOB), spend, (), snapshot(up("a")).group, None), **changes)  # type: ignore[arg-type]
-    refused = ending._not_over(told, JOB)
+    refused = passes._not_over(told, JOB)
     assert (refused.message, refused.hint) == (why, hint)
 
 
@@ -102,7 +102,7 @@ def test_a_job_that_went_on_while_the_question_stood_is_not_deleted(
         outside.store.put(f"jobs/{JOB}/logs/2/0/0", b"new")
         return True
 
-    monkeypatch.setattr(ending, "is_meant", answered)
+    monkeypatch.setattr(passes, "is_meant", answered)
     refused = give(outside, "rm", JOB, "--with-checkpoints")
     assert (refused.code, f"{JOB} has gone on meanwhile" in refused.stderr) == (2, True), refused.stderr
     loaded = JobStore(outside.store, JOB).load()

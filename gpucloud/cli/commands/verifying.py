@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
-from gpucloud.cli.commands.ending import end_unsaved
+from gpucloud.cli.commands.passes import end_unsaved
 from gpucloud.cli.commands.supervising import Begun, run, say_what_is_left
 from gpucloud.cli.commands.training import begin
 from gpucloud.cli.interrupts import Leave

@@ -1,20 +1,32 @@
-"""One pass for a job, as cron and CI make it; and another budget, which is in force once a pass has obeyed it."""
+"""Passes over a job that is there: as cron and CI make one, for another budget, and to its end; and its deletion."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 
-from gpucloud.domain.errors import BudgetRefused, GpucloudError, LeaseHeld, UsageError
-from gpucloud.domain.job.quantities import in_cents
+from gpucloud.domain.errors import (
+    BudgetRefused,
+    CleanupIncomplete,
+    CredentialsError,
+    GpucloudError,
+    LeaseHeld,
+    OrderChanged,
+    OrderUnreadable,
+    ProvisionError,
+    StateUnreadable,
+    ToolMissing,
+    UsageError,
+)
+from gpucloud.domain.job.quantities import counted, format_moment, format_size, in_cents
 from gpucloud.domain.job.spec import Job
 from gpucloud.domain.money.prepaid import sooner
 from gpucloud.domain.state.order import Order, is_closed, with_budget
-from gpucloud.domain.state.state import JobState
+from gpucloud.domain.state.state import ExitReason, JobState
 from gpucloud.domain.supervision.budget import (
     Standing,
     least_to_go_on,
@@ -23,19 +35,19 @@ from gpucloud.domain.supervision.budget import (
     refusal,
     shutdown_at,
 )
-from gpucloud.domain.supervision.self_driving import arming, most_machines
+from gpucloud.domain.supervision.self_driving import Arming, arming, most_machines
 from gpucloud.domain.supervision.snapshot import Rules, rules_for
+from gpucloud.ports import Clock
+from gpucloud.usecases.checkpoint.checkpoints import StoredCheckpoints
 from gpucloud.usecases.job.jobs import Asker
-from gpucloud.usecases.job.ordered import Access
+from gpucloud.usecases.job.ordered import Access, enough_to_end
+from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import Lease, take
 from gpucloud.usecases.jobstore.orders import Orders
 from gpucloud.usecases.money.spend import SpendTracker
 from gpucloud.usecases.services import Watcher
 from gpucloud.usecases.supervise.session import Session
 from gpucloud.usecases.supervise.story import budget_line
-
-_LOOK_S = 0.1
-_MACHINE_SAYS_SO = timedelta(seconds=30)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +89,10 @@ class Reconciler:
 
 
 # Another budget for a job: an order like any other, in force once the cloud has the shut-off that it pays for.
+
+
+_LOOK_S = 0.1
+_MACHINE_SAYS_SO = timedelta(seconds=30)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,3 +224,217 @@ def obey_here(asker: Asker, lease: Lease, order: Order, rules: Rules) -> bool:
 def least_usd(asker: Asker, state: JobState, rules: Rules) -> str:
     """Return the least sum that the budget can be lowered to now, in USD, rounded up to cents."""
     return in_cents(least_to_lower_to(state, budget_standing(asker, state), rules))
+
+
+# The end of a job: its machines ended by whoever supervises it, or from here.
+
+
+AskedToEnd = Callable[[], "ExitReason | None"]
+"""Called at every pass: why the user at this terminal wants the end; raises where he leaves."""
+_LINGERS = timedelta(seconds=20)
+_WAITED_S = 0.2
+_MACHINE_ENDS_WITHIN = timedelta(minutes=30)
+"""It saves, and puts the outputs into the store."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ender:
+    """Ends one known job.
+
+    `leftovers` lists what the cloud still has of it, of any kind.
+    """
+
+    asker: Asker
+    access: Access
+    leftovers: Callable[[], tuple[str, ...]]
+
+    def end(self, watcher: Watcher, asked: AskedToEnd) -> None:
+        """Return when the job has ended and its machines too.
+
+        Machines that drive their job write its state: whatever stands there must not keep its owner from ending them.
+        Raises OrderChanged where the job was started again meanwhile, LeaseHeld where a machine does not let go of it.
+        """
+        before = self.asker.jobs.last_armed()
+        try:
+            self._end_by_state(watcher, asked)
+        except Exception as error:
+            newest = self.asker.jobs.last_armed() if before is not None and _is_of_the_state(error, before) else None
+            if newest is None:
+                raise
+            why = str(error) if isinstance(error, GpucloudError) else f"{type(error).__name__}: {error}"
+            watcher.story(f"{why}\nending the machines by what was armed for them, whatever they wrote")
+            self._end_as_armed(newest, watcher, asked)
+
+    def end_unsaved(self, watcher: Watcher, asked: AskedToEnd) -> None:
+        """End a run that nobody supervises and that is worth nothing, its machines at once."""
+        self._unsaved_session(watcher, asked).end_unsaved()
+
+    def require_empty(self) -> None:
+        """Return once nothing of the job is listed any more; CleanupIncomplete names what still is."""
+        clock = self.asker.clock
+        left, deadline = self.leftovers(), clock.now() + _LINGERS
+        while left and clock.now() < deadline:  # disks and interfaces go some seconds after their machine
+            clock.sleep(1)
+            left = self.leftovers()
+        if left:
+            # What the same command removes is gone by now; strays that nothing of ours made are not its own.
+            raise CleanupIncomplete(f"still listed: {', '.join(left)}", hint="gpucloud gc --wait --yes")
+
+    @property
+    def _orders(self) -> Orders:
+        return self.access.ordered.orders
+
+    def _end_by_state(self, watcher: Watcher, asked: AskedToEnd) -> None:
+        """Return when the job has ended and its machines too, by whoever supervises it, or from here."""
+        asker, orders, ordered = self.asker, self._orders, self.access.ordered
+        state = asker.state()
+        try:
+            orders.given()
+        except OrderUnreadable as error:
+            watcher.story(f"{error.message}\nending the job by an order of your own in its place")
+            orders.end_in_place(enough_to_end(ordered.known, ordered.read_job), ordered.host())
+        if not (state.status.ended and state.torn_down):
+            orders.end()
+        since = asker.clock.now()
+        while not (state.status.ended and state.torn_down):
+            by = asker.supervisor()
+            if by is None:
+                with suppress(LeaseHeld):  # one of its machines, or another terminal, has it from this moment on
+                    self._end_here(state, watcher, asked)
+            else:
+                watcher.story(f"asking {by} to end {asker.jobs.job}: what it waits for is told there")
+                self._await_end(by, since)
+            state = asker.state()
+
+    def _await_end(self, by: str, since: datetime) -> None:
+        """Wait while the same supervisor has the job and it is not torn down. OrderChanged if it was started again.
+
+        LeaseHeld where it is a machine that takes too long, whatever names it takes meanwhile: what runs on it may
+        keep the job for as long as it is paid.
+        """
+        asker = self.asker
+        while True:
+            state, order = asker.state(), self._orders.newest().order
+            if state.status.ended and state.torn_down:
+                return
+            if order.end is None:
+                raise OrderChanged(
+                    f"{order.job} was started again by {order.by} at {format_moment(order.at, asker.clock.now())}",
+                    hint=f"gpucloud down {order.job}",
+                )
+            if state.drives_itself and asker.clock.now() - since > _MACHINE_ENDS_WITHIN:
+                minutes = _MACHINE_ENDS_WITHIN.total_seconds() / 60
+                raise LeaseHeld(f"{by} has not ended {order.job} for {minutes:.0f} min", hint=None)
+            asker.clock.sleep(_WAITED_S)
+            if asker.supervisor() != by:
+                return
+
+    def _end_here(self, state: JobState, watcher: Watcher, asked: AskedToEnd) -> None:
+        """End the job from here: with a last save if that can be, else the machines at once."""
+        means = self.access.to_end(state, self._orders.newest())
+        session = Session(services=means.services, orders=self._orders, watcher=watcher, asked=asked)
+        if means.unsaved is None:
+            session.run()
+        else:
+            session.end_unsaved(means.unsaved)
+
+    def _end_as_armed(self, newest: Arming, watcher: Watcher, asked: AskedToEnd) -> None:
+        """End the machines first, which then write nothing more, and the job as it is known on the user's side."""
+        session = self._unsaved_session(watcher, asked)
+        for group in self._groups(newest):
+            session.services.group.purge(group)
+        self.asker.jobs.rescue(newest)
+        session.end_unsaved()
+
+    def _groups(self, newest: Arming) -> tuple[str, ...]:
+        """Return the group that was armed, and that of the job's state, which is its own where it can be read."""
+        named = [newest.rented.group]
+        with suppress(StateUnreadable):
+            named.append(self.asker.stored_state().group)
+        return tuple(dict.fromkeys(name for name in named if name is not None))
+
+    def _unsaved_session(self, watcher: Watcher, asked: AskedToEnd) -> Session:
+        """Return what ends the job by a new order, without a last save: that needs no secrets."""
+        job, _ = self.access.ordered.to_end(self._orders.end())
+        services = self.access.services(job, self.access.ordered.known.name, goes_on=False)
+        return Session(services=services, orders=self._orders, watcher=watcher, asked=asked)
+
+
+def _is_of_the_state(error: Exception, before: Arming) -> bool:
+    """Whether what the job's machines wrote may be why it could not be ended.
+
+    What cannot be read or decided by, whenever they drove it; else only while they do, and no fault of the cloud, of
+    its rights or of a tool: by the state, the job is saved first.
+    """
+    if isinstance(error, StateUnreadable) or not isinstance(error, GpucloudError):
+        return True
+    ours = (OrderChanged, CredentialsError, ProvisionError, CleanupIncomplete, ToolMissing)
+    return before.machines > 0 and not error.may_pass and not isinstance(error, ours)
+
+
+# What the store and this machine keep of a job that is over, deleted. A job with anything alive is not.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """What is kept of a job in its store: all keys, and its checkpoints with their bytes."""
+
+    keys: tuple[str, ...]
+    checkpoints: int
+    size: int
+
+    def __str__(self) -> str:
+        return counted(len(self.keys), "object") + (f" with {self.saved}" if self.checkpoints else "")
+
+    @property
+    def saved(self) -> str:
+        """Its checkpoints in words."""
+        return f"{counted(self.checkpoints, 'checkpoint')} ({format_size(self.size)})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deleter:
+    """Deletes one job that is over.
+
+    `require_over` raises UsageError while anything of it is alive, or results of it are in the store; `clear` deletes
+    what this machine has of it, while nobody else can start it.
+    """
+
+    jobs: JobStore
+    clock: Clock
+    require_over: Callable[[], None]
+    clear: Callable[[], None]
+
+    def stored(self) -> Stored:
+        """Return what would be deleted from the store."""
+        found = StoredCheckpoints(store=self.jobs.store, prefix=self.jobs.checkpoints, keep=2).standing()
+        manifests = [one.found.manifest for one in found]
+        pieces = {piece.key: piece.size for manifest in manifests if manifest is not None for piece in manifest.pieces}
+        return Stored(keys=self.jobs.store.list(self._root), checkpoints=len(manifests), size=sum(pieces.values()))
+
+    def delete(self, told: Stored, called: str) -> None:
+        """Delete everything while the job's lease is ours, so that nobody starts it meanwhile.
+
+        UsageError for a job that somebody went on with since `told`: that was not all; `called` is what means the run
+        on a command line. The state goes last: by it the same command again finds what is left, and until then no new
+        run has the name, its key or its log.
+        """
+        with take(self.jobs, self.clock) as lease:
+            self.require_over()
+            if set(self.jobs.store.list(self._root)) - set(told.keys):
+                raise UsageError(f"{self.jobs.job} has gone on meanwhile", hint=f"gpucloud status {called}")
+            for key in sorted(told.keys, key=lambda key: key.startswith(f"{self._root}control/order")):
+                self._delete_key(lease, key)
+            for key in self.jobs.store.list(self._root):  # a start that was refused meanwhile has left its code
+                self._delete_key(lease, key)
+            self.clear()
+            lease.delete()
+
+    @property
+    def _root(self) -> str:
+        return f"jobs/{self.jobs.job}/"
+
+    def _delete_key(self, lease: Lease, key: str) -> None:
+        if key != f"{self._root}state.json":
+            lease.confirm()
+            self.jobs.store.delete(key)
