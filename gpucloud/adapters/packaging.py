@@ -8,15 +8,15 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path, PurePosixPath
 
 import gpucloud
 from gpucloud.adapters.home import bundled
 from gpucloud.domain.errors import ToolMissing, UsageError
-from gpucloud.domain.vendoring import Forge, Update, sha256, update
 
 _LEFT_OUT = ("bundled", "adapters/markets/recordings")
 """What only a user's command reads: templates and Terraform's modules, recorded markets."""
@@ -168,8 +168,7 @@ def _sum(data: bytes) -> str:
 # What a repository needs to run gpucloud in CI: the pipeline, gpucloud's own wheel, and a lock of all else by hash.
 #
 # The runner asks no index for gpucloud: nobody who registers a name there gets its rights. What it asks for is taken
-# only
-# with the SHA-256 that the lock names.
+# only with the SHA-256 that the lock names.
 
 
 FOLDER = ".gpucloud/ci"
@@ -181,6 +180,13 @@ _INCLUDING = f"""\
 include:
   - local: {FOLDER}/gitlab-ci.yml
 """
+
+
+class Forge(str, Enum):
+    """Whose CI."""
+
+    GITHUB = "github"
+    GITLAB = "gitlab"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,3 +297,52 @@ def _write(path: Path, data: bytes) -> None:
         path.write_bytes(data)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+
+
+# What becomes of each of those files when it is written anew: what was edited in the repository stays.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """What becomes of each path: written, removed, kept since only its owner changed it, or in the way."""
+
+    written: tuple[str, ...]
+    removed: tuple[str, ...]
+    kept: tuple[str, ...]
+    in_the_way: tuple[str, ...]
+
+
+def update(
+    wanted: Mapping[str, bytes], there: Mapping[str, bytes], record: Mapping[str, str], outdated: Collection[str]
+) -> Update:
+    """Return what to do; `record` has the SHA-256 of each file as it was written last, `outdated` what may go.
+
+    A file that is there is written over if it is as it was written last. One that was edited since is kept where what
+    is wanted is what was written then: only its owner has changed it. It is in the way where both have.
+    """
+    written, kept, in_the_way = [], [], []
+    for path, data in wanted.items():
+        now = there.get(path)
+        if now == data:
+            continue
+        if now is None or sha256(now) == record.get(path):
+            written.append(path)
+        elif sha256(data) == record.get(path):
+            kept.append(path)
+        else:
+            in_the_way.append(path)
+    removed = [
+        path for path in outdated if path not in wanted and path in there and _is_ours(there[path], path, record)
+    ]
+    return Update(
+        written=tuple(written), removed=tuple(sorted(removed)), kept=tuple(kept), in_the_way=tuple(in_the_way)
+    )
+
+
+def sha256(data: bytes) -> str:
+    """Return the hash that a record holds."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def _is_ours(data: bytes, path: str, record: Mapping[str, str]) -> bool:
+    return sha256(data) == record.get(path)

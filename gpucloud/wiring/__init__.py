@@ -16,7 +16,6 @@ from gpucloud.wiring.root import Gpucloud
 
 if TYPE_CHECKING:
     from gpucloud.adapters.packaging import Installed
-    from gpucloud.domain.vendoring import Forge
 
 __all__ = [
     "Gpucloud",
@@ -64,8 +63,9 @@ def job_schema() -> dict[str, object]:
     return jobfile.json_schema()
 
 
-def install_pipeline(folder: Path, forges: frozenset[Forge], *, force: bool) -> Installed:
+def install_pipeline(folder: Path, *, github: bool, gitlab: bool, force: bool) -> Installed:
     """Put pipelines and what they install into the repository around `folder`; see `gpucloud.adapters.packaging`."""
-    from gpucloud.adapters import packaging
+    from gpucloud.adapters.packaging import Forge, install_pipeline
 
-    return packaging.install_pipeline(folder, forges, force=force)
+    asked = {Forge.GITHUB: github, Forge.GITLAB: gitlab}
+    return install_pipeline(folder, frozenset(forge for forge, wanted in asked.items() if wanted), force=force)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpucloud.domain.vendoring import Update, sha256, update
+from gpucloud.adapters.packaging import Update, sha256, update
 
 OLD, NEW, EDITED = b"old", b"new", b"edited"
 

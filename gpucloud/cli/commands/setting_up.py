@@ -17,7 +17,6 @@ from gpucloud.domain.job.spec import AwsChoices, Cloud, Job, Resources
 from gpucloud.domain.market.catalog import Catalog, QuotaRequest
 from gpucloud.domain.market.listing import Query
 from gpucloud.domain.state.order import OWN
-from gpucloud.domain.vendoring import Forge
 from gpucloud.usecases.machines import understood
 from gpucloud.usecases.money.estimate import Need, Quotas
 from gpucloud.usecases.services import cluster_of
@@ -100,8 +99,7 @@ def _name_of(folder: Path) -> str:
 
 def init_ci(*, github: bool, gitlab: bool, force: bool, as_json: bool) -> int:
     """Put pipelines, gpucloud's wheel and the lock into the repository; return the exit code."""
-    chosen = {Forge.GITHUB: github, Forge.GITLAB: gitlab}
-    done = install_pipeline(Path.cwd(), frozenset(forge for forge, wanted in chosen.items() if wanted), force=force)
+    done = install_pipeline(Path.cwd(), github=github, gitlab=gitlab, force=force)
     found = done.update
     written = (*found.written, *found.in_the_way)
     if as_json:
