@@ -78,7 +78,7 @@ class Boot:
             *("--parent-pipe", str(parent_pipe)),
         )
         if self.user_data:
-            return (sys.executable, "-m", "gpucloud.adapters.local.first_boot", str(self.folder), *server)
+            return (sys.executable, "-m", "gpucloud.adapters.local.first_boot", "run", str(self.folder), *server)
         return server
 
     def environment(self) -> dict[str, str]:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from gpucloud.adapters.local import self_boot
+from gpucloud.adapters.local import first_boot
 from gpucloud.adapters.local.group import LocalNodeGroup
 from gpucloud.adapters.local.records import Folder, GroupRecord
 from gpucloud.domain.errors import GpucloudError, UsageError
@@ -88,7 +88,7 @@ def ensure_group(root: Path, spec: ClusterSpec, *, user_data: str = "") -> str:
     `user_data` is a shell script that every node runs when it starts; left out, the one of a job that drives itself.
     """
     if not user_data and spec.unattended:
-        user_data = self_boot.user_data(spec.store, spec.name)
+        user_data = first_boot.user_data(spec.store, spec.name)
     folder = Folder(root)
     folder.create()
     wanted = GroupRecord(
