@@ -12,8 +12,8 @@ from typing import Protocol
 from gpucloud.domain.checkpoint.protection import Saving
 from gpucloud.domain.job.spec import Job
 from gpucloud.domain.market.learned import Tables
+from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.money.ledger import Terms
-from gpucloud.domain.money.spend import Spend
 from gpucloud.domain.node.bootstrap.wanted import ControllerWanted
 from gpucloud.domain.supervision.action import Action
 from gpucloud.domain.supervision.deadline import Lesson

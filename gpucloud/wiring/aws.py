@@ -14,8 +14,8 @@ from gpucloud.adapters.home import Home
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.spec import Access, AwsChoices, Resources
 from gpucloud.domain.market.catalog import Catalog, aged
+from gpucloud.domain.money.budget import PrepaidRule
 from gpucloud.domain.money.ledger import Terms
-from gpucloud.domain.money.prepaid import PrepaidRule
 from gpucloud.domain.offer import EfaLayout
 from gpucloud.domain.supervision.snapshot import Limits, Rules
 from gpucloud.domain.variables import GPUCLOUD_AWS_POLL_S, GPUCLOUD_SSH_PORT

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from gpucloud.adapters.home import Home
 from gpucloud.domain.job.spec import SshChoices
+from gpucloud.domain.money.budget import PrepaidRule
 from gpucloud.domain.money.ledger import Terms
-from gpucloud.domain.money.prepaid import PrepaidRule
 from gpucloud.domain.supervision.snapshot import Limits, Rules
 from gpucloud.domain.variables import GPUCLOUD_HANG_S, GPUCLOUD_HOME, GPUCLOUD_LOCAL_MONEY_FACTOR
 from gpucloud.system.processes import user_name

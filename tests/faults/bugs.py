@@ -161,7 +161,7 @@ def shut_off_lowered_before_the_state(original: Any) -> Any:
     return arm
 
 
-@seeded("domain.money.prepaid:paid_until", "budget")
+@seeded("domain.money.budget:paid_until", "budget")
 def reserve_forgotten(original: Any) -> Any:
     """All that is left is promised, and nothing kept for the end."""
     from dataclasses import replace

@@ -47,8 +47,8 @@ from gpucloud.domain.market.recordings import Timeline, timeline, zone_set
 from gpucloud.domain.market.scenario import USUAL, Recovery, Scenario, recovery_of, starts
 from gpucloud.domain.market.simulation import Decide, Run, bill_usd, charges, replay, zone_sets
 from gpucloud.domain.market.sizing import memory, saved_bytes, training_time
+from gpucloud.domain.money.budget import PrepaidRule
 from gpucloud.domain.money.ledger import ChargeKind, total
-from gpucloud.domain.money.prepaid import PrepaidRule
 from gpucloud.domain.node.gate.models import sheet_of
 from gpucloud.domain.node.node import NodeState
 from gpucloud.domain.offer import Offer, Pool, rank

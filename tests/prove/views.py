@@ -16,7 +16,7 @@ from rich.console import Console
 
 from gpucloud.cli.render import live
 from gpucloud.cli.render.onlookers import line_of, panel_state
-from gpucloud.domain.money.prepaid import PrepaidRule
+from gpucloud.domain.money.budget import PrepaidRule
 from gpucloud.domain.supervision.action import Done
 from gpucloud.domain.supervision.membership import time_left
 from gpucloud.usecases.jobstore.condition import Condition

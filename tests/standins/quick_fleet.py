@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gpucloud.adapters.local.node import MARK
 from gpucloud.adapters.local.records import Folder, GroupRecord
-from gpucloud.domain.money.prepaid import PrepaidRule
+from gpucloud.domain.money.budget import PrepaidRule
 from gpucloud.system import processes
 from tests.commandline import CommandLine
 from tests.emulation.group import CUTTABLE, OWN_SPACES, EmulatedGroup

@@ -19,8 +19,8 @@ from gpucloud.cli.render.reports import report_json, report_text
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.errors import CredentialsError, StoreError
 from gpucloud.domain.job.spec import AwsChoices, Cloud, KnownJob, OwnHost, SshChoices
+from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.money.ledger import Terms
-from gpucloud.domain.money.spend import Spend
 from gpucloud.domain.node.node import NO_GROUP
 from gpucloud.domain.state.order import (
     Envelope,

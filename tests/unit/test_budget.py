@@ -8,7 +8,7 @@ from decimal import Decimal
 
 import pytest
 
-from gpucloud.domain.money.spend import Used
+from gpucloud.domain.money.budget import Used
 from gpucloud.domain.node.status import Stop
 from gpucloud.domain.state.order import BudgetChange
 from gpucloud.domain.state.state import CheckpointRef, ExitReason, Interruption, InterruptionKind, JobStatus

@@ -15,9 +15,8 @@ from gpucloud.cli.commands.passes import budget
 from gpucloud.cli.render.bills import left_amount
 from gpucloud.cli.target import meant
 from gpucloud.domain.errors import BudgetRefused, UsageError
+from gpucloud.domain.money.budget import PrepaidRule, Spend
 from gpucloud.domain.money.ledger import Terms
-from gpucloud.domain.money.prepaid import PrepaidRule
-from gpucloud.domain.money.spend import Spend
 from gpucloud.domain.node.node import Fault, Refusal
 from gpucloud.domain.offer import PricePoint
 from gpucloud.domain.state.state import ExitReason, JobStatus, Owner, Successor

@@ -8,7 +8,7 @@ from decimal import Decimal
 
 from gpucloud.cli.render.reports import report_json, report_text
 from gpucloud.domain.market.policies import Mode
-from gpucloud.domain.money.spend import Spend
+from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.offer import Offer
 from gpucloud.domain.state.state import CapacityDecision, ExitReason, JobStatus, Shortfall, Successor
 from gpucloud.domain.supervision.action import Appoint, Dismiss, Resize, TakeOver, Wait

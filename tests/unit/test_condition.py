@@ -17,8 +17,8 @@ from gpucloud.cli.render.onlookers import line_of, panel_state
 from gpucloud.cli.render.reports import jobs_text, report_json, report_text
 from gpucloud.cli.render.use import condition_word, headline, step_words
 from gpucloud.cli.render.ways import going_on_line
+from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.money.ledger import Charge, ChargeKind
-from gpucloud.domain.money.spend import Spend
 from gpucloud.domain.node.status import Outcome, Stop
 from gpucloud.domain.state.state import (
     CheckpointRef,

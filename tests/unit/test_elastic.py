@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpucloud.domain.job.spec import Market, Policy
 from gpucloud.domain.market.policies import Mode
-from gpucloud.domain.money.prepaid import PrepaidRule
+from gpucloud.domain.money.budget import PrepaidRule
 from gpucloud.domain.node.status import Outcome, Stop
 from gpucloud.domain.state.order import Until
 from gpucloud.domain.state.state import Attempt, ExitReason, Interruption, InterruptionKind, Member, Successor

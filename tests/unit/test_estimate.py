@@ -35,9 +35,8 @@ from gpucloud.domain.job.spec import (
 )
 from gpucloud.domain.market.catalog import Catalog, Machine, PriceList, SpotList
 from gpucloud.domain.market.outcome import Outcome, Summary
+from gpucloud.domain.money.budget import PrepaidRule, Used
 from gpucloud.domain.money.ledger import Terms
-from gpucloud.domain.money.prepaid import PrepaidRule
-from gpucloud.domain.money.spend import Used
 from gpucloud.usecases.money.estimate import QUICK, Estimate, Estimator, Planner
 from gpucloud.usecases.money.simulate import Outlooks
 from tests.fakes.account import FakeAccount

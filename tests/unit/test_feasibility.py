@@ -13,7 +13,7 @@ import pytest
 from gpucloud.domain.errors import PlanRefused
 from gpucloud.domain.job.spec import Job, Market, MarketPolicy, Model, Resources
 from gpucloud.domain.market.feasibility import Needs, least_usd, needs_of, refuse_what_cannot_be_kept
-from gpucloud.domain.money.prepaid import PrepaidRule
+from gpucloud.domain.money.budget import PrepaidRule
 from gpucloud.domain.offer import Offer, rank
 from tests.fakes.market import A100, H100, FakeMarket
 

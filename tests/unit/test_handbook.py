@@ -23,7 +23,7 @@ from gpucloud.cli.render.reports import report_json
 from gpucloud.cli.render.words import VERSION
 from gpucloud.domain.errors import GpucloudError
 from gpucloud.domain.job.spec import CheckpointDirectory, CheckpointPolicy, Cloud, ContainerRuntime, Launcher
-from gpucloud.domain.money.spend import Spend
+from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.container import ContainerRun, identity
 from gpucloud.domain.node.hardware import gpu_defaults, on_interface, threads
 from gpucloud.domain.node.launch import launches

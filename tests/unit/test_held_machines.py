@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpucloud.cli.render.reports import report_text
-from gpucloud.domain.money.spend import Spend
+from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.node import NO_GROUP
 from gpucloud.domain.state.order import held_until, is_closed, keeps, without_drill_done
 from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState, JobStatus

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from gpucloud.domain.errors import BudgetTooSmall, PlanRefused
 from gpucloud.domain.job.spec import Job, Market, MarketPolicy, Resources
 from gpucloud.domain.market.plan import make_plan
+from gpucloud.domain.money.budget import PrepaidRule, Used, paid_until
 from gpucloud.domain.money.ledger import usd_for
-from gpucloud.domain.money.prepaid import PrepaidRule, paid_until
-from gpucloud.domain.money.spend import Used
 from gpucloud.domain.offer import Offer, Pool
 from tests.unit.worlds import NOW
 

@@ -15,9 +15,8 @@ from gpucloud.cli.render.bills import money_line
 from gpucloud.domain.codec import from_json, to_json
 from gpucloud.domain.job.quantities import format_moment
 from gpucloud.domain.job.spec import Market
+from gpucloud.domain.money.budget import PrepaidRule, Spend, least_budget_usd, paid_until
 from gpucloud.domain.money.ledger import Rates, Terms, meter, total, usd_for
-from gpucloud.domain.money.prepaid import PrepaidRule, least_budget_usd, paid_until
-from gpucloud.domain.money.spend import Spend
 from gpucloud.domain.node.node import EndCause
 from gpucloud.domain.offer import PricePoint
 from gpucloud.domain.state.state import ExitReason, UsageInterval

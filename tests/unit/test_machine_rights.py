@@ -11,7 +11,7 @@ import pytest
 
 from gpucloud.adapters.home import Home
 from gpucloud.domain.job.spec import Market, Resources
-from gpucloud.domain.money.prepaid import PrepaidRule
+from gpucloud.domain.money.budget import PrepaidRule
 from gpucloud.domain.offer import Pool, PricePoint
 from gpucloud.domain.state.state import Interruption, InterruptionKind
 from gpucloud.domain.supervision.action import Arm, Relieve

@@ -14,7 +14,7 @@ from gpucloud.adapters.transfer.outputs import OutputsFolder
 from gpucloud.cli.render.reports import report_json, report_text
 from gpucloud.domain.errors import LandingRefused
 from gpucloud.domain.job.spec import Job
-from gpucloud.domain.money.spend import Spend
+from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.node import NO_GROUP, Node
 from gpucloud.domain.state.state import Attempt, ExitReason, MissingOutput
 from gpucloud.ports import Brought, Completed

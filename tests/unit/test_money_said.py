@@ -28,7 +28,7 @@ from gpucloud.domain.errors import PlanRefused
 from gpucloud.domain.job.spec import CheckpointPolicy, Job, Market, MarketPolicy, Policy, Resources
 from gpucloud.domain.market.outcome import Outcome, summary
 from gpucloud.domain.market.plan import make_plan
-from gpucloud.domain.money.spend import Spend, Used
+from gpucloud.domain.money.budget import Spend, Used
 from gpucloud.domain.state.state import JobStatus
 from gpucloud.domain.supervision.action import Arm, Wait
 from gpucloud.domain.supervision.deadline import capacity_choice

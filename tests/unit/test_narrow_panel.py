@@ -11,7 +11,7 @@ from rich.console import Console
 
 from gpucloud.cli.render.live import _panel, use_grid
 from gpucloud.cli.render.onlookers import NodeLine, PanelState
-from gpucloud.domain.money.spend import Spend
+from gpucloud.domain.money.budget import Spend
 from tests.unit.worlds import NOW
 
 NODE = NodeLine(node_id="i-0e2467d3f703d7dee", zone="us-east-2c", word="in the attempt, node rank 0", gpus="8 GPUs 97%")

@@ -7,7 +7,7 @@ from decimal import Decimal
 
 import pytest
 
-from gpucloud.domain.money.prepaid import PrepaidRule
+from gpucloud.domain.money.budget import PrepaidRule
 from gpucloud.domain.node.node import EndCause, GroupView, NodeState
 from gpucloud.domain.offer import PricePoint
 from gpucloud.domain.state.state import UsageInterval

@@ -8,7 +8,7 @@ from decimal import Decimal
 import pytest
 
 from gpucloud.cli.render.reports import report_text
-from gpucloud.domain.money.spend import Spend
+from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.node import NO_GROUP
 from gpucloud.domain.node.output import advice_for, failure_of, unsaved_of, without_code_folder
 from gpucloud.domain.state.state import ExitReason, JobStatus

@@ -12,7 +12,7 @@ import pytest
 from gpucloud.cli.render.reports import report_json, report_text
 from gpucloud.domain.checkpoint.protection import Saving
 from gpucloud.domain.job.spec import IdlePolicy
-from gpucloud.domain.money.spend import Spend
+from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.node import EndCause, Fault, NodeState, Notice
 from gpucloud.domain.node.status import Outcome, Stop
 from gpucloud.domain.node.use import DeviceUse, GpuUse

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from gpucloud.cli.app import app
 from gpucloud.cli.commands import passes, setting_up
-from gpucloud.domain.money.spend import Spend
+from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.state.state import JobStatus
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.report import report

@@ -18,7 +18,7 @@ from gpucloud.cli.render.reports import jobs_text, newest_first, report_json, re
 from gpucloud.cli.target import called, known_job, of_another_file, other_runs, read_target, report_of, require_one_run
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.spec import KnownJob
-from gpucloud.domain.money.spend import Spend
+from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.node import NO_GROUP
 from gpucloud.domain.state.state import JobStatus
 from gpucloud.store import open_store

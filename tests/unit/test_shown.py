@@ -19,7 +19,7 @@ from gpucloud.cli.commands import machines, reaching, verifying
 from gpucloud.cli.render import live, onlookers, output, reports, words
 from gpucloud.domain.checkpoint.protection import Outcome, Verdict
 from gpucloud.domain.errors import NodeError
-from gpucloud.domain.money.spend import Spend
+from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.gate.report import Checked, fail
 from gpucloud.domain.node.node import GroupView, Node
 from gpucloud.domain.state.state import CapacityDecision, MissingOutput

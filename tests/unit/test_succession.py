@@ -10,7 +10,7 @@ import pytest
 
 from gpucloud.domain.job.spec import Market, Policy
 from gpucloud.domain.market.policies import Mode
-from gpucloud.domain.money.prepaid import PrepaidRule
+from gpucloud.domain.money.budget import PrepaidRule
 from gpucloud.domain.node.status import Outcome, Stop
 from gpucloud.domain.offer import Offer
 from gpucloud.domain.state.state import CapacityDecision, ExitReason, Shortfall, Successor, UsageInterval

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpucloud.domain.errors import NodeError
-from gpucloud.domain.money.prepaid import PrepaidRule
+from gpucloud.domain.money.budget import PrepaidRule
 from gpucloud.domain.node.hardware import GpuSample
 from gpucloud.domain.node.node import Fault
 from gpucloud.domain.node.status import UNTOLD, Outcome, Status, Stop

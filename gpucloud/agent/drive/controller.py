@@ -30,7 +30,7 @@ from gpucloud.wiring.driving import Machine
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpucloud.domain.money.spend import Spend
+    from gpucloud.domain.money.budget import Spend
     from gpucloud.domain.node.node import Notice
     from gpucloud.domain.state.state import JobState
     from gpucloud.domain.supervision.action import Action

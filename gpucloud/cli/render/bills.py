@@ -10,9 +10,9 @@ from typing import Any
 from gpucloud.cli.render.words import pool_json, quarantine_json, table, usd
 from gpucloud.domain import codec
 from gpucloud.domain.job.quantities import format_moment, format_span, format_usd
+from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.money.costs import Row
 from gpucloud.domain.money.ledger import Charge, ChargeKind, total
-from gpucloud.domain.money.spend import Spend
 from gpucloud.usecases.jobstore.report import JobReport
 
 

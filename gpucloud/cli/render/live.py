@@ -17,7 +17,7 @@ from gpucloud.cli.render.onlookers import PanelState, panel_state
 from gpucloud.cli.render.output import FirstRank
 from gpucloud.cli.render.use import Rows, headline, use_rows
 from gpucloud.cli.render.words import folded, with_short_ids
-from gpucloud.domain.money.spend import Spend
+from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.output import without_code_folder
 from gpucloud.domain.node.status import UNTOLD
 from gpucloud.domain.supervision.action import Action

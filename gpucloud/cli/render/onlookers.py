@@ -14,7 +14,7 @@ from gpucloud.cli.render.use import brief, printed_words, untold_words
 from gpucloud.cli.render.words import silence, tell
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import format_span
-from gpucloud.domain.money.spend import Spend
+from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.node import NodeState
 from gpucloud.domain.node.output import without_code_folder
 from gpucloud.domain.node.status import UNTOLD, Stop

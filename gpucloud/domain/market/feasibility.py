@@ -15,7 +15,7 @@ from gpucloud.domain.market.outcome import Summary, undisturbed
 from gpucloud.domain.market.policies import NOTHING, Mode, Observation, Reason, Task, ZoneState
 from gpucloud.domain.market.policy import advised_span_s, decide, least_span_s, least_task_budget_usd
 from gpucloud.domain.market.sizing import work_of
-from gpucloud.domain.money.prepaid import PrepaidRule, least_budget_usd, reserve_usd
+from gpucloud.domain.money.budget import PrepaidRule, least_budget_usd, reserve_usd
 from gpucloud.domain.offer import Offer
 
 _CENT = Decimal("0.01")

@@ -14,8 +14,7 @@ from gpucloud.domain.job.spec import Cloud, Job, Market
 from gpucloud.domain.market.catalog import Headroom
 from gpucloud.domain.market.policies import Reason
 from gpucloud.domain.market.sizing import Memory, memory, way_to_fit, work_of
-from gpucloud.domain.money.prepaid import PrepaidRule, least_budget_usd, reserve_usd, trains_for
-from gpucloud.domain.money.spend import NOTHING_USED, Used
+from gpucloud.domain.money.budget import NOTHING_USED, PrepaidRule, Used, least_budget_usd, reserve_usd, trains_for
 from gpucloud.domain.node.gate.models import MODELS
 from gpucloud.domain.offer import Offer, rank, worth
 

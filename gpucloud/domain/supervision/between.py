@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from gpucloud.domain.job.quantities import format_moment
-from gpucloud.domain.money.prepaid import may_launch
+from gpucloud.domain.money.budget import may_launch
 from gpucloud.domain.state.order import Until
 from gpucloud.domain.state.state import Attempt, ExitReason
 from gpucloud.domain.supervision.action import (

@@ -7,9 +7,8 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 
 from gpucloud.domain.job.quantities import format_span, format_usd, in_cents, span_of
+from gpucloud.domain.money.budget import PrepaidRule, Used, least_budget_usd, reserve_usd, sooner
 from gpucloud.domain.money.ledger import usd_for
-from gpucloud.domain.money.prepaid import PrepaidRule, least_budget_usd, reserve_usd, sooner
-from gpucloud.domain.money.spend import Used
 from gpucloud.domain.state.state import ExitReason, JobState
 from gpucloud.domain.supervision.action import Arm, ObeyOrder
 from gpucloud.domain.supervision.snapshot import Goal, Rules, Snapshot

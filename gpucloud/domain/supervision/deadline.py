@@ -10,8 +10,8 @@ from gpucloud.domain.job.quantities import format_span, format_usd
 from gpucloud.domain.job.spec import Market, Policy
 from gpucloud.domain.market.policies import NOTHING, Choice, Holding, Mode, Observation, Reason, Task, ZoneState
 from gpucloud.domain.market.policy import decide
+from gpucloud.domain.money.budget import reserve_usd
 from gpucloud.domain.money.ledger import usd_for
-from gpucloud.domain.money.prepaid import reserve_usd
 from gpucloud.domain.offer import Offer
 from gpucloud.domain.state.state import CapacityDecision, JobState, Shortfall
 from gpucloud.domain.supervision.capacity import is_cooling

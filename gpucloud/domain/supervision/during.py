@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from gpucloud.domain.job.quantities import format_span
-from gpucloud.domain.money.prepaid import PrepaidRule
+from gpucloud.domain.money.budget import PrepaidRule
 from gpucloud.domain.node.node import EndCause
 from gpucloud.domain.node.status import EXCUSED, OUTPUT, UNTOLD, Outcome, Stop
 from gpucloud.domain.node.use import wasted

@@ -22,7 +22,7 @@ from datetime import datetime, timedelta
 
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.market.policies import Mode
-from gpucloud.domain.money.prepaid import PrepaidRule, may_launch, sooner
+from gpucloud.domain.money.budget import PrepaidRule, may_launch, sooner
 from gpucloud.domain.node.status import Stop
 from gpucloud.domain.offer import Offer
 from gpucloud.domain.state.state import Attempt, ExitReason, Shortfall

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from gpucloud.domain.job.quantities import format_span
-from gpucloud.domain.money.prepaid import PrepaidRule, sooner
+from gpucloud.domain.money.budget import PrepaidRule, sooner
 from gpucloud.domain.state.order import Until
 from gpucloud.domain.state.state import ExitReason
 from gpucloud.domain.supervision.action import Action, Arm, Done, StayOn, TearDown

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from gpucloud.domain.money.prepaid import PrepaidRule, may_launch, sooner
+from gpucloud.domain.money.budget import PrepaidRule, may_launch, sooner
 from gpucloud.domain.node.node import NodeState
 from gpucloud.domain.state.state import InterruptionKind
 from gpucloud.domain.supervision.action import (

@@ -11,7 +11,7 @@ from gpucloud.domain.checkpoint.protection import Saving
 from gpucloud.domain.job.spec import CheckpointPolicy, Cloud, IdlePolicy, Market, Policy
 from gpucloud.domain.market.learned import Tables
 from gpucloud.domain.market.policies import Mode
-from gpucloud.domain.money.prepaid import PrepaidRule
+from gpucloud.domain.money.budget import PrepaidRule
 from gpucloud.domain.node.node import GroupView, Node
 from gpucloud.domain.node.status import Status
 from gpucloud.domain.node.use import GpuUse

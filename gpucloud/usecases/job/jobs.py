@@ -11,9 +11,9 @@ from decimal import Decimal
 from gpucloud.domain.checkpoint.layouts import additions_of
 from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
 from gpucloud.domain.job.quantities import counted, format_moment
+from gpucloud.domain.money.budget import PrepaidRule, paid_until
 from gpucloud.domain.money.costs import Sundries, charges_of
 from gpucloud.domain.money.ledger import Terms, usd_for
-from gpucloud.domain.money.prepaid import PrepaidRule, paid_until
 from gpucloud.domain.node.member import workers_per_node
 from gpucloud.domain.node.node import NO_GROUP, GroupView
 from gpucloud.domain.node.output import DatedPiece

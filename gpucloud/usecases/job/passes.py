@@ -24,7 +24,7 @@ from gpucloud.domain.errors import (
 )
 from gpucloud.domain.job.quantities import counted, format_moment, format_size, in_cents
 from gpucloud.domain.job.spec import Job
-from gpucloud.domain.money.prepaid import sooner
+from gpucloud.domain.money.budget import sooner
 from gpucloud.domain.state.order import Order, is_closed, with_budget
 from gpucloud.domain.state.state import ExitReason, JobState
 from gpucloud.domain.supervision.budget import (

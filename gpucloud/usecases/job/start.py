@@ -14,9 +14,8 @@ from gpucloud.domain.job.code import LARGEST_CODE_BYTES
 from gpucloud.domain.job.quantities import in_cents
 from gpucloud.domain.job.spec import Cloud, Job
 from gpucloud.domain.market.plan import Plan, make_plan
+from gpucloud.domain.money.budget import NOTHING_USED, PrepaidRule, Used, least_budget_usd, paid_until
 from gpucloud.domain.money.ledger import ZERO, Terms
-from gpucloud.domain.money.prepaid import PrepaidRule, least_budget_usd, paid_until
-from gpucloud.domain.money.spend import NOTHING_USED, Used
 from gpucloud.domain.node.node import NO_GROUP, GroupView
 from gpucloud.domain.state.order import Order, Until, begins_anew, held_until, is_finished, with_budget
 from gpucloud.domain.state.state import JobState

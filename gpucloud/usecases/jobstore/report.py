@@ -8,8 +8,8 @@ from datetime import datetime
 from gpucloud.domain.checkpoint.layouts import Additions
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import span_of
+from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.money.ledger import Charge, total
-from gpucloud.domain.money.spend import Spend
 from gpucloud.domain.node.node import GroupView, Node
 from gpucloud.domain.node.status import EXCUSED, OUTPUT, UNTOLD, AttemptStatus, Outcome, Progress, RunState, Status
 from gpucloud.domain.state.state import (

@@ -27,10 +27,9 @@ from gpucloud.domain.market.policy import least_span_s
 from gpucloud.domain.market.recordings import RecordedMarket
 from gpucloud.domain.market.scenario import recovery_within, restart_within
 from gpucloud.domain.market.sizing import Work, work_of
+from gpucloud.domain.money.budget import NOTHING_USED, PrepaidRule, Used
 from gpucloud.domain.money.costs import remark
 from gpucloud.domain.money.ledger import Terms, with_extras
-from gpucloud.domain.money.prepaid import PrepaidRule
-from gpucloud.domain.money.spend import NOTHING_USED, Used
 from gpucloud.domain.offer import Offer, Pool
 from gpucloud.ports import Account, Clock, DataSets, MarketData
 from gpucloud.usecases.money.simulate import Outlooks, Stage

@@ -8,10 +8,9 @@ from decimal import ROUND_UP, Decimal
 from functools import partial
 
 from gpucloud.domain.errors import UsageError
+from gpucloud.domain.money.budget import PrepaidRule, Spend, Used, paid_until, reserve_usd
 from gpucloud.domain.money.costs import Billed
 from gpucloud.domain.money.ledger import ZERO, Charge, Terms, by_node, meter, total, usd_for
-from gpucloud.domain.money.prepaid import PrepaidRule, paid_until, reserve_usd
-from gpucloud.domain.money.spend import Spend, Used
 from gpucloud.domain.node.node import GroupView
 from gpucloud.domain.state.state import JobState, UsageInterval
 from gpucloud.domain.supervision.budget import Standing

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from gpucloud.domain.checkpoint.layouts import Additions, additions_of, begun_anew
 from gpucloud.domain.checkpoint.manifest import Counts, Fallback
 from gpucloud.domain.job.spec import CheckpointPolicy, Market
-from gpucloud.domain.money.spend import Used
+from gpucloud.domain.money.budget import Used
 from gpucloud.domain.node.bootstrap.facts import attempt_lock
 from gpucloud.domain.node.node import Fault, Refusal
 from gpucloud.domain.node.output import DatedPiece

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from gpucloud.domain.errors import GpucloudError, LeaseHeld, RunIsOver
-from gpucloud.domain.money.spend import Spend
+from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.state.order import Order, is_closed
 from gpucloud.domain.state.state import ExitReason, JobState, UsageInterval
 from gpucloud.domain.supervision import transitions
