@@ -144,7 +144,7 @@ _RECONCILE_TESTS = ("pytest", "tests/unit/test_reconcile.py")
 _PAYABLE_TESTS = ("pytest", "tests/unit/test_payable.py")
 
 
-@seeded("domain.supervision.between:_must_arm", *_RECONCILE_TESTS, quick=True)
+@seeded("domain.supervision.reconcile:_must_arm", *_RECONCILE_TESTS, quick=True)
 def launch_before_arm(original: Any) -> Any:
     """Machines are asked for first, the shut-off is armed when the level stands."""
     return lambda goal, snapshot, *rest: snapshot.group.size == goal.nodes and original(goal, snapshot, *rest)

@@ -49,8 +49,7 @@ from gpucloud.domain.supervision.action import (
     TearDown,
     Wait,
 )
-from gpucloud.domain.supervision.between import TIME_IS_OVER
-from gpucloud.domain.supervision.reconcile import decide
+from gpucloud.domain.supervision.reconcile import TIME_IS_OVER, decide
 from gpucloud.domain.supervision.self_driving import ORDER_VERSION, DriveOrder, order_key, parse_order, unable, unkept
 from gpucloud.domain.supervision.snapshot import DriveTrial, Goal, PeerReport, Readiness, Rules
 from gpucloud.domain.supervision.transitions import as_listed

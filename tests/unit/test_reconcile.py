@@ -42,9 +42,8 @@ from gpucloud.domain.supervision.action import (
     Tell,
     Wait,
 )
-from gpucloud.domain.supervision.between import fruitless
 from gpucloud.domain.supervision.membership import barred, quarantined
-from gpucloud.domain.supervision.reconcile import decide
+from gpucloud.domain.supervision.reconcile import decide, fruitless
 from gpucloud.domain.supervision.renewal import renew
 from gpucloud.domain.supervision.snapshot import (
     Goal,

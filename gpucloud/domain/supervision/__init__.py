@@ -3,7 +3,7 @@
     Goal, Seen, Rules ──decide──▶ Action ──(done elsewhere)──▶ JobState
 
 Values: `seen` (what a decision is made from) and `action` (what can be done, and on which side).
-Deciding: `reconcile` (the one entry, in the order of what comes first), then `during` an attempt or `between` two;
+Deciding: `reconcile` (the one entry; what comes between attempts, and after the last), `during` (while one runs);
 `renewal` (what goes on beside both), `capacity` (which pool), `deadline` (what a policy wants), `elastic` (fewer nodes
 than all, more again, or another pool's), `budget` (another sum while it runs).
 Judging what is seen: `membership` (who takes part, who is dead, how fast it goes, when it hangs), `quarantine` (bad

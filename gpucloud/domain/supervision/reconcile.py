@@ -1,23 +1,51 @@
 """What to do next for a job, decided from what is stored and what is seen; nothing here touches the world.
 
 `decide` is called once a tick. Whatever it returns may be done twice, and the process may die before, while or after
-doing it: the next tick, here or elsewhere, sees the world as it is then and decides again.
+doing it: the next tick, here or elsewhere, sees the world as it is then and decides again. What to do while an attempt
+runs is decided in `during`.
 """
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from gpucloud.domain.job.quantities import format_span
-from gpucloud.domain.money.budget import PrepaidRule, sooner
+from gpucloud.domain.job.quantities import format_moment, format_span
+from gpucloud.domain.money.budget import PrepaidRule, may_launch, sooner
 from gpucloud.domain.state.order import Until
-from gpucloud.domain.state.state import ExitReason
-from gpucloud.domain.supervision.action import Action, Arm, Done, StayOn, TearDown
-from gpucloud.domain.supervision.between import between
+from gpucloud.domain.state.state import Attempt, ExitReason
+from gpucloud.domain.supervision.action import (
+    Action,
+    Arm,
+    Done,
+    Finish,
+    Inspect,
+    NoteInterruptions,
+    OpenAttempt,
+    Pause,
+    Provision,
+    Replace,
+    Resize,
+    StayOn,
+    TearDown,
+    Wait,
+)
 from gpucloud.domain.supervision.budget import obey
+from gpucloud.domain.supervision.capacity import (
+    has_enough,
+    is_cooling,
+    other_pool,
+    pause_line,
+    pause_until,
+    pool_of_the_decision,
+    refused_lately,
+    saved_steps,
+)
 from gpucloud.domain.supervision.during import during
-from gpucloud.domain.supervision.renewal import renew
-from gpucloud.domain.supervision.snapshot import DriveTrial, Goal, NodeSnapshot, Readiness, Rules, Snapshot
+from gpucloud.domain.supervision.elastic import AWAITING, can_start, succeed, waits_until
+from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, all_silent, is_usable, noticed_beside, some_leave
+from gpucloud.domain.supervision.quarantine import failed_setup, give_up_pool, note_bad, stop_buying, to_replace
+from gpucloud.domain.supervision.renewal import can_renew, make_room, prepare, promise, renew, tell, unfit
+from gpucloud.domain.supervision.snapshot import DriveTrial, Goal, Limits, NodeSnapshot, Readiness, Rules, Snapshot
 from gpucloud.domain.untrusted import in_one_line
 
 
@@ -43,47 +71,216 @@ def decide(goal: Goal, snapshot: Snapshot, rules: Rules) -> Action:
     return between(goal, snapshot, rules)
 
 
-def _keep(snapshot: Snapshot, prepaid_rule: PrepaidRule) -> Action:
-    """Nobody renews their time; it ends sooner where the cloud has a later end than the budget pays for.
-
-    Whoever lowered it may have died before the cloud heard, though the order counts as acted on. What was paid for
-    longer than the horizon, while the machines drove their job, stays for as long as there is money.
-    """
-    payable = snapshot.payable_until or snapshot.lasts_until or snapshot.now
-    if snapshot.group.alive and snapshot.group.armed_until is None:
-        return _arm_anew(min((snapshot.state.ended_at or snapshot.now) + prepaid_rule.horizon, payable), snapshot)
-    is_short = snapshot.group.alive and payable - snapshot.now < prepaid_rule.horizon
-    closer = sooner(snapshot.group.armed_until, payable) if is_short else None
-    return Arm(until=closer) if closer is not None else Done()
+# Between two attempts, and before the first.
 
 
-def _arm_anew(until: datetime, snapshot: Snapshot) -> Arm | TearDown:
-    """Somebody removed the shut-off of machines that nobody supervises: they have one again, no later than before."""
-    return Arm(until=until) if until > snapshot.now else TearDown()
+_WORTH = timedelta(seconds=30)
+_ARMING = timedelta(seconds=15)
+"""What may pass until the least time is armed and machines are asked for: else it would be armed anew for ever."""
+IN_USE = "waiting for GPUs that others use until"
+TIME_IS_OVER = "unattended time is over; `gpucloud train {job}` goes on"
 
 
-def _held_until(goal: Goal, snapshot: Snapshot) -> datetime | None:
-    """Return until when the machines wait for a mended script; None where there are none, or nothing to mend."""
-    failed_at = snapshot.state.failed_at
-    if goal.hold is None or goal.end is not None or failed_at is None or not snapshot.group.alive:
+def between(goal: Goal, snapshot: Snapshot, rules: Rules) -> Action:
+    """Return the next thing to do when no attempt is open."""
+    ends = _finish(goal, snapshot, rules.limits)
+    if ends is None and snapshot.payable_until is None:
+        return (
+            note_bad(snapshot, rules.limits)
+            or _note_news(snapshot)
+            or tell(snapshot)
+            or Wait(why="waiting until machines have left")
+        )
+    return (
+        ends
+        or note_bad(snapshot, rules.limits)
+        or _capacity(goal, snapshot, rules)
+        or prepare(snapshot)
+        or tell(snapshot)
+        or _start(goal, snapshot, rules.limits)
+        or Wait(why=_waits_for(snapshot, rules.limits))
+    )
+
+
+def _waits_for(snapshot: Snapshot, limits: Limits) -> str:
+    if all_silent(snapshot, limits):
+        return NOBODY_ANSWERS
+    return "machines" if not snapshot.group.alive else "bootstrap"
+
+
+def _finish(goal: Goal, snapshot: Snapshot, limits: Limits) -> Finish | None:
+    if snapshot.wanted_end is not None:
+        return Finish(reason=snapshot.wanted_end)
+    if (failed := failed_setup(snapshot)) is not None:
+        return Finish(reason=ExitReason.USER_ERROR, message=failed)
+    if snapshot.failed_bootstraps >= limits.bootstrap_tries and not can_start(goal, snapshot):
+        error = next((node.error for node in snapshot.nodes if node.error), "the bootstrap failed")
+        return Finish(reason=ExitReason.UNPREPARED, message=error)
+    count = fruitless(snapshot.state.attempts[snapshot.state.reopened_after :])
+    if count >= limits.fruitless_attempts:
+        return Finish(reason=ExitReason.LOST, message=f"{count} attempts in a row made no new step")
+    if snapshot.payable_until is None and not some_leave(snapshot):
+        return Finish(reason=ExitReason.BUDGET)
+    return stop_buying(snapshot, limits) or _give_up(goal, snapshot, limits)
+
+
+def _give_up(goal: Goal, snapshot: Snapshot, limits: Limits) -> Finish | None:
+    cost = saved_steps(snapshot.state, snapshot.now, limits)
+    if goal.give_up is None or cost is None or cost.times <= goal.give_up:
         return None
-    return failed_at + goal.hold
+    message = f"{cost} (checkpoint: give_up: {goal.give_up:g}x)"
+    return Finish(reason=ExitReason.INTERRUPTED, message=message)
 
 
-def _hold(until: datetime, snapshot: Snapshot) -> Action:
-    """The shut-off comes when the wait is over, if not before: nobody needs to be there, and nobody renews it."""
-    until = min(until, snapshot.payable_until or snapshot.lasts_until or snapshot.now)
-    if snapshot.group.armed_until is None:
-        return _arm_anew(until, snapshot)
-    closer = sooner(snapshot.group.armed_until, until)
-    return Arm(until=closer) if closer is not None else Done()
+def _pause(snapshot: Snapshot, limits: Limits) -> Wait | None:
+    """Between attempts that end soon and save nothing; without machines it costs nothing."""
+    until = pause_until(snapshot.state, limits)
+    if until is None or snapshot.now >= until:
+        return None
+    return Wait(why=pause_line(snapshot.state, until, snapshot.now, limits))
 
 
-def _is_kept(goal: Goal, snapshot: Snapshot) -> bool:
-    """Whether machines are left up for the user: those of a job that succeeded, for as long as they are paid."""
-    wanted = goal.keep and goal.end is None and snapshot.state.exit_reason is ExitReason.SUCCEEDED
-    armed = snapshot.group.armed_until
-    return wanted and bool(snapshot.group.alive or (armed is not None and armed > snapshot.now))
+def fruitless(attempts: tuple[Attempt, ...]) -> int:
+    """Return how many attempts at the end of the list made no new step.
+
+    A step is new that none before had made, and so is one that none before had committed: where the work of a long
+    attempt was lost, those that commit it bit by bit go on.
+    """
+    made, committed, count = 0, 0, 0
+    for attempt in attempts:
+        is_new = (attempt.last_step or 0) > made or (attempt.saved_step or 0) > committed
+        count = 0 if is_new else count + 1
+        made, committed = max(made, attempt.last_step or 0), max(committed, attempt.saved_step or 0)
+    return count
+
+
+def _capacity(goal: Goal, snapshot: Snapshot, rules: Rules) -> Action | None:
+    """The shut-off is armed, and read back, before the level that starts machines is set."""
+    if goal.self_driving:
+        return _own_capacity(goal, snapshot, rules)
+    group, payable = snapshot.group, promise(snapshot)
+    elsewhere = succeed(goal, snapshot) or _elsewhere(goal, snapshot, rules.limits) or _bad_pool(snapshot, rules.limits)
+    if elsewhere is not None:
+        return elsewhere
+    if not group.exists:
+        return Provision()
+    if payable is not None and _must_arm(goal, snapshot, rules):
+        return Arm(until=payable)
+    if group.size != goal.nodes:
+        refused = refused_lately(snapshot, rules.limits)
+        wait = Wait(why="the cloud has no more machines now") if refused else _pause(snapshot, rules.limits)
+        if wait is None or not has_enough(goal, snapshot):
+            return wait or _resize(goal, snapshot, rules)
+    return _machines(goal, snapshot, rules)
+
+
+def _resize(goal: Goal, snapshot: Snapshot, rules: Rules) -> Action:
+    """A start that the cloud would refuse, for its shut-off comes too soon, is not tried in turns."""
+    if goal.nodes > snapshot.group.size and not may_launch(
+        snapshot.group.armed_until, snapshot.now, rules.prepaid_rule
+    ):
+        return Wait(why="waiting for a later shut-off")
+    return Resize(size=goal.nodes)
+
+
+def _elsewhere(goal: Goal, snapshot: Snapshot, limits: Limits) -> Action | None:
+    if snapshot.capacity_choice is not None:
+        return pool_of_the_decision(goal, snapshot, snapshot.capacity_choice, limits)
+    return other_pool(goal, snapshot, limits)
+
+
+def _own_capacity(goal: Goal, snapshot: Snapshot, rules: Rules) -> Action | None:
+    """What a machine may do about the machines beside it: none is bought elsewhere, and no time at all.
+
+    The group refills itself for as long as its shut-off lies ahead.
+    """
+    until = snapshot.group.armed_until
+    if not snapshot.group.exists or until is None or until - snapshot.now < rules.prepaid_rule.least:
+        return Pause(message=TIME_IS_OVER.format(job=snapshot.state.job))
+    if snapshot.group.size != goal.nodes:
+        return Resize(size=goal.nodes)
+    return _machines(goal, snapshot, rules)
+
+
+def _machines(goal: Goal, snapshot: Snapshot, rules: Rules) -> Action | None:
+    """Return what to do about machines that are unfit or are being interrupted."""
+    bad = to_replace(snapshot) or unfit(snapshot, rules.limits)
+    if bad:
+        return Replace(node_ids=bad)
+    return _note_news(snapshot) or make_room(goal, snapshot, rules.prepaid_rule)
+
+
+def _note_news(snapshot: Snapshot) -> NoteInterruptions | None:
+    news = noticed_beside(snapshot)
+    return NoteInterruptions(interruptions=news) if news else None
+
+
+def _bad_pool(snapshot: Snapshot, limits: Limits) -> Action | None:
+    return None if is_cooling(snapshot.state, snapshot.state.pool, snapshot.now) else give_up_pool(snapshot, limits)
+
+
+def _must_arm(goal: Goal, snapshot: Snapshot, rules: Rules) -> bool:
+    until, prepaid_rule = snapshot.group.armed_until, rules.prepaid_rule
+    if until is None or (
+        until - snapshot.now < prepaid_rule.least - _ARMING and not all_silent(snapshot, rules.limits)
+    ):
+        return True
+    starting = snapshot.group.size < goal.nodes and until - snapshot.now < prepaid_rule.horizon / 2
+    return (starting and _gains(snapshot, until)) or renew(goal, snapshot, prepaid_rule, rules.limits) is not None
+
+
+def _gains(snapshot: Snapshot, until: datetime) -> bool:
+    """While nothing is spent the payable time moves on with the clock: armed anew for that, no machine ever starts."""
+    return can_renew(snapshot) and snapshot.payable_until is not None and snapshot.payable_until - until >= _WORTH
+
+
+def _start(goal: Goal, snapshot: Snapshot, limits: Limits) -> Action | None:
+    usable = [n for n in snapshot.nodes if is_usable(n, limits)]
+    own = [
+        n for n in usable if n.node.pool == snapshot.state.pool
+    ]  # beside them, those that they took over from may end
+    fewest = goal.fewest(snapshot.state.pool.market)
+    ready = [n.node.id for n in (own if len(own) >= fewest else usable) if n.readiness is Readiness.READY]
+    if len(ready) < fewest:
+        return None
+    until = waits_until(goal, snapshot, limits) if len(ready) < goal.nodes else None
+    if until is not None:
+        return Wait(why=f"{AWAITING} {format_moment(until, snapshot.now)}: {len(ready)} of {goal.nodes} are ready")
+    if goal.until is Until.READY:
+        return Done()
+    paused = _pause(snapshot, limits)
+    if paused is not None:
+        return paused
+    opening = OpenAttempt(number=len(snapshot.state.attempts) + 1, node_ids=_ranked(ready, snapshot)[: goal.nodes])
+    return _inspect(opening, snapshot, limits) or opening
+
+
+def _inspect(opening: OpenAttempt, snapshot: Snapshot, limits: Limits) -> Action | None:
+    """GPUs are looked at before every attempt that uses them; who is bad was written down before we came here.
+
+    Those that others use are looked at again after a while.
+    """
+    if not snapshot.inspects:
+        return None
+    last = snapshot.inspection
+    if last is None or (last.number, last.node_ids) != (opening.number, opening.node_ids):
+        return Inspect(number=opening.number, node_ids=opening.node_ids)
+    if not last.done:
+        return Wait(why="checking the GPUs")
+    if not last.in_use:
+        return None
+    if last.over_at is not None and snapshot.now - last.over_at >= limits.ask_again:
+        return Inspect(number=opening.number, node_ids=opening.node_ids)
+    one = last.in_use[0]
+    until = format_moment(one.since + limits.in_use, snapshot.now)
+    return Wait(why=f"{IN_USE} {until}: {one.node_id}: {in_one_line(one.why)}")
+
+
+def _ranked(ready: list[str], snapshot: Snapshot) -> tuple[str, ...]:
+    """Nodes that were members before come first and keep their order, so that rank 0 moves as seldom as it can."""
+    last = snapshot.state.attempts[-1].members if snapshot.state.attempts else ()
+    order = {member.node_id: member.rank for member in last}
+    return tuple(sorted(ready, key=lambda node_id: (order.get(node_id, len(order)), node_id)))
 
 
 # When a job needs nobody outside any more: its machines are there, paid, and have shown that they can drive it.
@@ -140,3 +337,49 @@ def _time(node: NodeSnapshot, goal: Goal, snapshot: Snapshot) -> timedelta:
     """Return for how long the machine has been there since somebody wanted to leave."""
     began_at = goal.began_at if goal.began_at is not None else node.node.launched_at
     return snapshot.now - max(began_at, node.node.launched_at)
+
+
+# After the end: machines that stay for their user, or wait for a mended script.
+
+
+def _keep(snapshot: Snapshot, prepaid_rule: PrepaidRule) -> Action:
+    """Nobody renews their time; it ends sooner where the cloud has a later end than the budget pays for.
+
+    Whoever lowered it may have died before the cloud heard, though the order counts as acted on. What was paid for
+    longer than the horizon, while the machines drove their job, stays for as long as there is money.
+    """
+    payable = snapshot.payable_until or snapshot.lasts_until or snapshot.now
+    if snapshot.group.alive and snapshot.group.armed_until is None:
+        return _arm_anew(min((snapshot.state.ended_at or snapshot.now) + prepaid_rule.horizon, payable), snapshot)
+    is_short = snapshot.group.alive and payable - snapshot.now < prepaid_rule.horizon
+    closer = sooner(snapshot.group.armed_until, payable) if is_short else None
+    return Arm(until=closer) if closer is not None else Done()
+
+
+def _held_until(goal: Goal, snapshot: Snapshot) -> datetime | None:
+    """Return until when the machines wait for a mended script; None where there are none, or nothing to mend."""
+    failed_at = snapshot.state.failed_at
+    if goal.hold is None or goal.end is not None or failed_at is None or not snapshot.group.alive:
+        return None
+    return failed_at + goal.hold
+
+
+def _hold(until: datetime, snapshot: Snapshot) -> Action:
+    """The shut-off comes when the wait is over, if not before: nobody needs to be there, and nobody renews it."""
+    until = min(until, snapshot.payable_until or snapshot.lasts_until or snapshot.now)
+    if snapshot.group.armed_until is None:
+        return _arm_anew(until, snapshot)
+    closer = sooner(snapshot.group.armed_until, until)
+    return Arm(until=closer) if closer is not None else Done()
+
+
+def _arm_anew(until: datetime, snapshot: Snapshot) -> Arm | TearDown:
+    """Somebody removed the shut-off of machines that nobody supervises: they have one again, no later than before."""
+    return Arm(until=until) if until > snapshot.now else TearDown()
+
+
+def _is_kept(goal: Goal, snapshot: Snapshot) -> bool:
+    """Whether machines are left up for the user: those of a job that succeeded, for as long as they are paid."""
+    wanted = goal.keep and goal.end is None and snapshot.state.exit_reason is ExitReason.SUCCEEDED
+    armed = snapshot.group.armed_until
+    return wanted and bool(snapshot.group.alive or (armed is not None and armed > snapshot.now))

@@ -42,7 +42,6 @@ from gpucloud.domain.supervision.action import (
     Tell,
     Wait,
 )
-from gpucloud.domain.supervision.between import IN_USE
 from gpucloud.domain.supervision.budget import used_up
 from gpucloud.domain.supervision.capacity import PAUSING
 from gpucloud.domain.supervision.during import DRILL_WAITS
@@ -56,6 +55,7 @@ from gpucloud.domain.supervision.membership import (
     vouched_for,
 )
 from gpucloud.domain.supervision.quarantine import failed_setup
+from gpucloud.domain.supervision.reconcile import IN_USE
 from gpucloud.domain.supervision.snapshot import Goal, Limits, NodeSnapshot, Snapshot
 from gpucloud.domain.untrusted import in_one_line
 from gpucloud.usecases.jobstore.lease import Lease
