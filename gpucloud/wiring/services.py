@@ -1,32 +1,43 @@
-"""Composes the services of one job: what supervising it needs, and what its machines need to drive it themselves."""
+"""Composes the services of one job: what supervising it needs, from outside, and on a machine that drives it itself."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpucloud.adapters.home import Home
 from gpucloud.adapters.packaging import package_zip
 from gpucloud.adapters.scripts import how_it_saves
-from gpucloud.adapters.ssh.keys import generate_key
 from gpucloud.adapters.transfer.outputs import OutputsFolder, StoredOutputs
 from gpucloud.adapters.transfer.sync import whole_code
+from gpucloud.domain.errors import NodeError, UsageError
 from gpucloud.domain.job.code import LARGEST_CODE_BYTES
 from gpucloud.domain.job.spec import Cloud as CloudName
 from gpucloud.domain.job.spec import Job
 from gpucloud.domain.market.learned import Tables
 from gpucloud.domain.node.bootstrap.wanted import ControllerWanted
 from gpucloud.domain.supervision.deadline import Lesson
-from gpucloud.domain.supervision.self_driving import ORDER_VERSION, DriveOrder, Unable, order_key, unable
+from gpucloud.domain.supervision.self_driving import ORDER_VERSION, DriveOrder, Unable, order_key, parse_order, unable
 from gpucloud.domain.supervision.snapshot import rules_for
 from gpucloud.ports import Clock, DataSets, Shell
-from gpucloud.store import ObjectStore
+from gpucloud.store import ObjectStore, open_store
 from gpucloud.store.contract import CountingStore, Tally
+from gpucloud.system.processes import last_line
+from gpucloud.system.retries import SystemClock
 from gpucloud.usecases.services import Package, SelfBoot, Services
+from gpucloud.usecases.supervise.provision import OwnGroup, OwnProvisioner
 from gpucloud.wiring.clouds import Cloud, CloudProfile
+
+if TYPE_CHECKING:
+    from gpucloud.domain.state.state import JobState
+    from gpucloud.ports import MarketData, NodeGroup, Outputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +65,8 @@ def compose_services(
     job: Job, name: str, environment: JobEnvironment, *, secrets: Mapping[str, str], unattended: timedelta | None = None
 ) -> Services:
     """Return everything that supervising a run of the job needs; with `unattended` its own machines are to drive it."""
+    from gpucloud.adapters.ssh.keys import generate_key
+
     cloud, store, cloud_profile = environment.cloud, environment.store, environment.cloud.cloud_profile
     data, sha256 = package_zip()
     tally, has_key = Tally(), environment.key.is_file()
@@ -143,3 +156,143 @@ def _driven(services: Services, environment: JobEnvironment) -> Services:
         store=order.store, order=order_key(order.cluster), pip_mirror=services.job.mirrors.pip
     )
     return replace(services, order=order, controller=controller)
+
+
+# A machine that drives its own job: the same supervisor, with what a machine may reach.
+
+
+_PERIODS_S = {CloudName.LOCAL: 0.5}
+_PERIOD_S = 5.0
+"""How often a driver looks whether somebody else drives: in S3 each look is a paid request (0.0000004 USD)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """This node as one that can drive; `root` is the agent's folder, `wanted` says where its order is."""
+
+    root: Path
+    wanted: ControllerWanted
+
+    @property
+    def clock(self) -> Clock:
+        """This machine's clock."""
+        return SystemClock()
+
+    @property
+    def store(self) -> ObjectStore:
+        """The job's store."""
+        return open_store(self.wanted.store)
+
+    def order(self) -> DriveOrder | None:
+        """Return what is to be driven, None when that was withdrawn. Raises StoreError, Malformed."""
+        stored = self.store.get(self.wanted.order)
+        return parse_order(stored.data) if stored is not None else None
+
+    def period_s(self, order: DriveOrder) -> float:
+        """Return how many seconds may lie between two looks at who drives."""
+        return _PERIODS_S.get(order.job.cloud, _PERIOD_S)
+
+    def services(self, order: DriveOrder) -> Services:
+        """Return everything that supervising the job from here needs. Raises NodeError, StoreError."""
+        from gpucloud.adapters.ssh.keys import generate_key
+        from gpucloud.adapters.ssh.shell import SshShell
+
+        key, tally = self._key(order), Tally()
+        package = Path(sys.argv[0]).read_bytes()
+        job = replace(order.job, code=self._code(order))
+        return Services(
+            job=job,
+            name=order.name,
+            clock=SystemClock(),
+            store=CountingStore(self.store, tally),
+            tally=tally,
+            provisioner=OwnProvisioner(order.group),
+            group=self.group(order),
+            market=self._market(order),
+            shell=SshShell(key, python=order.node_python, cache=self._folder / "cache"),
+            outputs=self._outputs(order),
+            data_sets=self._data_sets(order),
+            public_key=generate_key(key),
+            package=Package(data=package, sha256=order.package_sha256),
+            rules=order.rules,
+            terms=order.terms,
+            period_s=order.period_s,
+            flush_s=order.flush_s,
+            power_off=order.power_off,
+            key=order.key,
+            controller=self.wanted,
+            on_machine=True,
+            saving=how_it_saves(job).saving,
+        )
+
+    def group(self, order: DriveOrder) -> NodeGroup:
+        """Return the job's own group, as far as its machines may do anything about it."""
+        match order.job.cloud:
+            case CloudName.LOCAL:
+                from gpucloud.adapters.local.group import LocalNodeGroup
+
+                return OwnGroup(LocalNodeGroup(Path(order.records)), order.group)
+            case CloudName.AWS:
+                from gpucloud.wiring.aws import own_nodes
+
+                return OwnGroup(own_nodes(order, self.store), order.group)
+            case CloudName.SSH:
+                raise _cannot(order)
+
+    def end_group(self, order: DriveOrder, state: JobState) -> None:
+        """Have every machine of the group end, this one too; the free parts stay for a command from outside."""
+        self.group(order).resize(order.group, 0, state.pool)
+
+    @property
+    def _folder(self) -> Path:
+        return self.root / "drive"
+
+    def _market(self, order: DriveOrder) -> MarketData:
+        match order.job.cloud:
+            case CloudName.LOCAL:
+                from gpucloud.adapters.local.market import LocalMarket
+
+                return LocalMarket()
+            case CloudName.AWS:
+                from gpucloud.wiring.aws import own_market
+
+                return own_market(order)
+            case CloudName.SSH:
+                raise _cannot(order)
+
+    def _outputs(self, order: DriveOrder) -> Outputs:
+        def fetching(target: Path) -> Outputs:
+            return OutputsFolder(order.job.outputs, target, python=order.node_python)
+
+        return StoredOutputs(self.store, order.name, self._folder / "outputs", fetching)
+
+    def _data_sets(self, order: DriveOrder) -> DataSets | None:
+        if not order.job.data:
+            return None
+        from gpucloud.adapters.transfer.datasets import Sources
+
+        return Sources(profile=None, python=order.node_python, cache=self._folder / "cache")
+
+    def _key(self, order: DriveOrder) -> Path:
+        path = self._folder / "key"
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(order.key)
+        return path
+
+    def _code(self, order: DriveOrder) -> Path:
+        """Return the job's code as it was started: what runs on this node writes into a copy of its own."""
+        stored = self.store.get(order.tree)
+        if stored is None:
+            raise NodeError(f"{order.tree} is not in the store", hint=f"gpucloud train {order.name}")
+        target = self._folder / "code"
+        argv = (sys.executable, "-I", sys.argv[0], "code", str(target), order.tree_name)
+        done = subprocess.run(argv, input=stored.data, capture_output=True, check=False)
+        if done.returncode != 0:
+            why = last_line(done.stderr)
+            raise NodeError(f"the code in the store is not whole: {why}", hint=f"gpucloud train {order.name}")
+        return target / order.tree_name
+
+
+def _cannot(order: DriveOrder) -> UsageError:
+    return UsageError(f"machines on {order.job.cloud.value} do not drive their jobs", hint="gpucloud train goes on")

@@ -25,7 +25,7 @@ from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import is_over, take
 from gpucloud.usecases.jobstore.orders import Orders
 from gpucloud.usecases.supervise.session import Session
-from gpucloud.wiring.driving import Machine
+from gpucloud.wiring.services import Machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
