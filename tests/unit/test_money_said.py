@@ -14,7 +14,7 @@ from rich.console import Console
 
 from gpucloud.adapters.jobfile import values
 from gpucloud.cli.commands.passes import _budget_text
-from gpucloud.cli.render.bills import left_rows, money_line, spend_json, spend_text
+from gpucloud.cli.render.bills import left_rows, money_line, spend_json, spend_text, to_go_words
 from gpucloud.cli.render.estimates import estimate_text
 from gpucloud.cli.render.live import _panel
 from gpucloud.cli.render.onlookers import line_of, panel_state
@@ -358,14 +358,54 @@ def test_a_forecast_is_never_more_than_the_budget_pays_for_and_says_that_the_bud
     assert spend.for_job_of(None).forecast_usd is None
 
 
-def test_a_budget_ends_where_the_rest_is_too_little_to_train_on() -> None:
-    """Of 0.06 USD that are left 0.01 are kept aside, and 0.02 are the least time at the highest price."""
-    spend = Spend(
-        budget_usd=Decimal("0.1"), spent_usd=Decimal("0.04"), promised_usd=Decimal(0), usd_per_hour=Decimal("0.36"),
-        kept_usd=Decimal("0.01"), too_little_usd=Decimal("0.02"),
-    )  # fmt: skip
-    assert spend.lasts == timedelta(minutes=5)
-    assert (spend.for_job_of(HOUR).forecast_usd, spend.for_job_of(HOUR).is_short) == (Decimal("0.07"), True)
+ENDS = Spend(
+    budget_usd=Decimal("0.1"), spent_usd=Decimal("0.04"), promised_usd=Decimal("0.03"), usd_per_hour=Decimal("0.36"),
+    kept_usd=Decimal("0.01"), as_of=NOW, off_at=NOW + timedelta(minutes=2),
+)  # fmt: skip
+
+
+def test_a_budget_ends_where_nothing_is_left_but_what_is_kept_aside() -> None:
+    """Of 0.06 USD that are left 0.01 are kept aside."""
+    assert ENDS.lasts == timedelta(seconds=500)
+    assert (ENDS.for_job_of(HOUR).forecast_usd, ENDS.for_job_of(HOUR).is_short) == (Decimal("0.09"), True)
+
+
+@pytest.mark.parametrize("young_s", [0, 15, 30, 59, 60])
+def test_time_that_a_young_machine_is_charged_for_beforehand_is_counted_down(young_s: int) -> None:
+    """A minute is charged at once: what is spent stands still meanwhile, and the end does not go away."""
+    ahead = Decimal("0.006") * (60 - young_s) / 60
+    spend = replace(ENDS, ahead_usd=ahead, as_of=NOW + timedelta(seconds=young_s)).for_job_of(HOUR)
+    assert spend.ends_at == NOW + timedelta(seconds=560)
+    soon = replace(ENDS, ahead_usd=ahead).for_job_of(timedelta(seconds=90))
+    assert (soon.forecast_usd, soon.is_short) == (Decimal("0.049") - ahead, False)
+    last = replace(ENDS, ahead_usd=ahead).for_job_of(timedelta(seconds=560 - young_s))
+    assert (last.forecast_usd, last.is_short) == (Decimal("0.09"), False)
+
+
+def test_the_end_of_a_budget_counts_down_and_never_stands() -> None:
+    """At a third of the highest price, as every pass sees it: what is kept does not change, what is left does."""
+    rate, seen = ENDS.usd_per_hour, []
+    for second in range(0, 520, 10):
+        now, spent = NOW + timedelta(seconds=second), ENDS.spent_usd + rate * second / 3600
+        off_at = now + timedelta(seconds=40)
+        spend = replace(ENDS, spent_usd=spent, as_of=now, off_at=off_at).for_job_of(HOUR)
+        said = to_go_words(HOUR, spend)[1]
+        assert spend.ends_at is not None
+        assert spend.ends_at > now
+        seen.append(said)
+        assert " in 0 s" not in said
+        assert " in 0 s" not in spend_text(spend)
+    assert seen[:2] == ["its budget ends first, in 8 min 20 s", "its budget ends first, in 8 min 10 s"]
+    assert seen[49] == "its budget ends first, in 10 s"
+    assert seen[50:] == ["its budget is used up: it is being ended"] * 2
+    assert len(set(seen)) == 51
+
+
+def test_a_budget_that_is_used_up_says_so_and_ends_with_the_paid_time() -> None:
+    over = replace(ENDS, spent_usd=Decimal("0.095")).for_job_of(HOUR)
+    assert spend_json(over)["budget_ends_at"] == "2026-03-01T12:02:00+00:00"
+    assert spend_json(replace(over, off_at=None))["budget_ends_at"] is None
+    assert "at today's price and pace: its budget is used up: it is being ended" in spend_text(over)
 
 
 def test_every_view_of_a_job_that_trains_says_that_its_budget_ends_first() -> None:

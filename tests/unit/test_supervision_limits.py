@@ -311,6 +311,17 @@ def test_a_machine_that_the_cloud_has_forgotten_costs_what_was_paid_for_and_no_m
     assert round(tracker.spend(kept, NOW, Decimal(5), PrepaidRule()).spent_usd, 3) == Decimal("0.583")
 
 
+@pytest.mark.parametrize(("age_s", "ahead"), [(0, "0.0333"), (15, "0.0250"), (60, "0"), (90, "0")])
+def test_what_a_young_machine_is_charged_for_beforehand_is_known_to_be_of_time_to_come(age_s, ahead):
+    """Two machines at 1 USD an hour, the least time of each a minute."""
+    launched = NOW - timedelta(seconds=age_s)
+    nodes = tuple(UsageInterval(node_id=one, pool=POOL, launched_at=launched) for one in "ab")
+    tracker = SpendTracker(JobStore(MemoryStore(JumpingClock(NOW)), "digits"), OneUsdAnHour())
+    spend = tracker.spend(state(nodes=nodes), NOW, Decimal(5), PrepaidRule())
+    assert spend.ahead_usd.quantize(Decimal("0.0001")) == Decimal(ahead)
+    assert spend.spent_usd - spend.ahead_usd == pytest.approx(Decimal(2 * age_s) / 3600, abs=Decimal("0.00001"))
+
+
 def test_a_machine_that_is_listed_late_lives_on_in_the_books_and_one_that_stays_away_ended_when_it_was_missed():
     stored = replace(forgotten(), paid_until=NOW + timedelta(hours=5))
     missed = transitions.record(snapshot(group_size=1, state=stored, armed=stored.paid_until))

@@ -120,15 +120,25 @@ def to_go_words(left: timedelta | None, spend: Spend) -> list[str]:
     """Return how long a job has to its last step, and what ends it before, where something does."""
     if not left:
         return []
-    ends = [(spend.lasts, "budget ends"), (spend.deadline_in, "deadline comes"), (spend.prepaid_in, "paid time ends")]
+    ends = [(spend.lasts, ""), (spend.deadline_in, "deadline comes"), (spend.prepaid_in, "paid time ends")]
     first = min(((ends_in, what) for ends_in, what in ends if ends_in is not None and ends_in < left), default=None)
-    short = [f"its {first[1]} first, in {format_span(first[0])}"] if first is not None else []
-    return [f"{format_span(left)} to go", *short]
+    if first is None:
+        return [f"{format_span(left)} to go"]
+    ends_in, what = first
+    return [f"{format_span(left)} to go", f"its {what} first, in {format_span(ends_in)}" if what else budget_end(spend)]
+
+
+def budget_end(spend: Spend) -> str:
+    """Return when a budget ends that does so before the job does; once it is used up, what happens then."""
+    if spend.is_used_up or spend.lasts is None:
+        return "its budget is used up: it is being ended"
+    return f"its budget ends first, in {format_span(spend.lasts)}"
 
 
 def _forecast_of(spend: Spend) -> str:
     if spend.is_short and spend.lasts is not None:
-        return f"at today's price and pace: its budget ends first, in {format_span(spend.lasts)}"
+        before = "" if spend.is_used_up else ", and it is saved before that"
+        return f"at today's price and pace: {budget_end(spend)}{before}"
     if spend.prepaid_in is not None and (spend.deadline_in is None or spend.prepaid_in < spend.deadline_in):
         return f"when its paid time ends, in {format_span(spend.prepaid_in)}: its own machines buy none"
     if spend.deadline_in is not None:

@@ -73,7 +73,8 @@ class Spend:
     """When it was reckoned."""
     kept_usd: Decimal = ZERO
     """What of the rest no training may use: it pays for the last save and the end of the machines that live."""
-    too_little_usd: Decimal = ZERO  # with less beside that no training goes on: its least time at the highest price
+    ahead_usd: Decimal = ZERO
+    """What of the sum that is spent pays for time to come: the least that is charged for a machine, from its launch."""
 
     @property
     def left_usd(self) -> Decimal:
@@ -82,14 +83,27 @@ class Spend:
 
     @property
     def lasts(self) -> timedelta | None:
-        """How long the budget pays for training at the rate of now; None for no rate."""
-        return timedelta(hours=float(self._usable_usd() / self.usd_per_hour)) if self.usd_per_hour else None
+        """How long the budget pays for the machines at the rate of now; None for no rate. Training is saved before that.
+
+        However little is left, what runs goes on: its paid time is prolonged as long as there is anything to pay it of.
+        """
+        usd = max(ZERO, self.left_usd - self.kept_usd + self.ahead_usd)
+        return timedelta(hours=float(usd / self.usd_per_hour)) if self.usd_per_hour else None
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether nothing is left of the budget that training may use."""
+        return self.lasts == timedelta(0)
 
     @property
     def ends_at(self) -> datetime | None:
-        """When the budget ends that does so before the job's last step; None where it does not, as far as is known."""
-        lasts = self.lasts if self.is_short else None
-        return self.as_of + lasts if lasts is not None and self.as_of is not None else None
+        """When the budget ends that does so before the job's last step; None where it does not, as far as is known.
+
+        Once it is used up, when the machines end by themselves that are being ended; None where that is over, too.
+        """
+        if not self.is_short or self.lasts is None or self.as_of is None:
+            return None
+        return self.off_at if self.is_used_up else self.as_of + self.lasts
 
     def for_job_of(
         self, left: timedelta | None, deadline_at: datetime | None = None, *, buys_time: bool = True
@@ -107,17 +121,18 @@ class Spend:
             return replace(self.for_job_of(ends), deadline_in=ends)
         if left is None:
             return self
-        whole, most = self.spent_usd + usd_for(self.usd_per_hour, left), self.spent_usd + self._usable_usd()
-        return replace(self, forecast_usd=min(whole, most), is_short=whole > most)
+        usd, most_usd = self._usd_within(left), max(ZERO, self.left_usd - self.kept_usd)
+        return replace(self, forecast_usd=self.spent_usd + min(usd, most_usd), is_short=usd > most_usd)
 
-    def _usable_usd(self) -> Decimal:
-        return max(ZERO, self.left_usd - self.kept_usd - self.too_little_usd)
+    def _usd_within(self, span: timedelta) -> Decimal:
+        """Return what the machines that live will have cost after that time, beside what is spent."""
+        return max(ZERO, usd_for(self.usd_per_hour, span) - self.ahead_usd)
 
     def until_off(self) -> Spend:
         """Return the money with what the job will have cost when its machines switch themselves off."""
         if self.off_at is None or self.as_of is None:
             return self
-        whole = self.spent_usd + min(self.promised_usd, usd_for(self.usd_per_hour, self.off_at - self.as_of))
+        whole = self.spent_usd + min(self.promised_usd, self._usd_within(self.off_at - self.as_of))
         return replace(self, forecast_usd=whole, unattended_until=self.off_at)
 
     @property

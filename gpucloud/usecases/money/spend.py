@@ -98,15 +98,14 @@ class SpendTracker:
     ) -> Spend:
         """Return the money now, under that budget."""
         kept = reserve_usd(len(state.alive), state.dearest_usd_per_hour, prepaid_rule)
-        least = usd_for(state.dearest_usd_per_hour * len(state.alive), prepaid_rule.least)
         return Spend(
             budget_usd=budget_usd,
             spent_usd=self.spent_usd(state, now),
             kept_usd=ZERO if state.status.ended else kept,
-            too_little_usd=ZERO if state.status.ended else least,
             promised_usd=self._promised(state, state.alive, now),
             unproven_usd=unproven_usd,
             usd_per_hour=self._rate(state.alive, now),
+            ahead_usd=self._ahead(state.alive, now),
             as_of=now,
             off_at=state.paid_until if state.alive and state.paid_until and state.paid_until > now else None,
         )
@@ -226,6 +225,12 @@ class SpendTracker:
         if not alive or state.paid_until is None or state.paid_until <= now:
             return ZERO
         return usd_for(state.dearest_usd_per_hour * len(alive), state.paid_until - now)
+
+    def _ahead(self, alive: tuple[UsageInterval, ...], now: datetime) -> Decimal:
+        """Return what is charged already of the time to come: of each machine that is younger than the least time."""
+        young = [interval for interval in alive if interval.launched_at + self._terms.minimum > now]
+        spans = (interval.launched_at + self._terms.minimum - now for interval in young)
+        return sum((usd_for(self._rate((one,), now), span) for one, span in zip(young, spans, strict=True)), ZERO)
 
     def _rate(self, alive: tuple[UsageInterval, ...], now: datetime) -> Decimal:
         """Return what the machines cost an hour now, with their disks and addresses."""
