@@ -19,26 +19,36 @@ CONDITIONS = {
     "training": "training",
     "TRAINING, NOBODY SUPERVISES": "training_unsupervised",
     "NO MACHINE ANSWERS, NOBODY SUPERVISES": "silent",
-    "NO MACHINE OF ITS ATTEMPT ANSWERS, NOBODY SUPERVISES": "silent",
-    "its script has failed, nobody supervises": "waiting_unsupervised",
-    "ending its attempt": "training",
-    "trained, being wound up": "trained",
-    "trained, not wound up": "trained",
+    "NO MACHINE OF ITS ATTEMPT ANSWERS, NOBODY SUPERVISES": "attempt_silent",
+    "its script has failed, nobody supervises": "failed_unsupervised",
+    "ending its attempt": "ending_attempt",
+    "training, no machine answers": "training_unheard",
+    "ending its attempt, no machine answers": "ending_attempt_unheard",
+    "trained, being wound up": "winding_up",
+    "trained, not wound up": "not_wound_up",
     "handing over to its machines": "handing_over",
     "trained, its results are not home yet": "trained",
     "waiting for machines": "waiting",
-    "waiting for more machines": "waiting",
-    "preparing its machines": "starting",
+    "waiting for more machines": "waiting_for_more",
+    "preparing its machines": "preparing",
     "starting": "starting",
     "waiting, nobody supervises": "waiting_unsupervised",
-    "prepared, nothing trains on it": "waiting_unsupervised",
+    "prepared, nothing trains on it": "prepared",
     "failed, machines held": "held",
     "succeeded, machines kept": "kept",
     **{f"{end}, ending its machines": "ending" for end in ("succeeded", "failed", "stopped")},
-    **{f"{end}, not torn down": "ending" for end in ("succeeded", "failed", "stopped")},
+    **{f"{end}, not torn down": "not_torn_down" for end in ("succeeded", "failed", "stopped")},
     **dict.fromkeys(("succeeded", "failed", "stopped"), "ended"),
 }
 """Every phrase for how a job stands, and the condition that programs read for it."""
+_NOBODYS = {
+    *("training_unsupervised", "silent", "attempt_silent", "waiting_unsupervised", "failed_unsupervised"),
+    *("prepared", "handing_over", "not_wound_up", "not_torn_down"),
+}
+_SOMEBODYS = {
+    *("training", "training_unheard", "ending_attempt", "ending_attempt_unheard", "waiting", "waiting_for_more"),
+    *("starting", "preparing", "winding_up", "ending"),
+}
 _OVER = ("succeeded", "failed", "stopped")
 _MINUTE = timedelta(minutes=1)
 _LONGEST_FIRST = sorted(CONDITIONS, key=len, reverse=True)
@@ -216,14 +226,13 @@ def impossible(stands: Stands) -> Iterator[str]:
     yield from strangely_written(told)
     if (told["supervisor"] is None) != stands.held.is_free:
         yield f"it is supervised by {told['supervisor']}, and its lease is held: {stands.held.value}"
-    if stands.is_open == (told["condition"] in ("held", "kept", "ending", "ended")):
+    if stands.is_open == (told["condition"] in ("held", "kept", "ending", "not_torn_down", "ended")):
         yield f"it is {told['status']}, and {told['condition']}"
-    nobodys = ("training_unsupervised", "silent", "waiting_unsupervised", "handing_over")
-    if told["condition"] in nobodys and told["supervisor"]:
+    if told["condition"] in _NOBODYS and told["supervisor"]:
         yield f"it is {told['condition']} with a supervisor"
-    if told["condition"] in ("training", "waiting", "starting") and not told["supervisor"]:
+    if told["condition"] in _SOMEBODYS and not told["supervisor"]:
         yield f"it is {told['condition']} without a supervisor"
-    if told["condition"] == "silent" and all(one["answers"] for one in told["use"]):
+    if told["condition"] in ("silent", "attempt_silent") and all(one["answers"] for one in told["use"]):
         yield "it is silent, and all of its machines answer"
     saved = told["checkpoint"]["step"] if told["checkpoint"] is not None else 0
     if told["status"] in ("failed", "stopped") and saved != (told["last_step"] or 0):
@@ -237,7 +246,7 @@ def at_odds(said: Said, stands: Stands) -> Iterator[str]:
     told, spend = stands.told, stands.told["spend"]
     if said.condition is not None and said.condition != told["condition"]:
         yield f"it is {said.phrase!r}, and the reference has {told['condition']}"
-    if said.condition in ("ending", "ended") and not (said.phrase or "").startswith(told["status"]):
+    if said.condition in ("ending", "not_torn_down", "ended") and not (said.phrase or "").startswith(told["status"]):
         yield f"it is {said.phrase!r}, and the reference has {told['status']}"
     if said.supervisor is not None and said.supervisor != (told["supervisor"] or ""):
         yield f"it is supervised by {said.supervisor!r}, and the reference has {told['supervisor']}"

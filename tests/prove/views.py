@@ -85,7 +85,9 @@ def run(form: Form) -> Iterator[Figure]:
     yield Figure(name="views", value=sum(len(one.wrong) for one in every), limit=0)
     yield Figure(name="views.states", value=sum(one.states for one in every), limit=_STATES[form], least=True)
     yield Figure(name="views.answers", value=sum(one.answers for one in every), limit=_ANSWERS[form], least=True)
-    yield Figure(name="views.conditions", value=len(conditions), limit=len(Condition), least=True)
+    yield Figure(
+        name="views.conditions", value=len(conditions), limit=len({one.broad for one in Condition}), least=True
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +122,7 @@ def _judge(found: list[Moment], form: Form) -> Judged:
             answers += 1
             if stands is None:
                 continue
-            conditions.add(stands.told["condition"])
+            conditions.add(Condition(stands.told["condition"]).broad.value)
             asked = [view for view in VIEWS if view.asks_if(stands)]
             if number % _ROUND[form]:
                 asked = [asked[number // len(Held) % len(asked)]]
@@ -233,7 +235,8 @@ def _refused(asked: Asked, stands: Stands) -> Shown:
     rest = {
         "held": "has failed, and its machines wait for a mended",
         "kept": "has succeeded, and its machines are kept for a look",
-        "ending": f"and {by} still ends its machines" if by else "and is not wound up",
+        "ending": f"and {by} still ends its machines",
+        "not_torn_down": "and is not wound up",
         "ended": "nothing is deleted: gpucloud rm",
     }
     if condition in rest and rest[condition] not in asked.err:

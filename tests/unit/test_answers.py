@@ -77,7 +77,7 @@ def stands(held=Held.DIED, **changes):
         ("small: trained, its results are not home yet", "trained, its results are not home yet", "trained"),
         ("small: failed (budget)", "failed", "ended"),
         ("small: failed, machines held (user_error)", "failed, machines held", "held"),
-        ("small: stopped, not torn down", "stopped, not torn down", "ending"),
+        ("small: stopped, not torn down", "stopped, not torn down", "not_torn_down"),
         ("small: on its way", "small: on its way", "unknown"),
     ],
 )

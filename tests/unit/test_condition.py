@@ -13,6 +13,7 @@ from rich.console import Console
 
 from gpucloud.cli.commands.reaching import _look
 from gpucloud.cli.render import live
+from gpucloud.cli.render.bills import money_json
 from gpucloud.cli.render.onlookers import line_of, panel_state
 from gpucloud.cli.render.reports import jobs_text, report_json, report_text
 from gpucloud.cli.render.use import condition_word, headline, step_words
@@ -34,10 +35,11 @@ from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import Arm, Done, EndAttempt, Prepare, TearDown, Wait
 from gpucloud.domain.supervision.self_driving import hands_over
 from gpucloud.domain.supervision.snapshot import Limits, Readiness
-from gpucloud.usecases.jobstore.condition import Condition, Left, condition_of
-from gpucloud.usecases.jobstore.report import NodeStanding, report, with_answers, with_forecast
+from gpucloud.usecases.jobstore.condition import WORDS, Condition, Left, condition_of
+from gpucloud.usecases.jobstore.report import NodeStanding, Silence, report, with_answers, with_forecast
 from gpucloud.usecases.supervise.act import Announcements
 from gpucloud.usecases.supervise.story import tell_story
+from tests import handbook
 from tests.unit.worlds import NOW, POOL, cooldown, gone, opened, part, snapshot, state, up
 
 HOUR = timedelta(hours=1)
@@ -265,7 +267,7 @@ def test_a_machine_that_answers_and_runs_nothing_of_the_attempt_is_not_said_to_b
     assert condition_word(silent) == "NO MACHINE ANSWERS, NOBODY SUPERVISES"
     others = replace(silent, standing=(*silent.standing, answers))
     assert (others.condition, condition_word(others)) == (
-        Condition.SILENT,
+        Condition.ATTEMPT_SILENT,
         "NO MACHINE OF ITS ATTEMPT ANSWERS, NOBODY SUPERVISES",
     )
 
@@ -274,11 +276,37 @@ def test_an_attempt_that_is_told_to_end_is_not_called_training():
     known = told(*TRAINS, supervisor="process 1 on vm")
     (attempt,) = known.attempts
 
-    def ending(reason):
-        return condition_word(replace(known, attempts=(replace(attempt, ending_reason=reason),)))
+    def ending(reason, **changes):
+        return told_of(replace(known, attempts=(replace(attempt, ending_reason=reason),), **changes))
 
-    assert ending(ExitReason.STOPPED) == "ending its attempt"
-    assert ending(ExitReason.RESIZED) == "training"  # another attempt follows
+    assert ending(ExitReason.STOPPED) == ("ending_attempt", "ending its attempt")
+    assert ending(ExitReason.RESIZED) == ("training", "training")  # another attempt follows
+    since = NOW - timedelta(minutes=5)
+    silences = tuple(Silence(node_id=node_id, since=since) for node_id in ("a", "b"))
+    unheard_of = ("ending_attempt_unheard", "ending its attempt, no machine answers")
+    assert ending(ExitReason.STOPPED, silences=silences) == unheard_of
+
+
+def told_of(report):
+    return report_json(report)["condition"], condition_word(report)
+
+
+def test_a_supervised_attempt_that_nobody_hears_is_no_training_for_programs_either():
+    known = told(*TRAINS, supervisor="process 1 on vm")
+    one, other = (Silence(node_id=node_id, since=NOW - timedelta(minutes=5)) for node_id in ("a", "b"))
+    assert told_of(replace(known, silences=(one,))) == ("training", "training, 1 of 2 silent")
+    both = replace(known, silences=(one, other))
+    assert told_of(both) == ("training_unheard", "training, no machine answers")
+    assert [node["silent_since"] is None for node in report_json(both)["nodes"]] == [False, False]
+    assert money_json(both)["condition"] == "training_unheard"
+
+
+def test_words_and_programs_tell_conditions_apart_alike():
+    assert list(WORDS) == list(Condition)
+    assert len(set(WORDS.values())) == len(Condition)
+    text = (handbook.FOLDER / "commands.md").read_text()
+    _, _, section = text.partition("## A job as JSON")
+    assert [one.value for one in Condition if f"`{one.value}`" not in section] == []
 
 
 def test_an_attempt_that_has_made_no_step_says_so():
@@ -323,9 +351,11 @@ def test_steps_that_a_later_attempt_makes_again_are_not_kept():
 def test_whether_a_job_trains_its_machines_have_to_say_where_nobody_supervises_it():
     silent = unheard(*UNHEARD)
     assert replace(silent, supervisor="process 1 on vm").condition is Condition.TRAINING
-    assert replace(silent, nodes=()).condition is Condition.LEFT
+    assert replace(silent, nodes=()).condition.broad is Condition.LEFT
     members = tuple(replace(one, outcome=Outcome.DONE) for one in silent.attempts[0].members)
-    assert replace(silent, attempts=(replace(silent.attempts[0], members=members),)).condition is Condition.TRAINED
+    assert (
+        replace(silent, attempts=(replace(silent.attempts[0], members=members),)).condition.broad is Condition.TRAINED
+    )
 
 
 def test_a_job_of_whose_machines_some_answer_trains_and_says_which_do_not():
@@ -397,7 +427,7 @@ def test_an_attempt_that_ended_on_machines_that_all_live_has_failed_by_itself():
 def test_an_attempt_is_over_where_every_machine_that_answers_has_nothing_running(nodes, silent, condition):
     known = told(*nodes)
     standing = tuple(replace(one, status=None) if one.node_id in silent else one for one in known.standing)
-    assert replace(known, standing=standing).condition is condition
+    assert replace(known, standing=standing).condition.broad is condition
     assert replace(known, standing=standing, supervisor="process 1 on vm").condition is Condition.TRAINING
 
 
@@ -664,8 +694,9 @@ def test_an_attempt_took_no_longer_than_its_machines_lived_whenever_its_end_was_
 def test_machines_that_are_there_are_prepared_and_not_waited_for():
     there = replace(told(up("a"), supervisor="process 1 on vm"), attempts=())
     assert condition_word(there) == "preparing its machines"
-    assert report_json(there)["condition"] == "starting"
-    assert report_json(replace(there, least_nodes=2))["condition"] == "waiting"
+    assert report_json(there)["condition"] == "preparing"
+    assert report_json(replace(there, least_nodes=2))["condition"] == "waiting_for_more"
+    assert report_json(replace(there, prepared=True))["condition"] == "starting"
     assert condition_word(replace(there, nodes=())) == "waiting for machines"
     prepared = replace(there, prepared=True, supervisor="its own node a")
     assert report_text(prepared).splitlines()[0] == "live: starting, supervised by its own node a"
@@ -904,7 +935,7 @@ def test_an_attempt_whose_results_come_home_has_ended_in_json_when_its_script_ha
     later = replace(snapshot(*done, state=known), now=NOW + timedelta(minutes=3))
     known = transitions.since(known, later, 2)
     said = report(known, SPEND, (), later.group, "process 1 on vm")
-    assert said.condition is Condition.TRAINED
+    assert said.condition.broad is Condition.TRAINED
     assert [one["ended_at"] for one in report_json(said)["attempts"]] == ["2026-03-01T12:00:00+00:00"]
     half = (up("a", part(outcome=Outcome.DONE)), up("b", part(step=3)))
     working = transitions.since(state(attempts=(attempt,)), snapshot(*half, state=state(attempts=(attempt,))), 2)

@@ -328,7 +328,7 @@ def test_every_command_says_of_a_job_at_the_same_moment_that_it_stands_alike(unh
     asked = (("status", JOB), ("budget", JOB), ("cost", JOB), ("status",), ("cost", JOB, "--by", "node"))
     answers = [json.loads(give(unheard, *words, "--json").stdout) for words in asked]
     conditions = [one["jobs"][0]["condition"] if "jobs" in one else one["condition"] for one in answers]
-    assert conditions == ["trained"] * 5
+    assert conditions == ["not_wound_up"] * 5
     assert give(unheard, "budget", JOB).stdout.startswith("small: trained, not wound up\n")
 
 

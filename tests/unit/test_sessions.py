@@ -340,7 +340,7 @@ def test_who_leaves_a_job_to_its_machines_waits_until_one_of_them_supervises_it(
     monkeypatch.setattr(outside.clock, "sleep", pass_by)
     ended = give(outside, "train", "small.yaml", "--detach", "--unattended", "2h", "--json")
     told = json.loads(ended.stdout)
-    assert (ended.code, told["supervisor"], told["condition"]) == (0, "its own node node-1", "starting")
+    assert (ended.code, told["supervisor"], told["condition"]) == (0, "its own node node-1", "preparing")
     assert "none of its machines" not in ended.stderr
 
 

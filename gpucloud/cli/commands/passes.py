@@ -299,7 +299,7 @@ def _require_over(cloud: Gpucloud, known: KnownJob, name: str) -> None:
 def _not_over(report: JobReport, name: str) -> UsageError:
     """Return why nothing of the job is deleted yet, and what is to be done first."""
     down = f"gpucloud down {name}"
-    match report.condition:
+    match report.condition.broad:
         case Condition.HELD:
             why = f"{report.job} has failed, and its machines wait for a mended {report.awaits}"
             hint = f"{down} ends them; gpucloud train {name} goes on with them"

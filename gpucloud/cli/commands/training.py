@@ -237,7 +237,7 @@ def _leave_by_the_newest(begun: Begun, *, as_json: bool) -> int:
     if report.condition is Condition.ENDED:
         tell(f"{begun.name} has ended meanwhile: {report.status.value}")
         return answer(report, as_json=as_json)
-    if report.status.ended or report.condition is Condition.TRAINED:
+    if report.status.ended or report.condition.broad is Condition.TRAINED:
         tell(f"{begun.name} has come to its end meanwhile: its results come home and its machines end first")
         return _supervise(begun, as_json=as_json)
     if begun.start.order.end is not None:

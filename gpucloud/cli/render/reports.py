@@ -184,7 +184,7 @@ def _decision_json(made: CapacityDecision | None) -> dict[str, Any] | None:
 
 def _attempt_json(attempt: Attempt, report: JobReport) -> dict[str, Any]:
     """Return an attempt's object; one whose results come home has ended with its script."""
-    home = attempt.reason is None and report.condition is Condition.TRAINED
+    home = attempt.reason is None and report.condition.broad is Condition.TRAINED
     done_at = (attempt.done_at if report.supervisor is not None else report.trained_at) if home else None
     return {
         "number": attempt.number,
@@ -253,7 +253,7 @@ def _kept_words(attempt: Attempt, report: JobReport) -> str:
 
 def _open_word(report: JobReport) -> str:
     """Return how the open attempt stands."""
-    if report.condition is Condition.TRAINED:
+    if report.condition.broad is Condition.TRAINED:
         return "trained"
     return "its ranks have ended" if report.ran_out else "running"
 

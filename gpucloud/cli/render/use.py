@@ -94,36 +94,21 @@ def history_json(history: Sequence[NodeHistory]) -> list[dict[str, Any]]:
 
 def condition_word(report: JobReport) -> str:
     """Return how a job stands in a few words: what goes on, and whether anybody sees to it; how it ended."""
-    attempt = report.open_attempt
-    match report.condition:
-        case Condition.ENDING:
-            word = f"{report.status.value}, {'ending its machines' if report.supervisor else 'not torn down'}"
-        case Condition.LEFT if report.has_failed_there:
-            word = "its script has failed, nobody supervises"
-        case Condition.LEFT if report.prepared and not report.ran_out:
-            word = "prepared, nothing trains on it"
-        case Condition.STARTING if not report.prepared:
-            word = "preparing its machines"
-        case Condition.WAITING if report.nodes:
-            word = "waiting for more machines"
-        case Condition.TRAINED if not report.outputs:
-            word = f"trained, {'being' if report.supervisor else 'not'} wound up"
-        case Condition.SILENT if len(report.unanswered) < len(report.standing):
-            word = "NO MACHINE OF ITS ATTEMPT ANSWERS, NOBODY SUPERVISES"
-        case Condition.TRAINING:
-            ends = attempt is not None and attempt.ends_for_good
-            word = ("ending its attempt" if ends else WORDS[Condition.TRAINING]) + _silent_words(report)
+    condition = report.condition
+    word = WORDS[condition]
+    match condition:
+        case Condition.ENDING | Condition.NOT_TORN_DOWN | Condition.ENDED:
+            return ", ".join([report.status.value, *([word] if word else [])])
+        case Condition.TRAINING | Condition.ENDING_ATTEMPT:
+            return word + _silent_words(report)
         case _:
-            word = WORDS.get(report.condition, report.status.value)
-    return word
+            return word
 
 
 def _silent_words(report: JobReport) -> str:
-    """Return that machines of an attempt do not answer whoever supervises it; empty where all do."""
+    """Return how many machines of an attempt do not answer whoever supervises it; empty where all do."""
     attempt, silent = report.open_attempt, len(report.silent)
-    if attempt is None or not silent:
-        return ""
-    return ", no machine answers" if silent == len(attempt.members) else f", {silent} of {len(attempt.members)} silent"
+    return f", {silent} of {len(attempt.members)} silent" if attempt is not None and silent else ""
 
 
 def condition_and_reason(report: JobReport) -> str:
@@ -143,7 +128,7 @@ def step_words(report: JobReport) -> list[str]:
     if report.status.ended or attempt is None:
         return []
     if reached is None:
-        runs = report.condition in (Condition.TRAINING, Condition.UNSUPERVISED)
+        runs = report.condition.broad in (Condition.TRAINING, Condition.UNSUPERVISED)
         return ["no step told yet"] if runs else []
     if reached.is_saved:
         return [f"{reached} (checkpoint)"]

@@ -28,7 +28,7 @@ def lacking(report: JobReport) -> list[str]:
         for one in report.silent
     ]
     until = f" at {format_moment(report.paid_until, report.looked_at)}" if report.paid_until else ""
-    match report.condition:
+    match report.condition.broad:
         case Condition.HANDING_OVER:
             told.append("its own machines go on with it: one of them takes over within a minute")
         case Condition.SILENT:
@@ -50,6 +50,8 @@ def lacking(report: JobReport) -> list[str]:
             pass
         case Condition.HELD | Condition.KEPT | Condition.ENDING | Condition.ENDED:
             pass
+        case _:
+            pass  # no broad one
     told += _ways_on(report) if report.supervisor is None else []
     return ["\n".join(map(in_one_line, told))] if told else []
 
@@ -100,10 +102,10 @@ def signature_lines(name: str | None) -> list[str]:
 def going_on_line(report: JobReport) -> str | None:
     """Return what a process finds that goes on with a job; None where nothing trains, or somebody sees to it."""
     told = (Condition.UNSUPERVISED, Condition.SILENT, Condition.HANDING_OVER)
-    if report.condition not in told or not report.attempts:
+    if report.condition.broad not in told or not report.attempts:
         return None
     attempt = report.attempts[-1]
-    if report.condition is Condition.SILENT:
+    if report.condition.broad is Condition.SILENT:
         return f"{report.job} goes on: attempt {attempt.number}{_unheard_since(report)}"
     step = f" ({counts_of(report).named(attempt.last_step)})" if attempt.last_step is not None else ""
     on = f"attempt {attempt.number} trains on {counted(len(report.nodes), 'machine')}{step}"
@@ -144,18 +146,18 @@ def ended_words(state: JobState, now: datetime) -> str:
 def _ways_on(report: JobReport) -> list[str]:
     """Return which machines do not answer, and the two commands for a job that nobody sees to."""
     ways = f"gpucloud train {report.job} · end it: gpucloud down {report.job}"
-    if report.condition is Condition.SILENT:
+    if report.condition.broad is Condition.SILENT:
         return [f"look after it: {ways}"]
     told = [f"{', '.join(report.unanswered)} {_does_not(report)} answer"] if report.unanswered else []
-    if report.condition is Condition.LEFT and report.has_failed_there:
+    if report.condition.broad is Condition.LEFT and report.has_failed_there:
         start = report.checkpoint or "the beginning"
         told.append(f"see why: gpucloud logs {report.job}")
         told.append(f"gpucloud train {report.job} ends it as failed; given once more, it goes on from {start}")
-    elif report.condition is Condition.LEFT and report.ran_out:
+    elif report.condition.broad is Condition.LEFT and report.ran_out:
         # Where all of its machines live, its script may have failed by its own error, and then it does not go on.
         on = f"go on from {report.checkpoint or 'the beginning'}" if report.lost_machines else "look after it"
         told.append(f"{on}: {ways}")
-    elif report.condition in (Condition.UNSUPERVISED, Condition.LEFT):
+    elif report.condition.broad in (Condition.UNSUPERVISED, Condition.LEFT):
         told.append(f"go on: {ways}")
     return told
 
@@ -187,7 +189,7 @@ def _until_lost(report: JobReport) -> list[str]:
 
 
 def _lacking_at_the_end(report: JobReport) -> list[str]:
-    if report.condition is not Condition.ENDING or report.supervisor is not None:
+    if report.condition.broad is not Condition.ENDING or report.supervisor is not None:
         return []
     until = f" until {format_moment(report.paid_until, report.looked_at)}" if report.paid_until else ""
     alive = [f"alive: {counted(len(report.nodes), 'machine')}, paid{until}"] if report.nodes else []

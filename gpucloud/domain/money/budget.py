@@ -83,7 +83,7 @@ class Spend:
 
     @property
     def lasts(self) -> timedelta | None:
-        """How long the budget pays for the machines at the rate of now; None for no rate. Training is saved before that.
+        """How long the budget pays for the machines at the rate of now; None for no rate. It is saved before that.
 
         However little is left, what runs goes on: its paid time is prolonged as long as there is anything to pay it of.
         """

@@ -185,6 +185,39 @@ class JobReport:
     @property
     def condition(self) -> Condition:
         """How it stands, as its state and those of its nodes tell that were asked."""
+        found = self._broadly
+        alone, without = self.supervisor is None, not self.outputs
+        match found:
+            case Condition.TRAINING:
+                found = self._trains
+            case Condition.SILENT if len(self.unanswered) < len(self.standing):
+                found = Condition.ATTEMPT_SILENT
+            case Condition.TRAINED if without:
+                found = Condition.NOT_WOUND_UP if alone else Condition.WINDING_UP
+            case Condition.WAITING if self.nodes:
+                found = Condition.WAITING_FOR_MORE
+            case Condition.STARTING if not self.prepared:
+                found = Condition.PREPARING
+            case Condition.LEFT if self.has_failed_there:
+                found = Condition.FAILED_THERE
+            case Condition.LEFT if self.prepared and not self.ran_out:
+                found = Condition.PREPARED
+            case Condition.ENDING if alone:
+                found = Condition.NOT_TORN_DOWN
+            case _:
+                pass
+        return found
+
+    @property
+    def _trains(self) -> Condition:
+        attempt = self.open_attempt
+        ends = attempt is not None and attempt.ends_for_good
+        if attempt is not None and len(self.silent) == len(attempt.members):
+            return Condition.ENDING_UNHEARD if ends else Condition.UNHEARD
+        return Condition.ENDING_ATTEMPT if ends else Condition.TRAINING
+
+    @property
+    def _broadly(self) -> Condition:
         attempt = self.open_attempt
         found = condition_of(
             ended=self.status.ended,
@@ -222,7 +255,7 @@ class JobReport:
     def trained_at(self) -> datetime | None:
         """When its script wrote last, of an open attempt whose ranks have all ended; None where nobody knows."""
         attempt, progress = self.open_attempt, self.progress
-        if attempt is None or not (self.condition is Condition.TRAINED or self.ran_out):
+        if attempt is None or not (self._broadly is Condition.TRAINED or self.ran_out):
             return None
         if progress is not None and self.looked_at is not None:
             return self.looked_at - span_of(max(0.0, progress.age_s))
