@@ -235,10 +235,18 @@ def impossible(stands: Stands) -> Iterator[str]:
     if told["condition"] in ("silent", "attempt_silent") and all(one["answers"] for one in told["use"]):
         yield "it is silent, and all of its machines answer"
     saved = told["checkpoint"]["step"] if told["checkpoint"] is not None else 0
-    if told["status"] in ("failed", "stopped") and saved != (told["last_step"] or 0):
-        yield f"it is {told['status']} with step {saved} saved, and {told['last_step']} is said to count"
-    if saved > (told["last_step"] or 0):
-        yield f"step {saved} is saved, and {told['last_step']} the last one trained"
+    last = _last(told) or 0
+    if told["status"] in ("failed", "stopped") and saved != last:
+        yield f"it is {told['status']} with step {saved} saved, and {last} is said to count"
+    if saved > last:
+        yield f"step {saved} is saved, and {last} the last one trained"
+    if told["last_step"] is not None and told["last_save"] is not None:
+        yield f"step {told['last_step']} is the last one, and save {told['last_save']} too"
+
+
+def _last(told: dict[str, Any]) -> int | None:
+    """Return the last number of a job, or of an attempt, whichever it counts."""
+    return told["last_step"] if told["last_save"] is None else told["last_save"]
 
 
 def at_odds(said: Said, stands: Stands) -> Iterator[str]:
@@ -258,8 +266,8 @@ def at_odds(said: Said, stands: Stands) -> Iterator[str]:
     if said.rate is not None:
         yield from _off_at_odds(said, stands)
     saved = told["checkpoint"]["step"] if told["checkpoint"] is not None else None
-    trained = max((one["last_step"] for one in told["attempts"] if one["last_step"] is not None), default=None)
-    steps = (("trained", said.trained, trained), ("reached", said.reached, told["last_step"] or 0))
+    trained = max((last for one in told["attempts"] if (last := _last(one)) is not None), default=None)
+    steps = (("trained", said.trained, trained), ("reached", said.reached, _last(told) or 0))
     for name, one, other in (*steps, ("saved", said.saved, saved)):
         if one is not None and one != other:
             yield f"step {one} is {name}, and the reference has {other}"

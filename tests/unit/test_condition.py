@@ -345,7 +345,7 @@ def test_steps_that_a_later_attempt_makes_again_are_not_kept():
     farther = replace(known, attempts=(*attempts, older))
     assert "1–206, kept to 100" in report_text(farther)
     assert "156–300, none kept" in report_text(farther)
-    assert [one["kept_to"] for one in report_json(farther)["attempts"]] == [100, None, 155, None]
+    assert [one["kept_to_step"] for one in report_json(farther)["attempts"]] == [100, None, 155, None]
 
 
 def test_whether_a_job_trains_its_machines_have_to_say_where_nobody_supervises_it():

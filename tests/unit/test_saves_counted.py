@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpucloud.agent.attempt.files import _progress
-from gpucloud.cli.render.reports import jobs_text, report_text
+from gpucloud.cli.render.reports import jobs_text, report_json, report_text
 from gpucloud.cli.render.use import step_words
 from gpucloud.domain.checkpoint.manifest import (
     Commit,
@@ -25,7 +25,7 @@ from gpucloud.domain.checkpoint.manifest import (
 )
 from gpucloud.domain.checkpoint.standing import Found, Standing
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.node.status import UNTOLD
+from gpucloud.domain.node.status import UNTOLD, Readings
 from gpucloud.domain.state.state import CheckpointRef, ExitReason
 from gpucloud.domain.supervision.action import CloseAttempt, OpenAttempt
 from gpucloud.domain.supervision.budget import overdue
@@ -38,6 +38,9 @@ from tests.fakes.memory_store import MemoryStore
 from tests.unit.test_condition import told
 from tests.unit.worlds import NOW, opened, part, snapshot, state, up
 
+READ = Readings(
+    step=640, first_step=1, total_steps=768, loss=None, step_seconds=1.0, longest_s=None, age_s=0.0
+)  # fmt: skip
 TWELFTH = CheckpointRef(step=12, sha256="0" * 64, counts=Counts.SAVES)
 STEP = replace(TWELFTH, counts=Counts.STEPS)
 SAVED = Manifest(commit=Commit(1, 12), world=1, promise=Promise(Level.BEST_EFFORT), pieces=(), counts=Counts.SAVES)
@@ -96,3 +99,25 @@ def test_reports_and_lists_call_a_save_what_it_is() -> None:
     assert "attempt  nodes  saves  ended    took" in text
     assert step_words(known)[0].startswith("save 385 of 768 as of")
     assert "save 385 (11:59:44)" in jobs_text([known])
+
+
+def test_a_number_of_a_save_is_no_step_for_programs() -> None:
+    known = replace(told(up("a"), up("b"), visited=False), checkpoint=TWELFTH)
+    saves, steps = report_json(known), report_json(replace(known, checkpoint=STEP))
+    assert (saves["last_step"], saves["last_save"]) == (None, 385)
+    assert (steps["last_step"], steps["last_save"]) == (385, None)
+    assert (saves["checkpoint"]["counts"], steps["checkpoint"]["counts"]) == ("saves", "steps")
+    numbers = ("first_step", "last_step", "first_save", "last_save", "kept_to_step", "kept_to_save")
+    assert [saves["attempts"][0][name] for name in numbers] == [None, None, 1, 385, None, None]
+    assert [steps["attempts"][0][name] for name in numbers] == [1, 385, None, None, None, None]
+
+
+def test_the_last_save_gives_way_to_the_last_step_where_the_output_tells_that() -> None:
+    """The script keeps a file of its own, whose saves are counted, and then prints the first of its steps."""
+    saved = part(1, step=400, phase=UNTOLD, first_step=1, committed_step=400, counts=Counts.SAVES)
+    printed = replace(saved, readings=READ)
+    before, after = (report_json(replace(told(up("a", one), up("b")), checkpoint=None)) for one in (saved, printed))
+    assert (before["last_step"], before["last_save"]) == (None, 400)
+    assert (after["last_step"], after["last_save"]) == (640, None)
+    for told_json in (before, after):  # as it is reckoned with, whatever is shown
+        assert (told_json["attempts"][-1]["last_step"], told_json["attempts"][-1]["last_save"]) == (None, 400)

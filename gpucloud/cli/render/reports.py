@@ -124,7 +124,7 @@ def report_json(report: JobReport) -> dict[str, Any]:
         "signed_by": report.signed_by,
         "attempts": [_attempt_json(attempt, report) for attempt in report.attempts],
         "interruptions": [_interruption_json(i) for i in report.interruptions],
-        "last_step": report.reached.step if report.reached is not None else None,
+        **_last_json(report),
         "last_step_at": codec.plain(report.reached.at if report.reached is not None else None),
         "missing_outputs": [codec.plain(output) for output in report.missing_outputs],
         "checkpoint": codec.plain(report.checkpoint),
@@ -190,12 +190,22 @@ def _attempt_json(attempt: Attempt, report: JobReport) -> dict[str, Any]:
         "number": attempt.number,
         "nodes": len(attempt.members),
         "reason": attempt.reason.value if attempt.reason else None,
-        "first_step": attempt.first_step,
-        "last_step": attempt.last_step,
-        "kept_to": report.kept_to(attempt),
+        **_of_unit(counts_of(report), "first", attempt.first_step),
+        **_of_unit(counts_of(report), "last", attempt.last_step),
+        **_of_unit(counts_of(report), "kept_to", report.kept_to(attempt)),
         "started_at": codec.plain(attempt.started_at),
         "ended_at": codec.plain(attempt.ended_at or done_at),
     }
+
+
+def _last_json(report: JobReport) -> dict[str, int | None]:
+    reached = report.reached
+    return _of_unit(Counts.STEPS, "last", None) if reached is None else _of_unit(reached.counts, "last", reached.step)
+
+
+def _of_unit(counts: Counts, name: str, number: int | None) -> dict[str, int | None]:
+    """Return a number below the key of its unit, as `last_step` or `last_save`, and None below that of the other."""
+    return {f"{name}_step": None, f"{name}_save": None, f"{name}_{counts.value.removesuffix('s')}": number}
 
 
 def _interruption_json(interruption: Interruption) -> dict[str, Any]:

@@ -147,8 +147,8 @@ def untold_words(attempt: Attempt, attempts: Sequence[Attempt], now: datetime) -
 
 
 def counts_of(report: JobReport) -> Counts:
-    """Return what the numbers of the job's attempts are of, as its newest checkpoint says."""
-    return report.checkpoint.counts if report.checkpoint is not None else Counts.STEPS
+    """Return what the numbers of the job's attempts are of."""
+    return report.counts
 
 
 def may_tell(attempt: Attempt, attempts: Sequence[Attempt], now: datetime) -> bool:

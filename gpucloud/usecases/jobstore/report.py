@@ -277,6 +277,12 @@ class JobReport:
         return self._first_part.counted if self._first_part is not None else None
 
     @property
+    def counts(self) -> Counts:
+        """What its attempts are counted in, as its newest checkpoint says; before there is one, as its nodes do."""
+        told = self.checkpoint or self.counted
+        return told.counts if told is not None else Counts.STEPS
+
+    @property
     def printed(self) -> tuple[tuple[str, float], ...]:
         """Other numbers that the script prints, by the job file's patterns: of the first rank's node."""
         part = self._first_part
@@ -292,7 +298,7 @@ class JobReport:
     def reached(self) -> Reached | None:
         """The newest step that counts; None before the first. What was trained and lost does not."""
         progress, attempt, saved = self.progress, self.open_attempt, self.checkpoint
-        counts = saved.counts if saved is not None else Counts.STEPS
+        counts = self.counts
         last = self.attempts[-1] if self.attempts else None
         if self.status is JobStatus.SUCCEEDED and last is not None and last.last_step is not None:
             return Reached(step=last.last_step, total_steps=last.total_steps, counts=counts)
