@@ -46,7 +46,7 @@ def asker_of(gpucloud: Gpucloud, known: KnownJob) -> Asker:
         group=cloud.group(store),
         clock=gpucloud.store_clock(jobs),
         terms=cloud.cloud_profile.terms,
-        prepaid_rule=cloud.cloud_profile.rules.prepaid_rule,
+        rules=cloud.cloud_profile.rules,
         tally=tally,
         reader=gpucloud.reader,
         look_s=max(_LOOK_S, cloud.cloud_profile.flush_s / 2),  # each look is paid for; output comes no more often

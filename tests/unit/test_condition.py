@@ -18,9 +18,10 @@ from gpucloud.cli.render.onlookers import line_of, panel_state
 from gpucloud.cli.render.reports import jobs_text, report_json, report_text
 from gpucloud.cli.render.use import condition_word, headline, step_words
 from gpucloud.cli.render.ways import going_on_line
+from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.money.ledger import Charge, ChargeKind
-from gpucloud.domain.node.status import Outcome, Stop
+from gpucloud.domain.node.status import UNTOLD, Outcome, Readings, Stop
 from gpucloud.domain.state.state import (
     CheckpointRef,
     ExitReason,
@@ -32,7 +33,16 @@ from gpucloud.domain.state.state import (
     UsageInterval,
 )
 from gpucloud.domain.supervision import transitions
-from gpucloud.domain.supervision.action import Arm, Done, EndAttempt, Prepare, TearDown, Wait
+from gpucloud.domain.supervision.action import (
+    Arm,
+    Done,
+    EndAttempt,
+    NoteInterruptions,
+    OpenAttempt,
+    Prepare,
+    TearDown,
+    Wait,
+)
 from gpucloud.domain.supervision.self_driving import hands_over
 from gpucloud.domain.supervision.snapshot import Limits, Readiness
 from gpucloud.usecases.jobstore.condition import WORDS, Condition, Left, condition_of
@@ -40,7 +50,7 @@ from gpucloud.usecases.jobstore.report import NodeStanding, Silence, report, wit
 from gpucloud.usecases.supervise.act import Announcements
 from gpucloud.usecases.supervise.story import tell_story
 from tests import handbook
-from tests.unit.worlds import NOW, POOL, cooldown, gone, opened, part, snapshot, state, up
+from tests.unit.worlds import LATER, NOW, POOL, cooldown, gone, opened, part, snapshot, state, up
 
 HOUR = timedelta(hours=1)
 LIMITS = Limits()
@@ -660,6 +670,65 @@ def test_training_goes_on_again_so_long_after_it_stopped_and_not_after_that_was_
     assert report_json(said)["interruptions"][0]["stopped_at"] is not None
 
 
+def test_training_goes_on_again_with_the_first_step_that_a_self_saving_script_prints_and_not_with_its_next_save():
+    lost = Interruption(node_id="b", kind=InterruptionKind.LOST, attempt=1, noticed_at=NOW - timedelta(seconds=30))
+    begun = replace(opened("a", number=2), started_at=NOW - timedelta(seconds=20))
+    attempts = (replace(opened("a", "b"), reason=ExitReason.LOST), begun)
+    saves = part(2, step=2, first_step=3, phase=UNTOLD, counts=Counts.SAVES)
+    prints = Readings(step=120, first_step=101, total_steps=None, loss=None, step_seconds=0.5, longest_s=1.0, age_s=0.0)
+    known = state(attempts=attempts, interruptions=(lost,))
+    (silent,) = transitions.record(snapshot(up("a", saves), state=known)).interruptions
+    assert silent.resumed_at is None
+    (again,) = transitions.record(snapshot(up("a", replace(saves, readings=prints)), state=known)).interruptions
+    assert again.resumed_at == NOW - timedelta(seconds=9.5)
+
+
+@pytest.mark.parametrize("kind", [InterruptionKind.FROZEN, InterruptionKind.LOST])
+def test_a_script_that_tells_no_steps_was_stopped_with_its_machines_last_word(kind):
+    """The machine was heard last 67 s before it was given up; the next attempt starts 7 s after that."""
+    word, given_up = NOW - timedelta(seconds=74), NOW - timedelta(seconds=7)
+    intervals = (UsageInterval(node_id="b", pool=POOL, launched_at=NOW - HOUR, last_word_at=word, silent_at=word),)
+    noted = Interruption(node_id="b", kind=kind, attempt=1, noticed_at=given_up)
+    begun = replace(opened("a", "b"), started_at=NOW - timedelta(seconds=84))
+    known = transitions.note_interruptions(
+        state(attempts=(begun,), nodes=intervals), NoteInterruptions(interruptions=(noted,))
+    )
+    first = replace(begun, reason=ExitReason.LOST, ended_at=given_up)
+    attempts = (first, replace(opened("a", number=2), started_at=NOW - timedelta(seconds=6)))
+    said = report(replace(known, attempts=attempts), SPEND, (), snapshot(up("a")).group, "here")
+    later = report_text(replace(said, looked_at=NOW + timedelta(minutes=2)))
+    assert "started after 1 min 8 s, tells no steps" in later
+    again = tell_story(OpenAttempt(number=2, node_ids=("a",)), snapshot(state=replace(known, attempts=(first,))))
+    assert again == "attempt 2 starts from the beginning on a (no checkpoint): 10 s of work lost"
+
+
+@pytest.mark.parametrize(
+    ("silent", "machines", "said"),
+    [
+        ("a", "ab", "it is given up as soon as it is known to be dead, or after 10 min in which nothing shows"),
+        ("ab", "abc", "each is given up as soon as it is known to be dead, or after 10 min in which nothing shows"),
+        ("a", "a", "it is given up as soon as it is known to be dead, or after 10 min in which nothing shows"),
+        ("ab", "ab", "they may train all the same: they are waited for until 12:30:00 UTC, unless the cloud says"),
+        ("", "ab", None),
+    ],
+)
+def test_status_says_for_how_long_silent_machines_are_waited_for(silent, machines, said):
+    since = NOW - timedelta(seconds=40)
+    intervals = tuple(
+        UsageInterval(node_id=i, pool=POOL, launched_at=NOW - HOUR, silent_at=since if i in silent else None)
+        for i in machines
+    )
+    open_one = opened(*machines)
+    there = snapshot(*map(up, machines), state=state(attempts=(open_one,), nodes=intervals, paid_until=LATER))
+    told_of = replace(report(there.state, SPEND, (), there.group, "process 1 on vm"), looked_at=NOW)
+    text = report_text(told_of)
+    assert ("given up" in text or "waited for" in text) is (said is not None)
+    assert said is None or said in text
+    ends = replace(told_of, attempts=(replace(open_one, ending_reason=ExitReason.STOPPED),))
+    assert "given up" not in report_text(ends)
+    assert "waited for" not in report_text(ends)
+
+
 def test_machines_that_are_ready_and_have_no_attempt_are_prepared():
     ready = replace(told(up("a"), up("b")), attempts=(), prepared=True)
     assert condition_word(ready) == "prepared, nothing trains on it"
@@ -850,7 +919,10 @@ def test_of_a_job_that_trains_no_view_tells_a_step_of_a_silent_machine_as_if_it_
     said = replace(said, written_at=NOW, looked_at=NOW, signed_by="own")
     head, lacks, *_ = report_text(said).split("\n\n")
     assert head == "live: training, 1 of 2 silent, step 286 of 500 as of 11:57:27 UTC, supervised by process 1 on vm"
-    assert lacks == "a has told its supervisor nothing since 11:57:27 UTC"
+    assert lacks == (
+        "a has told its supervisor nothing since 11:57:27 UTC\n"
+        "it is given up as soon as it is known to be dead, or after 10 min in which nothing shows that it lives"
+    )
     assert "live  training, 1 of 2 silent" in jobs_text([said])
     assert [one["silent_since"] for one in report_json(said)["nodes"]] == ["2026-03-01T11:57:27+00:00", None]
     line = line_of(panel_state(world, Wait(why="running"), SPEND))

@@ -16,7 +16,7 @@ from gpucloud.domain.checkpoint.protection import Code, Saving, must_be_meant, p
 from gpucloud.domain.errors import JobFileError
 from gpucloud.domain.job.spec import CheckpointDirectory, CheckpointPolicy, Cloud, MarketPolicy, Resources
 from gpucloud.domain.node.status import UNTOLD
-from gpucloud.domain.state.state import CheckpointRef, ExitReason, Interruption, InterruptionKind, JobStatus
+from gpucloud.domain.state.state import CheckpointRef, ExitReason, Interruption, InterruptionKind, JobStatus, Owner
 from gpucloud.domain.supervision.action import NoteInterruptions, OpenAttempt, Wait
 from gpucloud.domain.supervision.snapshot import Limits
 from gpucloud.usecases.supervise.act import Announcements
@@ -68,7 +68,7 @@ NONE = CheckpointPolicy(none=True)
             Code(script="train.py", reached=True),
             NONE,
             Saving.RESUME,
-            "by gpucloud.resume; an interruption costs a restart",
+            "by gpucloud.resume; an interruption costs a restart, and without notice the steps since the last save",
             None,
         ),
         (
@@ -186,9 +186,15 @@ def lines(attempt, *nodes, policy=None):
 
 def test_the_first_minute_says_how_the_script_saves_by_its_own_word():
     young = replace(opened("a"), started_at=NOW - timedelta(seconds=59))
-    told = ("the script saves with gpucloud.resume: an interruption costs a restart",)
+    told = (
+        "the script saves with gpucloud.resume: an interruption costs a restart,"
+        " and without notice the steps since the last save",
+    )
     silent = ("the script has not called gpucloud.resume so far: an interruption starts it at the beginning",)
     assert lines(young, up("a", part(1, step=0))) == told
+    owner = Owner(id="b", pid=1, host="vm", started="1", since=NOW - timedelta(seconds=1))
+    world = snapshot(up("a", part(1, step=0)), state=state(attempts=(young,), owner=owner))
+    assert Announcements().news(Wait(why="running"), world, Limits()) == ()  # who takes over says it no second time
     assert lines(young, up("a", part(1))) == ()
     assert lines(opened("a"), up("a", part(1))) == silent
     assert lines(opened("a"), up("a", part(1)), policy=CheckpointPolicy(none=True)) == ()

@@ -303,7 +303,8 @@ def _untold_again(interruption: Interruption, later: Attempt, report: JobReport)
     if later.reason is None and not report.died_unheard and may_tell(later, attempts, now):
         return untold_words(later, attempts, now)
     told = "told no step" if any(one.first_step is not None for one in attempts) else "tells no steps"
-    return f"started after {format_span(later.started_at - interruption.noticed_at)}, {told}"
+    stopped = interruption.stopped_at or interruption.noticed_at
+    return f"started after {format_span(later.started_at - stopped)}, {told}"
 
 
 def _cooldown_row(cooldown: Cooldown, now: datetime | None) -> tuple[str, ...]:

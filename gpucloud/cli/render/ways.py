@@ -27,6 +27,7 @@ def lacking(report: JobReport) -> list[str]:
         f"{one.node_id} has told its supervisor nothing since {format_moment(one.since, report.looked_at)}"
         for one in report.silent
     ]
+    told += _waited_for(report)
     until = f" at {format_moment(report.paid_until, report.looked_at)}" if report.paid_until else ""
     match report.condition.broad:
         case Condition.HANDING_OVER:
@@ -160,6 +161,18 @@ def _ways_on(report: JobReport) -> list[str]:
     elif report.condition.broad in (Condition.UNSUPERVISED, Condition.LEFT):
         told.append(f"go on: {ways}")
     return told
+
+
+def _waited_for(report: JobReport) -> list[str]:
+    """Return for how long whoever supervises the job waits for machines that it does not hear."""
+    attempt, silent = report.open_attempt, len(report.silent)
+    if attempt is None or not silent or attempt.ending_reason is not None:
+        return []
+    if silent == len(report.nodes) > 1:  # then nothing but the cloud is believed: it may be the way to them
+        until = f" until {format_moment(report.paid_until, report.looked_at)}" if report.paid_until else ""
+        return [f"they may train all the same: they are waited for{until}, unless the cloud says that one is gone"]
+    it, span = "it is" if silent == 1 else "each is", format_span(report.limits.alone)
+    return [f"{it} given up as soon as it is known to be dead, or after {span} in which nothing shows that it lives"]
 
 
 def _costs_meanwhile(report: JobReport) -> str:

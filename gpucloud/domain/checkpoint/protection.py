@@ -58,6 +58,9 @@ class Protection:
         return f"{self.script} does not save: an interruption starts it at the beginning"
 
 
+COSTS_A_RESTART = "an interruption costs a restart, and without notice the steps since the last save"
+"""What an interruption costs a script that saves with gpucloud.resume."""
+
 NOTHING_COMES_HOME = "what the script writes goes with its machines; name it in `outputs:`"
 
 REMEDY = (
@@ -71,7 +74,7 @@ def protection_of(job: Job, code: Code) -> Protection:
     script = code.script or "this script"
     kept = job.checkpoint.directory
     if code.reached:
-        row = "by gpucloud.resume; an interruption costs a restart"
+        row = f"by gpucloud.resume; {COSTS_A_RESTART}"
         return Protection(saving=Saving.RESUME, row=row, script=script)
     if kept is not None:
         row = f"what is whole in {kept.path}/; an interruption costs the work since"

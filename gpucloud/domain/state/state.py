@@ -230,7 +230,7 @@ class Interruption:
     """The attempt that it had a part in; None for one that stood beside, or between two attempts."""
     noticed_at: datetime
     stopped_at: datetime | None = None
-    """When training stopped for it: it may be noticed long after. None until the attempt after its own trains."""
+    """When training stopped for it: it may be noticed long after. Of a notice it is None until training goes on."""
     resumed_at: datetime | None = None
     """When the attempt after its own made its first step."""
 

@@ -37,13 +37,13 @@ from gpucloud.domain.supervision.action import (
 )
 from gpucloud.domain.supervision.budget import overdue
 from gpucloud.domain.supervision.capacity import cooled
-from gpucloud.domain.supervision.membership import is_broken, outcomes_of, progress_of, timed
+from gpucloud.domain.supervision.membership import is_broken, outcomes_of, progress_of, shown_of, timed
 from gpucloud.domain.supervision.snapshot import Homecoming, Snapshot
 
 
 def record(snapshot: Snapshot) -> JobState:
     """Return the state with what was seen written into it: nodes, steps, resumptions, the newest checkpoint."""
-    state = _with_steps(snapshot)
+    state = _with_resumed(snapshot, _with_steps(snapshot))
     nodes = as_listed(state, snapshot.group, snapshot.now).nodes
     settled = len(snapshot.group.counted) >= snapshot.group.size and all(
         interval.pool == state.pool for interval in nodes if interval.ended_at is None
@@ -129,8 +129,12 @@ def with_commit(attempts: tuple[Attempt, ...], step: int | None) -> tuple[Attemp
 
 
 def note_interruptions(state: JobState, action: NoteInterruptions) -> JobState:
-    """Return the state with the interruptions added."""
-    return replace(state, interruptions=(*state.interruptions, *action.interruptions))
+    """Return the state with the interruptions added: of what went unannounced, with when training stopped for it."""
+    new = (
+        one if one.kind is InterruptionKind.NOTICE else replace(one, stopped_at=_stopped_at(one, state))
+        for one in action.interruptions
+    )
+    return replace(state, interruptions=(*state.interruptions, *new))
 
 
 def quarantine(state: JobState, action: QuarantineNodes, now: datetime) -> JobState:
@@ -325,8 +329,16 @@ def _with_steps(snapshot: Snapshot) -> JobState:
         total_steps=progress.total_steps if progress.total_steps is not None else attempt.total_steps,
     )
     attempt = timed(attempt, snapshot.now) if is_new else attempt
-    running = replace(_with_attempt(state, attempt), status=JobStatus.RUNNING)
-    return replace(running, interruptions=_resumed(running, attempt, progress, snapshot.now)) if stepped else running
+    return replace(_with_attempt(state, attempt), status=JobStatus.RUNNING)
+
+
+def _with_resumed(snapshot: Snapshot, state: JobState) -> JobState:
+    """Add that training goes on after interruptions: by the script's own steps, where only its saves are counted."""
+    attempt = state.attempt
+    shown = shown_of(attempt, snapshot)[0] if attempt is not None else None
+    if attempt is None or shown is None or shown.step < shown.first_step:
+        return state
+    return replace(state, interruptions=_resumed(state, attempt, shown, snapshot.now))
 
 
 def _first_stepped_at(attempt: Attempt, progress: Progress, now: datetime) -> datetime:
@@ -348,13 +360,17 @@ def _resumed(state: JobState, attempt: Attempt, progress: Progress, now: datetim
 def _stopped_at(interruption: Interruption, state: JobState) -> datetime:
     """Return when training stopped for it: when its machine went without notice, else with the attempt's last step.
 
-    Who was away, or waited whether a silent machine comes again, noticed it later.
+    Who was away, or waited whether a silent machine comes again, noticed it later. Of a script that tells no steps it
+    is the last word of the machine that went.
     """
+    noticed = interruption.noticed_at
     last = next((one.last_step_at for one in state.attempts if one.number == interruption.attempt), None)
-    if interruption.kind is InterruptionKind.LOST:
-        end = next((interval.ended_at for interval in state.nodes if interval.node_id == interruption.node_id), None)
-        return min(interruption.noticed_at, end or last or interruption.noticed_at)
-    return last or interruption.noticed_at
+    if interruption.kind is InterruptionKind.NOTICE:
+        return last or noticed
+    gone = next((one for one in state.nodes if one.node_id == interruption.node_id), None)
+    end = gone.ended_at if gone is not None and interruption.kind is InterruptionKind.LOST else None
+    word = (gone.last_word_at or gone.silent_at) if gone is not None else None
+    return min(noticed, end or last or word or noticed)
 
 
 # The machines that a job has had, brought up to date with what the cloud lists.

@@ -11,7 +11,7 @@ from decimal import Decimal
 from gpucloud.domain.checkpoint.layouts import additions_of
 from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
 from gpucloud.domain.job.quantities import counted, format_moment
-from gpucloud.domain.money.budget import PrepaidRule, paid_until
+from gpucloud.domain.money.budget import paid_until
 from gpucloud.domain.money.costs import Sundries, charges_of
 from gpucloud.domain.money.ledger import Terms, usd_for
 from gpucloud.domain.node.member import workers_per_node
@@ -22,7 +22,7 @@ from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState
 from gpucloud.domain.supervision.budget import told_of_money
 from gpucloud.domain.supervision.capacity import standing
 from gpucloud.domain.supervision.self_driving import hands_over
-from gpucloud.domain.supervision.snapshot import Limits
+from gpucloud.domain.supervision.snapshot import Rules
 from gpucloud.domain.supervision.transitions import as_listed, with_commit
 from gpucloud.ports import Clock, MarketData, NodeGroup
 from gpucloud.store import Stored, TooMany, newest_commit
@@ -61,7 +61,7 @@ class Asker:
     group: NodeGroup
     clock: Clock
     terms: Terms
-    prepaid_rule: PrepaidRule = field(default_factory=PrepaidRule)
+    rules: Rules = field(default_factory=Rules)
     tally: Tally = field(default_factory=Tally)
     look_s: float = 0.3
     reader: Callable[[], Reader] | None = None
@@ -85,17 +85,17 @@ class Asker:
         charges = tracker.charges(state, now)
         used = tracker.used(state, listed, now)
         given = self._orders.newest()
-        spend = tracker.spend(state, now, given.order.budget_usd, self.prepaid_rule, used.unproven_usd)
+        spend = tracker.spend(state, now, given.order.budget_usd, self.rules.prepaid_rule, used.unproven_usd)
         told = report(state, spend, charges, listed, supervisor)
         if (why := undrilled(given.order, state)) is not None:
             told = replace(told, message=why, exit_code=ExitReason.USER_ERROR.exit_code)
         else:
             fewest = given.order.resolved.resources.least
-            said = told_of_money(state, given.order.budget_usd, used, self.prepaid_rule, nodes=fewest)
+            said = told_of_money(state, given.order.budget_usd, used, self.rules.prepaid_rule, nodes=fewest)
             told = replace(told, message=said)
         told = replace(
             told,
-            backoff=standing(state, now, Limits()),
+            backoff=standing(state, now, self.rules.limits),
             signed_by=self._signed_by(given),
             started_at=given.order.first_at,
             deadline_at=given.order.deadline_at,
@@ -105,6 +105,7 @@ class Asker:
             last_supervisor=supervised_by(state.owner) if state.owner is not None else None,
             written_at=stored.modified,
             looked_at=stored.store_time,
+            limits=self.rules.limits,
             least_nodes=given.order.resolved.resources.least,
             hands_over=supervisor is None
             and hands_over(state, given.order.unattended, stored.store_time - stored.modified),
@@ -145,7 +146,7 @@ class Asker:
             left_usd=order.budget_usd - used,
             nodes=nodes,
             cap_usd_per_hour=cap,
-            prepaid_rule=replace(self.prepaid_rule, horizon=span),
+            prepaid_rule=replace(self.rules.prepaid_rule, horizon=span),
             launched=bool(listed.alive),
         )
         if until is None:

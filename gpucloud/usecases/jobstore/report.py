@@ -132,6 +132,8 @@ class JobReport:
     """Whether all of its machines are ready for an attempt, as far as its state says."""
     silences: tuple[Silence, ...] = ()
     """Its attempt's machines that told its supervisor nothing when its state was written last."""
+    limits: Limits = field(default_factory=Limits)
+    """How long its supervisor waits for what."""
 
     @property
     def buyer(self) -> str | None:
@@ -244,7 +246,7 @@ class JobReport:
         """The attempt's machines that whoever supervises it does not hear; a moment without a word is no silence."""
         if self.supervisor is None or self.looked_at is None:
             return ()
-        return tuple(one for one in self.silences if self.looked_at - one.since >= Limits().silent)
+        return tuple(one for one in self.silences if self.looked_at - one.since >= self.limits.silent)
 
     @property
     def unanswered(self) -> tuple[str, ...]:

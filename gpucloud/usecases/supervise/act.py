@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 from gpucloud.domain.checkpoint.layouts import Additions, additions_of, begun_anew
 from gpucloud.domain.checkpoint.manifest import Counts, Fallback
+from gpucloud.domain.checkpoint.protection import COSTS_A_RESTART
 from gpucloud.domain.job.spec import CheckpointPolicy, Market
 from gpucloud.domain.money.budget import Used
 from gpucloud.domain.node.bootstrap.facts import attempt_lock
@@ -156,8 +157,11 @@ def _how_it_saves(snapshot: Snapshot, policy: CheckpointPolicy | None) -> str | 
     if attempt is None or (policy is not None and policy.directory is not None):
         return None
     progress = progress_of(attempt, snapshot)
+    owner = snapshot.state.owner
     if progress is not None and progress.phase != OUTPUT:
-        return "the script saves with gpucloud.resume: an interruption costs a restart"
+        if owner is not None and attempt.started_at < owner.since:
+            return None  # who had it before has said so
+        return f"the script saves with gpucloud.resume: {COSTS_A_RESTART}"
     saved = snapshot.checkpoint is not None or snapshot.state.checkpoint is not None
     meant = policy is not None and policy.none
     young = snapshot.now - attempt.started_at < _FIRST_WORD

@@ -229,7 +229,11 @@ def _lost(snapshot: Snapshot) -> str:
     if not attempts or (snapshot.checkpoint or snapshot.state.checkpoint) is not None:
         return ""
     last = attempts[-1]
-    work = format_span((last.ended_at or snapshot.now) - last.started_at)
+    stops = [
+        i.stopped_at for i in snapshot.state.interruptions if i.attempt == last.number and i.stopped_at is not None
+    ]
+    end = min([last.ended_at or snapshot.now, *stops])  # a machine that was silent has worked no longer, perhaps
+    work = format_span(max(end - last.started_at, timedelta(0)))
     return f" (no checkpoint): {work} of work lost"
 
 
