@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from gpucloud.adapters.signing import KeyRing
-    from gpucloud.adapters.transfer.datasets import Sources
+    from gpucloud.adapters.transfer.sync import Sources
     from gpucloud.domain.supervision.self_driving import Unable
     from gpucloud.ports import Clock, DataSets, Shell, Signer, Trust
     from gpucloud.usecases.job.ordered import OrderedJob
@@ -217,7 +217,7 @@ class Gpucloud:
         """Return where the job's data comes from; None for a job without data."""
         if not job.data:
             return None
-        from gpucloud.adapters.transfer.datasets import Sources
+        from gpucloud.adapters.transfer.sync import Sources
 
         profile, python = job.aws.profile, self.cloud(job).cloud_profile.node_python
         return self._data.setdefault(profile, Sources(profile=profile, python=python, cache=self._cache))

@@ -269,7 +269,7 @@ class Machine:
     def _data_sets(self, order: DriveOrder) -> DataSets | None:
         if not order.job.data:
             return None
-        from gpucloud.adapters.transfer.datasets import Sources
+        from gpucloud.adapters.transfer.sync import Sources
 
         return Sources(profile=None, python=order.node_python, cache=self._folder / "cache")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import boto3
 
-from gpucloud.adapters.transfer.datasets import Sources
+from gpucloud.adapters.transfer.sync import Sources
 from gpucloud.agent.data.staging import Order, stage
 from gpucloud.domain.job.data import DataSet, wanted
 from gpucloud.domain.job.spec import Cloud

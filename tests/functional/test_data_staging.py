@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.adapters.transfer.datasets import Sources
+from gpucloud.adapters.transfer.sync import Sources
 from gpucloud.agent.data import fetching
 from gpucloud.agent.data.fetching import beside
 from gpucloud.agent.facts import staged
