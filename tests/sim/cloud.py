@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 
-from gpucloud.adapters.local.machine import settle
+from gpucloud.adapters.local.node import settle
 from gpucloud.adapters.local.records import GroupRecord, NodeRecord, noticed
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job.spec import Market

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
-from gpucloud.adapters.local.machine import settle
+from gpucloud.adapters.local.node import settle
 from gpucloud.adapters.local.records import (
     GroupRecord,
     NodeRecord,

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from gpucloud.adapters.local import node
 from gpucloud.adapters.local.ground import Grounds, Loopback
-from gpucloud.adapters.local.machine import Machine, settle
 from gpucloud.adapters.local.market import devices_here, gpus_of
+from gpucloud.adapters.local.node import Machine, settle
 from gpucloud.adapters.local.records import NO_GPUS, Folder, GroupRecord, NodeRecord, Settings, ShortOf, ended
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job.spec import Market

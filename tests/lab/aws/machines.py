@@ -23,7 +23,7 @@ from typing import Any
 from gpucloud.adapters.aws.prices import catalog
 from gpucloud.adapters.local import node
 from gpucloud.adapters.local.ground import Instance, Launch, Metadata, _Handler, _look_up, document, tree
-from gpucloud.adapters.local.machine import new_host_key
+from gpucloud.adapters.local.node import new_host_key
 from tests.standins.gpus import write_nvidia_smi
 
 # Below the ports that the kernel gives out, so that no connection of somebody else sits on one.
