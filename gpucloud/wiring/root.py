@@ -20,7 +20,7 @@ from gpucloud.wiring.clouds import Cloud, CloudProfile, LocalCloud, SshCloud
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from gpucloud.adapters.signing import KeyRing
+    from gpucloud.adapters.keys import KeyRing
     from gpucloud.adapters.transfer.sync import Sources
     from gpucloud.domain.supervision.self_driving import Unable
     from gpucloud.ports import Clock, DataSets, Shell, Signer, Trust
@@ -147,7 +147,7 @@ class Gpucloud:
     def cluster_key(self, job: str) -> Path:
         """Return where the private key of the job's cluster is, or is going to be. Raises CredentialsError."""
         if self.home.named_key is not None:
-            from gpucloud.adapters.ssh.keys import derive_key
+            from gpucloud.adapters.keys import derive_key
 
             derive_key(self.home.named_key, job, self.home.key(job))
         return self.home.key(job)
@@ -164,7 +164,7 @@ class Gpucloud:
         Without `goes_on` what ending it needs: no secrets, and no key is made that would open no machine. With
         `unattended` its own machines are to drive it.
         """
-        from gpucloud.adapters.ssh.keys import generate_key
+        from gpucloud.adapters.keys import generate_key
         from gpucloud.wiring.services import JobEnvironment, compose_services
 
         cloud = self.cloud(job)
@@ -230,7 +230,7 @@ class Gpucloud:
 
     def keys(self) -> KeyRing:
         """Return the user's signing key and the keys that are trusted."""
-        from gpucloud.adapters.signing import KeyRing
+        from gpucloud.adapters.keys import KeyRing
 
         return KeyRing(self.home.signing, os.environ)
 

@@ -65,7 +65,7 @@ def compose_services(
     job: Job, name: str, environment: JobEnvironment, *, secrets: Mapping[str, str], unattended: timedelta | None = None
 ) -> Services:
     """Return everything that supervising a run of the job needs; with `unattended` its own machines are to drive it."""
-    from gpucloud.adapters.ssh.keys import generate_key
+    from gpucloud.adapters.keys import generate_key
 
     cloud, store, cloud_profile = environment.cloud, environment.store, environment.cloud.cloud_profile
     data, sha256 = package_zip()
@@ -194,7 +194,7 @@ class Machine:
 
     def services(self, order: DriveOrder) -> Services:
         """Return everything that supervising the job from here needs. Raises NodeError, StoreError."""
-        from gpucloud.adapters.ssh.keys import generate_key
+        from gpucloud.adapters.keys import generate_key
         from gpucloud.adapters.ssh.shell import SshShell
 
         key, tally = self._key(order), Tally()

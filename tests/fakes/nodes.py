@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from gpucloud.adapters.ssh.keys import generate_key
+from gpucloud.adapters.keys import generate_key
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.offer import Pool

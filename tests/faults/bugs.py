@@ -945,7 +945,7 @@ def signature_not_checked(original: Any) -> Any:
     return lambda self, given: given.envelope.key or None
 
 
-@seeded("adapters.signing:TrustedKeys.verify", "pytest", "tests/unit/test_signing.py")
+@seeded("adapters.keys:TrustedKeys.verify", "pytest", "tests/unit/test_signing.py")
 def signature_of_other_bytes_accepted(original: Any) -> Any:
     """A trusted key's name is enough."""
     return lambda self, data, key_id, signature: self._keys[key_id].name if key_id in self._keys else None

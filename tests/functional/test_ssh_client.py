@@ -20,8 +20,8 @@ from pathlib import Path
 import paramiko
 import pytest
 
+from gpucloud.adapters.keys import generate_key
 from gpucloud.adapters.ssh import shell as shell_module
-from gpucloud.adapters.ssh.keys import generate_key
 from gpucloud.adapters.ssh.shell import SshShell
 from gpucloud.domain.errors import HostKeyMismatch, HostUnreachable, NodeError
 from gpucloud.system import processes

@@ -16,7 +16,7 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from gpucloud.adapters.ssh.keys import generate_key
+from gpucloud.adapters.keys import generate_key
 from gpucloud.adapters.ssh.shell import SshShell
 from gpucloud.domain.errors import HostUnreachable
 from gpucloud.ports import Host

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.adapters.ssh.keys import generate_key
+from gpucloud.adapters.keys import generate_key
 from gpucloud.adapters.ssh.shell import SshShell
 from gpucloud.domain.errors import HostKeyMismatch, HostUnreachable, ToolMissing
 from gpucloud.domain.node.node import Node

@@ -24,8 +24,8 @@ from paramiko.common import (
     cMSG_IGNORE,
 )
 
+from gpucloud.adapters.keys import generate_key
 from gpucloud.adapters.ssh import connection as connection_module
-from gpucloud.adapters.ssh.keys import generate_key
 from gpucloud.adapters.ssh.shell import SshShell
 from gpucloud.domain.errors import HostUnreachable
 from gpucloud.domain.node.node import Node

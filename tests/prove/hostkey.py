@@ -14,7 +14,7 @@ from pathlib import Path
 import paramiko
 
 from gpucloud.adapters.hosts.cloud import Configured, Sources, places
-from gpucloud.adapters.ssh.keys import generate_key
+from gpucloud.adapters.keys import generate_key
 from gpucloud.adapters.ssh.shell import SshShell
 from gpucloud.adapters.transfer.copying import Copier
 from gpucloud.adapters.transfer.localfiles import sent

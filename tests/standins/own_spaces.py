@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
+from gpucloud.adapters.keys import generate_key
 from gpucloud.adapters.local.provision import ensure_group
-from gpucloud.adapters.ssh.keys import generate_key
 from gpucloud.adapters.ssh.shell import SshShell
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.node.node import Node

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from gpucloud.adapters.home import Home
+from gpucloud.adapters.keys import KeyRing
 from gpucloud.adapters.local.market import LocalMarket
-from gpucloud.adapters.signing import KeyRing
 from gpucloud.adapters.transfer.sync import whole_code
 from gpucloud.cli.app import app
 from gpucloud.cli.render.reports import report_json, report_text

@@ -106,7 +106,7 @@ def test_reading_a_job_file_imports_nothing_heavy(module: str) -> None:
 
 
 def test_reading_a_signed_order_does_without_an_ssh_client() -> None:
-    code = "import sys, gpucloud.adapters.signing; print('paramiko' in sys.modules)"
+    code = "import sys, gpucloud.adapters.keys; print('paramiko' in sys.modules)"
     assert run(code, isolated=False).stdout == "False\n"
 
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpucloud.adapters.signing import KeyRing
-from gpucloud.adapters.ssh.keys import generate_key
+from gpucloud.adapters.keys import KeyRing, generate_key
 from tests.unit.real_commands import read_as_typed
 
 CI = Path(__file__).resolve().parents[2] / "templates" / "ci"

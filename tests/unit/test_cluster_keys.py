@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from gpucloud.adapters.home import Home
-from gpucloud.adapters.ssh.keys import derive_key, generate_key
+from gpucloud.adapters.keys import derive_key, generate_key
 from gpucloud.domain.errors import CredentialsError
 from gpucloud.domain.job.spec import KnownJob, Market
 from gpucloud.domain.offer import Pool

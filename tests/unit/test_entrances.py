@@ -20,7 +20,7 @@ import pytest
 
 from gpucloud.adapters.home import Home
 from gpucloud.adapters.jobfile import read_job
-from gpucloud.adapters.ssh.keys import generate_key
+from gpucloud.adapters.keys import generate_key
 from gpucloud.cli.commands import training as commands
 from gpucloud.domain.checkpoint.protection import Saving
 from gpucloud.domain.errors import CredentialsError, ProvisionError, StoreError, UsageError

@@ -30,9 +30,9 @@ LOCKS = ("flock", "lockf")
 
 # What is put in a file's place, and is no file that we wrote just for that.
 PUT_IN_PLACE = {
+    "adapters/keys.py": "a key, linked where there must be none",
     "adapters/local/records.py": "a folder that is removed",
     "adapters/local/sshd.py": "what SFTP's client moves",
-    "adapters/ssh/keys.py": "a key, linked where there must be none",
     "adapters/transfer/node_program.py": "a received part, with its time",
     "agent/data/fetching.py": "a proven part, with its time",
     "agent/data/staging.py": "a link",

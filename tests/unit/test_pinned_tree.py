@@ -11,7 +11,7 @@ import zlib
 import pytest
 
 from gpucloud.adapters.home import Home
-from gpucloud.adapters.signing import KeyRing
+from gpucloud.adapters.keys import KeyRing
 from gpucloud.adapters.transfer import node_trees
 from gpucloud.adapters.transfer.sync import make_tree
 from gpucloud.domain.errors import StoreError

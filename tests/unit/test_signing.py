@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from typer.testing import CliRunner
 
-from gpucloud.adapters.signing import KeyRing
+from gpucloud.adapters.keys import KeyRing
 from gpucloud.cli.app import app
 from gpucloud.domain.errors import CredentialsError, UsageError
 

@@ -11,7 +11,7 @@ import boto3
 import pytest
 
 from gpucloud.adapters.aws.machine import HostKeys, user_data
-from gpucloud.adapters.ssh.keys import generate_key
+from gpucloud.adapters.keys import generate_key
 from gpucloud.adapters.ssh.shell import SshShell
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.node.node import Node, NodeState

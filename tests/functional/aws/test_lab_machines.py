@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from gpucloud.adapters.keys import generate_key
 from gpucloud.adapters.packaging import package_zip
-from gpucloud.adapters.ssh.keys import generate_key
 from gpucloud.adapters.ssh.shell import SshShell
 from gpucloud.domain.errors import HostUnreachable
 from gpucloud.domain.job.spec import Market

@@ -21,8 +21,8 @@ import pytest
 
 from gpucloud.adapters.aws.machine import user_data
 from gpucloud.adapters.jobfile import read_job
+from gpucloud.adapters.keys import generate_key
 from gpucloud.adapters.packaging import package_zip
-from gpucloud.adapters.ssh.keys import generate_key
 from gpucloud.adapters.ssh.shell import SshShell
 from gpucloud.adapters.transfer.sync import whole_code
 from gpucloud.domain.job.spec import Job, Market
