@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gpucloud.domain.checkpoint.protection import Saving
+from gpucloud.domain.job.code import WholeCode
 from gpucloud.domain.job.spec import Job
 from gpucloud.domain.market.learned import Tables
 from gpucloud.domain.money.budget import Spend
@@ -65,8 +66,11 @@ class Learning:
 class PackCode(Protocol):
     """Makes a code folder one object for the store."""
 
-    def __call__(self, root: Path, *, limit: int) -> tuple[str, bytes | None]:
-        """Return the tree's name and the object, None for one with more than `limit` bytes. Raises UsageError."""
+    def __call__(self, root: Path, *, limit: int, apart: str = "") -> WholeCode:
+        """Return the tree with the object, None for one with more than `limit` bytes. Raises UsageError.
+
+        `apart` is the path in it of the job file, which is no code; empty where it lies elsewhere.
+        """
         ...
 
 

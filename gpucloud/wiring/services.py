@@ -118,7 +118,7 @@ def why_unable(job: Job, cloud_profile: CloudProfile, store: str, cache: Path) -
     found = unable(job, store, code_fits=True)
     if found is not None:
         return found
-    code = whole_code(job.code, limit=LARGEST_CODE_BYTES, cache=cache)[1]
+    code = whole_code(job.code, limit=LARGEST_CODE_BYTES, cache=cache).packed
     return unable(job, store, code_fits=code is not None)
 
 

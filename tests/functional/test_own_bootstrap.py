@@ -82,7 +82,8 @@ def own(tmp_path: Path) -> Iterator[Own]:
         (binaries / name).chmod(0o755)
     (source / "train.py").write_text("print(1)\n")
     data, sha256 = package_zip()
-    tree, code = whole_code(source, limit=1000)
+    whole = whole_code(source, limit=1000)
+    tree, code = whole.sha256, whole.packed
     assert code is not None
     package = tmp_path / "gpucloud.zip"
     package.write_bytes(data)
@@ -177,4 +178,4 @@ def test_code_of_another_tree_is_refused(own: Own) -> None:
 
 def test_code_above_the_limit_is_left_to_the_supervisor(tmp_path: Path) -> None:
     (tmp_path / "large").write_bytes(b"x" * 1001)
-    assert whole_code(tmp_path, limit=1000)[1] is None
+    assert whole_code(tmp_path, limit=1000).packed is None

@@ -16,6 +16,7 @@ from gpucloud.domain.checkpoint.protection import Saving
 from gpucloud.domain.errors import BudgetRefused, NoCapacity, OrderChanged, PlanRefused, StoreError, UsageError
 from gpucloud.domain.job.spec import Access, AwsChoices, Cloud, Job, Market, MarketPolicy, Model, Resources
 from gpucloud.domain.money.ledger import Terms
+from gpucloud.domain.node.launch import recipe
 from gpucloud.domain.offer import EfaLayout
 from gpucloud.domain.state.order import sealed, with_budget
 from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobStatus, UsageInterval
@@ -203,17 +204,19 @@ def test_what_changed_since_the_last_start_is_said(starter):
 
     assert again.continues
     assert again.changed[1] == "budget: 1.00 USD → 3.00 USD"
-    assert again.changed[0] == "the job file differs from the one of the last start"
+    assert again.changed[0] == "the job file differs from the one of the last start in budget"
+    text = starter.start(JOB, SPEC + b"# it is small\n")
+    assert text.changed == ("the job file differs from the one of the last start in its text alone, and in no key",)
 
     other = starter.start(replace(JOB, run="train.py --epochs 1", env=(("LR", "1"),)), b"name: digits\n\n")
     assert other.changed[0] == (
-        "the job file differs from the one of the last start in what reaches the script (run, env)"
+        "the job file differs from the one of the last start in run, env (what reaches the script: run, env)"
     )  # and nothing of resuming: nothing has run yet
 
     put(starter, "digits", checkpoint=CheckpointRef(step=5, sha256="0" * 64))
     saved = starter.start(replace(JOB, run="train.py --epochs 1", env=(("LR", "1"),)), b"name: digits\n\n\n")
     assert saved.changed[0] == (
-        "the job file differs from the one of the last start in what reaches the script (run, env):"
+        "the job file differs from the one of the last start in run, env (what reaches the script: run, env):"
         " resuming is best effort, not exact"
     )
 
@@ -382,7 +385,7 @@ def test_a_start_pins_the_code_that_its_order_names(pinning, tmp_path):
     assert kept(starter) == [start.order.code_sha256]
     tree = tree_of(starter, start.order.code_sha256, tmp_path / "here")
     assert (tree / "train.py").read_text() == "print('old')\n"
-    assert whole_code(tree, limit=1000)[0] == start.order.code_sha256  # machines get the same tree from it
+    assert whole_code(tree, limit=1000).sha256 == start.order.code_sha256  # machines get the same tree from it
 
 
 def test_the_same_code_is_not_put_into_the_store_again(pinning):
@@ -406,6 +409,36 @@ def test_edited_code_is_taken_by_the_next_start_which_says_so_and_keeps_the_tree
         assert (tree_of(starter, start.order.code_sha256, tmp_path / "here") / "train.py").read_text() == said
     assert sorted(kept(starter)) == sorted([first.order.code_sha256, second.order.code_sha256])
     assert second.changed == ("the code differs from that of the last start: the next attempt runs it",)
+
+
+def test_a_job_file_in_the_code_folder_is_no_code_and_is_taken_along(pinning, tmp_path):
+    """A script may read it: what is pinned has it as it is now."""
+    starter, job = pinning
+    job = replace(job, source=job.code / "jobs" / "train.yaml")
+    job.source.parent.mkdir()
+    job.source.write_bytes(SPEC)
+    first = starter.start(job, SPEC)
+    dearer = SPEC + b"tags: {a: b}\n"
+    job.source.write_bytes(dearer)
+    second = starter.start(replace(job, tags=(("a", "b"),)), dearer)
+    assert second.changed == ("the job file differs from the one of the last start in tags",)
+    there = tree_of(starter, second.order.code_sha256, tmp_path / "here")
+    assert (there / "jobs" / "train.yaml").read_bytes() == dearer
+    made_of = [recipe(one.order.resolved, f"/code/{one.order.code_sha256}") for one in (first, second)]
+    assert made_of[0] == made_of[1]
+
+    edit(job)
+    third = starter.start(replace(job, tags=(("a", "b"),)), dearer)
+    assert third.changed == (*second.changed, "the code differs from that of the last start: the next attempt runs it")
+    assert recipe(third.order.resolved, f"/code/{third.order.code_sha256}") != made_of[1]
+
+
+def test_another_yaml_in_the_code_folder_is_code(pinning):
+    starter, job = pinning
+    starter.start(job, SPEC)
+    (job.code / "model.yaml").write_text("layers: 3\n")
+    again = starter.start(job, SPEC)
+    assert again.changed == ("the code differs from that of the last start: the next attempt runs it",)
 
 
 @pytest.mark.parametrize(
@@ -493,7 +526,7 @@ def test_a_tree_in_the_store_that_is_another_is_refused(pinning, tmp_path):
     starter, job = pinning
     sha256 = starter.start(job, SPEC).order.code_sha256
     edit(job)
-    starter.store.put(f"jobs/digits/control/code/{sha256}", whole_code(job.code, limit=1000)[1])
+    starter.store.put(f"jobs/digits/control/code/{sha256}", whole_code(job.code, limit=1000).packed)
 
     with pytest.raises(StoreError, match="is not the tree"):
         tree_of(starter, sha256, tmp_path / "here")

@@ -631,7 +631,8 @@ def elsewhere(tmp_path, monkeypatch):
     cloud = Gpucloud(Home(tmp_path / "home"))
     cloud.keys().add("anna", anna.line)
     jobs = JobStore(open_store(str(tmp_path / "store")), "digits")
-    sha256, packed = whole_code(there, limit=1000)
+    whole = whole_code(there, limit=1000)
+    sha256, packed = whole.sha256, whole.packed
     jobs.keep_code(sha256, packed)
     of_anna = replace(
         order(jobs.store.url, host="there", code_sha256=sha256), resolved=job(code=there, cloud=Cloud.AWS)

@@ -490,7 +490,8 @@ def test_the_code_of_a_machine_is_the_tree_that_was_sent(tmp_path):
     (code / "deep" / "link").symlink_to("../train.py")
     (code / ".gitignore").write_text("*.log\n")
     (code / "old.log").write_text("not sent\n")
-    name, request = whole_code(code, limit=1 << 20)
+    whole = whole_code(code, limit=1 << 20)
+    name, request = whole.sha256, whole.packed
     stored = tmp_path / "request"
     stored.write_bytes(request)
     with stored.open("rb") as given:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields, replace
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -39,6 +40,7 @@ from gpucloud.domain.job.spec import (
     SshChoices,
     Strategy,
 )
+from gpucloud.usecases.jobstore.orders import keys_that_differ
 
 SAMPLE = bundled("templates", "gpucloud.yaml").read_text(encoding="utf-8")
 # A "#" with no space after it hides a key that the reader of the sample may want.
@@ -286,6 +288,14 @@ def test_a_sample_is_not_written_under_a_name_that_cannot_be_read(name: str) -> 
     with pytest.raises(UsageError) as caught:
         sample_job(name)
     assert caught.value.hint
+
+
+def test_what_is_told_of_a_changed_file_are_its_keys() -> None:
+    """Each key changes what it is read into; the code folder's contents are told of, and not where it lies."""
+    job = Job(name="a", run="a.py", budget_usd=Decimal(1), source=Path("/a/a.yaml"), code=Path("/a"))
+    assert keys_that_differ(job, job) == ()
+    others = replace(job, **dict.fromkeys((one.name for one in fields(Job)), object()))
+    assert set(keys_that_differ(job, others)) == set(JobKeys.model_fields) - {"code"}
 
 
 def test_the_schema_describes_every_key() -> None:

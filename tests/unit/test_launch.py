@@ -451,3 +451,11 @@ def test_a_script_is_made_of_all_that_reaches_it_from_the_job_file(changes):
     before = job("train.py --epochs 10", data=(("s3://bucket/v1", "/data"),))
     assert recipe(replace(before, **changes), "/c/tree") != recipe(before, "/c/tree")
     assert recipe(replace(before, budget_usd=Decimal(9)), "/c/tree") == recipe(before, "/c/tree")
+
+
+def test_a_script_is_made_of_its_code_the_job_file_apart():
+    """Trees that differ in the job file alone are one code; a job of before that was known goes by its tree."""
+    before = job("train.py")
+    known, edited = replace(before, own_code_sha256="a" * 64), replace(before, own_code_sha256="b" * 64)
+    assert recipe(known, "/c/one") == recipe(known, "/c/two") != recipe(edited, "/c/one")
+    assert recipe(before, "/c/one") != recipe(before, "/c/two")

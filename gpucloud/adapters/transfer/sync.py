@@ -28,7 +28,7 @@ from gpucloud.adapters.transfer.localfiles import (
 )
 from gpucloud.domain import codec
 from gpucloud.domain.errors import NodeError, StoreError, UsageError
-from gpucloud.domain.job.code import LARGEST_CODE_BYTES, Entry, Manifest
+from gpucloud.domain.job.code import LARGEST_CODE_BYTES, Entry, Manifest, WholeCode
 from gpucloud.domain.job.data import DataFile, DataSet, DataWanted, data_set, unpack
 from gpucloud.ports import Host
 from gpucloud.store.s3client import Objects
@@ -58,9 +58,10 @@ def sync_tree(host: Host, root: Path, target: str, *, python: str = "python3", c
     raise _restless(changed)
 
 
-def whole_code(root: Path, *, limit: int, cache: Path | None = None) -> tuple[str, bytes | None]:
-    """Return the tree's name, and what the receiver reads to make it from nothing; None for more than `limit` bytes.
+def whole_code(root: Path, *, limit: int, apart: str = "", cache: Path | None = None) -> WholeCode:
+    """Return the tree by its name, and what the receiver reads to make it of nothing; none for more than `limit` bytes.
 
+    `apart` is the path in it of the job file, which is no code; empty where it lies elsewhere.
     Raises UsageError: the folder cannot be read, or changes all the time.
     """
     hashes = HashCache(cache, root)
@@ -70,12 +71,13 @@ def whole_code(root: Path, *, limit: int, cache: Path | None = None) -> tuple[st
             tree = read_tree(root, hashes)
             contents = {entry.sha256: entry for entry in tree.entries if entry.sha256 is not None}
             if sum(entry.size for entry in tree.entries) > limit:
-                return tree.sha256, None
+                return WholeCode(sha256=tree.sha256, own_sha256=tree.without(apart).sha256, packed=None)
             blobs = [(entry.sha256 or "", read_content(root, entry)) for entry in contents.values()]
         except TreeChanged as error:
             changed = str(error)
         else:
-            return tree.sha256, _request(_packed(tree), blobs)
+            packed = _request(_packed(tree), blobs)
+            return WholeCode(sha256=tree.sha256, own_sha256=tree.without(apart).sha256, packed=packed)
     raise _restless(changed)
 
 

@@ -47,6 +47,22 @@ class Manifest:
             digest.update(line.encode("utf-8", "surrogateescape"))
         return digest.hexdigest()
 
+    def without(self, path: str) -> Manifest:
+        """Return it without the file of that path; itself where it has none."""
+        return Manifest(entries=tuple(entry for entry in self.entries if entry.path != path))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeCode:
+    """A code folder as one object: its tree's name, and what a receiver makes it of, None where it is too large.
+
+    `own_sha256` is the tree's name without the job file that lies in it: what the code is, whatever that file says.
+    """
+
+    sha256: str
+    own_sha256: str
+    packed: bytes | None
+
 
 def manifest(entries: tuple[Entry, ...]) -> Manifest:
     """Return the manifest of a tree with these entries."""

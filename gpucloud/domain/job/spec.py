@@ -376,8 +376,9 @@ class Job:
     a mended script, zero for not at all; None where the file does not say. `metrics` are patterns, by name, of numbers
     in the script's output.
 
-    Not in the file are `profile_steps`, how many steps of each rank a profiler records, None for none, and `trial`, the
-    few steps that are run to see whether they resume, empty for the whole job.
+    Not in the file are `profile_steps`, how many steps of each rank a profiler records, None for none, `trial`, the few
+    steps that are run to see whether they resume, empty for the whole job, and `own_code_sha256`, what its code was at
+    its last start, this file apart: a hash as of a tree, empty where nobody knows.
     """
 
     name: str
@@ -413,6 +414,13 @@ class Job:
     secrets: tuple[str, ...] = ()
     profile_steps: int | None = None
     trial: str = ""
+    own_code_sha256: str = ""
+
+    @property
+    def path_in_code(self) -> str:
+        """Where its file lies in its code folder, parts joined by `/`; empty where it lies elsewhere."""
+        inside = self.source.is_relative_to(self.code)
+        return self.source.relative_to(self.code).as_posix() if inside else ""
 
     @property
     def deadline_policy(self) -> Policy | None:

@@ -322,11 +322,13 @@ REACHES_SCRIPT = ("run", "launcher", "setup", "image", "conda", "env", "data")
 def recipe(job: Job, code: str) -> str:
     """Return what a script is made of, as JSON: what a resume compares, for it is exact with the very same alone.
 
-    Its code by its tree's hash, its command line, and the rest of the job file that reaches it by a hash of that.
+    Its code by its tree's hash, the job file apart where that is known, its command line, and the rest of the job file
+    that reaches it by a hash of that.
     """
     reaches = tuple(getattr(job, name) for name in REACHES_SCRIPT if name != "run")
     settings = hashlib.sha256(to_json(reaches).encode()).hexdigest()
-    return json.dumps({"code": PurePosixPath(code).name[:12], "run": job.run, "settings": settings[:12]})
+    tree = job.own_code_sha256 or PurePosixPath(code).name
+    return json.dumps({"code": tree[:12], "run": job.run, "settings": settings[:12]})
 
 
 def _local_ranks(member: Member) -> str:

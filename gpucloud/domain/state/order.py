@@ -310,9 +310,9 @@ def unusable(order: Order) -> str | None:
     for word in (*said, job.aws.user, job.aws.image, job.image):
         if word is not None and not re.fullmatch(r"[^\s\x00-\x1f\x7f-][^\s\x00-\x1f\x7f]*", word):
             return f"{word!a:.80} is no name or address"
-    if not re.fullmatch(r"([0-9a-f]{64})?", order.code_sha256):
-        return f"{order.code_sha256!a:.80} is no tree of code"
-    return None
+    trees = (order.code_sha256, job.own_code_sha256)
+    wrong = next((tree for tree in trees if not re.fullmatch(r"([0-9a-f]{64})?", tree)), None)
+    return f"{wrong!a:.80} is no tree of code" if wrong is not None else None
 
 
 def refuse_elsewhere(order: Order, *, has_file: bool) -> Refusal | None:

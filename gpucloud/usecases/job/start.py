@@ -213,7 +213,7 @@ class Starter:
         jobs = JobStore(self.store, name)
         budget = asked.budget_usd if asked.budget_usd is not None else job.budget_usd
         plan = self.plan(replace(job, name=name, budget_usd=budget))
-        code_sha256, packed = self._packed(job)
+        job, code_sha256, packed = self._packed(job)
         check(Prospect(name=name, plan=plan, state=None))
         if jobs.spec() is None:  # before all else: the store says what time it is where there is something to ask for
             jobs.keep_spec(spec)
@@ -266,8 +266,8 @@ class Starter:
         if ends:
             order = replace(order, hold=None, file_budget_usd=before.file_budget_usd)
         else:  # what is left of a run that has ended is ended, whatever one would cost now
-            code_sha256, packed = self._packed(job)
-            order = with_budget(replace(order, code_sha256=code_sha256), budget)
+            known, code_sha256, packed = self._packed(job)
+            order = with_budget(replace(order, resolved=known, code_sha256=code_sha256), budget)
         if reopens:
             self._require_rest(state, order, now, used.usd)
         elif not ends and state.attempt is None:
@@ -344,12 +344,17 @@ class Starter:
         saves = self.saving is None or self.saving(job) not in NEVER
         return state.checkpoint is not None or (state.attempt is not None and saves)
 
-    def _packed(self, job: Job) -> tuple[str, bytes | None]:
-        """Return the hash of the job's code and what makes it anew; empty and None where it is too large for that."""
+    def _packed(self, job: Job) -> tuple[Job, str, bytes | None]:
+        """Return the job that knows its code, the hash of that, and what makes it anew.
+
+        As it was, empty and None where it is too large for that.
+        """
         if self.pack_code is None:
-            return "", None
-        sha256, packed = self.pack_code(job.code, limit=LARGEST_CODE_BYTES)
-        return (sha256, packed) if packed is not None else ("", None)
+            return job, "", None
+        code = self.pack_code(job.code, limit=LARGEST_CODE_BYTES, apart=job.path_in_code)
+        if code.packed is None:
+            return job, "", None
+        return replace(job, own_code_sha256=code.own_sha256), code.sha256, code.packed
 
     def _pin(self, jobs: JobStore, sha256: str, packed: bytes | None) -> None:
         """Have the code in the store, from where whoever goes on with the job takes it.

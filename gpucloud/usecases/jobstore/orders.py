@@ -8,7 +8,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from decimal import Decimal
 from typing import Protocol
 
@@ -361,10 +361,10 @@ def changes_between(before: Order, order: Order, *, resumes: bool) -> tuple[str,
     """
     changes = []
     if order.spec_sha256 != before.spec_sha256:
-        reaching = _reaching(before.resolved, order.resolved)
-        how = ": resuming is best effort, not exact" if reaching and resumes else ""
-        changes.append(f"the job file differs from the one of the last start{reaching}{how}")
-    if before.code_sha256 and order.code_sha256 != before.code_sha256:
+        how = ": resuming is best effort, not exact" if _reaching(before.resolved, order.resolved) and resumes else ""
+        keys = _differing(before.resolved, order.resolved)
+        changes.append(f"the job file differs from the one of the last start in {keys}{how}")
+    if before.code_sha256 and _code_of(order, before) != _code_of(before, order):
         how = ", and resumes best effort, not exact" if resumes else ""
         changes.append(f"the code differs from that of the last start: the next attempt runs it{how}")
     if order.budget_usd != before.budget_usd:
@@ -372,6 +372,29 @@ def changes_between(before: Order, order: Order, *, resumes: bool) -> tuple[str,
     return tuple(changes)
 
 
-def _reaching(before: Job, now: Job) -> str:
-    told = [name for name in REACHES_SCRIPT if getattr(before, name) != getattr(now, name)]
-    return f" in what reaches the script ({', '.join(told)})" if told else ""
+_NOT_IN_FILE = ("source", "code", "profile_steps", "trial", "own_code_sha256")  # a code folder is told by what is in it
+
+
+def keys_that_differ(before: Job, now: Job) -> tuple[str, ...]:
+    """Return the keys of which a job file says something else than it did, sections as a whole."""
+    names = [one.name for one in fields(Job) if one.name not in _NOT_IN_FILE]
+    return tuple(name.removesuffix("_usd") for name in names if getattr(before, name) != getattr(now, name))
+
+
+def _differing(before: Job, now: Job) -> str:
+    keys = keys_that_differ(before, now)
+    if not keys:
+        return "its text alone, and in no key"
+    told = _reaching(before, now)
+    reaching = f" (what reaches the script: {', '.join(told)})" if told else ""
+    return f"{', '.join(keys)}{reaching}"
+
+
+def _reaching(before: Job, now: Job) -> list[str]:
+    return [name for name in REACHES_SCRIPT if getattr(before, name) != getattr(now, name)]
+
+
+def _code_of(order: Order, other: Order) -> str:
+    """Return what an order's code is, the job file apart where both orders know it so."""
+    known = order.resolved.own_code_sha256 and other.resolved.own_code_sha256
+    return order.resolved.own_code_sha256 if known else order.code_sha256

@@ -205,7 +205,8 @@ class NodeRecords:
         self, boots: SelfBoot, needs: Callable[[str], Wanted], region: str | None, gpu: str | None
     ) -> NodeRecord:
         services, job = self.services, self.services.job
-        tree, code = boots.pack_code(job.code, limit=LARGEST_CODE_BYTES)
+        whole = boots.pack_code(job.code, limit=LARGEST_CODE_BYTES)
+        tree, code = whole.sha256, whole.packed
         stored = StoredCode(key=code_key(services.name, tree), tree=tree) if code is not None else None
         if stored is not None and code is not None:
             self._once(stored.key, code)
