@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpucloud.adapters.handbook import find as find_page
-from gpucloud.adapters.handbook import pages as handbook
 from gpucloud.adapters.home import Home
 from gpucloud.adapters.scripts import how_it_saves, imports_resume
 from gpucloud.adapters.transfer.localfiles import local_tree as local_folder
@@ -15,6 +13,7 @@ from gpucloud.domain.job.spec import KnownJob
 from gpucloud.wiring.root import Gpucloud
 
 if TYPE_CHECKING:
+    from gpucloud.adapters.handbook import Page
     from gpucloud.adapters.packaging import Installed
 
 __all__ = [
@@ -69,3 +68,17 @@ def install_pipeline(folder: Path, *, github: bool, gitlab: bool, force: bool) -
 
     asked = {Forge.GITHUB: github, Forge.GITLAB: gitlab}
     return install_pipeline(folder, frozenset(forge for forge, wanted in asked.items() if wanted), force=force)
+
+
+def handbook() -> tuple[Page, ...]:
+    """Return the handbook's pages, in order."""
+    from gpucloud.adapters.handbook import pages
+
+    return pages()
+
+
+def find_page(known: tuple[Page, ...], topic: str) -> Page:
+    """Return the page or section that a topic means; see `gpucloud.adapters.handbook`."""
+    from gpucloud.adapters.handbook import find
+
+    return find(known, topic)

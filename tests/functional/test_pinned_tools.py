@@ -12,7 +12,7 @@ import pytest
 from gpucloud.agent.layer import tools
 from gpucloud.agent.layer.environment import Places
 from gpucloud.agent.layer.tools import Unreachable, fetch, fetch_uv
-from gpucloud.domain.node.pinned import UV_VERSION, PinnedFile
+from gpucloud.domain.node.layer import UV_VERSION, PinnedFile
 from tests.standins.packages import serving, wheel
 
 UV = {f"uv-{UV_VERSION}.data/scripts/uv": f"#!/bin/sh\necho uv {UV_VERSION}\n"}

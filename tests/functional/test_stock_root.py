@@ -15,8 +15,7 @@ import pytest
 from gpucloud.adapters.packaging import package_zip
 from gpucloud.agent.layer.environment import read_ready
 from gpucloud.domain.codec import to_json
-from gpucloud.domain.node.layer import LayerOrder, LayerWanted, setup_digest
-from gpucloud.domain.node.pinned import PIP_VERSION, PIP_WHEEL
+from gpucloud.domain.node.layer import PIP_VERSION, PIP_WHEEL, LayerOrder, LayerWanted, setup_digest
 from tests.standins.packages import serving, wheel
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine(name="debootstrap")]

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from gpucloud.adapters.terraform import find_terraform
-from gpucloud.adapters.terraform.program import install
+from gpucloud.adapters.terraform.program import TERRAFORM, TERRAFORM_VERSION, install
 from gpucloud.domain.errors import ToolMissing
-from gpucloud.domain.node.pinned import TERRAFORM, TERRAFORM_VERSION, PinnedFile
+from gpucloud.domain.node.layer import PinnedFile
 
 
 class Server:

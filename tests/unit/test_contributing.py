@@ -8,8 +8,8 @@ import shlex
 import pytest
 import yaml
 
+from gpucloud.adapters.terraform.program import TERRAFORM_VERSION
 from gpucloud.domain import variables
-from gpucloud.domain.node.pinned import TERRAFORM_VERSION
 from tests.check import QUICK_FOLDERS, ROOT, STAGES
 
 WORKFLOW = (ROOT / ".github/workflows/check.yml").read_text()

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import gpucloud
 from gpucloud.domain.errors import ProvisionError, ToolMissing
-from gpucloud.domain.node.pinned import TERRAFORM, TERRAFORM_VERSION, PinnedFile
+from gpucloud.domain.node.layer import PinnedFile
 from gpucloud.domain.variables import GPUCLOUD_PYTHON, GPUCLOUD_TERRAFORM
 from gpucloud.system.processes import try_lock
 from gpucloud.system.wholefile import write_whole
@@ -126,6 +126,28 @@ def _version(program: Path, env: Mapping[str, str], least: tuple[int, int]) -> s
 #
 # Where the archive comes from does not matter: what is not that very file is not unpacked.
 
+
+TERRAFORM_VERSION = "1.11.4"
+# By Terraform's own names of platforms, as several public projects pin HashiCorp's archives (2026-11). The program in
+# the first has the SHA-256 that they name for it: 268000fca5c6….
+TERRAFORM = {
+    "linux_amd64": PinnedFile(
+        name=f"terraform_{TERRAFORM_VERSION}_linux_amd64.zip",
+        sha256="1ce994251c00281d6845f0f268637ba50c0005657eb3cf096b92f753b42ef4dc",
+    ),
+    "linux_arm64": PinnedFile(
+        name=f"terraform_{TERRAFORM_VERSION}_linux_arm64.zip",
+        sha256="a43d1d0da9b9bab214a8305a39db0e40869572594ccf50c416a7756499143633",
+    ),
+    "darwin_amd64": PinnedFile(
+        name=f"terraform_{TERRAFORM_VERSION}_darwin_amd64.zip",
+        sha256="a56d5002b9f7647291faccc3dd1a70350e60fb61e4c45037629508b8fdc2575b",
+    ),
+    "darwin_arm64": PinnedFile(
+        name=f"terraform_{TERRAFORM_VERSION}_darwin_arm64.zip",
+        sha256="867e0808fa971217043e25b7a792b10720c79b1546f8a68479b74f138be73e18",
+    ),
+}
 
 _SERVER = "https://releases.hashicorp.com/terraform"
 _TIMEOUT_S = 60.0

@@ -35,8 +35,7 @@ from gpucloud.agent.layer.environment import (
 )
 from gpucloud.agent.layer.tools import Unreachable
 from gpucloud.domain.node.bootstrap.facts import SETUP_LOG_BYTES, FailedSetup
-from gpucloud.domain.node.layer import BOTO3, ISAL, TORCH, LayerOrder, setup_uses_tree, suffices
-from gpucloud.domain.node.pinned import PIP_VERSION, PIP_WHEEL
+from gpucloud.domain.node.layer import BOTO3, ISAL, PIP_VERSION, PIP_WHEEL, TORCH, LayerOrder, setup_uses_tree, suffices
 from gpucloud.system import smi
 from gpucloud.system.processes import locked, try_lock
 from gpucloud.system.wholefile import read_last_lines, read_tail, write_whole

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from gpucloud.agent.layer.environment import Places
-from gpucloud.domain.node.pinned import MICROMAMBA, MICROMAMBA_VERSION, UV_VERSION, UV_WHEELS, PinnedFile
+from gpucloud.domain.node.layer import MICROMAMBA, MICROMAMBA_VERSION, UV_VERSION, UV_WHEELS, PinnedFile
 from gpucloud.system.wholefile import write_whole
 
 _OLDEST_UV = (0, 12)  # its UV_TORCH_BACKEND knows the builds for CUDA 13; that of 0.9.0 does not
