@@ -1,6 +1,6 @@
 """The command line: parse, one use case, render.
 
-`app` and `groups` are the door. Behind it: `training` (plan, up, train), `launching` (leaving a job that goes on),
-`ending` (down) and `passes` (reconcile), which share `supervising`; `asking`, `watching` and the rest change nothing.
-What is meant: `target`, `machines`. How it is said: `render`, `reports`, `bills`, `use`, `onlookers`.
+`app` is the door: `jobs` (what is about one), `choosing` (what comes before one, or needs none) and `groups`. Behind it
+`commands`: `training` (plan, up, train), `verifying` and `passes` (reconcile, budget, down, rm), which share
+`supervising`; `asking`, `logs` and the rest change nothing of a job. What is meant: `target`. How it is said: `render`.
 """

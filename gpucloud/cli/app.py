@@ -11,8 +11,10 @@ from gpucloud import __version__
 from gpucloud.cli.help import GROUPS, App, Group
 
 _CHAPTERS = {
-    "running": ("plan", "train", "up", "budget", "down", "rm", "reconcile"),
-    "seeing": ("status", "logs", "watch", "cost", "ssh", "cp", "checkpoints", "metrics"),
+    "jobs": (
+        *("plan", "train", "up", "budget", "down", "rm", "reconcile"),
+        *("status", "logs", "watch", "cost", "ssh", "cp", "checkpoints", "metrics"),
+    ),
     "choosing": ("init", "docs", "offers", "simulate", "doctor", "schema", "completion", "gc"),
 }
 """Which module has the commands that are in no group below the root; `groups` has the others."""
@@ -43,10 +45,8 @@ def _made(name: str) -> Any:
     """Return that command alone: typer reads every option of what it makes."""
     chapter = next((chapter for chapter, names in _CHAPTERS.items() if name in names), None)
     match chapter:
-        case "running":
-            from gpucloud.cli.running import running as found
-        case "seeing":
-            from gpucloud.cli.seeing import seeing as found
+        case "jobs":
+            from gpucloud.cli.jobs import jobs as found
         case "choosing":
             from gpucloud.cli.choosing import choosing as found
         case _:
