@@ -14,7 +14,7 @@ from gpucloud.agent.scripts.putting import Directory
 from gpucloud.agent.scripts.script import CheckpointLocation, copy, is_whole, look
 from gpucloud.agent.scripts.taking import Taking, Took
 from gpucloud.domain.checkpoint.layouts import Additions, Rule
-from gpucloud.domain.checkpoint.manifest import Commit, Counts, Fallback, Why, seal, unseal
+from gpucloud.domain.checkpoint.manifest import Commit, CounterDrop, Counts, Why, seal, unseal
 from gpucloud.domain.job.spec import Layout, OnNotice
 from tests.standins.bucket import serving
 from tests.standins.kept_script import KEEP, PREFIX, KeptScript, until
@@ -91,7 +91,7 @@ def test_of_a_script_that_overwrites_one_file_the_counter_in_it_tells_that_it_be
     require_told_of_a_new_beginning(script)
     progress = script.told()
     assert progress.counts is Counts.SAVES
-    assert progress.fallback == Fallback(saved=10, put_back=20)
+    assert progress.counter_drop == CounterDrop(saved=10, put_back=20)
 
 
 @pytest.mark.parametrize("kind", KINDS)

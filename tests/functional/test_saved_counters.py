@@ -14,8 +14,8 @@ import torch
 
 from gpucloud.agent.scripts import counters
 from gpucloud.agent.scripts.counters import counters_in, counters_of
-from gpucloud.domain.checkpoint.layouts import fallback
-from gpucloud.domain.checkpoint.manifest import Fallback
+from gpucloud.domain.checkpoint.layouts import counter_drop
+from gpucloud.domain.checkpoint.manifest import CounterDrop
 
 
 def trained():
@@ -147,13 +147,17 @@ ONE = "ckpt.pt"
 @pytest.mark.parametrize(
     ("put_back", "saved", "behind"),
     [
-        ({ONE: {"iter_num": 2000}}, {ONE: {"iter_num": 250}}, Fallback(saved=250, put_back=2000)),
+        ({ONE: {"iter_num": 2000}}, {ONE: {"iter_num": 250}}, CounterDrop(saved=250, put_back=2000)),
         ({ONE: {"iter_num": 2000}}, {ONE: {"iter_num": 2000}}, None),
         ({ONE: {"iter_num": 2000}}, {ONE: {"iter_num": 2250}}, None),
-        ({ONE: {"epoch": 12}}, {ONE: {"epoch": 0}}, Fallback(saved=0, put_back=12, epochs=True)),
+        ({ONE: {"epoch": 12}}, {ONE: {"epoch": 0}}, CounterDrop(saved=0, put_back=12, epochs=True)),
         # A step that is counted within its epoch.
         ({ONE: {"epoch": 3, "step": 120}}, {ONE: {"epoch": 4, "step": 20}}, None),
-        ({ONE: {"epoch": 3, "step": 20}}, {ONE: {"epoch": 0, "step": 90}}, Fallback(saved=0, put_back=3, epochs=True)),
+        (
+            {ONE: {"epoch": 3, "step": 20}},
+            {ONE: {"epoch": 0, "step": 90}},
+            CounterDrop(saved=0, put_back=3, epochs=True),
+        ),
         # One that begins its epoch again has resumed.
         ({ONE: {"epoch": 5, "step": 300}}, {ONE: {"epoch": 5, "step": 100}}, None),
         ({ONE: {"epoch": 0, "step": 90}}, {ONE: {"epoch": 0, "step": 20}}, None),
@@ -162,12 +166,12 @@ ONE = "ckpt.pt"
         ({"model.pt": {"epoch": 3}}, {"other.pt": {"epoch": 0}}, None),
         ({}, {ONE: {"epoch": 0}}, None),
         ({ONE: {"epoch": 3}}, {}, None),
-        ({"ckpt_1.pt": {"epoch": 3}}, {"ckpt_2.pt": {"epoch": 0}}, Fallback(saved=0, put_back=3, epochs=True)),
+        ({"ckpt_1.pt": {"epoch": 3}}, {"ckpt_2.pt": {"epoch": 0}}, CounterDrop(saved=0, put_back=3, epochs=True)),
         # The best model's is as it was, or of an older step.
         (
             {"best.pt": {"epoch": 5}, "last.pt": {"epoch": 10}},
             {"best.pt": {"epoch": 5}, "last.pt": {"epoch": 1}},
-            Fallback(saved=1, put_back=10, epochs=True),
+            CounterDrop(saved=1, put_back=10, epochs=True),
         ),
         (
             {"best.pt": {"epoch": 5}, "last.pt": {"epoch": 10}},
@@ -177,4 +181,4 @@ ONE = "ckpt.pt"
     ],
 )
 def test_a_script_fell_back_where_a_counter_is_lower_and_none_is_higher(put_back, saved, behind):
-    assert fallback(saved, put_back) == behind
+    assert counter_drop(saved, put_back) == behind

@@ -11,7 +11,7 @@ import pytest
 from gpucloud.adapters.jobfile import read_job
 from gpucloud.adapters.scripts import look
 from gpucloud.cli.commands.supervising import say_what_is_lost
-from gpucloud.domain.checkpoint.manifest import Counts, Fallback
+from gpucloud.domain.checkpoint.manifest import CounterDrop, Counts
 from gpucloud.domain.checkpoint.protection import Code, Saving, must_be_meant, protection_of
 from gpucloud.domain.errors import JobFileError
 from gpucloud.domain.job.spec import CheckpointDirectory, CheckpointPolicy, Cloud, MarketPolicy, Resources
@@ -218,11 +218,11 @@ def test_a_script_that_began_at_0_although_its_checkpoint_was_put_back_is_told_o
 
 def test_a_script_whose_saves_are_only_counted_is_told_of_by_the_counter_in_its_file():
     way_out = "tell it to resume by `checkpoint: {resume_args: …}`"
-    by_step = anew(3, 3, counts=Counts.SAVES, fallback=Fallback(saved=250, put_back=2000))
+    by_step = anew(3, 3, counts=Counts.SAVES, counter_drop=CounterDrop(saved=250, put_back=2000))
     assert by_step == (
         f"the script began anew: it saved step 250 after the checkpoint of step 2000 was put back; {way_out}",
     )
-    by_epoch = anew(3, 3, counts=Counts.SAVES, fallback=Fallback(saved=0, put_back=12, epochs=True))
+    by_epoch = anew(3, 3, counts=Counts.SAVES, counter_drop=CounterDrop(saved=0, put_back=12, epochs=True))
     assert by_epoch == (
         f"the script began anew: it saved epoch 0 after the checkpoint of epoch 12 was put back; {way_out}",
     )

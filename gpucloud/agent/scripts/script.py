@@ -21,7 +21,7 @@ from pathlib import Path
 from gpucloud.agent.attempt.composing import MARK
 from gpucloud.domain.checkpoint.directory import OURS, Listing, Signature
 from gpucloud.domain.checkpoint.layouts import TORCH_FILES
-from gpucloud.domain.checkpoint.manifest import Counts, Fallback, Why
+from gpucloud.domain.checkpoint.manifest import CounterDrop, Counts, Why
 from gpucloud.domain.node.status import UNTOLD
 from gpucloud.store import ObjectStore, get_small, open_store
 from gpucloud.store.checkpoints import Checkpoints, under
@@ -106,7 +106,7 @@ class Reporting:
 
     def __init__(self, folder: Path, *, rank: int, first_step: int = 1) -> None:
         self.first_step = first_step
-        self.fallback: Fallback | None = None
+        self.counter_drop: CounterDrop | None = None
         self._folder = folder
         self._log = folder / f"rank-{rank}.log"
         self._leads = rank == 0
@@ -142,7 +142,7 @@ class Reporting:
                 "phase": UNTOLD,
                 "committed_step": committed or None,
                 "counts": counts.value,
-                **({"fallback": asdict(self.fallback)} if self.fallback is not None else {}),
+                **({"counter_drop": asdict(self.counter_drop)} if self.counter_drop is not None else {}),
                 "written_at": time.time(),
             },
         )

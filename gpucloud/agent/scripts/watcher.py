@@ -19,8 +19,8 @@ from gpucloud.agent.scripts.putting import Directory, Fetched
 from gpucloud.agent.scripts.script import CheckpointLocation, Reporting, look
 from gpucloud.agent.scripts.taking import Answering, Calling, Content, Taking, Took
 from gpucloud.domain.checkpoint.directory import FileSet, Listing, Settling
-from gpucloud.domain.checkpoint.layouts import Additions, Counters, Found, KeepOrder, begun_anew, fallback
-from gpucloud.domain.checkpoint.manifest import Commit, Counts, Fallback, Why
+from gpucloud.domain.checkpoint.layouts import Additions, Counters, Found, KeepOrder, begun_anew, counter_drop
+from gpucloud.domain.checkpoint.manifest import Commit, CounterDrop, Counts, Why
 from gpucloud.domain.errors import CredentialsError, GpucloudError, StoreError, UsageError
 from gpucloud.domain.job.spec import OnNotice
 from gpucloud.store.checkpoints import Fenced
@@ -291,9 +291,9 @@ class CheckpointWatcher:
         if self._base is None or self._order.rank != 0 or taking.count != 1:
             return
         if self._counts is taking.counts is Counts.STEPS:
-            found: Fallback | None = Fallback(saved=taking.committed, put_back=self._base.step)
+            found: CounterDrop | None = CounterDrop(saved=taking.committed, put_back=self._base.step)
         else:
-            found = self._reporting.fallback = fallback(taking.first, self._put_back)
+            found = self._reporting.counter_drop = counter_drop(taking.first, self._put_back)
         if found is not None and (warning := begun_anew(found, self._order.additions)) is not None:
             self._reporting.say(warning)
 

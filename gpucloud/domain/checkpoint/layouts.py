@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import TypeVar
 
 from gpucloud.domain.checkpoint.directory import FileSet, Listing, above, below, family, folder_of, last_number
-from gpucloud.domain.checkpoint.manifest import Fallback
+from gpucloud.domain.checkpoint.manifest import CounterDrop
 from gpucloud.domain.job.spec import CHECKPOINT, CheckpointDirectory, Layout, OnNotice
 
 METADATA = ".metadata"
@@ -335,7 +335,7 @@ COUNTERS = (*_EPOCHS, *_STEPS)
 Counters = Mapping[str, int]
 
 
-def fallback(saved: Mapping[str, Counters], put_back: Mapping[str, Counters]) -> Fallback | None:
+def counter_drop(saved: Mapping[str, Counters], put_back: Mapping[str, Counters]) -> CounterDrop | None:
     """Return by what the files of a first save are behind those that were put back; None unless they clearly are.
 
     Each file is compared with that of its family. An epoch decides before a step, which may be counted within it; and
@@ -348,15 +348,15 @@ def fallback(saved: Mapping[str, Counters], put_back: Mapping[str, Counters]) ->
     return behind[0] if behind and not ahead else None
 
 
-def _moved(saved: Counters, put_back: Counters) -> Fallback | None:
+def _moved(saved: Counters, put_back: Counters) -> CounterDrop | None:
     """Return how the first counter of both moved; scripts count steps within an epoch, and may begin it again."""
     key = next((key for key in COUNTERS if key in saved and key in put_back), None)
     if key is None:
         return None
-    return Fallback(saved=saved[key], put_back=put_back[key], epochs=key in _EPOCHS)
+    return CounterDrop(saved=saved[key], put_back=put_back[key], epochs=key in _EPOCHS)
 
 
-def begun_anew(found: Fallback, additions: Additions) -> str | None:
+def begun_anew(found: CounterDrop, additions: Additions) -> str | None:
     """Return the warning that a script began at 0 though a checkpoint was put back; None when it did not.
 
     By its first new save: of a step, or an epoch, below that of the checkpoint.

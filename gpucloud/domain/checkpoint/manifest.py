@@ -117,8 +117,8 @@ class Counts(str, Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fallback:
-    """A counter of the script's own, its step or its epoch, that its first save has below what was put back."""
+class CounterDrop:
+    """A counter of the script's own, its step or its epoch, that stands lower in its first save than in what was put back."""
 
     saved: int
     put_back: int

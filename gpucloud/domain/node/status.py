@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
 from enum import Enum
 
-from gpucloud.domain.checkpoint.manifest import Counts, Fallback
+from gpucloud.domain.checkpoint.manifest import CounterDrop, Counts
 from gpucloud.domain.codec import Malformed, from_json, to_json
 from gpucloud.domain.node.container import ContainerRun
 from gpucloud.domain.node.hardware import GpuSample, HostSample
@@ -126,7 +126,7 @@ class Progress:
     """The longest step but the first; None before the second."""
     counts: Counts = Counts.STEPS
     """What its numbers are of: of a script that does not report, perhaps its saves."""
-    fallback: Fallback | None = None
+    counter_drop: CounterDrop | None = None
     """By what its first save was behind the checkpoint that was put back, where the files tell that alone."""
 
 
@@ -194,7 +194,7 @@ class AttemptStatus:
             age_s=read.age_s,
             longest_s=read.longest_s,
             counts=kept.counts if kept else Counts.STEPS,
-            fallback=kept.fallback if kept else None,
+            counter_drop=kept.counter_drop if kept else None,
         )
 
     @property
@@ -283,7 +283,7 @@ def _are_possible(readings: Readings) -> bool:
 
 def is_possible_progress(progress: Progress) -> bool:
     """Whether a script can stand so; it may mean to make more steps than any makes."""
-    behind = (progress.fallback.saved, progress.fallback.put_back) if progress.fallback else ()
+    behind = (progress.counter_drop.saved, progress.counter_drop.put_back) if progress.counter_drop else ()
     counts = (progress.step, progress.first_step, progress.committed_step or 0, *behind)
     seconds = (progress.step_seconds or 0.0, progress.longest_s or 0.0)
     return (

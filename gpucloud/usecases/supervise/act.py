@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from gpucloud.domain.checkpoint.layouts import Additions, additions_of, begun_anew
-from gpucloud.domain.checkpoint.manifest import Counts, Fallback
+from gpucloud.domain.checkpoint.manifest import CounterDrop, Counts
 from gpucloud.domain.checkpoint.protection import COSTS_A_RESTART
 from gpucloud.domain.job.spec import CheckpointPolicy, Market
 from gpucloud.domain.money.budget import Used
@@ -174,8 +174,8 @@ def _anew(progress: Progress, additions: Additions) -> str | None:
     if progress.phase not in (UNTOLD, OUTPUT) or progress.committed_step is None:
         return None
     if progress.counts is Counts.STEPS:
-        return begun_anew(Fallback(saved=progress.committed_step, put_back=progress.first_step - 1), additions)
-    return begun_anew(progress.fallback, additions) if progress.fallback is not None else None
+        return begun_anew(CounterDrop(saved=progress.committed_step, put_back=progress.first_step - 1), additions)
+    return begun_anew(progress.counter_drop, additions) if progress.counter_drop is not None else None
 
 
 def _is_at_work(attempt: Attempt, snapshot: Snapshot) -> bool:
