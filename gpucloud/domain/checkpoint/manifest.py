@@ -118,7 +118,7 @@ class Counts(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CounterDrop:
-    """A counter of the script's own, its step or its epoch, that stands lower in its first save than in what was put back."""
+    """A counter of the script's own, its step or its epoch, that its first save has below what was put back."""
 
     saved: int
     put_back: int
