@@ -21,6 +21,7 @@ from gpucloud.domain.errors import CredentialsError, StoreError
 from gpucloud.domain.job.spec import AwsChoices, Cloud, KnownJob, OwnHost, SshChoices
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.money.ledger import Terms
+from gpucloud.domain.node.launch import recipe
 from gpucloud.domain.node.node import NO_GROUP
 from gpucloud.domain.state.order import (
     Envelope,
@@ -650,6 +651,23 @@ def test_a_trusted_order_is_gone_on_with_elsewhere_by_its_pinned_code_without_it
 
     assert (found.code / "train.py").read_text() == "as it was started"
     assert edited is None
+
+
+def test_whoever_goes_on_with_a_job_knows_its_code_as_its_order_does(elsewhere):
+    """A start takes the job as its file says, which knows nothing of code."""
+    cloud, known, there = elsewhere
+    (there / "gpucloud.yaml").write_text("name: digits")
+    whole = whole_code(there, limit=1000, apart="gpucloud.yaml")
+    newest = cloud.orders(known).acted_on().order
+    cloud.orders(known).jobs.keep_code(whole.sha256, whole.packed)
+    resolved = replace(newest.resolved, own_code_sha256=whole.own_sha256)
+    pinned = replace(newest, code_sha256=whole.sha256, resolved=resolved)
+
+    found = cloud.ordered(known).with_pinned_code(job(code=there), pinned)
+
+    assert whole.own_sha256 == newest.code_sha256 != whole.sha256
+    assert (found.code / "gpucloud.yaml").is_file()
+    assert json.loads(recipe(found, str(found.code)))["code"] == newest.code_sha256[:12]
 
 
 def test_a_checkout_that_differs_does_not_change_what_a_trusted_order_runs(elsewhere):

@@ -90,7 +90,8 @@ class OrderedJob:
         sha256 = order.code_sha256
         if not sha256:
             return job
-        return replace(job, code=self.unpack(sha256, lambda: self.orders.jobs.code(sha256)))
+        code = self.unpack(sha256, lambda: self.orders.jobs.code(sha256))
+        return replace(job, code=code, own_code_sha256=order.resolved.own_code_sha256)
 
     def _is_given_here(self, given: Given) -> bool:
         """Return whether what an order names of its machine is its reader's own word: a signer may name any host."""
