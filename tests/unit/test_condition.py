@@ -683,6 +683,18 @@ def test_training_goes_on_again_with_the_first_step_that_a_self_saving_script_pr
     assert again.resumed_at == NOW - timedelta(seconds=9.5)
 
 
+def test_training_did_not_stop_with_the_last_save_of_a_script_whose_saves_are_counted():
+    saved, left = NOW - timedelta(minutes=9), NOW - timedelta(seconds=12)
+    noticed = Interruption(node_id="b", kind=InterruptionKind.NOTICE, attempt=1, noticed_at=NOW - timedelta(seconds=20))
+    first = replace(opened("a", "b"), reason=ExitReason.INTERRUPTED, last_step=2, last_step_at=saved, ended_at=left)
+    attempts = (first, replace(opened("a", number=2), started_at=NOW - timedelta(seconds=8)))
+    saves = CheckpointRef(step=2, sha256="0" * 64, counts=Counts.SAVES)
+    for checkpoint, stopped in ((saves, left), (replace(saves, counts=Counts.STEPS), saved)):
+        known = state(attempts=attempts, interruptions=(noticed,), checkpoint=checkpoint)
+        there = snapshot(up("a", part(2, step=3, first_step=3)), state=known)
+        assert transitions.record(there).interruptions[0].stopped_at == stopped
+
+
 @pytest.mark.parametrize("kind", [InterruptionKind.FROZEN, InterruptionKind.LOST])
 def test_a_script_that_tells_no_steps_was_stopped_with_its_machines_last_word(kind):
     """The machine was heard last 67 s before it was given up; the next attempt starts 7 s after that."""

@@ -360,13 +360,16 @@ def _resumed(state: JobState, attempt: Attempt, progress: Progress, now: datetim
 def _stopped_at(interruption: Interruption, state: JobState) -> datetime:
     """Return when training stopped for it: when its machine went without notice, else with the attempt's last step.
 
-    Who was away, or waited whether a silent machine comes again, noticed it later. Of a script that tells no steps it
-    is the last word of the machine that went.
+    Who was away, or waited whether a silent machine comes again, noticed it later. Of a script that tells no steps,
+    or of which only its saves are counted, it is the last word of the machine that went, or its attempt's end.
     """
     noticed = interruption.noticed_at
-    last = next((one.last_step_at for one in state.attempts if one.number == interruption.attempt), None)
+    attempt = next((one for one in state.attempts if one.number == interruption.attempt), None)
+    by_saves = state.checkpoint is not None and state.checkpoint.counts is Counts.SAVES
+    last = attempt.last_step_at if attempt is not None and not by_saves else None
     if interruption.kind is InterruptionKind.NOTICE:
-        return last or noticed
+        left = max(noticed, attempt.ended_at) if attempt is not None and attempt.ended_at is not None else noticed
+        return last or left
     gone = next((one for one in state.nodes if one.node_id == interruption.node_id), None)
     end = gone.ended_at if gone is not None and interruption.kind is InterruptionKind.LOST else None
     word = (gone.last_word_at or gone.silent_at) if gone is not None else None
