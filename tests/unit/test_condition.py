@@ -48,7 +48,7 @@ from gpucloud.domain.supervision.snapshot import Limits, Readiness
 from gpucloud.usecases.jobstore.condition import WORDS, Condition, Left, condition_of
 from gpucloud.usecases.jobstore.report import NodeStanding, Silence, report, with_answers, with_forecast
 from gpucloud.usecases.supervise.act import Announcements
-from gpucloud.usecases.supervise.story import tell_story
+from gpucloud.usecases.supervise.story import end_unheard, tell_story
 from tests import handbook
 from tests.unit.worlds import LATER, NOW, POOL, cooldown, gone, opened, part, snapshot, state, up
 
@@ -739,6 +739,23 @@ def test_status_says_for_how_long_silent_machines_are_waited_for(silent, machine
     ends = replace(told_of, attempts=(replace(open_one, ending_reason=ExitReason.STOPPED),))
     assert "given up" not in report_text(ends)
     assert "waited for" not in report_text(ends)
+
+
+def test_down_says_which_machines_keep_it_waiting_and_until_when():
+    ending = opened("a", "b", ending_reason=ExitReason.STOPPED, ending_at=NOW - timedelta(seconds=30))
+    quiet = NOW - timedelta(seconds=50)
+
+    def told_of(attempt, *silent):
+        nodes = tuple(
+            UsageInterval(node_id=i, pool=POOL, launched_at=NOW - HOUR, silent_at=quiet if i in silent else None)
+            for i in ("a", "b", "c")
+        )
+        return end_unheard(state(attempts=(attempt,), nodes=nodes), LIMITS, NOW)
+
+    assert told_of(ending, "a") == "a does not hear of the end: waited for until 12:01:30 UTC at the latest"
+    assert told_of(ending, "a", "b") == "a, b do not hear of the end: waited for until 12:01:30 UTC at the latest"
+    assert told_of(ending, "c") is None  # it has no part in the attempt
+    assert told_of(replace(ending, ending_at=None), "a") is None
 
 
 def test_machines_that_are_ready_and_have_no_attempt_are_prepared():

@@ -23,6 +23,7 @@ from gpucloud.domain.errors import HostUnreachable, StoreError
 from gpucloud.domain.node.output import DatedPiece
 from gpucloud.domain.node.status import Outcome
 from gpucloud.domain.state.state import ExitReason
+from gpucloud.domain.supervision.snapshot import Rules
 from gpucloud.domain.untrusted import masked, words_of
 from gpucloud.ports import Completed
 from gpucloud.store.directory import DirectoryStore
@@ -319,7 +320,9 @@ def test_a_node_whose_output_has_no_end_keeps_no_attempt_from_being_closed(jobs,
 
     reader = LogReader(jobs, lambda *_: None)
     ending = Closing(
-        services=SimpleNamespace(shell=SimpleNamespace(host=lambda _: Endless()), job=job(), clock=clock),
+        services=SimpleNamespace(
+            shell=SimpleNamespace(host=lambda _: Endless()), job=job(), clock=clock, rules=Rules()
+        ),
         home=None,
         logs=reader,
         history=SimpleNamespace(look=lambda *_, **__: None),
@@ -337,11 +340,12 @@ def test_a_node_whose_output_has_no_end_keeps_no_attempt_from_being_closed(jobs,
     [
         (2, 0.0, 8, []),
         (9, 0.0, 0, ["the rest of what a said could not be read: a: connection reset"]),
-        (9, 5.0, 0, []),
+        (9, 1.0, 0, []),
+        (1, 5.0, 0, []),
     ],
 )
 def test_a_line_that_breaks_at_the_end_of_an_attempt_costs_none_of_its_output(jobs, told, cuts, silent, read, lines):
-    """What is left is read before the machine is ended; of one that had fallen silent before, what was read is kept."""
+    """What is left is read before the machine is ended; of one that does not answer, what was read is kept: it is not asked."""
 
     class Breaking:
         node = node("a")
@@ -361,7 +365,9 @@ def test_a_line_that_breaks_at_the_end_of_an_attempt_costs_none_of_its_output(jo
 
     host, reader = Breaking(), LogReader(jobs, lambda *_: None)
     ending = Closing(
-        services=SimpleNamespace(shell=SimpleNamespace(host=lambda _: host), job=job(), clock=JumpingClock(NOW)),
+        services=SimpleNamespace(
+            shell=SimpleNamespace(host=lambda _: host), job=job(), clock=JumpingClock(NOW), rules=Rules()
+        ),
         home=None,
         logs=reader,
         history=SimpleNamespace(look=lambda *_, **__: None),
@@ -371,3 +377,4 @@ def test_a_line_that_breaks_at_the_end_of_an_attempt_costs_none_of_its_output(jo
     ending._read_to_the_end(world)
 
     assert (reader.taken, told) == (read, lines)
+    assert host.cuts == (cuts if silent == 5.0 else max(0, cuts - (1 if silent else 3)))

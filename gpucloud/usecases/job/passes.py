@@ -47,7 +47,7 @@ from gpucloud.usecases.jobstore.orders import Orders
 from gpucloud.usecases.money.spend import SpendTracker
 from gpucloud.usecases.services import Watcher
 from gpucloud.usecases.supervise.session import Session
-from gpucloud.usecases.supervise.story import budget_line
+from gpucloud.usecases.supervise.story import budget_line, end_unheard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,20 +303,24 @@ class Ender:
                     self._end_here(state, watcher, asked)
             else:
                 watcher.story(f"asking {by} to end {asker.jobs.job}: what it waits for is told there")
-                self._await_end(by, since)
+                self._await_end(by, since, watcher)
             state = asker.state()
 
-    def _await_end(self, by: str, since: datetime) -> None:
+    def _await_end(self, by: str, since: datetime, watcher: Watcher) -> None:
         """Wait while the same supervisor has the job and it is not torn down. OrderChanged if it was started again.
 
-        LeaseHeld where it is a machine that takes too long, whatever names it takes meanwhile: what runs on it may
-        keep the job for as long as it is paid.
+        Machines that keep it waiting are told here too. LeaseHeld where it is a machine that takes too long, whatever
+        names it takes meanwhile: what runs on it may keep the job for as long as it is paid.
         """
-        asker = self.asker
+        asker, told = self.asker, None
         while True:
             state, order = asker.state(), self._orders.newest().order
             if state.status.ended and state.torn_down:
                 return
+            waits = end_unheard(state, asker.rules.limits, asker.clock.now())
+            if waits is not None and waits != told:
+                watcher.story(waits)
+            told = waits or told
             if order.end is None:
                 raise OrderChanged(
                     f"{order.job} was started again by {order.by} at {format_moment(order.at, asker.clock.now())}",

@@ -240,9 +240,9 @@ class Closing:
         return LeftBehind(missing=brought.missing, failure=said.failure)
 
     def _read_to_the_end(self, snapshot: Snapshot, policy: Retry = _READ) -> None:
-        """Where another attempt follows, nothing is waited for."""
-        attempt = snapshot.state.attempt
-        alive = {node.node.id: node for node in snapshot.nodes if not is_gone(node)}
+        """Where another attempt follows, nothing is waited for, and nobody is asked who does not answer anyhow."""
+        attempt, silent = snapshot.state.attempt, self.services.rules.limits.silent
+        alive = {n.node.id: n for n in snapshot.nodes if not is_gone(n) and n.silent_for < silent}
         until = self.services.clock.now() + _READS_FOR
         for member in attempt.members if attempt else ():
             if attempt is not None and member.node_id in alive:

@@ -12,7 +12,14 @@ from gpucloud.domain.job.spec import CheckpointDirectory, Market
 from gpucloud.domain.market.policies import Mode
 from gpucloud.domain.node.status import OUTPUT, Stop
 from gpucloud.domain.state.order import BudgetChange
-from gpucloud.domain.state.state import CapacityDecision, ExitReason, Interruption, InterruptionKind, MissingOutput
+from gpucloud.domain.state.state import (
+    CapacityDecision,
+    ExitReason,
+    Interruption,
+    InterruptionKind,
+    JobState,
+    MissingOutput,
+)
 from gpucloud.domain.supervision.action import (
     Action,
     Appoint,
@@ -198,6 +205,20 @@ def _unreached(action: EndAttempt, snapshot: Snapshot, limits: Limits) -> str:
         return ""
     waited = "" if action.reason.retried else f": waiting {format_span(limits.overdue)} for that at the most"
     return f"; {', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not hear it{waited}"
+
+
+def end_unheard(state: JobState, limits: Limits, now: datetime) -> str | None:
+    """Return which machines do not hear that their attempt is to end, and until when they are waited for."""
+    attempt = state.attempt
+    if attempt is None or attempt.ending_at is None:
+        return None
+    members = {member.node_id for member in attempt.members}
+    silent = [one.node_id for one in state.alive if one.node_id in members and one.silent_at is not None]
+    if not silent:
+        return None
+    until = format_moment(attempt.ending_at + limits.overdue, now)
+    do = "does" if len(silent) == 1 else "do"
+    return f"{', '.join(silent)} {do} not hear of the end: waited for until {until} at the latest"
 
 
 def _resized(size: int, snapshot: Snapshot) -> str:
