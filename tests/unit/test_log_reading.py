@@ -345,7 +345,7 @@ def test_a_node_whose_output_has_no_end_keeps_no_attempt_from_being_closed(jobs,
     ],
 )
 def test_a_line_that_breaks_at_the_end_of_an_attempt_costs_none_of_its_output(jobs, told, cuts, silent, read, lines):
-    """What is left is read before the machine is ended; of one that does not answer, what was read is kept: it is not asked."""
+    """What is left is read before the machine is ended; one that does not answer is not asked."""
 
     class Breaking:
         node = node("a")
