@@ -301,14 +301,14 @@ def test_what_is_left_is_told_in_parts_that_sum_up() -> None:
     assert left_rows(spend) == [
         (
             "left",
-            "0.98 USD: 0.45 for the machines until then, 0.053 kept aside for the last save and the machines' end,"
-            " 0.478 for more time after that",
+            "0.980 USD: 0.450 for the machines until then, 0.053 kept aside for the last save and the machines' end,"
+            " 0.477 for more time after that",
         )
     ]
     assert left_rows(replace(spend, off_at=None)) == []
     (driven,) = left_rows(spend, "bx")
     later = " for more time after that, which gpucloud train bx buys once they are off: they cannot"
-    assert driven[1].endswith(f" 0.478{later}")
+    assert driven[1].endswith(f" 0.477{later}")
 
 
 def test_the_latest_time_at_which_all_is_off_is_not_said_a_minute_too_early() -> None:
@@ -438,6 +438,9 @@ def test_every_view_of_a_job_whose_deadline_comes_before_its_last_step_says_so_a
         assert "its deadline comes first, in 1 min" in view
     said = "forecast  0.01 USD at its deadline, in 1 min: it is saved and ends then, done or not"
     assert said in report_text(report)
+    over = with_forecast(replace(soon, deadline_at=soon.looked_at - timedelta(seconds=5)))
+    assert "its deadline is over: it is being ended" in headline(over)
+    assert "in 0 s" not in report_text(over)
     late = with_forecast(replace(soon, deadline_at=soon.looked_at + timedelta(hours=1)))
     assert late.spend == with_forecast(replace(soon, deadline_at=None)).spend
 

@@ -12,7 +12,7 @@ from gpucloud.domain import codec
 from gpucloud.domain.job.quantities import format_moment, format_span, format_usd
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.money.costs import Row
-from gpucloud.domain.money.ledger import Charge, ChargeKind, total
+from gpucloud.domain.money.ledger import ZERO, Charge, ChargeKind, total
 from gpucloud.usecases.jobstore.report import JobReport
 
 
@@ -78,12 +78,23 @@ def left_rows(spend: Spend, buyer: str | None = None) -> list[tuple[str, str]]:
     if spend.off_at is None:
         return []
     later = f", which gpucloud train {buyer} buys once they are off: they cannot" if buyer and spend.free_usd else ""
+    left, promised, kept, free = _summing_up(spend)
     parts = [
-        f"{plain_amount(spend.promised_usd)} for the machines until then",
-        f"{plain_amount(spend.kept_usd)} kept aside for the last save and the machines' end",
-        f"{plain_amount(spend.free_usd)} for more time after that{later}",
+        f"{promised} for the machines until then",
+        f"{kept} kept aside for the last save and the machines' end",
+        f"{free} for more time after that{later}",
     ]
-    return [("left", f"{left_amount(spend)} USD: {', '.join(parts)}")]
+    return [("left", f"{left} USD: {', '.join(parts)}")]
+
+
+def _summing_up(spend: Spend) -> tuple[Decimal, ...]:
+    """Return what is left and its parts, rounded so that these make it up, as it does the budget with what is spent."""
+    sums = (spend.spent_usd, spend.promised_usd, spend.kept_usd, spend.free_usd)
+    one = Decimal(1).scaleb(-max(len(plain_amount(usd).partition(".")[2]) for usd in sums))
+    left, promised, kept = (
+        usd.quantize(one, ROUND_HALF_UP) for usd in (spend.left_usd, spend.promised_usd, spend.kept_usd)
+    )
+    return left, promised, kept, max(left - promised - kept, ZERO.quantize(one))
 
 
 def money_line(spend: Spend, width: int | None = None) -> str:
@@ -120,27 +131,32 @@ def to_go_words(left: timedelta | None, spend: Spend) -> list[str]:
     """Return how long a job has to its last step, and what ends it before, where something does."""
     if not left:
         return []
-    ends = [(spend.lasts, ""), (spend.deadline_in, "deadline comes"), (spend.prepaid_in, "paid time ends")]
-    first = min(((ends_in, what) for ends_in, what in ends if ends_in is not None and ends_in < left), default=None)
-    if first is None:
-        return [f"{format_span(left)} to go"]
-    ends_in, what = first
-    return [f"{format_span(left)} to go", f"its {what} first, in {format_span(ends_in)}" if what else budget_end(spend)]
+    ends = [
+        (spend.lasts, "budget ends", "budget is used up"),
+        (spend.deadline_in, "deadline comes", "deadline is over"),
+        (spend.prepaid_in, "paid time ends", "paid time is over"),
+    ]
+    first = min((one for one in ends if one[0] is not None and one[0] < left), key=_length, default=None)
+    return [f"{format_span(left)} to go", *([_end_words(*first)] if first is not None else [])]
 
 
-def budget_end(spend: Spend) -> str:
-    """Return when a budget ends that does so before the job does; once it is used up, what happens then."""
-    if spend.is_used_up or spend.lasts is None:
-        return "its budget is used up: it is being ended"
-    return f"its budget ends first, in {format_span(spend.lasts)}"
+def _length(end: tuple[timedelta | None, str, str]) -> timedelta:
+    return end[0] or timedelta(0)
+
+
+def _end_words(ends_in: timedelta | None, comes: str, over: str) -> str:
+    """Return when a job ends before its last step, and for what; once that is so, that it is being ended."""
+    return f"its {comes} first, in {format_span(ends_in)}" if ends_in else f"its {over}: it is being ended"
 
 
 def _forecast_of(spend: Spend) -> str:
     if spend.is_short and spend.lasts is not None:
         before = "" if spend.is_used_up else ", and it is saved before that"
-        return f"at today's price and pace: {budget_end(spend)}{before}"
+        return f"at today's price and pace: {_end_words(spend.lasts, 'budget ends', 'budget is used up')}{before}"
     if spend.prepaid_in is not None and (spend.deadline_in is None or spend.prepaid_in < spend.deadline_in):
         return f"when its paid time ends, in {format_span(spend.prepaid_in)}: its own machines buy none"
+    if spend.deadline_in == timedelta(0):
+        return "at its end: its deadline is over, and it is being ended"
     if spend.deadline_in is not None:
         return f"at its deadline, in {format_span(spend.deadline_in)}: it is saved and ends then, done or not"
     if spend.unattended_until is None:
