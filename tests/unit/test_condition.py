@@ -19,6 +19,7 @@ from gpucloud.cli.render.reports import jobs_text, report_json, report_text
 from gpucloud.cli.render.use import condition_word, headline, step_words
 from gpucloud.cli.render.ways import going_on_line
 from gpucloud.domain.checkpoint.manifest import Counts
+from gpucloud.domain.job.spec import CheckpointDirectory, OnNotice
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.money.ledger import Charge, ChargeKind
 from gpucloud.domain.node.status import UNTOLD, Outcome, Readings, Stop
@@ -870,6 +871,12 @@ def test_a_machine_that_cannot_hear_of_an_end_is_named_with_how_long_it_is_waite
     )
     assert line(Stop.SAVE, ExitReason.RESIZED) == f"{asks}resized; a does not hear it"
     assert line(Stop.KILL, ExitReason.STOPPED) == "ending the attempt: stopped"
+    action = EndAttempt(how=Stop.SAVE, reason=ExitReason.STOPPED)
+    there = snapshot(up("a"), state=state(attempts=(opened("a"),)))
+    unasked = CheckpointDirectory(path="out")
+    assert tell_story(action, there, unasked) == "ending the attempt once what its script has saved is kept: stopped"
+    asked = replace(unasked, on_notice=OnNotice.SIGTERM)
+    assert tell_story(action, there, asked) == "asking the script to save and leave: stopped"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from gpucloud.domain.checkpoint.layouts import Additions, additions_of
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import format_moment, format_span, format_usd
-from gpucloud.domain.job.spec import CheckpointDirectory, Market
+from gpucloud.domain.job.spec import CheckpointDirectory, Market, OnNotice
 from gpucloud.domain.market.policies import Mode
 from gpucloud.domain.node.status import OUTPUT, Stop
 from gpucloud.domain.state.order import BudgetChange
@@ -107,7 +107,7 @@ def tell_story(  # noqa: C901, PLR0911, PLR0912  (one flat match)
         case QuarantineNodes(nodes=nodes):
             return "; ".join(f"{node_id} is not used any more: {why}" for node_id, why in nodes)
         case EndAttempt(how=how, reason=reason, message=message):
-            does = "asking the script to save and leave" if how is Stop.SAVE else "ending the attempt"
+            does = _ending(directory) if how is Stop.SAVE else "ending the attempt"
             return f"{does}: {reason.value}{': ' + message if message else ''}{_unreached(action, snapshot, limits)}"
         case CloseAttempt(reason=reason):
             return _closed(reason, snapshot)
@@ -194,6 +194,13 @@ def _prepared(node_ids: tuple[str, ...], snapshot: Snapshot) -> str:
     checked = [] if ends else [one for one in training if one not in silent]
     told += [f"checking {', '.join(checked)}: what still trains there is not disturbed"] if checked else []
     return "; ".join(told)
+
+
+def _ending(directory: CheckpointDirectory | None) -> str:
+    """Return how an attempt is ended in order: a script that saves by itself is asked by a signal alone."""
+    if directory is not None and directory.on_notice is OnNotice.NONE:
+        return "ending the attempt once what its script has saved is kept"
+    return "asking the script to save and leave"
 
 
 def _unreached(action: EndAttempt, snapshot: Snapshot, limits: Limits) -> str:
