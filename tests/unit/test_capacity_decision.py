@@ -217,6 +217,15 @@ def test_the_course_says_since_when_and_why_and_stays_until_it_changes():
     assert capacity_choice(goal(minutes(20)), later, RULES).capacity_decision is first
 
 
+def test_sums_that_turn_out_later_are_of_then_and_the_machines_of_before():
+    first = capacity_choice(goal(minutes(20)), world(of_state={"cooldowns": DOWN}), RULES).capacity_decision
+    assert first.decided_at == first.since == NOW
+    later = world(of_state={"cooldowns": DOWN, "capacity_decision": first}, now=NOW + minutes(9))
+    missed = capacity_choice(goal(minutes(11)), later, RULES).capacity_decision
+    assert (missed.mode, missed.shortfall) == ("on demand", Shortfall.TIME)
+    assert (missed.since, missed.decided_at) == (NOW, NOW + minutes(9))
+
+
 def test_to_ask_whether_there_is_spot_again_is_not_to_have_it():
     waits = capacity_choice(goal(hours(2)), world(of_state={"cooldowns": DOWN}), RULES).capacity_decision
     assert waits.mode == "idle"

@@ -35,7 +35,7 @@ def told(before, now):
 
 
 def test_a_change_is_told_with_its_reason_and_what_stays_is_not():
-    assert told(None, DEAR) == (f"on demand from 12:00:00 UTC, decided on {WHY}",)
+    assert told(None, DEAR) == (f"on demand from 12:00:00 UTC, decided then on {WHY}",)
     assert told(DEAR, DEAR) == ()
     assert told(DEAR, None) == ()
 
@@ -44,18 +44,23 @@ def test_that_the_deadline_will_be_missed_is_told_when_it_turns_out():
     assert told(DEAR, LATE) == ("the deadline will be missed",)
     assert told(LATE, LATE) == ()
     later = replace(LATE, mode="idle", since=NOW + timedelta(minutes=5))
-    assert told(LATE, later) == (f"waiting from 12:05:00 UTC, decided on {WHY}", "the deadline will be missed")
+    assert told(LATE, later) == (f"waiting from 12:05:00 UTC, decided then on {WHY}", "the deadline will be missed")
 
 
 def test_the_report_says_it_until_the_job_has_ended():
     goes_on = report(state(capacity_decision=LATE), SPEND, (), snapshot().group, None)
-    assert f"on demand from 12:00:00 UTC, decided on {WHY}\nthe deadline will be missed" in report_text(goes_on)
+    assert f"on demand from 12:00:00 UTC, decided then on {WHY}\nthe deadline will be missed" in report_text(goes_on)
     assert report_json(goes_on)["capacity_decision"] == {
         "mode": "on demand",
         "since": "2026-03-01T12:00:00+00:00",
+        "decided_at": "2026-03-01T12:00:00+00:00",
         "why": WHY,
         "warning": "the deadline will be missed",
     }
+    since_then = state(capacity_decision=replace(LATE, at=NOW + timedelta(minutes=9)))
+    turned_out = report(since_then, SPEND, (), snapshot().group, None)
+    assert f"on demand from 12:00:00 UTC, decided at 12:09:00 UTC on {WHY}\n" in report_text(turned_out)
+    assert report_json(turned_out)["capacity_decision"]["decided_at"] == "2026-03-01T12:09:00+00:00"
     over = state(capacity_decision=LATE, status=JobStatus.FAILED, exit_reason=ExitReason.DEADLINE)
     assert report_json(report(over, SPEND, (), snapshot().group, None))["capacity_decision"] is None
 

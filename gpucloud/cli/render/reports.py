@@ -179,7 +179,13 @@ def _step_cell(report: JobReport) -> str:
 def _decision_json(made: CapacityDecision | None) -> dict[str, Any] | None:
     if made is None:
         return None
-    return {"mode": made.mode, "since": codec.plain(made.since), "why": made.why, "warning": made.warning}
+    return {
+        "mode": made.mode,
+        "since": codec.plain(made.since),
+        "decided_at": codec.plain(made.decided_at),
+        "why": made.why,
+        "warning": made.warning,
+    }
 
 
 def _attempt_json(attempt: Attempt, report: JobReport) -> dict[str, Any]:

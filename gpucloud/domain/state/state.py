@@ -312,7 +312,8 @@ class Shortfall(str, Enum):
 class CapacityDecision:
     """What a job with a deadline is to run on (the policy's word for it), since when, and why, in one line.
 
-    `shortfall` is why the deadline will be missed, None where it can be kept, and `warning` says so.
+    `shortfall` is why the deadline will be missed, None where it can be kept, and `warning` says so. `at` is the time
+    that the sums in its words are of: later than `since` where it turned out while the job ran on the same.
     """
 
     mode: str
@@ -320,6 +321,12 @@ class CapacityDecision:
     why: str
     shortfall: Shortfall | None = None
     warning: str | None = None
+    at: datetime | None = None
+
+    @property
+    def decided_at(self) -> datetime:
+        """Of when its sums are."""
+        return self.at or self.since
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -145,6 +145,7 @@ def _capacity_decision(case: Situation, mode: Mode, reason: Reason, shortfall: S
         why=why if reason in (Reason.STAY, Reason.CHEAPEST) else f"{why}: {reason.value}",
         shortfall=shortfall,
         warning=_warning(case, shortfall),
+        at=case.snapshot.now,
     )
 
 

@@ -144,8 +144,9 @@ def budget_line(change: BudgetChange) -> str:
 
 
 def decision_line(made: CapacityDecision, now: datetime | None) -> str:
-    """Return what a job with a deadline runs on, since when, and why."""
-    return f"{_MODES[Mode(made.mode)]} from {format_moment(made.since, now)}, decided on {made.why}"
+    """Return what a job with a deadline runs on, since when, and why, by the sums of which moment."""
+    then = "then" if made.decided_at == made.since else f"at {format_moment(made.decided_at, now)}"
+    return f"{_MODES[Mode(made.mode)]} from {format_moment(made.since, now)}, decided {then} on {made.why}"
 
 
 def missing_line(output: MissingOutput) -> str:
