@@ -24,7 +24,8 @@ from gpucloud.domain.supervision.snapshot import Rules
 from gpucloud.store import open_store
 from gpucloud.system.retries import SystemClock
 from gpucloud.usecases.job import start as starting
-from gpucloud.usecases.job.start import Asked, Starter, adopt
+from gpucloud.usecases.job.ordered import adopt
+from gpucloud.usecases.job.start import Asked, Starter
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.orders import Orders, current_run
 from tests.fakes.account import FakeAccount

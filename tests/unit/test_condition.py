@@ -46,8 +46,8 @@ from gpucloud.domain.supervision.action import (
 )
 from gpucloud.domain.supervision.self_driving import hands_over
 from gpucloud.domain.supervision.snapshot import Limits, Readiness
-from gpucloud.usecases.jobstore.condition import WORDS, Condition, Left, condition_of
-from gpucloud.usecases.jobstore.report import NodeStanding, Silence, report, with_answers, with_forecast
+from gpucloud.usecases.jobstore.condition import WORDS, Condition, Left, NodeStanding, Silence, condition_of
+from gpucloud.usecases.jobstore.report import report, with_answers, with_forecast
 from gpucloud.usecases.supervise.act import Announcements
 from gpucloud.usecases.supervise.story import end_unheard, tell_story
 from tests import handbook

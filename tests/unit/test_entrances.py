@@ -28,9 +28,10 @@ from gpucloud.domain.job.spec import Cloud, Job, KnownJob
 from gpucloud.domain.state.order import repeats_at_a_cost, run_of, undrillable
 from gpucloud.domain.state.state import ExitReason, JobState, JobStatus
 from gpucloud.usecases.job.start import Prospect
+from gpucloud.usecases.jobstore.condition import NodeStanding
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.orders import Orders, current_run
-from gpucloud.usecases.jobstore.report import JobReport, NodeStanding
+from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.usecases.services import Services
 from gpucloud.wiring import Gpucloud
 from gpucloud.wiring.jobs import starter

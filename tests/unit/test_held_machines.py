@@ -19,7 +19,7 @@ from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState, Job
 from gpucloud.domain.supervision.action import Arm, Done, TearDown
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.snapshot import Goal, Rules, Supervising, goal_of
-from gpucloud.usecases.job.start import adopt
+from gpucloud.usecases.job.ordered import adopt
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.report import report
 from tests.fakes.agent import Training

@@ -15,7 +15,8 @@ from gpucloud.domain.node.status import OUTPUT, UNTOLD, AttemptStatus, Readings,
 from gpucloud.domain.state.state import CheckpointRef
 from gpucloud.domain.supervision.membership import hung
 from gpucloud.domain.supervision.snapshot import Limits
-from gpucloud.usecases.jobstore.report import NodeStanding, report, with_answers
+from gpucloud.usecases.jobstore.condition import NodeStanding
+from gpucloud.usecases.jobstore.report import report, with_answers
 from tests.unit.test_condition import SPEND
 from tests.unit.worlds import opened, part, progress, snapshot, state, up
 

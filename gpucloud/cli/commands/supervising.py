@@ -28,7 +28,8 @@ from gpucloud.domain.supervision.self_driving import TAKES_OVER, USUAL_TIME
 from gpucloud.domain.supervision.snapshot import Supervising
 from gpucloud.system.retries import Retry
 from gpucloud.usecases.job.jobs import Asker
-from gpucloud.usecases.job.start import Start, adopt
+from gpucloud.usecases.job.ordered import adopt
+from gpucloud.usecases.job.start import Start
 from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.usecases.money.sundries import bytes_in
 from gpucloud.usecases.supervise.closing import brought_line

@@ -12,8 +12,10 @@ from typing import Protocol
 
 from gpucloud.domain.errors import CredentialsError, GpucloudError
 from gpucloud.domain.job.spec import AwsChoices, Job, KnownJob
+from gpucloud.domain.market.plan import Plan
 from gpucloud.domain.state.order import Order, is_finished, refuse_elsewhere, unusable
 from gpucloud.domain.state.state import JobState
+from gpucloud.domain.supervision.transitions import reopen
 from gpucloud.usecases.jobstore.orders import Given, Orders, sha256_of
 from gpucloud.usecases.services import Services
 
@@ -248,3 +250,30 @@ def require_key(known: KnownJob, state: JobState, key: FindKey) -> None:
             f"{known.name} has machines, and their SSH key is not here ({path})",
             hint="GPUCLOUD_SSH_KEY=<the file>: the same one wherever the job is supervised from, from its start",
         )
+
+
+# How a job's state goes on when it is started again.
+
+
+def adopt(
+    state: JobState, plan: Plan | None, *, drills: bool = False, reopens: bool = False, reruns: bool = False
+) -> JobState:
+    """Return the state as it goes on under the order of a start, with the plan's offer if it has no group.
+
+    A run that ended for good, and was not torn down, stays as it is, unless its script failed and a mended one
+    `reopens` it. A drill that is wanted now is another one. How many steps the script had counts no longer where it
+    `reruns` otherwise: the work left would be reckoned by it until the next attempt tells its own.
+    """
+    if is_finished(state) and not (reopens and state.script_failed):
+        return state
+    going_on = reopen(state) if state.status.ended else state
+    message = going_on.message if going_on.attempt is not None else None  # what stopped it before is over
+    adopted = replace(going_on, message=message, drilled=going_on.drilled and not drills)
+    if reruns:
+        ended = tuple(replace(one, total_steps=None) if one.reason is not None else one for one in adopted.attempts)
+        adopted = replace(adopted, attempts=ended)
+    if adopted.group is not None or plan is None:
+        return adopted
+    offer = plan.offer
+    cap = offer.cap_usd_per_hour
+    return replace(adopted, pool=offer.pool, cap_usd_per_hour=cap, efa=(offer.efa,), gpu=offer.gpu)

@@ -19,7 +19,6 @@ from gpucloud.domain.money.ledger import ZERO, Terms
 from gpucloud.domain.node.node import NO_GROUP, GroupView
 from gpucloud.domain.state.order import Order, Until, begins_anew, held_until, is_finished, with_budget
 from gpucloud.domain.state.state import JobState
-from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.budget import least_to_lower_to, refusal
 from gpucloud.domain.supervision.snapshot import Rules, rules_for
 from gpucloud.ports import Account, Clock, MarketData, NodeGroup, Signer
@@ -400,30 +399,6 @@ class Starter:
 def _prepaid_rule_for(state: JobState, prepaid_rule: PrepaidRule) -> PrepaidRule:
     """Return the lengths to plan with: the start of machines that are there is spent already."""
     return replace(prepaid_rule, start=timedelta(0)) if state.alive else prepaid_rule
-
-
-def adopt(
-    state: JobState, plan: Plan | None, *, drills: bool = False, reopens: bool = False, reruns: bool = False
-) -> JobState:
-    """Return the state as it goes on under the order of a start, with the plan's offer if it has no group.
-
-    A run that ended for good, and was not torn down, stays as it is, unless its script failed and a mended one
-    `reopens` it. A drill that is wanted now is another one. How many steps the script had counts no longer where it
-    `reruns` otherwise: the work left would be reckoned by it until the next attempt tells its own.
-    """
-    if is_finished(state) and not (reopens and state.script_failed):
-        return state
-    going_on = transitions.reopen(state) if state.status.ended else state
-    message = going_on.message if going_on.attempt is not None else None  # what stopped it before is over
-    adopted = replace(going_on, message=message, drilled=going_on.drilled and not drills)
-    if reruns:
-        ended = tuple(replace(one, total_steps=None) if one.reason is not None else one for one in adopted.attempts)
-        adopted = replace(adopted, attempts=ended)
-    if adopted.group is not None or plan is None:
-        return adopted
-    offer = plan.offer
-    cap = offer.cap_usd_per_hour
-    return replace(adopted, pool=offer.pool, cap_usd_per_hour=cap, efa=(offer.efa,), gpu=offer.gpu)
 
 
 def _first_state(name: str, job: Job, plan: Plan) -> JobState:

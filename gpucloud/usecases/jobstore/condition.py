@@ -1,9 +1,14 @@
-"""How a job stands, in the words that every line about it has: whether it trains, and whether anybody sees to it."""
+"""How a job stands, in the words of every line about it: whether it trains, who sees to it, what its machines say."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum
+
+from gpucloud.domain.checkpoint.manifest import Counts
+from gpucloud.domain.node.status import Status
+from gpucloud.domain.state.state import JobState
 
 
 class Condition(str, Enum):
@@ -119,3 +124,59 @@ WORDS = {
     Condition.ENDED: "",
 }
 """Of a job that is over, but for machines that stay up for its user, these come after its status."""
+
+
+# What its machines have said of it.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStanding:
+    """What a node said when it was asked; `status` is None when it did not answer."""
+
+    node_id: str
+    status: Status | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Silence:
+    """A machine that tells its supervisor nothing, and since when nobody has heard it."""
+
+    node_id: str
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """The newest step that counts: of the attempt that trains, else the one that the next attempt goes on after."""
+
+    step: int
+    total_steps: int | None = None
+    counts: Counts = Counts.STEPS
+    at: datetime | None = None
+    """When a node told it; None for one that a node tells now, and for one of no time: it is saved, or the last."""
+    is_saved: bool = False
+    """Whether it is known from the job's store."""
+
+    def __str__(self) -> str:
+        """As people are told of it: its number, of how many."""
+        total = f" of {self.total_steps}" if self.total_steps else ""
+        return f"{self.counts.named(self.step)}{total}"
+
+
+def heard_at(state: JobState) -> datetime | None:
+    """Return when the node of rank 0, which tells the steps, was heard last; None where the state does not know.
+
+    It is the node's word that counts, and not the look of a supervisor, who may have heard nothing.
+    """
+    first = state.attempt.members[0].node_id if state.attempt is not None else None
+    return next((interval.last_word_at for interval in state.nodes if interval.node_id == first), None)
+
+
+def silences(state: JobState) -> tuple[Silence, ...]:
+    """Return which machines of the open attempt tell their supervisor nothing."""
+    members = {member.node_id for member in state.attempt.members} if state.attempt is not None else set()
+    return tuple(
+        Silence(node_id=interval.node_id, since=min(interval.silent_at, interval.last_word_at or interval.silent_at))
+        for interval in state.alive
+        if interval.node_id in members and interval.silent_at is not None
+    )

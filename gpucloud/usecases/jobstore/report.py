@@ -11,7 +11,7 @@ from gpucloud.domain.job.quantities import span_of
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.money.ledger import Charge, total
 from gpucloud.domain.node.node import GroupView, Node
-from gpucloud.domain.node.status import EXCUSED, OUTPUT, UNTOLD, AttemptStatus, Outcome, Progress, RunState, Status
+from gpucloud.domain.node.status import EXCUSED, OUTPUT, UNTOLD, AttemptStatus, Outcome, Progress, RunState
 from gpucloud.domain.state.state import (
     Attempt,
     CapacityDecision,
@@ -27,41 +27,16 @@ from gpucloud.domain.state.state import (
 from gpucloud.domain.supervision.membership import time_to_go
 from gpucloud.domain.supervision.snapshot import Limits
 from gpucloud.domain.supervision.transitions import lost_with_machines
-from gpucloud.usecases.jobstore.condition import Condition, Left, condition_of
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeStanding:
-    """What a node said when it was asked; `status` is None when it did not answer."""
-
-    node_id: str
-    status: Status | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Silence:
-    """A machine that tells its supervisor nothing, and since when nobody has heard it."""
-
-    node_id: str
-    since: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reached:
-    """The newest step that counts: of the attempt that trains, else the one that the next attempt goes on after."""
-
-    step: int
-    total_steps: int | None = None
-    counts: Counts = Counts.STEPS
-    at: datetime | None = None
-    """When a node told it; None for one that a node tells now, and for one of no time: it is saved, or the last."""
-    is_saved: bool = False
-    """Whether it is known from the job's store."""
-
-    def __str__(self) -> str:
-        """As people are told of it: its number, of how many."""
-        total = f" of {self.total_steps}" if self.total_steps else ""
-        return f"{self.counts.named(self.step)}{total}"
+from gpucloud.usecases.jobstore.condition import (
+    Condition,
+    Left,
+    NodeStanding,
+    Reached,
+    Silence,
+    condition_of,
+    heard_at,
+    silences,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -400,26 +375,8 @@ def report(
         ended_at=state.ended_at,
         setup_failed=state.setup_failed,
         torn_down=state.torn_down,
-        heard_at=_heard_at(state),
-        silences=_silences(state),
-    )
-
-
-def _heard_at(state: JobState) -> datetime | None:
-    """Return when the node of rank 0, which tells the steps, was heard last; None where the state does not know.
-
-    It is the node's word that counts, and not the look of a supervisor, who may have heard nothing.
-    """
-    first = state.attempt.members[0].node_id if state.attempt is not None else None
-    return next((interval.last_word_at for interval in state.nodes if interval.node_id == first), None)
-
-
-def _silences(state: JobState) -> tuple[Silence, ...]:
-    members = {member.node_id for member in state.attempt.members} if state.attempt is not None else set()
-    return tuple(
-        Silence(node_id=interval.node_id, since=min(interval.silent_at, interval.last_word_at or interval.silent_at))
-        for interval in state.alive
-        if interval.node_id in members and interval.silent_at is not None
+        heard_at=heard_at(state),
+        silences=silences(state),
     )
 
 

@@ -21,8 +21,9 @@ from gpucloud.domain.supervision.membership import is_gone, progress_of
 from gpucloud.domain.supervision.snapshot import NodeSnapshot, PeerReport, Readiness, Snapshot, peer_report_of
 from gpucloud.domain.untrusted import LOG_BYTES, STATUS_BYTES, masked
 from gpucloud.ports import Host, Shell
+from gpucloud.usecases.jobstore.condition import NodeStanding
 from gpucloud.usecases.jobstore.jobstore import JobStore
-from gpucloud.usecases.jobstore.report import JobReport, NodeStanding, with_answers
+from gpucloud.usecases.jobstore.report import JobReport, with_answers
 from gpucloud.usecases.services import Services
 from gpucloud.usecases.supervise.bootstrap import Bootstrapped
 from gpucloud.usecases.supervise.prepare import Bootstrapper
