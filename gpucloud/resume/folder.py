@@ -60,7 +60,7 @@ class AttemptFolder:
         """Return what this node's agent wants the ranks to save and leave for; None while it does not."""
         if self.path is None:
             return Why.NOTICE if self.signals is not None and self.signals.heard else None
-        if not os.path.exists(f"{self.path}/stop.json"):  # noqa: PTH110  asked at every step, and `Path` takes longer
+        if not os.path.exists(f"{self.path}/stop.json"):  # noqa: PTH110  asked often, and `Path` takes longer
             return None
         reason = self.stop_reason()
         return Why(reason) if reason in _WITH_AN_END else Why.STOP

@@ -179,9 +179,12 @@ class Collated:
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self._collate = collate
+        self._draws = collate is not default_collate
 
     def __call__(self, fetched: Fetched) -> Any:
         """Return the batch; the generators are left as they were."""
+        if not self._draws:
+            return self._collate(fetched.samples)
         with randomness.kept() as generators:
             generators.seed(fetched.seed)
             return self._collate(fetched.samples)

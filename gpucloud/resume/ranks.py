@@ -44,16 +44,14 @@ class Ranks:
             if "nccl" in str(dist.get_backend_config()) and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                 self.device = torch.device("cuda", torch.cuda.current_device())
             self._group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
-            self._highest = dist.AllreduceOptions()
-            self._highest.reduceOp = dist.ReduceOp.MAX  # type: ignore[assignment]
 
     def highest(self, *numbers: int) -> tuple[int, ...]:
         """Return, for each place, the highest number that any rank gave."""
-        if self._group is None:
-            return numbers
-        values = torch.tensor(numbers, dtype=torch.int64)
-        self._group.allreduce([values], self._highest).wait()  # `dist.all_reduce` takes 50 µs to come to this
-        return tuple(values.tolist())
+        return self.comparison(len(numbers)).begun(numbers).highest()
+
+    def comparison(self, count: int) -> Comparison:
+        """Return what compares so many numbers of all ranks, as often as that is wanted."""
+        return Comparison(self._group, count)
 
     def shared(self, data: bytes) -> bytes:
         """Return rank 0's bytes."""
@@ -90,6 +88,41 @@ class Ranks:
             self.highest(0)
             dist.destroy_process_group(self._group)
             self._group = None
+
+
+class Comparison:
+    """Finds the highest numbers of all ranks beside the training, once at a time."""
+
+    def __init__(self, group: dist.ProcessGroup | None, count: int) -> None:
+        self._group = group
+        self._work: Any = None
+        self._numbers: Any = ()
+        if group is not None:
+            self._numbers = (ctypes.c_int64 * count)()
+            self._tensors = [torch.frombuffer(self._numbers, dtype=torch.int64)]
+            self._how = dist.AllreduceOptions()
+            self._how.reduceOp = dist.ReduceOp.MAX  # type: ignore[assignment]
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it was begun, and what it found was not asked for yet."""
+        return self._work is not None
+
+    def begun(self, numbers: tuple[int, ...]) -> Comparison:
+        """Tell the other ranks these numbers, and wait for none."""
+        if self._group is None:
+            self._numbers = numbers
+            return self
+        self._numbers[:] = numbers
+        self._work = self._group.allreduce(self._tensors, self._how)  # `dist.all_reduce` takes 50 µs to come to this
+        return self
+
+    def highest(self) -> tuple[int, ...]:
+        """Return, for each place, the highest number that any rank told, when all have told theirs."""
+        work, self._work = self._work, None
+        if work is not None:
+            work.wait()
+        return tuple(self._numbers)
 
 
 def _own_store() -> Any:

@@ -5,17 +5,19 @@ import torch
 from torch import nn
 
 from gpucloud import resume
+from gpucloud.resume.save import agreement
 
 
 @pytest.fixture
 def job(tmp_path, monkeypatch):
-    """The folder of an attempt whose store is beside it; saves every 2 steps."""
+    """The folder of an attempt whose store is beside it; saves every 2 steps, and looks for wishes at each."""
     (tmp_path / "attempt").mkdir()
     monkeypatch.setenv("GPUCLOUD_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("GPUCLOUD_CHECKPOINTS", "jobs/x/checkpoints")
     monkeypatch.setenv("GPUCLOUD_ATTEMPT_DIR", str(tmp_path / "attempt"))
     monkeypatch.setenv("GPUCLOUD_CHECKPOINT_EVERY", "steps:2")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr(agreement, "LOOK_S", 0.0)
     return tmp_path
 
 

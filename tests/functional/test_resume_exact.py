@@ -133,14 +133,16 @@ def test_a_killed_then_a_stopped_run_ends_with_the_same_bits(uninterrupted, tmp_
         end(processes)
     assert 0 not in codes
     left = [job.read(f"left-{rank}.json", rank) for rank in range(2)]
-    assert left == [{"rank": rank, "step": 18, "committed_step": 18} for rank in range(2)]
+    step = left[0]["step"]
+    assert step in (18, 19)  # the other rank hears of it at once only where the step before was slow
+    assert left == [{"rank": rank, "step": step, "committed_step": step} for rank in range(2)]
     assert "exitcode  : 75" in (job.node(0) / "log").read_text()
 
     assert job.run("--workers", "1") == [0, 0]
-    assert [result["started"] for result in job.results()] == [18, 18]
+    assert [result["started"] for result in job.results()] == [step, step]
     assert digests(job.results()) == digests(uninterrupted(2))
     progress = job.read("progress.json")
-    assert (progress["step"], progress["first_step"], progress["committed_step"]) == (24, 19, 24)
+    assert (progress["step"], progress["first_step"], progress["committed_step"]) == (24, step + 1, 24)
     assert [job.read(f"done-{rank}.json", rank)["step"] for rank in range(2)] == [24, 24]
 
 

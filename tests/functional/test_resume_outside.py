@@ -1,6 +1,7 @@
 """A script that no agent started, as under Slurm, Kubernetes or torchrun: what it does on their signals."""
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 from gpucloud.resume.folder import Signals
 from gpucloud.resume.run import Run
+from gpucloud.resume.save import agreement
 from tests.standins.saved_runs import PREFIX, SavedRun, forking
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,12 +65,13 @@ def test_a_script_saves_and_leaves_at_its_next_step_on_a_schedulers_signal_and_g
     assert (done.returncode, done.stdout.split()) == (0, ["from", "3", "handlers", "are", "back", "True"]), done.stderr
 
 
-def test_where_one_rank_alone_is_told_all_leave_at_the_same_step(tmp_path):
+def test_where_one_rank_alone_is_told_all_leave_after_the_same_quick_step(tmp_path):
     run = SavedRun(tmp_path / "run", ranks=2, every=1000)
     step = Run.step
 
     def alone(rank):
         del os.environ["GPUCLOUD_ATTEMPT_DIR"]
+        agreement._QUICK_S = math.inf
 
         def told(self, **how):
             if rank == 1 and self.steps_done == 2:
@@ -79,7 +82,7 @@ def test_where_one_rank_alone_is_told_all_leave_at_the_same_step(tmp_path):
 
     with forking():
         assert run.attempt(alone) == [75, 75]
-    assert [path.stem for path in (run.folder / "store" / PREFIX / "commit").glob("*/*.json")] == ["000000003"]
+    assert [path.stem for path in (run.folder / "store" / PREFIX / "commit").glob("*/*.json")] == ["000000004"]
 
 
 @pytest.fixture

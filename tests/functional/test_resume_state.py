@@ -375,10 +375,11 @@ def states(request, monkeypatch):
     if request.param == "asked for":
         monkeypatch.setattr(generators, "_python_lies_there", lambda: False)
         monkeypatch.setattr(generators, "_reserve", lambda _kind: None)
+        monkeypatch.setattr(generators, "_torchs_place", lambda: None)
     for known in (generators._without_numpy, generators._with_numpy):
         known.cache_clear()
     ways = [type(one) for one in generators.of_cpu()]
-    assert ways.count(generators._Asked) == (2 if request.param == "asked for" else 0)
+    assert ways.count(generators._Asked) == (3 if request.param == "asked for" else 0)
     yield
     for known in (generators._without_numpy, generators._with_numpy):
         known.cache_clear()
@@ -439,6 +440,29 @@ def test_the_memory_of_what_is_no_generators_twister_is_not_taken_for_one(monkey
 
     monkeypatch.setattr(generators.random, "Random", Other)
     assert not generators._python_lies_there.__wrapped__()
+
+
+def test_where_torch_keeps_its_words_elsewhere_it_is_asked(monkeypatch):
+    monkeypatch.setattr(generators, "_SEEDED", generators.struct.Struct("Qi?xxx4xII"))
+    assert generators._torchs_place.__wrapped__() is None
+    monkeypatch.undo()
+    assert generators._torchs_place.__wrapped__() is not None
+    monkeypatch.setattr(generators, "_TORCHS", generators.struct.Struct(f"Qi?xxxI{generators._WORDS - 4}I"))
+    assert generators._torchs_place.__wrapped__() is None
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_torchs_words_and_reserve_are_told_from_memory_as_torch_tells_them(kind):
+    torch.manual_seed(3)
+    own = generators._torchs()
+    assert isinstance(own, generators._Torch)
+    for number in range(700):  # past the end of the words
+        torch.randn(1 + number % 2, dtype=kind)
+        state = own.read()
+        assert torch.equal(own.told(state), torch.get_rng_state())
+    following = torch.randn(3, dtype=kind)
+    own.write(state)
+    assert torch.equal(torch.randn(3, dtype=kind), following)
 
 
 def test_the_generator_of_a_mac_is_saved_too(monkeypatch):

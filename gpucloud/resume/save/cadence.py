@@ -1,4 +1,4 @@
-"""When to save: how often, only where a step that changes the weights ends, and on all ranks alike."""
+"""When to save: how often, and only where a step that changes the weights ends."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from gpucloud.domain.checkpoint.manifest import Why
 from gpucloud.domain.errors import UsageError
-from gpucloud.resume.folder import AttemptFolder
-from gpucloud.resume.ranks import Ranks
 
 INTERRUPTED_EVERY_S = 7200.0
 """Assumed mean time between interruptions, until one is measured: cautious for spot GPU pools."""
@@ -139,8 +136,10 @@ class _Watch:
             self.longest = max(self.longest, self.open + 1)
         self.open = 0 if self.stepped or not (gathers_unseen or self._gathered()) else self.open + 1
         self.stepped = False
+        if self.open == 0:
+            return Window.CLOSED
         usual = _TIMES_LONGER * self.longest
-        if self.open == 0 or self.open > max(_UNSEEN_STEPS, usual):
+        if self.open > max(_UNSEEN_STEPS, usual):
             return Window.CLOSED
         if not self.longest:
             return Window.UNKNOWN
@@ -216,11 +215,17 @@ class Windows:
 
     def now(self) -> Window:
         """Return how this step ends; called once for each."""
-        self.seen = any(watch.stepped for watch in self._watches)
-        waiting = any(not watch.stepped for watch in self._watches)  # all that stepped have used what was gathered
+        found, self.seen, waiting = Window.CLOSED, False, False
+        for watch in self._watches:
+            self.seen = self.seen or watch.stepped
+            waiting = waiting or not watch.stepped  # all that stepped have used what was gathered
         unseen = waiting and any(map(_gathers_unseen, self._sharded))
-        found = max((watch.ends(gathers_unseen=unseen) for watch in self._watches), default=Window.CLOSED)
-        self._unclosed = self._unclosed + 1 if found else 0
+        for watch in self._watches:
+            found = max(found, watch.ends(gathers_unseen=unseen))
+        if not found:
+            self._unclosed = 0
+            return found
+        self._unclosed += 1
         usual = _TIMES_LONGER * self.longest
         if self._unclosed > max(_UNSEEN_STEPS, usual):
             return Window.CLOSED
@@ -288,103 +293,3 @@ class Schedules:
 
     def _now(self) -> list[Any]:
         return [getattr(one, _PLACE) for one in self._all]
-
-
-# What all ranks see together: what is due or wished for anywhere, and whether they are at the same.
-
-
-_FOREVER_S = 10.0**7
-_STOPS = (None, Why.STOP, Why.BUDGET, Why.NOTICE)
-"""As ranks tell each other; where nodes have different reasons, the one that leaves the least time holds."""
-
-
-@dataclass(frozen=True, slots=True)
-class News:
-    """What a rank tells the others at a step: its writer is not done yet; what became of the commit, and how soon."""
-
-    busy: int = 0
-    outcome: int = 0
-    commit_ms: int = 0
-
-    def numbers(self) -> tuple[int, int, int]:
-        """Return it as numbers of which the highest over all ranks counts."""
-        return self.busy, self.outcome, self.commit_ms
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agreed:
-    """The same on all ranks: why to stop, whether to save (due, or wished for by a node), the generation.
-
-    `news` is how the save under way goes on; `closed`: no gradients are gathered that a checkpoint would lack.
-    """
-
-    stop: Why | None
-    due: bool
-    asked_for: bool
-    generation: int
-    news: News
-    closed: bool = True
-
-
-class Call(IntEnum):
-    """What a rank is at when ranks agree: all must be at the same."""
-
-    STEP, STEP_ASKED, SAVE, END = range(4)
-
-    @property
-    def named(self) -> str:
-        """As the script has it."""
-        return ("run.step()", "run.step() after run.save()", "run.save()", "the run's end")[self]
-
-
-class Agreement:
-    """Compares what each rank sees: its node's wishes, its writer, and on rank 0 whether a save is due.
-
-    While a window of gradients is open nothing is saved; what was due or wished for then is so at its end.
-    """
-
-    def __init__(self, ranks: Ranks, folder: AttemptFolder) -> None:
-        self._ranks = ranks
-        self._folder = folder
-        self._granted = self._asked = self._due = 0
-
-    def reach(self, *, due: bool, generation: int, news: News, window: Window, call: Call = Call.STEP) -> Agreed:
-        """Return what holds for this step; a wish holds until `granted`, and so does what was due in a window.
-
-        UsageError, on all ranks, where they are not at the same.
-        """
-        told = (window, _STOPS.index(self._folder.stop_asked()), int(due), generation, self._folder.save_asked())
-        first, last, found, stop, due_now, agreed_generation, asked, *rest = self._ranks.highest(
-            -call, call, *told, *news.numbers()
-        )
-        if -first != last:
-            raise UsageError(
-                f"one rank is at {Call(-first).named} while another is at {Call(last).named}",
-                hint="call run.step, run.save and run.done on every rank, in the same order",
-            )
-        self._asked = max(self._asked, asked)
-        due_now = max(self._due, due_now)
-        self._due = due_now if found else 0
-        return Agreed(
-            stop=_STOPS[stop] if found != Window.OPEN else None,
-            due=not found and bool(due_now),
-            asked_for=not found and self._asked > self._granted,
-            generation=agreed_generation,
-            news=News(*rest),
-            closed=not found,
-        )
-
-    def stop(self) -> Why | None:
-        """Return why to stop, as any node's agent has said by now."""
-        (found,) = self._ranks.highest(_STOPS.index(self._folder.stop_asked()))
-        return _STOPS[found]
-
-    def granted(self) -> None:
-        """Every wish so far is met by the save that begins now."""
-        self._granted = max(self._granted, self._asked)
-
-    def seconds_left(self) -> float:
-        """Return how long there is for a last save on the node that has the least time."""
-        own = min(self._folder.seconds_left(), _FOREVER_S)
-        (least,) = self._ranks.highest(-round(1000 * own))
-        return math.inf if -least >= 1000 * _FOREVER_S else -least / 1000

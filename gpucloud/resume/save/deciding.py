@@ -18,7 +18,8 @@ from gpucloud.domain.checkpoint.manifest import NO_NOTES, Commit, Notes, Promise
 from gpucloud.domain.errors import UsageError
 from gpucloud.resume.folder import AttemptFolder, Progress, say
 from gpucloud.resume.ranks import Ranks
-from gpucloud.resume.save.cadence import Agreed, Agreement, Cadence, Call, Window
+from gpucloud.resume.save.agreement import Agreed, Agreement, Call
+from gpucloud.resume.save.cadence import Cadence, Window
 from gpucloud.resume.save.saving import PendingSave, Saver
 from gpucloud.store.checkpoints import Checkpoints
 
@@ -83,6 +84,8 @@ class SaveDecider:
     def keep(self, step: int, now: Callable[[], Moment], window: Window = Window.CLOSED) -> bool:
         """Save if it is time, and return whether all ranks are to stop; not while a window is open. Raises Fenced."""
         asked = self._asked
+        if asked is False and self._passes(step, window):
+            return False
         agreed = self._agree(step, window, Call.STEP if asked is False else Call.STEP_ASKED)
         if asked is not False and agreed.closed:
             self._asked = False
@@ -190,16 +193,35 @@ class SaveDecider:
         """End the writer, when it has deleted what is no longer needed."""
         self._saver.close(self._folder.seconds_left())
 
+    def _passes(self, step: int, window: Window) -> bool:
+        """Whether nothing is wanted at this step, as all ranks know without waiting for each other."""
+        if not self._prepared or self._saver.in_flight:
+            return False
+        due, soon = self._due(step)
+        return self._agreement.passes(due=due, soon=soon, generation=self._checkpoints.generation, window=window)
+
     def _agree(self, step: int, window: Window = Window.CLOSED, call: Call = Call.STEP) -> Agreed:
         """Agree with the other ranks, and go on with the save that is under way."""
-        exactly = self._cadence.every_steps is not None
-        due = self._ranks.rank == 0 and (exactly or not self._saver.in_flight) and self._saver.due(self._cadence, step)
+        due, soon = self._due(step)
         agreed = self._agreement.reach(
-            due=due, generation=self._checkpoints.generation, news=self._saver.news(), window=window, call=call
+            due=due,
+            soon=soon,
+            generation=self._checkpoints.generation,
+            news=self._saver.news(),
+            window=window,
+            call=call,
         )
         self._generation = agreed.generation
         self._told(lambda: self._saver.advance(agreed.news))
         return agreed
+
+    def _due(self, step: int) -> tuple[bool, bool]:
+        """Return whether a save is due at this step, and whether one will be at the next: only rank 0 says so."""
+        if self._ranks.rank > 0:
+            return False, False
+        exactly = self._cadence.every_steps is not None
+        due = (exactly or not self._saver.in_flight) and self._saver.due(self._cadence, step)
+        return due, exactly and self._saver.due(self._cadence, step + 1)
 
     def _save(self, agreed: Agreed, now: Callable[[], Moment]) -> None:
         """Begin to save this step. For a save under way training waits only where the user set a number of steps."""

@@ -19,7 +19,8 @@ from gpucloud.domain.checkpoint.manifest import NO_NOTES, Commit, Manifest, Note
 from gpucloud.domain.errors import CredentialsError, StoreError, UsageError
 from gpucloud.resume.folder import say
 from gpucloud.resume.ranks import HINT, NoMemory, Ranks
-from gpucloud.resume.save.cadence import Cadence, Moment, News, is_better_anew, is_due
+from gpucloud.resume.save.agreement import News
+from gpucloud.resume.save.cadence import Cadence, Moment, is_better_anew, is_due
 from gpucloud.resume.save.capture import Capture
 from gpucloud.resume.save.writer import Answer, Lost, Writer
 from gpucloud.resume.state.tree import Unplanned

@@ -28,13 +28,10 @@ class Stand:
 
     def stands(self) -> bool:
         """Whether every generator of this process is there still."""
-        now = here().found
-        if len(self.found) != len(now):
-            return False
-        for (one, then), (its, new) in zip(self.found, now, strict=True):
-            if one is not its or not one.same(then, new):
-                return False
-        return True
+        now = _all()
+        return len(self.found) == len(now) and all(
+            one is its and one.same(then, its.read()) for (one, then), its in zip(self.found, now, strict=True)
+        )
 
     def seed(self, number: int) -> None:
         """Seed these generators, cheaply enough for every sample."""
@@ -94,7 +91,11 @@ def capture() -> dict[str, Any]:
 
 def here() -> Stand:
     """Return where every generator stands, cheaply enough for every step."""
-    return Stand((*of_cpu(), *of_devices()))
+    return Stand(_all())
+
+
+def _all() -> tuple[Global, ...]:
+    return (*of_cpu(), *of_devices())
 
 
 def put_back(state: Mapping[str, Any]) -> None:
