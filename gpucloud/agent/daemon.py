@@ -243,7 +243,7 @@ class Agent:
                 now=now,
                 power_off_after=self._own_end.after,
                 rebalance=self._rebalance(),
-                saving=self._running.folder.saving() or self._saving_before if self._running else None,
+                saving=self._saving(),
             )
         )
         try:
@@ -349,8 +349,12 @@ class Agent:
             return self._attempt
         return self._attempt.later(AttemptFolder(self._attempts, self._attempt.attempt).since_verdict())
 
+    def _saving(self) -> Saving | None:
+        return self._running.folder.saving() or self._saving_before if self._running else None
+
     def _report(self) -> None:
         self._measure()
+        ahead = self._prepaid.ahead(self._saving()) if self._running and self._prepaid else None
         status = Status(
             heartbeat=0,
             epoch=self._inbox.epoch,
@@ -362,6 +366,7 @@ class Agent:
             unhealthy=self._node_metrics.unhealthy,
             host=self._node_metrics.host,
             rebalance=self._rebalance(),
+            leaves_s=max(0.0, ahead.total_seconds()) if ahead is not None else None,
         )
         self._outbox.publish(status, now_s=time.monotonic())
 

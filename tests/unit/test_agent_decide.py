@@ -131,6 +131,7 @@ def test_saving_begins_so_long_before_the_end_as_a_save_was_measured_to_take(sav
     assert saving.ahead(timedelta(seconds=length_s)) == timedelta(seconds=ahead_s)
     assert lease(ahead_s + 0.01, length_s).phase(NOW, saving) is PrepaidPhase.FAR
     assert lease(ahead_s, length_s).phase(NOW, saving) is PrepaidPhase.NEAR
+    assert lease(1.0, length_s).ahead(saving).total_seconds() == pytest.approx(ahead_s)
 
 
 def test_the_measured_save_decides_when_a_running_attempt_is_asked_to_save():

@@ -370,6 +370,17 @@ def test_a_budget_ends_where_nothing_is_left_but_what_is_kept_aside() -> None:
     assert (ENDS.for_job_of(HOUR).forecast_usd, ENDS.for_job_of(HOUR).is_short) == (Decimal("0.09"), True)
 
 
+def test_a_budget_ends_when_the_job_is_asked_to_save_and_leave() -> None:
+    """That is so long before its paid time ends as its machines say, and that time is paid at the highest price."""
+    dear = replace(ENDS, cap_usd_per_hour=Decimal("0.72"), leaves=timedelta(seconds=50))
+    assert dear.lasts == timedelta(seconds=400)
+    assert dear.for_job_of(HOUR).forecast_usd == Decimal("0.08")
+    node = up("a", part(1, step=10, total_steps=7200, step_seconds=1.0))
+    says = replace(node, status=replace(node.status, leaves_s=50.0))
+    report = with_forecast(replace(told(says, supervisor="you"), spend=replace(dear, leaves=timedelta(0))))
+    assert "its budget ends first, in 6 min 40 s" in headline(report)
+
+
 @pytest.mark.parametrize("young_s", [0, 15, 30, 59, 60])
 def test_time_that_a_young_machine_is_charged_for_beforehand_is_counted_down(young_s: int) -> None:
     """A minute is charged at once: what is spent stands still meanwhile, and the end does not go away."""

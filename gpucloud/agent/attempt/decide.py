@@ -49,15 +49,18 @@ class Prepaid:
     heard_at: datetime
 
     def phase(self, now: datetime, saving: Saving | None = None) -> PrepaidPhase:
-        """Return where `now` stands: NEAR begins so long before the end as a save takes.
-
-        While none was measured, 60 s before, or at the last fifth if that is shorter.
-        """
+        """Return where `now` stands: NEAR begins so long before the end as a save takes."""
         if now >= self.until:
             return PrepaidPhase.PASSED
+        return PrepaidPhase.NEAR if now >= self.until - self.ahead(saving) else PrepaidPhase.FAR
+
+    def ahead(self, saving: Saving | None = None) -> timedelta:
+        """Return how long before the end an attempt is asked to save and leave.
+
+        While no save was measured, 60 s before, or at the last fifth if that is shorter.
+        """
         lease = self.until - self.heard_at
-        ahead = min(_SAVE_AHEAD, _SAVE_SHARE * lease) if saving is None else saving.ahead(lease)
-        return PrepaidPhase.NEAR if now >= self.until - ahead else PrepaidPhase.FAR
+        return min(_SAVE_AHEAD, _SAVE_SHARE * lease) if saving is None else saving.ahead(lease)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -151,7 +151,7 @@ def _end_words(ends_in: timedelta | None, comes: str, over: str) -> str:
 
 def _forecast_of(spend: Spend) -> str:
     if spend.is_short and spend.lasts is not None:
-        before = "" if spend.is_used_up else ", and it is saved before that"
+        before = "" if spend.is_used_up else ": it is saved and ends then"
         return f"at today's price and pace: {_end_words(spend.lasts, 'budget ends', 'budget is used up')}{before}"
     if spend.prepaid_in is not None and (spend.deadline_in is None or spend.prepaid_in < spend.deadline_in):
         return f"when its paid time ends, in {format_span(spend.prepaid_in)}: its own machines buy none"

@@ -73,6 +73,10 @@ class Spend:
     """When it was reckoned."""
     kept_usd: Decimal = ZERO
     """What of the rest no training may use: it pays for the last save and the end of the machines that live."""
+    cap_usd_per_hour: Decimal = ZERO
+    """What the machines that live cost an hour at the most."""
+    leaves: timedelta = timedelta(0)
+    """How long before its paid time ends the job is asked to save and leave."""
     ahead_usd: Decimal = ZERO
     """What of the sum that is spent pays for time to come: the least that is charged for a machine, from its launch."""
 
@@ -83,11 +87,12 @@ class Spend:
 
     @property
     def lasts(self) -> timedelta | None:
-        """How long the budget pays for the machines at the rate of now; None for no rate. It is saved before that.
+        """How long the budget pays for training at the rate of now, then it is saved; None for no rate.
 
-        However little is left, what runs goes on: its paid time is prolonged as long as there is anything to pay it of.
+        However little is left, what runs goes on: its paid time, at the highest price, is prolonged as long as there is
+        anything to pay it of. What is left for a last save is more the longer that takes.
         """
-        usd = max(ZERO, self.left_usd - self.kept_usd + self.ahead_usd)
+        usd = max(ZERO, self._usable_usd + self.ahead_usd)
         return timedelta(hours=float(usd / self.usd_per_hour)) if self.usd_per_hour else None
 
     @property
@@ -121,8 +126,12 @@ class Spend:
             return replace(self.for_job_of(ends), deadline_in=ends)
         if left is None:
             return self
-        usd, most_usd = self._usd_within(left), max(ZERO, self.left_usd - self.kept_usd)
+        usd, most_usd = self._usd_within(left), max(ZERO, self._usable_usd)
         return replace(self, forecast_usd=self.spent_usd + min(usd, most_usd), is_short=usd > most_usd)
+
+    @property
+    def _usable_usd(self) -> Decimal:
+        return self.left_usd - self.kept_usd - usd_for(self.cap_usd_per_hour, self.leaves)
 
     def _usd_within(self, span: timedelta) -> Decimal:
         """Return what the machines that live will have cost after that time, beside what is spent."""

@@ -30,6 +30,7 @@ from gpucloud.domain.untrusted import COUNTED, MOST_RANKS
 _MOST, _MOST_TOTAL, _LONGEST_S, _LONGEST_TEXT, _MOST_GPUS = 1 << 60, 1 << 64, 1e10, 4000, 256
 MOST_PATTERNS, LONGEST_NAME = 16, 32
 """Of patterns that a job file may have for its script's output; and characters of their names."""
+_LONGEST_LEAVING_S = 3600.0
 _EXIT_CODES = range(-128, 256)  # below nothing: the signal that ended it
 
 
@@ -231,6 +232,8 @@ class Status:
     unhealthy: str | None = None
     host: HostSample | None = None
     rebalance: datetime | None = None
+    leaves_s: float | None = None
+    """How long before its paid time ends what runs is asked to save and leave; None where nothing does, or is paid."""
 
 
 def desired_to_json(desired: Desired) -> str:
@@ -307,6 +310,7 @@ def _is_possible(status: Status) -> bool:
         0 <= status.heartbeat <= _MOST
         and 0 <= status.epoch < COUNTED
         and (status.attempt is None or is_possible_part(status.attempt))
+        and 0 <= (status.leaves_s or 0.0) <= _LONGEST_LEAVING_S
         and all(len(text) <= _LONGEST_TEXT for text in texts)
         and len(status.gpus) <= _MOST_GPUS
         and all(0 <= sample.index < _MOST_GPUS for sample in status.gpus)

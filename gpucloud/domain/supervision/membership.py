@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -11,7 +11,7 @@ from gpucloud.domain.job.quantities import span_of
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.money.ledger import FREE_WHEN_INTERRUPTED_WITHIN
 from gpucloud.domain.node.node import Node, NodeState
-from gpucloud.domain.node.status import OUTPUT, AttemptStatus, Outcome, Progress, RunState, Stop
+from gpucloud.domain.node.status import OUTPUT, AttemptStatus, Outcome, Progress, RunState, Status, Stop
 from gpucloud.domain.state.state import Attempt, ExitReason, Interruption, InterruptionKind, JobState, Member
 from gpucloud.domain.supervision.snapshot import Limits, NodeSnapshot, PeerReport, Snapshot
 
@@ -78,6 +78,15 @@ def time_to_go(progress: Progress | None) -> timedelta | None:
     if progress is None or progress.total_steps is None or progress.step_seconds is None:
         return None
     return span_of(max(0, progress.total_steps - progress.step) * progress.step_seconds)
+
+
+def longest_leaving(statuses: Iterable[Status | None]) -> timedelta:
+    """Return how long before the end of what is paid the first of the machines is asked to save and leave.
+
+    All of the ranks leave with it. Nothing where none tells.
+    """
+    told = (status.leaves_s for status in statuses if status is not None and status.leaves_s is not None)
+    return timedelta(seconds=max(told, default=0.0))
 
 
 def is_over(attempt: Attempt, node: NodeSnapshot | None) -> bool:

@@ -24,7 +24,7 @@ from gpucloud.domain.state.state import (
     MissingOutput,
     Quarantine,
 )
-from gpucloud.domain.supervision.membership import time_to_go
+from gpucloud.domain.supervision.membership import longest_leaving, time_to_go
 from gpucloud.domain.supervision.snapshot import Limits
 from gpucloud.domain.supervision.transitions import lost_with_machines
 from gpucloud.usecases.jobstore.condition import (
@@ -391,7 +391,8 @@ def with_forecast(report: JobReport) -> JobReport:
     if alone:
         return replace(report, spend=report.spend.until_off())
     to_go = time_to_go(None if report.ran_out else report.progress)
-    return replace(report, spend=report.spend.for_job_of(to_go, report.deadline_at, buys_time=report.buyer is None))
+    spend = replace(report.spend, leaves=longest_leaving(one.status for one in report.standing))
+    return replace(report, spend=spend.for_job_of(to_go, report.deadline_at, buys_time=report.buyer is None))
 
 
 def with_answers(report: JobReport, standing: tuple[NodeStanding, ...]) -> JobReport:

@@ -20,7 +20,7 @@ from gpucloud.domain.state.order import Order, is_closed
 from gpucloud.domain.state.state import ExitReason, JobState, UsageInterval
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import Action, Done, Pause, StayOn, Wait
-from gpucloud.domain.supervision.membership import time_left
+from gpucloud.domain.supervision.membership import longest_leaving, time_left
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.snapshot import OUTSIDE, Goal, Snapshot, Supervising, goal_of
 from gpucloud.domain.untrusted import masked, words_of
@@ -176,6 +176,7 @@ class Supervisor:
         if (line := self.observer.usage.warning()) is not None:
             self.watcher.story(line)
         buys_time = not snapshot.state.drives_itself
+        spend = replace(spend, leaves=longest_leaving(node.status for node in snapshot.nodes))
         self.watcher.tick(
             snapshot, action, spend.for_job_of(time_left(snapshot), goal.deadline_at, buys_time=buys_time)
         )
