@@ -163,7 +163,9 @@ def report_of(cloud: Gpucloud, known: KnownJob, *, visits: bool = False) -> JobR
     earlier time. With `visits` the nodes of any job are asked, for how they are used, its pace and its forecast.
     """
     asker = asker_of(cloud, known)
-    report = replace(asker.report(), job=called(cloud, known))
+    report = asker.report()
+    later = (run_of(report.base, one.name) or 0 for one in _later_runs(cloud, report.base, store=known.store))
+    report = replace(report, job=called(cloud, known), superseded=max(later, default=0) > report.run)
     if visits or report.supervisor is None:
         report = visited_report(cloud, known, report)
     return with_forecast(asker.with_stored_checkpoint(report))

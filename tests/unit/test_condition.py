@@ -721,7 +721,7 @@ def test_a_script_that_tells_no_steps_was_stopped_with_its_machines_last_word(ki
         ("a", "ab", "it is given up as soon as it is known to be dead, or after 10 min in which nothing shows"),
         ("ab", "abc", "each is given up as soon as it is known to be dead, or after 10 min in which nothing shows"),
         ("a", "a", "it is given up as soon as it is known to be dead, or after 10 min in which nothing shows"),
-        ("ab", "ab", "they may train all the same: they are waited for until 12:30:00 UTC, unless the cloud says"),
+        ("ab", "ab", "they may train all the same, and are waited for until 12:30:00 UTC; one of which the cloud says"),
         ("", "ab", None),
     ],
 )
@@ -756,6 +756,8 @@ def test_down_says_which_machines_keep_it_waiting_and_until_when():
     assert told_of(ending, "a") == "a does not hear of the end: waited for until 12:01:30 UTC at the latest"
     assert told_of(ending, "a", "b") == "a, b do not hear of the end: waited for until 12:01:30 UTC at the latest"
     assert told_of(ending, "c") is None  # it has no part in the attempt
+    quiet = NOW - timedelta(seconds=0.25)  # a late answer
+    assert told_of(ending, "a") is None
     assert told_of(replace(ending, ending_at=None), "a") is None
 
 

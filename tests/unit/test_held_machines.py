@@ -21,6 +21,7 @@ from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.snapshot import Goal, Rules, Supervising, goal_of
 from gpucloud.usecases.job.ordered import adopt
 from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.jobstore.lease import take
 from gpucloud.usecases.jobstore.report import report
 from tests.fakes.agent import Training
 from tests.faults.process import Ended, run
@@ -225,6 +226,44 @@ def test_a_run_whose_script_failed_goes_on_from_its_checkpoint_with_what_is_left
     ended = stored(outside)
     assert ended is not None
     assert [one.first_step for one in ended.attempts][1:] == [5]
+
+
+def test_what_failed_and_was_not_torn_down_is_torn_down_and_gone_on_with_by_one_command(outside: Outside) -> None:
+    outside.job = replace(outside.job, hold=None)
+    give(outside, "train", "small.yaml")
+    failed = stored(outside)
+    assert failed is not None
+    with take(JobStore(outside.store, JOB), outside.clock) as lease:
+        lease.write(replace(failed, torn_down=False))
+    outside.fleet.training = Training()
+    assert give(outside, "train", "small.yaml").code == 0
+    assert len(stored(outside).attempts) == 2  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("hold", [MINUTES, None])
+def test_past_its_deadline_a_failed_run_is_refused_with_both_ways_on(outside: Outside, hold: timedelta | None) -> None:
+    outside.job = replace(outside.job, hold=hold, deadline=timedelta(hours=3))
+    assert give(outside, "train", "small.yaml").code == 20
+    outside.fleet.training = Training()
+    outside.pass_by(4 * 3600)
+    late = give(outside, "train", "small.yaml")
+    late = give(outside, "train", "small.yaml") if late.code == 20 else late
+    assert late.code == 2
+    assert re.search(r"the deadline of small was at .*: it counts from its first start", late.stderr)
+    assert "goes on from step 4; gpucloud train small --again begins a new run" in late.stderr
+    assert give(outside, "train", "small.yaml", "--again").code != 2
+    assert stored(outside, f"{JOB}-2") is not None
+
+
+def test_what_a_start_compares_with_is_what_ran_and_not_the_file_that_tore_it_down(outside: Outside) -> None:
+    give(outside, "train", "small.yaml")
+    outside.fleet.training = Training()
+    other_machines(outside)
+    outside.job = replace(outside.job, env=(("LR", "2"),))
+    outside.file.write_text(outside.file.read_text() + "# another text\n")
+    told = give(outside, "train", "small.yaml").stderr
+    assert re.search(r"changed: the job file differs from the one of the last start in .*env", told), told
+    assert "changed: the code differs" not in told
 
 
 def test_a_budget_that_is_too_small_to_go_on_is_said_before_anything_is_done(outside: Outside) -> None:

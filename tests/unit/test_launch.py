@@ -459,3 +459,18 @@ def test_a_script_is_made_of_its_code_the_job_file_apart():
     known, edited = replace(before, own_code_sha256="a" * 64), replace(before, own_code_sha256="b" * 64)
     assert recipe(known, "/c/one") == recipe(known, "/c/two") != recipe(edited, "/c/one")
     assert recipe(before, "/c/one") != recipe(before, "/c/two")
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_same"),
+    [
+        ({"budget_usd": Decimal(9), "deadline": timedelta(hours=9), "tags": (("a", "b"),)}, True),
+        ({"metrics": (("lr", "0.1"),)}, False),
+        ({"name": "other"}, False),
+    ],
+)
+def test_a_job_file_that_lies_in_the_code_may_be_read_by_its_script(changes, is_same):
+    beside = replace(job("train.py"), own_code_sha256="a" * 64)
+    assert (recipe(replace(beside, **changes), "/c/tree") == recipe(beside, "/c/tree")) is is_same
+    elsewhere = "/c/" + "a" * 64  # the tree has no job file
+    assert recipe(replace(beside, **changes), elsewhere) == recipe(beside, elsewhere)

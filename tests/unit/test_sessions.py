@@ -17,7 +17,7 @@ from gpucloud.domain.errors import HostUnreachable, LeaseHeld, ProvisionError, S
 from gpucloud.domain.job.spec import KnownJob
 from gpucloud.domain.money.ledger import ChargeKind, Rates, Terms
 from gpucloud.domain.state.order import with_budget
-from gpucloud.domain.state.state import ExitReason, Owner
+from gpucloud.domain.state.state import ExitReason, JobStatus, Owner
 from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import take
@@ -299,6 +299,60 @@ def test_a_run_that_another_process_ends_while_a_start_looks_at_it_is_followed_b
     assert taken == [JOB]
     assert f"{JOB} ended just now" in ended.stderr
     assert JobStore(outside.store, f"{JOB}-2").load() is not None
+
+
+def test_a_run_that_somebody_ends_while_a_start_looks_at_it_stays_ended_and_nothing_is_rented(outside: Outside) -> None:
+    give(outside, "train", "small.yaml", at=130)
+    ended: list[str] = []
+
+    def remember(known: KnownJob) -> None:
+        real(known)
+        if not ended:
+            ended.append(known.name)
+            assert give(outside, "down", JOB).code == 0
+
+    real = outside.home.remember
+    object.__setattr__(outside, "home", _Remembering(outside.home, remember))
+    late = give(outside, "train", "small.yaml")
+    assert (late.code, ended) == (4, [JOB]), late.stderr
+    assert "order 2" in late.stderr
+    stored = JobStore(outside.store, JOB).load()
+    assert stored is not None
+    assert (stored[0].status, stored[0].torn_down, len(stored[0].attempts)) == (JobStatus.STOPPED, True, 1)
+
+
+def test_a_failed_run_that_a_newer_one_followed_meanwhile_is_not_gone_on_with(outside: Outside) -> None:
+    outside.fleet.training = Training(fails_at=6)
+    assert give(outside, "train", "small.yaml").code == 20
+    begun: list[str] = []
+
+    def remember(known: KnownJob) -> None:
+        real(known)
+        if not begun:
+            begun.append(known.name)
+            give(outside, "train", "small.yaml", "--again")
+
+    real = outside.home.remember
+    object.__setattr__(outside, "home", _Remembering(outside.home, remember))
+    late = give(outside, "train", "small.yaml")
+    assert late.code == 4
+    assert f"a newer run of {JOB} was begun just now" in late.stderr
+    stored = JobStore(outside.store, JOB).load()
+    assert stored is not None
+    assert len(stored[0].attempts) == 1
+    object.__setattr__(outside, "home", outside.home._home)  # type: ignore[attr-defined]
+    over = give(outside, "budget", f"{JOB}@1", "9USD")
+    assert over.code == 2
+    assert "is over: no budget limits it any more" in over.stderr
+    assert "run the same command" not in give(outside, "status", f"{JOB}@1").stdout
+
+
+def test_again_says_where_it_goes_on_all_the_same(outside: Outside) -> None:
+    give(outside, "train", "small.yaml", at=130)
+    give(outside, "down", JOB)
+    goes_on = give(outside, "train", "small.yaml", "--again")
+    assert "small goes on: `--again` begins a new run of what has succeeded, failed by its own error" in goes_on.stderr
+    assert JobStore(outside.store, f"{JOB}-2").load() is None
 
 
 class _Remembering:

@@ -205,7 +205,12 @@ def _run(begun: Begun, leaves: bool, shown: Onlooker, interrupts: Interrupts) ->
     )
     going_on = partial(adopt, plan=start.plan, drills=start.order.drill, reopens=start.reopens, reruns=start.reruns)
     entering = Entering(
-        order=start.order, over=start.over, spec=begun.read.spec, adopt=going_on, reopens_over=start.reopens_over
+        order=start.order,
+        over=start.over,
+        spec=begun.read.spec,
+        adopt=going_on,
+        reopens_over=start.reopens_over,
+        is_newest=begun.asker.is_newest_run,
     )
     session.run(entering)
     bring_stored_home(cloud, begun.job, begun.known)

@@ -14,7 +14,14 @@ from gpucloud.cli.commands.supervising import Begun, answer, bring_stored_home, 
 from gpucloud.cli.interrupts import Detach, Leave
 from gpucloud.cli.render.estimates import deadline_chart, estimate_json, estimate_text
 from gpucloud.cli.render.plans import plan_text
-from gpucloud.cli.render.ways import ended_words, going_on_line, mended_line, new_run_line, reopened_line
+from gpucloud.cli.render.ways import (
+    ended_words,
+    going_on_line,
+    mended_line,
+    new_run_line,
+    not_again_line,
+    reopened_line,
+)
 from gpucloud.cli.render.words import is_yes, say_json, say_words, tell, width_of
 from gpucloud.cli.target import Target, read_target, refuse_to_forget, report_of, what_a_start_finds
 from gpucloud.domain.checkpoint.protection import REMEDY, Protection, must_be_meant
@@ -286,7 +293,7 @@ def begin(cloud: Gpucloud, read: Target, start_request: StartRequest, *, again: 
             _require_key(cloud, cloud.known(read.job, prospect.name, read.file), prospect.state)
         if start_request.until is Until.FINISHED and (prospect.state is None or not prospect.state.attempts):
             _require_meant(read.job, protection)  # `up` has made the state, perhaps, and no script has run yet
-        _say_what_it_follows(prospect, cloud.clock.now())
+        _say_what_it_follows(prospect, cloud.clock.now(), again=again)
         _say_what_trains(prospect, cloud, cloud.known(read.job, prospect.name, read.file))
         if prospect.plan is not None:
             cloud.home.require_room(MINIMUM_FREE_BYTES if read.job.cloud is Cloud.LOCAL else 0)
@@ -318,11 +325,13 @@ def _hold(job: Job) -> timedelta | None:
     return None if job.trial else held or None
 
 
-def _say_what_it_follows(prospect: Prospect, now: datetime) -> None:
+def _say_what_it_follows(prospect: Prospect, now: datetime, *, again: bool) -> None:
     if prospect.reopens and prospect.state is not None:
         tell(reopened_line(prospect.state))
     elif prospect.state is not None and prospect.state.script_failed and prospect.state.torn_down:
         tell(mended_line(prospect.state, now))
+    elif prospect.state is not None and again and prospect.state.attempts and not is_finished(prospect.state):
+        tell(not_again_line(prospect.state))
     if prospect.after is not None:
         tell(new_run_line(prospect.after, prospect.name, now))
     if prospect.kept is not None:

@@ -63,14 +63,14 @@ def failure_text(report: JobReport) -> str | None:
         return None
     said = f"{report.job}: failed" + (f": {report.message}" if report.message else " by its own error")
     advice = advice_for(report.message or "")
-    mend = f"mend it and run the same command: {_once_mended(report)}"
-    helps = [f"gpucloud logs {report.job}", *([advice] if advice else []), mend]
+    mend = [] if report.superseded else [f"mend it and run the same command: {_once_mended(report)}"]
+    helps = [f"gpucloud logs {report.job}", *([advice] if advice else []), *mend]
     return " · ".join(in_one_line(part) for part in (said, *helps))
 
 
 def stopped_text(report: JobReport) -> str | None:
     """Return how a stopped job goes on; None for others: at a used-up budget or deadline, the message says it."""
-    if report.exit_reason not in (ExitReason.STOPPED, ExitReason.IDLE) or report.rehearses:
+    if report.exit_reason not in (ExitReason.STOPPED, ExitReason.IDLE) or report.rehearses or report.superseded:
         return None
     start = report.checkpoint or "the beginning"
     left = f"the {left_amount(report.spend)} USD left of its budget"
@@ -132,6 +132,14 @@ def mended_line(state: JobState, now: datetime) -> str:
     )
 
 
+def not_again_line(state: JobState) -> str:
+    """Return that a run goes on although a new one was asked for, and how to have that."""
+    return (
+        f"{state.job} goes on: `--again` begins a new run of what has succeeded, failed by its own error or passed its"
+        f" deadline (another `name:` does for any, and gpucloud rm {state.job} forgets this one)"
+    )
+
+
 def new_run_line(before: JobState, name: str, now: datetime) -> str:
     """Return what run a start begins after one that has ended, and that it takes nothing of one whose script failed."""
     unused = _unused(before.checkpoint) if before.script_failed else ""
@@ -168,10 +176,14 @@ def _waited_for(report: JobReport) -> list[str]:
     attempt, silent = report.open_attempt, len(report.silent)
     if attempt is None or not silent or attempt.ending_reason is not None:
         return []
-    if silent == len(report.nodes) > 1:  # then nothing but the cloud is believed: it may be the way to them
+    span = format_span(report.limits.alone)
+    if report.nobody_answers and len(report.nodes) > 1:  # only the cloud is believed: it may be the way to them
         until = f" until {format_moment(report.paid_until, report.looked_at)}" if report.paid_until else ""
-        return [f"they may train all the same: they are waited for{until}, unless the cloud says that one is gone"]
-    it, span = "it is" if silent == 1 else "each is", format_span(report.limits.alone)
+        return [
+            f"they may train all the same, and are waited for{until}; one of which the cloud says that it is gone is"
+            f" given up, and one that answers without a word after {span}"
+        ]
+    it = "it is" if silent == 1 else "each is"
     return [f"{it} given up as soon as it is known to be dead, or after {span} in which nothing shows that it lives"]
 
 

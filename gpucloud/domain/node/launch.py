@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import PurePosixPath
 from urllib.parse import unquote, urlsplit
 
@@ -319,15 +320,28 @@ REACHES_SCRIPT = ("run", "launcher", "setup", "image", "conda", "env", "data")
 """The keys of a job file that reach its script: with another value of one, a resume is not exact."""
 
 
+_NO_NUMBERS = ("budget_usd", "deadline", "policy", "idle", "hold", "tags")
+"""The keys of a job file beside its script of which it is taken that no script computes with them."""
+_NOT_IN_FILE = ("source", "code", "profile_steps", "trial", "own_code_sha256")
+
+
+def reaching(job: Job, code_sha256: str) -> tuple[str, ...]:
+    """Return the keys that reach its script: of a file that lies in the code, which a script can read, almost all."""
+    if job.own_code_sha256 in ("", code_sha256):
+        return REACHES_SCRIPT
+    return tuple(one.name for one in fields(Job) if one.name not in (*_NO_NUMBERS, *_NOT_IN_FILE))
+
+
 def recipe(job: Job, code: str) -> str:
     """Return what a script is made of, as JSON: what a resume compares, for it is exact with the very same alone.
 
     Its code by its tree's hash, the job file apart where that is known, its command line, and the rest of the job file
     that reaches it by a hash of that.
     """
-    reaches = tuple(getattr(job, name) for name in REACHES_SCRIPT if name != "run")
+    tree = PurePosixPath(code).name
+    reaches = tuple(getattr(job, name) for name in reaching(job, tree) if name != "run")
     settings = hashlib.sha256(to_json(reaches).encode()).hexdigest()
-    tree = job.own_code_sha256 or PurePosixPath(code).name
+    tree = job.own_code_sha256 or tree
     return json.dumps({"code": tree[:12], "run": job.run, "settings": settings[:12]})
 
 

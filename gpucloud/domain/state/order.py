@@ -208,8 +208,13 @@ def is_closed(order: Order, state: JobState) -> bool:
 
 
 def begins_anew(order: Order, state: JobState, *, again: bool) -> bool:
-    """Whether a start begins a new run after this one: asked to, also where a mended script could go on with it."""
-    return is_closed(order, state) or (again and state.script_failed and state.torn_down)
+    """Whether a start begins a new run after this one: asked to, also where this one could go on.
+
+    That is after a script that failed, which may have saved nonsense, and past a deadline, which is no later for trying
+    again. What was stopped, or ran out of money or machines, goes on: CI asks for `--again` at every start.
+    """
+    over = state.script_failed or state.exit_reason is ExitReason.DEADLINE
+    return is_closed(order, state) or (again and state.torn_down and over)
 
 
 def repeats_at_a_cost(job: Job, before: JobState | None) -> bool:

@@ -29,7 +29,7 @@ from gpucloud.store import Stored, TooMany, newest_commit
 from gpucloud.store.contract import Tally
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import is_over, supervised_by
-from gpucloud.usecases.jobstore.orders import Given, Orders, Reader
+from gpucloud.usecases.jobstore.orders import Given, Orders, Reader, current_run
 from gpucloud.usecases.jobstore.records import LogPart
 from gpucloud.usecases.jobstore.report import JobReport, report, without_lost_outputs
 from gpucloud.usecases.money.spend import SpendTracker
@@ -70,6 +70,12 @@ class Asker:
         """Return the job's state as it may be believed; UsageError when there is no such job."""
         return self._loaded(self.jobs.believed())[0]
 
+    def is_newest_run(self) -> bool:
+        """Return whether no later run of the same job is in its store: it is listed for that."""
+        own = self._orders.newest().order
+        newest = current_run(self.jobs.store, own.base, self.clock)
+        return newest is None or newest.given.order.run <= own.run
+
     def stored_state(self) -> JobState:
         """Return the state as it is stored, for what nothing is decided by: it costs one request."""
         return self._loaded(self.jobs.load())[0]
@@ -105,6 +111,8 @@ class Asker:
             last_supervisor=supervised_by(state.owner) if state.owner is not None else None,
             written_at=stored.modified,
             looked_at=stored.store_time,
+            base=given.order.base,
+            run=given.order.run,
             limits=self.rules.limits,
             least_nodes=given.order.resolved.resources.least,
             hands_over=supervisor is None

@@ -116,7 +116,7 @@ class BudgetChanger:
         """
         asker, orders = self.asker, self.orders
         state, before = asker.state(), orders.newest()
-        if is_closed(before.order, state) and state.torn_down:
+        if state.torn_down and (is_closed(before.order, state) or not asker.is_newest_run()):
             raise UsageError(
                 f"{asker.jobs.job} is over: no budget limits it any more",
                 hint=f"the next run takes `budget:` of {self.file.name},"

@@ -9,9 +9,9 @@ from decimal import Decimal
 from typing import Any, Protocol
 
 from gpucloud.domain.checkpoint.protection import NEVER, Saving
-from gpucloud.domain.errors import BudgetRefused, BudgetTooSmall, NoCapacity, OrderChanged, UsageError
+from gpucloud.domain.errors import BudgetRefused, BudgetTooSmall, NoCapacity, OrderChanged, PlanRefused, UsageError
 from gpucloud.domain.job.code import LARGEST_CODE_BYTES
-from gpucloud.domain.job.quantities import in_cents
+from gpucloud.domain.job.quantities import format_moment, in_cents
 from gpucloud.domain.job.spec import Cloud, Job
 from gpucloud.domain.market.plan import Plan, make_plan
 from gpucloud.domain.money.budget import NOTHING_USED, PrepaidRule, Used, least_budget_usd, paid_until
@@ -52,7 +52,8 @@ class Asked:
     """What a start asks beside the job file.
 
     `budget_usd` is None for the file's, `unattended` where a supervisor outside drives the job. `adopts`: a run that
-    another job file began is this file's from now on. `again`: a new run, also after one that failed by its own error.
+    another job file began is this file's from now on. `again`: a new run, also after one that failed by its own error
+    or passed its deadline.
     """
 
     until: Until = Until.FINISHED
@@ -263,10 +264,19 @@ class Starter:
         order = self._next(before, job, spec, asked, now)
         packed, plan = None, None
         if ends:
-            order = replace(order, hold=None, file_budget_usd=before.file_budget_usd)
+            kept = before if trusted else order  # what goes on after it is compared with what ran
+            order = replace(
+                order,
+                hold=None,
+                file_budget_usd=before.file_budget_usd,
+                resolved=kept.resolved,
+                spec_sha256=kept.spec_sha256,
+            )
         else:  # what is left of a run that has ended is ended, whatever one would cost now
             known, code_sha256, packed = self._packed(job)
             order = with_budget(replace(order, resolved=known, code_sha256=code_sha256), budget)
+        if reopens or state.torn_down:
+            _require_time(state, order, now)
         if reopens:
             self._require_rest(state, order, now, used.usd)
         elif not ends and state.attempt is None:
@@ -288,7 +298,7 @@ class Starter:
             reopens=reopens,
             reruns=before.resolved.run != job.run,
             reopens_over=state.torn_down,
-            clears=ends and (state.setup_failed or held_until(found.given.order, state) is not None),
+            clears=ends and state.script_failed,
         )
 
     def _waits(self, found: Found, job: Job, now: datetime, *, trusted: bool) -> bool:
@@ -394,6 +404,17 @@ class Starter:
 
     def _now(self, jobs: JobStore) -> datetime:
         return StoreClock(self.clock, jobs, lambda _: None).now()
+
+
+def _require_time(state: JobState, order: Order, now: datetime) -> None:
+    """A run of which nothing trains goes on before its deadline alone, which counts from its first start."""
+    if order.deadline_at is None or now < order.deadline_at:
+        return
+    start = state.checkpoint or "the beginning"
+    raise PlanRefused(
+        f"the deadline of {state.job} was at {format_moment(order.deadline_at, now)}: it counts from its first start",
+        hint=f"with a later `deadline:` it goes on from {start}; gpucloud train {state.job} --again begins a new run",
+    )
 
 
 def _prepaid_rule_for(state: JobState, prepaid_rule: PrepaidRule) -> PrepaidRule:

@@ -16,7 +16,7 @@ from gpucloud.domain.codec import Malformed, OtherVersion
 from gpucloud.domain.errors import CredentialsError, OrderChanged, OrderUnreadable, StoreError, UsageError
 from gpucloud.domain.job.quantities import format_usd
 from gpucloud.domain.job.spec import Job
-from gpucloud.domain.node.launch import REACHES_SCRIPT
+from gpucloud.domain.node.launch import reaching
 from gpucloud.domain.state.order import (
     OWN,
     Envelope,
@@ -361,8 +361,8 @@ def changes_between(before: Order, order: Order, *, resumes: bool) -> tuple[str,
     """
     changes = []
     if order.spec_sha256 != before.spec_sha256:
-        how = ": resuming is best effort, not exact" if _reaching(before.resolved, order.resolved) and resumes else ""
-        keys = _differing(before.resolved, order.resolved)
+        how = ": resuming is best effort, not exact" if _reaching(before, order) and resumes else ""
+        keys = _differing(before, order)
         changes.append(f"the job file differs from the one of the last start in {keys}{how}")
     if before.code_sha256 and _code_of(order, before) != _code_of(before, order):
         how = ", and resumes best effort, not exact" if resumes else ""
@@ -372,26 +372,31 @@ def changes_between(before: Order, order: Order, *, resumes: bool) -> tuple[str,
     return tuple(changes)
 
 
-_NOT_IN_FILE = ("source", "code", "profile_steps", "trial", "own_code_sha256")  # a code folder is told by what is in it
+_NOT_IN_FILE = ("source", "profile_steps", "trial", "own_code_sha256")
 
 
 def keys_that_differ(before: Job, now: Job) -> tuple[str, ...]:
     """Return the keys of which a job file says something else than it did, sections as a whole."""
+
+    def said(job: Job, name: str) -> object:
+        return os.path.relpath(job.code, job.source.parent) if name == "code" else getattr(job, name)
+
     names = [one.name for one in fields(Job) if one.name not in _NOT_IN_FILE]
-    return tuple(name.removesuffix("_usd") for name in names if getattr(before, name) != getattr(now, name))
+    return tuple(name.removesuffix("_usd") for name in names if said(before, name) != said(now, name))
 
 
-def _differing(before: Job, now: Job) -> str:
-    keys = keys_that_differ(before, now)
+def _differing(before: Order, now: Order) -> str:
+    keys = keys_that_differ(before.resolved, now.resolved)
     if not keys:
         return "its text alone, and in no key"
     told = _reaching(before, now)
-    reaching = f" (what reaches the script: {', '.join(told)})" if told else ""
-    return f"{', '.join(keys)}{reaching}"
+    reaches = f" (what reaches the script: {', '.join(told)})" if told else ""
+    return f"{', '.join(keys)}{reaches}"
 
 
-def _reaching(before: Job, now: Job) -> list[str]:
-    return [name for name in REACHES_SCRIPT if getattr(before, name) != getattr(now, name)]
+def _reaching(before: Order, now: Order) -> list[str]:
+    names = reaching(now.resolved, now.code_sha256)
+    return [name for name in names if getattr(before.resolved, name) != getattr(now.resolved, name)]
 
 
 def _code_of(order: Order, other: Order) -> str:

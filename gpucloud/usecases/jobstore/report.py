@@ -107,6 +107,14 @@ class JobReport:
     """Whether all of its machines are ready for an attempt, as far as its state says."""
     silences: tuple[Silence, ...] = ()
     """Its attempt's machines that told its supervisor nothing when its state was written last."""
+    base: str = ""
+    """The name that its job file has."""
+    run: int = 1
+    """Which run of that name it is, from 1."""
+    superseded: bool = False
+    """Whether a later run of the same job file is known here: it is what the same command goes on with."""
+    nobody_answers: bool = False
+    """Whether its supervisor hears none of its machines, those beside its attempt included."""
     limits: Limits = field(default_factory=Limits)
     """How long its supervisor waits for what."""
 
@@ -377,6 +385,7 @@ def report(
         torn_down=state.torn_down,
         heard_at=heard_at(state),
         silences=silences(state),
+        nobody_answers=bool(state.alive) and all(interval.silent_at is not None for interval in state.alive),
     )
 
 

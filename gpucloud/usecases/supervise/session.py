@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from gpucloud.domain.errors import GpucloudError, LeaseHeld, RunIsOver
+from gpucloud.domain.errors import GpucloudError, LeaseHeld, OrderChanged, RunIsOver
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.state.order import Order, is_closed
 from gpucloud.domain.state.state import ExitReason, JobState, UsageInterval
@@ -45,7 +45,7 @@ from gpucloud.usecases.supervise.usage import UsageHistory, UsageMeter
 class Entering:
     """A start of the job: the order that it gives over the one that it has read, and the state as it goes on.
 
-    `reopens_over`: it is meant for a run of which nothing is left.
+    `reopens_over`: it is meant for a run of which nothing is left. `is_newest`: whether no later run was begun since.
     """
 
     order: Order
@@ -53,6 +53,7 @@ class Entering:
     spec: bytes
     adopt: Callable[[JobState], JobState]
     reopens_over: bool = False
+    is_newest: Callable[[], bool] = lambda: True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,9 +122,16 @@ class Session:
 
 
 def _enter(entering: Entering, orders: Orders, lease: Lease) -> Order:
-    """The job is ours before its order changes: whoever is refused has ordered nothing."""
-    if is_closed(entering.over.order, lease.state) or (lease.state.torn_down and not entering.reopens_over):
-        raise RunIsOver(f"{lease.state.job} ended just now", hint="the same command again starts another run")
+    """The job is ours before its order changes: whoever is refused has ordered nothing.
+
+    A run that ended by itself meanwhile is over. One that somebody ended has another order by now, which refuses it.
+    """
+    job, begins = lease.state.job, entering.order.end is None and orders.newest().version == entering.over.version
+    ended_meanwhile = begins and lease.state.torn_down and not entering.reopens_over
+    if is_closed(entering.over.order, lease.state) or ended_meanwhile:
+        raise RunIsOver(f"{job} ended just now", hint="the same command again starts another run")
+    if begins and entering.reopens_over and not entering.is_newest():
+        raise OrderChanged(f"a newer run of {job} was begun just now", hint="the same command again goes on with that")
     given = orders.give(entering.order, entering.over)
     orders.jobs.keep_spec(entering.spec)
     orders.jobs.keep_code_of(given.order, entering.over.order)

@@ -221,7 +221,9 @@ def end_unheard(state: JobState, limits: Limits, now: datetime) -> str | None:
     if attempt is None or attempt.ending_at is None:
         return None
     members = {member.node_id for member in attempt.members}
-    silent = [one.node_id for one in state.alive if one.node_id in members and one.silent_at is not None]
+    heard_at = now - limits.silent  # a late answer is no silence
+    alive = [one for one in state.alive if one.node_id in members]
+    silent = [one.node_id for one in alive if one.silent_at is not None and one.silent_at <= heard_at]
     if not silent:
         return None
     until = format_moment(attempt.ending_at + limits.overdue, now)
