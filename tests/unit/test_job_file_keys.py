@@ -33,7 +33,7 @@ from gpucloud.domain.job.spec import (
 )
 from tests import handbook
 
-READER = "gpucloud/adapters/jobfile/reader.py"
+READER = "gpucloud/adapters/jobfile/__init__.py"
 MINUTES = timedelta(minutes=20)
 ARN = "arn:aws:iam::123456789012:policy/boundary"
 TOPIC = "arn:aws:sns:us-east-1:123456789012:money"
