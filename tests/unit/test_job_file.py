@@ -291,11 +291,13 @@ def test_a_sample_is_not_written_under_a_name_that_cannot_be_read(name: str) -> 
 
 
 def test_what_is_told_of_a_changed_file_are_its_keys() -> None:
-    """Each key changes what it is read into; the code folder's contents are told of, and not where it lies."""
+    """Each key changes what it is read into; of the code folder that is where it lies from the file."""
     job = Job(name="a", run="a.py", budget_usd=Decimal(1), source=Path("/a/a.yaml"), code=Path("/a"))
     assert keys_that_differ(job, job) == ()
-    others = replace(job, **dict.fromkeys((one.name for one in fields(Job)), object()))
-    assert set(keys_that_differ(job, others)) == set(JobKeys.model_fields) - {"code"}
+    places = {"source": Path("/b/b.yaml"), "code": Path("/b/src")}
+    others = replace(job, **{one.name: places.get(one.name, object()) for one in fields(Job)})
+    assert set(keys_that_differ(job, others)) == set(JobKeys.model_fields)
+    assert keys_that_differ(job, replace(job, source=Path("/b/a.yaml"), code=Path("/b"))) == ()
 
 
 def test_the_schema_describes_every_key() -> None:
