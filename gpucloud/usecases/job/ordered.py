@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Protocol
 
-from gpucloud.domain.errors import CredentialsError, GpucloudError
+from gpucloud.domain.errors import CredentialsError, GpucloudError, PlanRefused
+from gpucloud.domain.job.quantities import format_moment
 from gpucloud.domain.job.spec import AwsChoices, Job, KnownJob
 from gpucloud.domain.market.plan import Plan
 from gpucloud.domain.state.order import Order, is_finished, refuse_elsewhere, unusable
@@ -252,7 +253,19 @@ def require_key(known: KnownJob, state: JobState, key: FindKey) -> None:
         )
 
 
-# How a job's state goes on when it is started again.
+# How a job's state begins, and goes on when it is started again.
+
+
+def first_state(name: str, job: Job, plan: Plan) -> JobState:
+    """Return the state of a run that is going to have the plan's offer."""
+    return JobState(
+        job=name,
+        pool=plan.offer.pool,
+        cap_usd_per_hour=plan.offer.cap_usd_per_hour,
+        efa=(plan.offer.efa,),
+        gpu=plan.offer.gpu,
+        tags=job.tags,
+    )
 
 
 def adopt(
@@ -277,3 +290,14 @@ def adopt(
     offer = plan.offer
     cap = offer.cap_usd_per_hour
     return replace(adopted, pool=offer.pool, cap_usd_per_hour=cap, efa=(offer.efa,), gpu=offer.gpu)
+
+
+def require_time(state: JobState, order: Order, now: datetime) -> None:
+    """Raise PlanRefused after the deadline of a run of which nothing trains; it counts from its first start."""
+    if order.deadline_at is None or now < order.deadline_at:
+        return
+    start = state.checkpoint or "the beginning"
+    raise PlanRefused(
+        f"the deadline of {state.job} was at {format_moment(order.deadline_at, now)}: it counts from its first start",
+        hint=f"with a later `deadline:` it goes on from {start}; gpucloud train {state.job} --again begins a new run",
+    )

@@ -9,9 +9,9 @@ from decimal import Decimal
 from typing import Any, Protocol
 
 from gpucloud.domain.checkpoint.protection import NEVER, Saving
-from gpucloud.domain.errors import BudgetRefused, BudgetTooSmall, NoCapacity, OrderChanged, PlanRefused, UsageError
+from gpucloud.domain.errors import BudgetRefused, BudgetTooSmall, NoCapacity, OrderChanged, UsageError
 from gpucloud.domain.job.code import LARGEST_CODE_BYTES
-from gpucloud.domain.job.quantities import format_moment, in_cents
+from gpucloud.domain.job.quantities import in_cents
 from gpucloud.domain.job.spec import Cloud, Job
 from gpucloud.domain.market.plan import Plan, make_plan
 from gpucloud.domain.money.budget import NOTHING_USED, PrepaidRule, Used, least_budget_usd, paid_until
@@ -24,6 +24,7 @@ from gpucloud.domain.supervision.snapshot import Rules, rules_for
 from gpucloud.ports import Account, Clock, MarketData, NodeGroup, Signer
 from gpucloud.store import Conflict, ObjectStore
 from gpucloud.usecases.job.jobs import Kept, kept_of
+from gpucloud.usecases.job.ordered import first_state, require_time
 from gpucloud.usecases.jobstore.jobstore import JobStore, job_names
 from gpucloud.usecases.jobstore.lease import StoreClock
 from gpucloud.usecases.jobstore.orders import (
@@ -240,7 +241,7 @@ class Starter:
         try:
             orders = self._orders(jobs)
             given = orders.first(order)
-            jobs.create(_first_state(name, job, plan))
+            jobs.create(first_state(name, job, plan))
             given = orders.keep_first(given)
         except (Conflict, OrderChanged):
             raise UsageError(f"{name} was started elsewhere just now", hint="the same command again") from None
@@ -276,7 +277,7 @@ class Starter:
             known, code_sha256, packed = self._packed(job)
             order = with_budget(replace(order, resolved=known, code_sha256=code_sha256), budget)
         if reopens or state.torn_down:
-            _require_time(state, order, now)
+            require_time(state, order, now)
         if reopens:
             self._require_rest(state, order, now, used.usd)
         elif not ends and state.attempt is None:
@@ -406,31 +407,9 @@ class Starter:
         return StoreClock(self.clock, jobs, lambda _: None).now()
 
 
-def _require_time(state: JobState, order: Order, now: datetime) -> None:
-    """A run of which nothing trains goes on before its deadline alone, which counts from its first start."""
-    if order.deadline_at is None or now < order.deadline_at:
-        return
-    start = state.checkpoint or "the beginning"
-    raise PlanRefused(
-        f"the deadline of {state.job} was at {format_moment(order.deadline_at, now)}: it counts from its first start",
-        hint=f"with a later `deadline:` it goes on from {start}; gpucloud train {state.job} --again begins a new run",
-    )
-
-
 def _prepaid_rule_for(state: JobState, prepaid_rule: PrepaidRule) -> PrepaidRule:
     """Return the lengths to plan with: the start of machines that are there is spent already."""
     return replace(prepaid_rule, start=timedelta(0)) if state.alive else prepaid_rule
-
-
-def _first_state(name: str, job: Job, plan: Plan) -> JobState:
-    return JobState(
-        job=name,
-        pool=plan.offer.pool,
-        cap_usd_per_hour=plan.offer.cap_usd_per_hour,
-        efa=(plan.offer.efa,),
-        gpu=plan.offer.gpu,
-        tags=job.tags,
-    )
 
 
 def _requests(asked: Asked) -> dict[str, Any]:
