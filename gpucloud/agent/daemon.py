@@ -207,6 +207,7 @@ class Agent:
         self._node_metrics = node_metrics
         self._boot_id = processes.boot_id()
         self._prepaid: Prepaid | None = None
+        self._leaves_s: float | None = None
         self._powered_off = False
         self._saved_early: tuple[datetime, int] | None = None
         self._running: RunningAttempt | None = None
@@ -354,7 +355,8 @@ class Agent:
 
     def _report(self) -> None:
         self._measure()
-        ahead = self._prepaid.ahead(self._saving()) if self._running and self._prepaid else None
+        if self._running and self._prepaid:
+            self._leaves_s = max(0.0, self._prepaid.ahead(self._saving()).total_seconds())
         status = Status(
             heartbeat=0,
             epoch=self._inbox.epoch,
@@ -366,7 +368,7 @@ class Agent:
             unhealthy=self._node_metrics.unhealthy,
             host=self._node_metrics.host,
             rebalance=self._rebalance(),
-            leaves_s=max(0.0, ahead.total_seconds()) if ahead is not None else None,
+            leaves_s=self._leaves_s,
         )
         self._outbox.publish(status, now_s=time.monotonic())
 

@@ -381,6 +381,17 @@ def test_a_budget_ends_when_the_job_is_asked_to_save_and_leave() -> None:
     assert "its budget ends first, in 6 min 40 s" in headline(report)
 
 
+def test_what_is_paid_already_is_trained_on_whatever_is_left_beside() -> None:
+    """Time is prolonged by 10 s at the least: at a price of 0.36 USD, 0.72 at the most, with 5 s for a save."""
+    last = replace(
+        ENDS, cap_usd_per_hour=Decimal("0.72"), leaves=timedelta(seconds=5), gain=timedelta(seconds=10)
+    )  # fmt: skip
+    assert last.lasts == timedelta(seconds=500 - 2 * 15)
+    spent = replace(last, spent_usd=Decimal("0.087"), off_at=NOW + timedelta(seconds=14))  # 15 s at the highest price
+    assert spent.lasts == timedelta(seconds=9)
+    assert not spent.is_used_up
+
+
 @pytest.mark.parametrize("young_s", [0, 15, 30, 59, 60])
 def test_time_that_a_young_machine_is_charged_for_beforehand_is_counted_down(young_s: int) -> None:
     """A minute is charged at once: what is spent stands still meanwhile, and the end does not go away."""
@@ -398,8 +409,8 @@ def test_the_end_of_a_budget_counts_down_and_never_stands() -> None:
     rate, seen = ENDS.usd_per_hour, []
     for second in range(0, 520, 10):
         now, spent = NOW + timedelta(seconds=second), ENDS.spent_usd + rate * second / 3600
-        off_at = now + timedelta(seconds=40)
-        spend = replace(ENDS, spent_usd=spent, as_of=now, off_at=off_at).for_job_of(HOUR)
+        off_at = NOW + timedelta(seconds=530)
+        spend = replace(ENDS, spent_usd=spent, as_of=now, off_at=off_at, leaves=timedelta(seconds=30)).for_job_of(HOUR)
         said = to_go_words(HOUR, spend)[1]
         assert spend.ends_at is not None
         assert spend.ends_at > now
@@ -413,7 +424,7 @@ def test_the_end_of_a_budget_counts_down_and_never_stands() -> None:
 
 
 def test_a_budget_that_is_used_up_says_so_and_ends_with_the_paid_time() -> None:
-    over = replace(ENDS, spent_usd=Decimal("0.095")).for_job_of(HOUR)
+    over = replace(ENDS, spent_usd=Decimal("0.095"), leaves=timedelta(minutes=2)).for_job_of(HOUR)
     assert spend_json(over)["budget_ends_at"] == "2026-03-01T12:02:00+00:00"
     assert spend_json(replace(over, off_at=None))["budget_ends_at"] is None
     assert "at today's price and pace: its budget is used up: it is being ended" in spend_text(over)

@@ -15,6 +15,8 @@ from gpucloud.domain.money.costs import Row
 from gpucloud.domain.money.ledger import ZERO, Charge, ChargeKind, total
 from gpucloud.usecases.jobstore.report import JobReport
 
+_SECOND = timedelta(seconds=1)
+
 
 def cost_text(report: JobReport, heads: Sequence[str], rows: Sequence[Row]) -> str:
     """Return a job's money: its sums in groups, and what is left of the budget."""
@@ -146,7 +148,8 @@ def _length(end: tuple[timedelta | None, str, str]) -> timedelta:
 
 def _end_words(ends_in: timedelta | None, comes: str, over: str) -> str:
     """Return when a job ends before its last step, and for what; once that is so, that it is being ended."""
-    return f"its {comes} first, in {format_span(ends_in)}" if ends_in else f"its {over}: it is being ended"
+    whole = (ends_in or timedelta(0)) // _SECOND * _SECOND
+    return f"its {comes} first, in {format_span(whole)}" if whole else f"its {over}: it is being ended"
 
 
 def _forecast_of(spend: Spend) -> str:
@@ -155,7 +158,7 @@ def _forecast_of(spend: Spend) -> str:
         return f"at today's price and pace: {_end_words(spend.lasts, 'budget ends', 'budget is used up')}{before}"
     if spend.prepaid_in is not None and (spend.deadline_in is None or spend.prepaid_in < spend.deadline_in):
         return f"when its paid time ends, in {format_span(spend.prepaid_in)}: its own machines buy none"
-    if spend.deadline_in == timedelta(0):
+    if spend.deadline_in is not None and spend.deadline_in < _SECOND:
         return "at its end: its deadline is over, and it is being ended"
     if spend.deadline_in is not None:
         return f"at its deadline, in {format_span(spend.deadline_in)}: it is saved and ends then, done or not"

@@ -77,6 +77,8 @@ class Spend:
     """What the machines that live cost an hour at the most."""
     leaves: timedelta = timedelta(0)
     """How long before its paid time ends the job is asked to save and leave."""
+    gain: timedelta = timedelta(0)
+    """By less than that, paid time is not prolonged at the end of the budget."""
     ahead_usd: Decimal = ZERO
     """What of the sum that is spent pays for time to come: the least that is charged for a machine, from its launch."""
 
@@ -92,13 +94,16 @@ class Spend:
         However little is left, what runs goes on: its paid time, at the highest price, is prolonged as long as there is
         anything to pay it of. What is left for a last save is more the longer that takes.
         """
-        usd = max(ZERO, self._usable_usd + self.ahead_usd)
-        return timedelta(hours=float(usd / self.usd_per_hour)) if self.usd_per_hour else None
+        if not self.usd_per_hour:
+            return None
+        usd = self._usable_usd + self.ahead_usd - usd_for(self.cap_usd_per_hour, self.gain)
+        paid = self.off_at - self.as_of - self.leaves if self.off_at and self.as_of else timedelta(0)
+        return max(timedelta(0), timedelta(hours=float(usd / self.usd_per_hour)), paid)
 
     @property
     def is_used_up(self) -> bool:
         """Whether nothing is left of the budget that training may use."""
-        return self.lasts == timedelta(0)
+        return self.lasts is not None and self.lasts < timedelta(seconds=1)
 
     @property
     def ends_at(self) -> datetime | None:
@@ -177,6 +182,11 @@ class PrepaidRule:
     """From a machine's launch until it can train, as it is reckoned with; no less than the cloud's shortest charge."""
     ahead: timedelta = timedelta(0)
     """With less time than this ahead of the shut-off, the cloud starts no machine."""
+
+    @property
+    def least_gain(self) -> timedelta:
+        """By less than that, paid time is not prolonged at the end of a budget: each time is a call of the cloud's."""
+        return min(timedelta(seconds=10), self.horizon / 30)
 
 
 def reserve_usd(nodes: int, cap_usd_per_hour: Decimal, prepaid_rule: PrepaidRule) -> Decimal:

@@ -233,7 +233,7 @@ class Status:
     host: HostSample | None = None
     rebalance: datetime | None = None
     leaves_s: float | None = None
-    """How long before its paid time ends what runs is asked to save and leave; None where nothing does, or is paid."""
+    """How long before its paid time ends what runs, or ran last, is asked to save and leave; None where nothing was."""
 
 
 def desired_to_json(desired: Desired) -> str:

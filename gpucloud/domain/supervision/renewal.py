@@ -127,11 +127,7 @@ def renew(goal: Goal, snapshot: Snapshot, prepaid_rule: PrepaidRule, limits: Lim
     if lower is not None or goal.self_driving:
         return lower
     ends = until - snapshot.now < min(2 * limits.save, prepaid_rule.horizon / 4)
-    least = (
-        min(timedelta(seconds=10), prepaid_rule.horizon / 30)
-        if ends
-        else min(timedelta(seconds=60), prepaid_rule.horizon / 4)
-    )
+    least = prepaid_rule.least_gain if ends else min(timedelta(seconds=60), prepaid_rule.horizon / 4)
     attempt = snapshot.state.attempt
     if attempt is not None and attempt.ends_for_good:
         return _for_the_end(until, payable, snapshot, limits)

@@ -107,6 +107,7 @@ class SpendTracker:
             usd_per_hour=self._rate(state.alive, now),
             ahead_usd=self._ahead(state.alive, now),
             cap_usd_per_hour=state.dearest_usd_per_hour * len(state.alive),
+            gain=prepaid_rule.least_gain,
             as_of=now,
             off_at=state.paid_until if state.alive and state.paid_until and state.paid_until > now else None,
         )
