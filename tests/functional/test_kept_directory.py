@@ -134,6 +134,15 @@ def test_on_a_notice_without_a_signal_the_last_save_is_committed_and_the_script_
     assert script.committed()[0].commit.step == script.step()
 
 
+def test_of_a_script_that_leaves_before_its_first_save_no_step_is_called_saved(make):
+    script = make("hf")
+    script.start(steps=10_000, pause_s=30.0)
+    script.ask_to_stop()
+    assert script.ended() == 75
+    assert "left: nothing is saved\n" in script.said()
+    assert not script.committed()
+
+
 @pytest.mark.parametrize("signal", [OnNotice.SIGTERM, OnNotice.SIGUSR1])
 def test_on_a_notice_the_script_is_asked_by_its_signal_and_what_it_then_saves_is_committed(make, signal):
     script = make("hf")

@@ -336,7 +336,9 @@ class CheckpointWatcher:
         if code == 0 and not self._told:
             return 0
         if self._order.rank == 0 and self._taking is not None:
-            self._reporting.say(f"left: {self._taking.counts.named(self._taking.committed)} is saved")
+            committed = self._taking.committed
+            saved = self._taking.counts.named(committed) if committed else "nothing"
+            self._reporting.say(f"left: {saved} is saved")
         return LEFT_EXIT_CODE
 
     def _end_well(self, taking: Taking, code: int | None) -> None:

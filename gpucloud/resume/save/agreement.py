@@ -14,8 +14,8 @@ from gpucloud.resume.folder import AttemptFolder
 from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.save.cadence import Window
 
-LOOK_S = 0.01
-"""How often a node's wishes are looked for at most: two files, of which each takes as long as all else at a step."""
+LOOK_S = 0.05
+"""How often a node's wishes are looked for at most, and the clock for what is due: that takes as long as all else."""
 
 _QUICK_S = 0.1
 """After a step that took as long, the next waits for what the others say: it is nothing beside such steps."""

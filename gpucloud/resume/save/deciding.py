@@ -18,6 +18,7 @@ from gpucloud.domain.checkpoint.manifest import NO_NOTES, Commit, Notes, Promise
 from gpucloud.domain.errors import UsageError
 from gpucloud.resume.folder import AttemptFolder, Progress, say
 from gpucloud.resume.ranks import Ranks
+from gpucloud.resume.save import agreement
 from gpucloud.resume.save.agreement import Agreed, Agreement, Call
 from gpucloud.resume.save.cadence import Cadence, Window
 from gpucloud.resume.save.saving import PendingSave, Saver
@@ -68,6 +69,7 @@ class SaveDecider:
         self._agreement = Agreement(ranks, folder)
         self._prepared = self._told_waits = self._told_lacks = False
         self._generation: int | None = None
+        self._reckoned_at = -math.inf
         self._asked: float | bool = False  # by the script, for the end of this step; a metric if it gave one
         self._hoped: tuple[int, float] | None = None  # the step that is the best once it counts
 
@@ -219,9 +221,13 @@ class SaveDecider:
         """Return whether a save is due at this step, and whether one will be at the next: only rank 0 says so."""
         if self._ranks.rank > 0:
             return False, False
-        exactly = self._cadence.every_steps is not None
-        due = (exactly or not self._saver.in_flight) and self._saver.due(self._cadence, step)
-        return due, exactly and self._saver.due(self._cadence, step + 1)
+        if self._cadence.every_steps is not None:
+            return self._saver.due(self._cadence, step), self._saver.due(self._cadence, step + 1)
+        now = time.monotonic()
+        if self._saver.in_flight or now - self._reckoned_at < agreement.LOOK_S:
+            return False, False
+        self._reckoned_at = now
+        return self._saver.due(self._cadence, step), False
 
     def _save(self, agreed: Agreed, now: Callable[[], Moment]) -> None:
         """Begin to save this step. For a save under way training waits only where the user set a number of steps."""

@@ -23,6 +23,10 @@ _SIZE = 4 * _WORDS + 4  # with the place of the next word
 _RESERVE = struct.Struct("i4xd")  # whether NumPy has a normal number in reserve, and which
 _KNOWN = 0.7390851332151607
 _TORCHS = struct.Struct(f"Qi?xxxI{_WORDS}I4x8x16x")  # behind the words a single and a double normal number in reserve
+_FEW = 32
+"""Bytes with the place and some of the words: all words change together, and by whoever draws the place does."""
+
+_RESERVED = 8 + 4 + 4 + 4 + 4 * _WORDS + 4  # where torch's reserve begins
 _SEEDED = struct.Struct("Qi?xxxII")  # how it begins: none of the words is used yet
 _AHEAD = 128  # bytes of a generator in which its seed is looked for, of 2,600
 _32_BITS = 2**32 - 1  # of a seed that NumPy takes
@@ -46,8 +50,8 @@ class Global(Protocol):
         """Have it stand where that seed, of 64 bits, puts it."""
         ...
 
-    def same(self, one: Any, other: Any) -> bool:
-        """Whether two that were read are the same."""
+    def stands(self, state: Any, /) -> bool:
+        """Whether it stands where that was read."""
         ...
 
     def told(self, state: Any) -> Any:
@@ -78,8 +82,8 @@ class _Asked:
         self.name = name
         self.read, self.write, self.seed = ask, put, seed
 
-    def same(self, one: Any, other: Any) -> bool:
-        return alike(one, other)
+    def stands(self, state: Any) -> bool:
+        return alike(state, self.read())
 
     def told(self, state: Any) -> Any:
         return state
@@ -102,8 +106,8 @@ class _Gpu:
     def seed(self, number: int) -> None:
         self._own().manual_seed(number >> 1)
 
-    def same(self, one: Any, other: Any) -> bool:
-        return bool(one == other)
+    def stands(self, state: Any) -> bool:
+        return bool(state == self.read())
 
     def told(self, state: Any) -> Any:
         return torch.tensor(list(struct.pack("=Qq", *state)), dtype=torch.uint8)
@@ -129,14 +133,7 @@ class _Mac(_Asked):
 _MAC = _Mac()
 
 
-class _InMemory:
-    """One that is read, as bytes and what is beside them."""
-
-    def same(self, one: Any, other: Any) -> bool:
-        return bool(one == other)
-
-
-class _Torch(_InMemory):
+class _Torch:
     """One of torch's: its seed, its place, its words and its normal numbers in reserve, at that place in memory."""
 
     name = "torch"
@@ -154,8 +151,10 @@ class _Torch(_InMemory):
     def seed(self, number: int) -> None:
         self._generator.manual_seed(number >> 1)
 
-    def same(self, one: Any, other: Any) -> bool:
-        return bool(one == other) or alike(self.told(one), self.told(other))  # what is between its numbers may differ
+    def stands(self, state: Any) -> bool:
+        if self._memory[:_FEW] == state[:_FEW] and self._memory[_RESERVED:] == state[_RESERVED:]:
+            return True
+        return alike(self.told(self._memory.raw), self.told(state))  # what is between its numbers may differ
 
     def told(self, state: Any) -> Any:
         told = torch.Generator()
@@ -167,7 +166,7 @@ class _Torch(_InMemory):
         return _memory(itself + self._place, _TORCHS.size)
 
 
-class _Python(_InMemory):
+class _Python:
     """Python's, whose place is ahead of its words."""
 
     name = "python"
@@ -182,6 +181,10 @@ class _Python(_InMemory):
     def write(self, state: Any) -> None:
         self._memory.raw, self._generator.gauss_next = state
 
+    def stands(self, state: Any) -> bool:
+        words, reserve = state
+        return bool(self._memory[:_FEW] == words[:_FEW] and self._generator.gauss_next == reserve)
+
     def seed(self, number: int) -> None:
         _PYTHONS_SEED(self._generator, number)
         self._generator.gauss_next = None
@@ -191,7 +194,7 @@ class _Python(_InMemory):
         return random.Random.VERSION, (*words, place), state[1]
 
 
-class _NumPy(_InMemory):
+class _NumPy:
     """NumPy's, whose place is behind its words; `reserve` is where it has its normal number, from its begin."""
 
     name = "numpy"
@@ -207,6 +210,10 @@ class _NumPy(_InMemory):
 
     def write(self, state: Any) -> None:
         self._memory.raw, self._reserve.raw = state
+
+    def stands(self, state: Any) -> bool:
+        words, reserve = state
+        return bool(self._memory[-_FEW:] == words[-_FEW:] and self._reserve.raw == reserve)
 
     def seed(self, number: int) -> None:
         self._generator.seed(number & _32_BITS)
@@ -308,10 +315,10 @@ def _is_so(one: Global, ask: Callable[[], Any], draw: Callable[[], Any]) -> bool
     so = alike(one.told(as_read), before)
     for _ in range(3):  # a normal number comes into reserve, and is taken from there
         draw()
-        so = so and not one.same(one.read(), as_read) and alike(one.told(one.read()), ask())
+        so = so and not one.stands(as_read) and alike(one.told(one.read()), ask())
     if so:
         one.write(as_read)
-    return so and alike(ask(), before)
+    return so and one.stands(as_read) and alike(ask(), before)
 
 
 def _memory(address: int, size: int) -> Any:

@@ -30,7 +30,7 @@ class Stand:
         """Whether every generator of this process is there still."""
         now = _all()
         return len(self.found) == len(now) and all(
-            one is its and one.same(then, its.read()) for (one, then), its in zip(self.found, now, strict=True)
+            one is its and one.stands(then) for (one, then), its in zip(self.found, now, strict=True)
         )
 
     def seed(self, number: int) -> None:
@@ -198,7 +198,8 @@ class Draws:
 
     def stepped(self) -> None:
         """Remember where a step has left them."""
-        self._after = here()
+        if self._after is None or not self._after.stands():
+            self._after = here()
 
     def go_on(self) -> None:
         """Put them where the last step left them, whatever was drawn since."""
