@@ -44,6 +44,15 @@ MODEL, OPTIMIZER = trained()
         ({"step": 0, "model": object}, {"step": 0}),
         ({"step": True, "epoch": 1.5, "iteration": torch.tensor(3), "iter": -1, "iter_num": 10**40}, {}),
         ({"model": MODEL}, {}),
+        # One dict below it, which is named as the training's state, where the dict itself tells nothing.
+        ({"model": MODEL, "optimizer": OPTIMIZER, "trainer": {"global_step": 40, "best": 0.5}}, {"global_step": 40}),
+        ({"meta": {"epoch": 3, "iter": 1200}, "state_dict": MODEL, "config": {"step": 9}}, {"epoch": 3, "iter": 1200}),
+        ({"progress": {"step": 7}, "trainer": {"lr": 0.1}}, {"step": 7}),
+        ({"trainer": {"global_step": 40}, "epoch": 2}, {"epoch": 2}),
+        ({"trainer": {"global_step": 40}, "progress": {"step": 3}}, {}),
+        ({"trainer": {"progress": {"step": 3}}}, {}),
+        ({"args": {"epoch": 1}, "config": {"step": 7}, "optimizer": {"step": 3}}, {}),
+        ([{"trainer": {"step": 3}}], {}),
         (MODEL, {}),
         ([{"step": 3}], {}),
         (collections.OrderedDict(step=3), {}),
@@ -52,7 +61,9 @@ MODEL, OPTIMIZER = trained()
     ],
 )
 @pytest.mark.parametrize("protocol", [2, 4])
-def test_counters_are_those_of_the_dict_that_was_saved_and_none_from_below_it(tmp_path, saved, told, protocol):
+def test_counters_are_those_of_the_dict_that_was_saved_or_of_the_only_one_in_it_that_is_the_trainings_state(
+    tmp_path, saved, told, protocol
+):
     torch.save(saved, tmp_path / "ckpt.pt", pickle_protocol=protocol)
     assert counters_in(tmp_path / "ckpt.pt") == told
 
@@ -182,3 +193,13 @@ ONE = "ckpt.pt"
 )
 def test_a_script_fell_back_where_a_counter_is_lower_and_none_is_higher(put_back, saved, behind):
     assert counter_drop(saved, put_back) == behind
+
+
+def test_a_dict_that_is_its_own_trainings_state_tells_what_it_has_and_ends(tmp_path):
+    saved = {}
+    saved["trainer"] = saved
+    torch.save(saved, tmp_path / "ckpt.pt")
+    assert counters_in(tmp_path / "ckpt.pt") == {}
+    saved["step"] = 5
+    torch.save(saved, tmp_path / "ckpt.pt")
+    assert counters_in(tmp_path / "ckpt.pt") == {"step": 5}

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from gpucloud.domain.checkpoint.layouts import COUNTERS, TORCH_FILES, Counters
+from gpucloud.domain.checkpoint.layouts import COUNTER_HOLDERS, COUNTERS, TORCH_FILES, Counters
 from gpucloud.domain.untrusted import COUNTED
 
 _MOST_FILES = 8
@@ -33,6 +33,7 @@ def counters_of(folder: Path, paths: Iterable[str]) -> dict[str, Counters]:
 def counters_in(path: Path) -> Counters:
     """Return the counters among the keys of the dict that was saved; none for any other file, damaged or hostile ones.
 
+    Where it has none, they are those of the one dict in it that is named as the training's state and has some.
     `torch.save` of PyTorch 1.6 and later writes a zip with the pickle in `<name>/data.pkl`.
     """
     try:
@@ -50,7 +51,7 @@ def counters_in(path: Path) -> Counters:
 
 
 def _counters(data: bytes) -> Counters:
-    """Follow the opcodes with a stack on which nothing is anything but a counter, a text, or a dict of counters."""
+    """Follow the opcodes with a stack on which nothing is anything but a counter, a text, or a dict of such."""
     stack: list[object] = []
     memo: dict[object, object] = {}
     for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
@@ -58,8 +59,7 @@ def _counters(data: bytes) -> Counters:
             return {}
         match opcode.name:
             case "STOP":
-                top = stack[-1]
-                return top if isinstance(top, dict) else {}
+                return _told(stack[-1])
             case "MARK":
                 stack.append(_MARK)
             case "EMPTY_DICT":
@@ -81,12 +81,25 @@ def _counters(data: bytes) -> Counters:
     return {}
 
 
+def _told(saved: object) -> Counters:
+    """Return its counters; what more than one dict in it says belongs to nobody knows whom."""
+    if not isinstance(saved, dict):
+        return {}
+    own = {key: value for key, value in saved.items() if type(value) is int}
+    below = [value for value in saved.values() if isinstance(value, dict)]
+    found = [there for one in below if (there := {key: n for key, n in one.items() if type(n) is int})]
+    return own or (found[0] if len(found) == 1 else {})
+
+
 def _put(target: object, items: list[object]) -> None:
     if not isinstance(target, dict):
         return
     for key, value in zip(items[::2], items[1::2], strict=False):
+        if not isinstance(key, str):
+            continue
         # A bool is none, nor what no script ever counts to.
-        if isinstance(key, str) and key in COUNTERS and type(value) is int and 0 <= value < COUNTED:
+        is_count = key in COUNTERS and type(value) is int and 0 <= value < COUNTED
+        if is_count or (key in COUNTER_HOLDERS and isinstance(value, dict)):
             target[key] = value
 
 

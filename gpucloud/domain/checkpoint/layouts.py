@@ -332,6 +332,9 @@ _STEPS = ("iter_num", "global_step", "step", "iteration", "iter", "current_step"
 COUNTERS = (*_EPOCHS, *_STEPS)
 """The keys under which scripts save how far they are: nanoGPT's, Lightning's, timm's, PyTorch's examples'."""
 
+COUNTER_HOLDERS = ("trainer", "trainer_state", "train_state", "training_state", "progress", "meta")
+"""The keys of dicts in which scripts have them that have none beside their weights."""
+
 Counters = Mapping[str, int]
 
 
