@@ -12,7 +12,7 @@ from gpucloud.cli.help import App, Json, OnCloud, Target, named
 jobs = App(rich_markup_mode=None)
 """Part of the root: their commands stand beside its own."""
 
-Again = Annotated[bool, typer.Option("--again", help="A new run of what succeeded, unasked, or failed by itself.")]
+Again = Annotated[bool, typer.Option("--again", help="A new run, unasked: after success, its error or its deadline.")]
 Keep = Annotated[
     bool, typer.Option("--keep", help="Leave the machines up at the end, while they are paid, for a look at them.")
 ]

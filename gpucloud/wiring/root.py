@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gpucloud.adapters.keys import KeyRing
     from gpucloud.adapters.transfer.sync import Sources
     from gpucloud.domain.supervision.self_driving import Unable
+    from gpucloud.domain.supervision.snapshot import Limits
     from gpucloud.ports import Clock, DataSets, Shell, Signer, Trust
     from gpucloud.usecases.job.ordered import OrderedJob
     from gpucloud.usecases.jobstore.jobstore import JobStore
@@ -80,9 +81,13 @@ class Gpucloud:
             return self.local()
         if (job := self._placed(known)) is not None:
             return self.cloud(job)
-        if known.cloud is CloudName.SSH:
+        if known.cloud.traits.owned:
             return self.hosts(SshChoices())
         return self.aws(AwsChoices(profile=known.profile), Resources())
+
+    def limits_of(self, known: KnownJob) -> Limits:
+        """Return how long whoever supervises the job waits for what, in its cloud."""
+        return self.cloud_of(known).cloud_profile.rules.limits
 
     def orders(self, known: KnownJob) -> Orders:
         """Return a known job's orders, to read and to give."""

@@ -98,7 +98,7 @@ def _is_held(wish: Wish, snapshot: Snapshot) -> bool:
     """Machines of a script, or of a setup, that failed by itself wait for the mended one."""
     state = snapshot.state
     there = any(node.state is not NodeState.TERMINATED for node in snapshot.group.nodes)
-    failed = state.exit_reason is ExitReason.USER_ERROR
+    failed = state.script_failed
     if wish.hold is None or state.ended_at is None or not failed or not there:
         return False
     return snapshot.now < state.ended_at + wish.hold

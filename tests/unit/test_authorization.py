@@ -580,6 +580,21 @@ def test_the_job_file_here_says_which_hosts_and_keys_of_this_machine_anothers_or
     assert cloud.ordered(known).to_go_on(given)[0].secrets == ("MINE",)
 
 
+@pytest.mark.parametrize("owned", [cloud for cloud in Cloud if cloud.traits.owned])
+def test_anothers_order_names_no_host_where_the_job_file_is_here(elsewhere, tmp_path, owned):
+    cloud, known, _ = elsewhere
+    known.file.parent.mkdir()
+    known.file.write_text(
+        f"name: digits\nbudget: 1USD\nrun: train.py\ncloud: {owned.value}\n"
+        f"{owned.traits.section}: {{hosts: [me@10.0.0.1]}}\n"
+    )
+    (known.file.parent / "train.py").touch()
+    theirs = SshChoices(hosts=(OwnHost(user="me", address="10.0.0.66"),))
+    given = by_anna(cloud, known, KeyRing(tmp_path / "anna", {}).signer(), **{owned.traits.section: theirs})
+    found = cloud.ordered(known).to_go_on(given)[0]
+    assert [host.address for host in getattr(found, owned.traits.section).hosts] == ["10.0.0.1"]
+
+
 def test_a_listed_key_that_is_called_own_is_not_the_own_one(mine, stranger, tmp_path):
     ring = KeyRing(tmp_path / "home" / "signing", {"GPUCLOUD_TRUSTED_KEYS": f"{stranger.line} own"})
 

@@ -19,7 +19,7 @@ from gpucloud.adapters.markets import PackagedMarkets
 from gpucloud.adapters.markets.tables import TableMaker
 from gpucloud.cli.render.estimates import deadline_chart, estimate_json, estimate_text
 from gpucloud.cli.render.plans import plan_rows, plan_text
-from gpucloud.domain.checkpoint.protection import Protection, Saving
+from gpucloud.domain.checkpoint.protection import Code, Protection, Saving, protection_of
 from gpucloud.domain.errors import PlanRefused, UsageError
 from gpucloud.domain.job.spec import (
     CheckpointDirectory,
@@ -373,6 +373,10 @@ def test_tokens_make_the_cheapest_training_the_best_machine() -> None:
     assert "model      7.0B bf16 adamw fsdp over 8 GPUs" in text
     assert "= 18.8 GB of 80 on each; activations are not counted without `seq:`" in text
     assert "saves      every " in text
+    known = protection_of(job, Code(script="train.py", reached=True))
+    told = estimate_text(job, found, protection=known, width=None)
+    assert "saves      by gpucloud.resume; " in told
+    assert "the last save; every " in told
 
 
 def test_a_gpu_without_the_models_precision_has_no_time() -> None:

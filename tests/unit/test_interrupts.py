@@ -258,8 +258,9 @@ def test_a_supervisor_whose_terminal_is_closed_goes_on(tmp_path: Path) -> None:
 import signal, sys, time
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
 from gpucloud.cli.commands.supervising import onlooker
+from gpucloud.domain.supervision.snapshot import Limits
 from pathlib import Path
-with onlooker() as shown:
+with onlooker(Limits()) as shown:
     shown.story("before")
     Path(sys.argv[1] + "/ready").touch()
     while not Path(sys.argv[1] + "/closed").exists():

@@ -15,6 +15,7 @@ from gpucloud.domain.checkpoint.layouts import Additions, KeepOrder, Rule
 from gpucloud.domain.codec import from_json
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.spec import (
+    AwsChoices,
     CheckpointDirectory,
     CheckpointPolicy,
     Cloud,
@@ -178,7 +179,7 @@ def test_a_script_finds_its_node_its_store_and_its_package_in_the_environment():
         "GPUCLOUD_CHECKPOINT_KEEP": "5",
         "GPUCLOUD_JOB": "digits",
         "GPUCLOUD_RANKS": "4 5 6 7",
-        "GPUCLOUD_RECIPE": '{"code": "c", "run": "train.py --epochs 10", "settings": "a3e1b3e4571b"}',
+        "GPUCLOUD_RECIPE": '{"code": "c", "run": "train.py --epochs 10", "settings": "6363b86a9fe1"}',
         "GPUCLOUD_STORE": "s3://b/p",
         "HF_TOKEN": "hf_x",
         "LR": "0.1",
@@ -453,6 +454,22 @@ def test_a_script_is_made_of_all_that_reaches_it_from_the_job_file(changes):
     assert recipe(replace(before, budget_usd=Decimal(9)), "/c/tree") == recipe(before, "/c/tree")
 
 
+def test_a_recipe_stays_as_it_is_when_keys_are_added_to_the_job_file():
+    """What was saved with it before would be resumed best effort: change it in need alone, and say so in CHANGELOG."""
+    beside = Job(
+        name="digits",
+        run="train.py",
+        budget_usd=Decimal(1),
+        source=Path("/c/gpucloud.yaml"),
+        code=Path("/c"),
+        resources=Resources(nodes=2),
+        checkpoint=CheckpointPolicy(directory=CheckpointDirectory(path="out")),
+        own_code_sha256="a" * 64,
+    )
+    assert json.loads(recipe(beside, "/c/tree"))["settings"] == "9cc60e6edd73"
+    assert json.loads(recipe(replace(beside, own_code_sha256=""), "/c/tree"))["settings"] == "44136fa355b3"
+
+
 def test_a_script_is_made_of_its_code_the_job_file_apart():
     """Trees that differ in the job file alone are one code; a job of before that was known goes by its tree."""
     before = job("train.py")
@@ -467,6 +484,7 @@ def test_a_script_is_made_of_its_code_the_job_file_apart():
         ({"budget_usd": Decimal(9), "deadline": timedelta(hours=9), "tags": (("a", "b"),)}, True),
         ({"metrics": (("lr", "0.1"),)}, False),
         ({"name": "other"}, False),
+        ({"store": "s3://bucket/x", "secrets": ("TOKEN",), "aws": AwsChoices(profile="me")}, True),
     ],
 )
 def test_a_job_file_that_lies_in_the_code_may_be_read_by_its_script(changes, is_same):

@@ -173,7 +173,6 @@ class Machine:
 # Its sockets, keys and files, its process tree, and that tree's end.
 
 
-# Notices run faster here than on EC2, so that agents look for them more often than each second.
 _NOTICE_POLL_S = "0.2"  # notices run faster here than on EC2, so that agents look for them more often than each second
 
 

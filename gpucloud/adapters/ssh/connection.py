@@ -308,8 +308,7 @@ class _Program:
 # paramiko's transport with the bounds that it lacks: what a server sends costs its client a known amount of memory.
 #
 # paramiko allocates what a packet's first four bytes announce, before a key was compared; collects a first line
-# without
-# an end; and keeps what a server sends beyond the window that it was granted.
+# without an end; and keeps what a server sends beyond the window that it was granted.
 
 
 PACKET_BYTES = 256 << 10

@@ -266,9 +266,8 @@ def _shown(argv: tuple[str, ...]) -> str:
 # A command as every login shell hands it on: sh, bash, zsh, fish and csh read it alike.
 #
 # sshd gives the command to the login shell, whichever that is. fish knows neither `$?` nor the usual escapes, csh no
-# line
-# breaks within quotes, and both read some characters otherwise. So all of them are only told to become `/bin/sh`, by
-# one line in single quotes in which there is nothing that any of them reads: no quote, no line break, no `!`, and no
+# line breaks within quotes, and both read some characters otherwise. So all of them are only told to become `/bin/sh`,
+# by one line in single quotes in which there is nothing that any of them reads: no quote, no line break, no `!`, and no
 # backslash before a backslash. What a word has of these, `/bin/sh` makes from its number.
 
 

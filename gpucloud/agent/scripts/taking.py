@@ -201,8 +201,7 @@ class Taking:
 # Takes the parts of several nodes for one checkpoint: node 0 calls for them and commits, the others answer.
 #
 # Both speak through the store alone, in objects that are written whole: whoever dies at any moment leaves a call
-# without
-# an answer, or an answer without a commit, which count for nothing.
+# without an answer, or an answer without a commit, which count for nothing.
 
 
 _JOIN_AGAIN_S = 10.0

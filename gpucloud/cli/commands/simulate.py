@@ -46,7 +46,6 @@ from gpucloud.usecases.money.simulate import Result, Study, simulate
 from gpucloud.wiring import Gpucloud, how_it_saves
 from gpucloud.wiring.jobs import plot_into, policy_tables, recorded_markets
 
-_SHORTEST = timedelta(minutes=1)  # what is charged at the least
 _Value = TypeVar("_Value")
 
 
@@ -140,8 +139,6 @@ def _scenario(cloud: Gpucloud, target: Target, asked: Asked, priced: _Priced, sa
         )
     if deadline is None and asked.policies and not asked.sweep:
         raise UsageError("without a deadline no policy is asked", hint="--deadline 60h, or --sweep, for --policy")
-    if restart is not None and restart < _SHORTEST:
-        raise UsageError("--restart: a machine takes longer than a minute to start", hint="--restart 10min")
     return Scenario(
         work=work,
         deadline=deadline,

@@ -25,7 +25,7 @@ from gpucloud.domain.job.spec import Job, OnNotice
 from gpucloud.domain.state.order import Until
 from gpucloud.domain.state.state import JobState, JobStatus
 from gpucloud.domain.supervision.self_driving import TAKES_OVER, USUAL_TIME
-from gpucloud.domain.supervision.snapshot import Supervising
+from gpucloud.domain.supervision.snapshot import Limits, Supervising
 from gpucloud.system.retries import Retry
 from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.job.ordered import adopt
@@ -83,7 +83,10 @@ def run(begun: Begun, *, leaves: bool = False, asks: bool = True) -> None:
     stopping = what_stopping_means(begun.job, protection)
     told = partial(_what_a_detach_prepays, begun)
     before_it = told if detaches else None
-    with onlooker() as shown, obeyed(shown, asks=asks, detaches=before_it, stopping=stopping) as interrupts:
+    with (
+        onlooker(begun.cloud.limits_of(begun.known)) as shown,
+        obeyed(shown, asks=asks, detaches=before_it, stopping=stopping) as interrupts,
+    ):
         _run(begun, leaves, shown, interrupts)
     say_what_is_lost(begun, protection)
 
@@ -119,13 +122,13 @@ def _what_a_detach_prepays(begun: Begun) -> str | None:
     return None
 
 
-def onlooker() -> Unshaken:
-    """Return the live display on a terminal, plain lines elsewhere."""
+def onlooker(limits: Limits) -> Unshaken:
+    """Return the live display on a terminal, plain lines elsewhere; `limits` are the job's cloud's."""
     if sys.stderr.isatty():
         from gpucloud.cli.render.live import LiveOnlooker
 
-        return Unshaken(LiveOnlooker())
-    return Unshaken(PlainOnlooker())
+        return Unshaken(LiveOnlooker(limits))
+    return Unshaken(PlainOnlooker(limits))
 
 
 def say_what_is_lost(begun: Begun, protection: Protection) -> None:
@@ -209,7 +212,7 @@ def _run(begun: Begun, leaves: bool, shown: Onlooker, interrupts: Interrupts) ->
         over=start.over,
         spec=begun.read.spec,
         adopt=going_on,
-        reopens_over=start.reopens_over,
+        after_teardown=start.after_teardown,
         is_newest=begun.asker.is_newest_run,
     )
     session.run(entering)

@@ -37,7 +37,9 @@ def estimate_text(job: Job, estimate: Estimate, *, width: int | None, protection
     rows = {"machines": rows.pop("machines"), **dict(_memory_rows(job, estimate)), **rows}
     rows |= dict(_expected_rows(job, estimate))
     if protection is not None:
+        every = f"; {rows['saves']}" if "saves" in rows else ""
         rows |= saved_rows(protection)
+        rows["saves"] += every
     quotas = _quota_texts(estimate.quotas)
     parts = [labelled(f"plan for {estimate.plan.job}", rows, width), *quotas]
     parts.append(table([*_candidate_rows(job, estimate)], _SPARE))

@@ -21,7 +21,7 @@ from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.output import without_code_folder
 from gpucloud.domain.node.status import UNTOLD
 from gpucloud.domain.supervision.action import Action
-from gpucloud.domain.supervision.snapshot import Snapshot
+from gpucloud.domain.supervision.snapshot import Limits, Snapshot
 from gpucloud.domain.untrusted import coloured, in_one_line, lines_of, set_off
 from gpucloud.usecases.jobstore.report import JobReport
 
@@ -34,13 +34,15 @@ _FRAME = 4
 """The panel's two edges with the blanks inside them."""
 _MOST_BARS = 4
 _STORY = " " * len("12:34:56 ")
+_LIMITS = Limits()
 """What a line of the story goes on behind."""
 
 
 class LiveOnlooker:
     """Story lines above, a panel below, on standard error."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits = _LIMITS) -> None:
+        self._limits = limits
         self._console = Console(stderr=True, highlight=False)
         self._live = self._new()
         self._held: list[Text] | None = None
@@ -80,7 +82,7 @@ class LiveOnlooker:
 
     def tick(self, snapshot: Snapshot, action: Action, spend: Spend) -> None:
         """Draw the panel anew."""
-        self._now = panel_state(snapshot, action, spend)
+        self._now = panel_state(snapshot, action, spend, self._limits)
         self._draw()
 
     def output(self, attempt: int, rank: int, text: str) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 _PLAIN_EVERY_S = 5.0
+_LIMITS = Limits()
 
 
 class Onlooker(Protocol):
@@ -123,9 +124,10 @@ class Unshaken:
 
 
 class PlainOnlooker:
-    """One line an event, and one line of progress now and then."""
+    """One line an event, and one line of progress now and then. `limits` are the cloud's."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits = _LIMITS) -> None:
+        self._limits = limits
         self._said: PanelState | None = None
         self._at = 0.0
         self._output = FirstRank()
@@ -152,7 +154,7 @@ class PlainOnlooker:
     def tick(self, snapshot: Snapshot, action: Action, spend: Spend) -> None:
         """Write a line of progress when there is some, not more often than every few seconds."""
         self._write_moving()
-        now = panel_state(snapshot, action, spend)
+        now = panel_state(snapshot, action, spend, self._limits)
         if now.step is None or now == self._said or time.monotonic() - self._at < _PLAIN_EVERY_S:
             return
         self._said, self._at = now, time.monotonic()
@@ -232,11 +234,11 @@ class PanelState:
     """When the step was told; None where its machine is heard."""
 
 
-def panel_state(snapshot: Snapshot, action: Action, spend: Spend) -> PanelState:
-    """Return what is to be shown of the pass."""
+def panel_state(snapshot: Snapshot, action: Action, spend: Spend, limits: Limits = _LIMITS) -> PanelState:
+    """Return what is to be shown of the pass, by its cloud's limits."""
     attempt = snapshot.state.attempt
     progress, printed = shown_of(attempt, snapshot) if attempt else (None, ())
-    unheard = _unheard(snapshot)
+    unheard = _unheard(snapshot, limits)
     return PanelState(
         job=snapshot.state.job,
         phase=_phase(snapshot, action, progress.phase if progress else None),
@@ -260,10 +262,10 @@ def panel_state(snapshot: Snapshot, action: Action, spend: Spend) -> PanelState:
     )
 
 
-def _unheard(snapshot: Snapshot) -> tuple[tuple[str, datetime], ...]:
+def _unheard(snapshot: Snapshot, limits: Limits) -> tuple[tuple[str, datetime], ...]:
     """Return which of the attempt's machines are silent, and since when; a moment without a word is no silence."""
     silent = ((node.node.id, _unheard_for(node, snapshot)) for node in _working(snapshot) if not is_gone(node))
-    return tuple((node_id, snapshot.now - length) for node_id, length in silent if length >= Limits().silent)
+    return tuple((node_id, snapshot.now - length) for node_id, length in silent if length >= limits.silent)
 
 
 def _working(snapshot: Snapshot) -> list[NodeSnapshot]:

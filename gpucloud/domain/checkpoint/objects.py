@@ -192,21 +192,17 @@ def covering(at: int, length: int) -> range:
 
 # A tensor's fingerprint: three sums that show whether it is as saved, wherever it lies and whoever holds its parts.
 #
-# A tensor's numbers are read as words, which are whole numbers of two bytes with a sign; of one byte where the
-# numbers
+# A tensor's numbers are read as words, which are whole numbers of two bytes with a sign; of one byte where the numbers
 # are. A fingerprint is their sum, and the same sum with each word times the place of its number (from 1) in the first
 # dimension, and in the last; all of 32 bits, in which also a changed sign bit is far from the edge. Of a tensor in
-# parts,
-# those of the parts add up to that of the whole.
+# parts, those of the parts add up to that of the whole.
 #
 # An object carries them in its header's metadata, under `prints`, in the order of its tensors. What writes the object
 # fills them in, so they come first there, where their place is known.
 #
 # What is copied from a GPU has been summed there too, by stretches of one tensor or several neighbours, as words as
-# wide
-# as a stretch allows. Behind the object in memory there are, for each, where it begins and ends there and a word's
-# bytes,
-# then all their sums; each number of 64 bits.
+# wide as a stretch allows. Behind the object in memory there are, for each, where it begins and ends there and a word's
+# bytes, then all their sums; each number of 64 bits.
 
 
 _MARK = b'{"__metadata__":{"prints": "'

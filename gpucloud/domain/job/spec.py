@@ -367,6 +367,10 @@ class CheckpointPolicy:
     none: bool = False
 
 
+NOT_IN_FILE = ("source", "profile_steps", "trial", "own_code_sha256")
+"""The fields of a job that no key of its file says."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One job file. Paths are absolute; `source` is the file it was read from.

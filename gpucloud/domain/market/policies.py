@@ -236,8 +236,7 @@ def named(zones: Iterable[ZoneState], name: str | None) -> ZoneState | None:
 
 # For a script that saves nothing: one try at spot machines where it is likely to pay, and on demand else.
 #
-# Whatever ends its machines, or changes them, begins it anew. A try is a whole run; where that may fail just before
-# its
+# Whatever ends its machines, or changes them, begins it anew. A try is a whole run; where that may fail just before its
 # end, time and money for a whole run on demand must still be left.
 
 

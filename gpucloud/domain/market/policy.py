@@ -68,8 +68,7 @@ def _wanted(policy: Policy, task: Task, observation: Observation, tables: Tables
 
 # The nets below every policy: whatever it wants, the deadline and the budget stay within reach.
 #
-# Both rest on one thought: on-demand machines finish C hours of work in d + C hours for k·(d + C). While a job is
-# idle,
+# Both rest on one thought: on-demand machines finish C hours of work in d + C hours for k·(d + C). While a job is idle,
 # or its spot machines work, that much time and money must be left; a fresh start of spot machines may cost one
 # changeover more before it comes to anything.
 

@@ -194,9 +194,8 @@ def _tflops(job: Job, offer: Offer) -> float | None:
 #     τ* = √(2·δ·M)     δ what a save costs training, M the mean time between interruptions (Young 1974, Daly 2006)
 #
 # Where every interruption comes with a notice in which a save fits, the last one loses nothing, and three times τ*,
-# half
-# an hour at the most, costs less in all: replayed on the 204 recorded lives of April 2023, 2.2 % of the time against
-# 5.7 % at δ = 15 s. Notices are best effort, so τ* is what `checkpoint: auto` keeps to.
+# half an hour at the most, costs less in all: replayed on the 204 recorded lives of April 2023, 2.2 % of the time
+# against 5.7 % at δ = 15 s. Notices are best effort, so τ* is what `checkpoint: auto` keeps to.
 
 
 _LONGEST_INTERVAL = timedelta(minutes=30)

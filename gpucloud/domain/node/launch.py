@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import PurePosixPath
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from gpucloud.domain.checkpoint.layouts import Additions, KeepOrder, Rule, additions_of
-from gpucloud.domain.codec import to_json
+from gpucloud.domain.codec import plain, to_json
 from gpucloud.domain.job.data import variables
-from gpucloud.domain.job.spec import CheckpointPolicy, Cloud, Job, Launcher, OnNotice, Resources
+from gpucloud.domain.job.spec import NOT_IN_FILE, CheckpointPolicy, Cloud, Job, Launcher, OnNotice, Resources
 from gpucloud.domain.node.container import ContainerRun, Mount
 from gpucloud.domain.node.hardware import on_interface
 from gpucloud.domain.node.member import (
@@ -320,16 +321,18 @@ REACHES_SCRIPT = ("run", "launcher", "setup", "image", "conda", "env", "data")
 """The keys of a job file that reach its script: with another value of one, a resume is not exact."""
 
 
-_NO_NUMBERS = ("budget_usd", "deadline", "policy", "idle", "hold", "tags")
+_UNREAD_BY_SCRIPTS = (
+    *("budget_usd", "deadline", "policy", "idle", "hold", "tags"),
+    *("cloud", "aws", "ssh", "store", "secrets"),  # they may be others where a known job is gone on with
+)
 """The keys of a job file beside its script of which it is taken that no script computes with them."""
-_NOT_IN_FILE = ("source", "code", "profile_steps", "trial", "own_code_sha256")
 
 
 def reaching(job: Job, code_sha256: str) -> tuple[str, ...]:
     """Return the keys that reach its script: of a file that lies in the code, which a script can read, almost all."""
     if job.own_code_sha256 in ("", code_sha256):
         return REACHES_SCRIPT
-    return tuple(one.name for one in fields(Job) if one.name not in (*_NO_NUMBERS, *_NOT_IN_FILE))
+    return tuple(one.name for one in fields(Job) if one.name not in (*_UNREAD_BY_SCRIPTS, *NOT_IN_FILE, "code"))
 
 
 def recipe(job: Job, code: str) -> str:
@@ -339,10 +342,23 @@ def recipe(job: Job, code: str) -> str:
     that reaches it by a hash of that.
     """
     tree = PurePosixPath(code).name
-    reaches = tuple(getattr(job, name) for name in reaching(job, tree) if name != "run")
-    settings = hashlib.sha256(to_json(reaches).encode()).hexdigest()
+    names = {one.name: one for one in fields(Job) if one.name in reaching(job, tree) and one.name != "run"}
+    said = json.dumps(_said(job, names.values()), sort_keys=True)
+    settings = hashlib.sha256(said.encode()).hexdigest()
     tree = job.own_code_sha256 or tree
     return json.dumps({"code": tree[:12], "run": job.run, "settings": settings[:12]})
+
+
+def _said(value: Any, among: Iterable[Field[Any]] | None = None) -> Any:
+    """Return the values that are no defaults, by their names: a key that comes with a later version changes nothing."""
+    if not is_dataclass(value):
+        return plain(value)
+    found = ((one, getattr(value, one.name)) for one in (fields(value) if among is None else among))
+    return {one.name: _said(said) for one, said in found if said != _default_of(one)}
+
+
+def _default_of(one: Field[Any]) -> Any:
+    return one.default_factory() if one.default_factory is not MISSING else one.default
 
 
 def _local_ranks(member: Member) -> str:

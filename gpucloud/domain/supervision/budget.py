@@ -77,7 +77,7 @@ def least_to_go_on(state: JobState, standing: Standing, rules: Rules) -> Decimal
 def shutdown_at(state: JobState, budget_usd: Decimal, standing: Standing, rules: Rules) -> datetime:
     """Return until when the budget pays for the machines that are alive, a start worth it or not.
 
-    Unlike `prepaid.paid_until` it is never None: machines that live must be ended at some time.
+    Unlike `money.budget.paid_until` it is never None: machines that live must be ended at some time.
     """
     cap, nodes, prepaid_rule = state.dearest_usd_per_hour, max(standing.alive, 1), rules.prepaid_rule
     rate = cap * nodes

@@ -139,15 +139,11 @@ def unable(job: Job, store: str, *, code_fits: bool) -> Unable | None:
 
 # What is known of machines that drive their job without their word: what the user's side armed, the cloud lists.
 #
-# While a job drives itself its state and a part of its ledger are written by its own machines. What they say may
-# raise
-# the sum and never lower it: the user's side writes down each shut-off that it arms, and for that time the job has
-# cost
+# While a job drives itself its state and a part of its ledger are written by its own machines. What they say may raise
+# the sum and never lower it: the user's side writes down each shut-off that it arms, and for that time the job has cost
 # at least what the cloud lists. Machines are forgotten by the list some time after their end: longer ago than that,
-# time
-# for which the list shows no machine counts as paid in full. Where its machines come from and what they may cost is
-# no
-# machine's to say either: none of them may turn to another pool. What was spent before they drove is bounded by
+# time for which the list shows no machine counts as paid in full. Where its machines come from and what they may cost
+# is no machine's to say either: none of them may turn to another pool. What was spent before they drove is bounded by
 # the user's own bills, and by the machines that had none when the shut-off was armed.
 
 

@@ -57,7 +57,7 @@ class Readiness(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """What is wanted of the job at this pass: its order, to whoever supervises it (`goal.goal_of`).
+    """What is wanted of the job at this pass: its order, to whoever supervises it (`goal_of`).
 
     `number` is the order's, `budget_usd` what the job may cost in all, `budget_changes` how that came about, `end` why
     the user wants the job to end. `first_at` is when the run's first order was given, `began_at` when this supervisor
@@ -270,7 +270,7 @@ class Snapshot:
     """Everything that a decision needs, the time included.
 
     `payable_until` is what the budget can promise now for the goal's nodes, or those alive if they are more
-    (prepaid.paid_until); None: not worth a start. `payable_with_another` is the same with one more machine.
+    (money.budget.paid_until); None: not worth a start. `payable_with_another` is the same with one more machine.
     `wanted_end` is why the user, from this terminal or another, wants the job to end. `failed_for` is how long ago the
     first member of the attempt was seen to have failed, `uneven_for` how long some have been over and were not done
     while others work, `short_for` how long the group has had some machines, but fewer than an attempt needs;

@@ -378,8 +378,7 @@ def _stopped_at(interruption: Interruption, state: JobState) -> datetime:
 
 # The machines that a job has had, brought up to date with what the cloud lists.
 #
-# One rule for all who reckon with them: a machine that the cloud lists no longer has ended, at the latest when the
-# time
+# One rule for all who reckon with them: a machine that the cloud lists no longer has ended, at the latest when the time
 # that was armed last was over. What it costs up to then is what `status` shows, and what the budget counts.
 
 

@@ -220,11 +220,9 @@ def _gpu() -> int | None:
 # Copies a rank's share of the state into its buffer: from the CPU at once, from a GPU beside the next step.
 #
 # A copy from a GPU runs on a stream of its own during the next forward and backward pass. Parameters and what
-# optimizers
-# keep do not change meanwhile: the optimizer's next step waits for it on the GPU, the training thread never does. All
-# else (buffers, other objects) could be changed by anything, so what the GPU does next waits for those copies. So it
-# does
-# for all of them where no optimizer's step is seen, as in a CUDA graph.
+# optimizers keep do not change meanwhile: the optimizer's next step waits for it on the GPU, the training thread never
+# does. All else (buffers, other objects) could be changed by anything, so what the GPU does next waits for those
+# copies. So it does for all of them where no optimizer's step is seen, as in a CUDA graph.
 #
 # That nothing has changed what was copied is not believed: before the GPU does anything else it sums what it has
 # (`gpucloud.resume.save.writer`), and the rank's writer compares that with what it was given.

@@ -1,4 +1,4 @@
-"""A known job as it is meant on this machine, and what there must be here to go on with it or to end it."""
+"""A known job as it is meant on this machine, what there must be here to go on with it or to end it, its state then."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Protocol
 
 from gpucloud.domain.errors import CredentialsError, GpucloudError, PlanRefused
 from gpucloud.domain.job.quantities import format_moment
-from gpucloud.domain.job.spec import AwsChoices, Job, KnownJob
+from gpucloud.domain.job.spec import AwsChoices, Cloud, Job, KnownJob
 from gpucloud.domain.market.plan import Plan
 from gpucloud.domain.state.order import Order, is_finished, refuse_elsewhere, unusable
 from gpucloud.domain.state.state import JobState
@@ -112,7 +112,9 @@ class OrderedJob:
                 raise
             in_s3 = tuple((source, name) for source, name in job.data if source.startswith("s3://"))
             return replace(job, code=self.known.file.parent, data=in_s3, ssh=replace(job.ssh, key=None), secrets=())
-        return replace(job, code=here.code, data=here.data, ssh=here.ssh, secrets=here.secrets)
+        owned = (cloud.traits.section for cloud in Cloud if cloud.traits.owned)
+        hosts = {name: getattr(here, name) for name in owned if name is not None}  # the user's keys log in to them
+        return replace(job, code=here.code, data=here.data, secrets=here.secrets, **hosts)
 
     def _edited(self, order: Order) -> str | None:
         try:

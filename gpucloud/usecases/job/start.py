@@ -116,7 +116,7 @@ class Start:
     last start. `last` is the order of the ended run that this new one comes after, where its word counts. `reopens`:
     the script of this run failed, and its machines wait for the mended one. `clears`: they waited in vain, and are
     torn down before anything else begins. `reruns`: the script is started otherwise from now on (`run`).
-    `reopens_over`: nothing is left of the run but its state.
+    `after_teardown`: the run had ended, and nothing was left of it but its state.
     """
 
     name: str
@@ -129,7 +129,7 @@ class Start:
     reopens: bool = False
     clears: bool = False
     reruns: bool = False
-    reopens_over: bool = False
+    after_teardown: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,7 +298,7 @@ class Starter:
             changed=changed,
             reopens=reopens,
             reruns=before.resolved.run != job.run,
-            reopens_over=state.torn_down,
+            after_teardown=state.torn_down,
             clears=ends and state.script_failed,
         )
 

@@ -15,7 +15,7 @@ from typing import Protocol
 from gpucloud.domain.codec import Malformed, OtherVersion
 from gpucloud.domain.errors import CredentialsError, OrderChanged, OrderUnreadable, StoreError, UsageError
 from gpucloud.domain.job.quantities import format_usd
-from gpucloud.domain.job.spec import Job
+from gpucloud.domain.job.spec import NOT_IN_FILE, Job
 from gpucloud.domain.node.launch import reaching
 from gpucloud.domain.state.order import (
     OWN,
@@ -372,16 +372,13 @@ def changes_between(before: Order, order: Order, *, resumes: bool) -> tuple[str,
     return tuple(changes)
 
 
-_NOT_IN_FILE = ("source", "profile_steps", "trial", "own_code_sha256")
-
-
 def keys_that_differ(before: Job, now: Job) -> tuple[str, ...]:
     """Return the keys of which a job file says something else than it did, sections as a whole."""
 
     def said(job: Job, name: str) -> object:
         return os.path.relpath(job.code, job.source.parent) if name == "code" else getattr(job, name)
 
-    names = [one.name for one in fields(Job) if one.name not in _NOT_IN_FILE]
+    names = [one.name for one in fields(Job) if one.name not in NOT_IN_FILE]
     return tuple(name.removesuffix("_usd") for name in names if said(before, name) != said(now, name))
 
 

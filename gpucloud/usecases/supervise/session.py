@@ -45,14 +45,15 @@ from gpucloud.usecases.supervise.usage import UsageHistory, UsageMeter
 class Entering:
     """A start of the job: the order that it gives over the one that it has read, and the state as it goes on.
 
-    `reopens_over`: it is meant for a run of which nothing is left. `is_newest`: whether no later run was begun since.
+    `after_teardown`: the run had ended, and nothing was left of it but its state. `is_newest`: whether no later run was
+    begun since.
     """
 
     order: Order
     over: Given
     spec: bytes
     adopt: Callable[[JobState], JobState]
-    reopens_over: bool = False
+    after_teardown: bool = False
     is_newest: Callable[[], bool] = lambda: True
 
 
@@ -127,10 +128,12 @@ def _enter(entering: Entering, orders: Orders, lease: Lease) -> Order:
     A run that ended by itself meanwhile is over. One that somebody ended has another order by now, which refuses it.
     """
     job, begins = lease.state.job, entering.order.end is None and orders.newest().version == entering.over.version
-    ended_meanwhile = begins and lease.state.torn_down and not entering.reopens_over
-    if is_closed(entering.over.order, lease.state) or ended_meanwhile:
+    ended_meanwhile = begins and lease.state.torn_down and not entering.after_teardown
+    if is_closed(entering.over.order, lease.state):
         raise RunIsOver(f"{job} ended just now", hint="the same command again starts another run")
-    if begins and entering.reopens_over and not entering.is_newest():
+    if ended_meanwhile:
+        raise RunIsOver(f"{job} ended just now", hint="the same command again goes on with it")
+    if begins and entering.after_teardown and not entering.is_newest():
         raise OrderChanged(f"a newer run of {job} was begun just now", hint="the same command again goes on with that")
     given = orders.give(entering.order, entering.over)
     orders.jobs.keep_spec(entering.spec)

@@ -218,7 +218,7 @@ def _unreached(action: EndAttempt, snapshot: Snapshot, limits: Limits) -> str:
 def end_unheard(state: JobState, limits: Limits, now: datetime) -> str | None:
     """Return which machines do not hear that their attempt is to end, and until when they are waited for."""
     attempt = state.attempt
-    if attempt is None or attempt.ending_at is None:
+    if attempt is None or attempt.ending_at is None or not attempt.ends_for_good:
         return None
     members = {member.node_id for member in attempt.members}
     heard_at = now - limits.silent  # a late answer is no silence

@@ -127,14 +127,11 @@ def _refusal(code: str, message: str, asked: dict[str, Any], at: datetime) -> Re
 
 # What a group starts: one plain launch template for each type and market, of which it is given a version by number.
 #
-# Terraform's templates say all but that, one for each layout of EFA interfaces. A group with a mixed policy would
-# have
+# Terraform's templates say all but that, one for each layout of EFA interfaces. A group with a mixed policy would have
 # its machines replaced when their market is changed (Auto Scaling API reference, UpdateAutoScalingGroup); of a plain
 # template "existing instances continue to run with the configuration that they were originally launched with". A
-# version
-# that is named by its number is checked, when it is set, for what its role may be passed; `$Latest` is not (user
-# guide,
-# "Control launch template usage").
+# version that is named by its number is checked, when it is set, for what its role may be passed; `$Latest` is not
+# (user guide, "Control launch template usage").
 
 
 _ABSENT = ("InvalidLaunchTemplateName.NotFoundException", "InvalidLaunchTemplateName.NotFound")

@@ -144,13 +144,10 @@ def _scores(said: dict[str, Any]) -> Scores:
 # What AWS's regions charge beside machines: gp3 disks, public IPv4 addresses, S3, the way out to the internet,
 # drills.
 #
-# List prices in USD, as AWS's pages for EBS, VPC, S3, EC2 (data transfer) and FIS give them; set down in November
-# 2026
+# List prices in USD, as AWS's pages for EBS, VPC, S3, EC2 (data transfer) and FIS give them; set down in November 2026
 # and asked of nobody. A region that is not listed counts as the dearest known. What is cheaper in truth (S3 above 50
-# TB,
-# the account's first 100 GB out in a month) is not taken off: `gpucloud cost --reconcile` sets AWS's own figures
-# beside.
-# gp3's own 3,000 IOPS and 125 MiB/s are free, and no disk of ours is given more.
+# TB, the account's first 100 GB out in a month) is not taken off: `gpucloud cost --reconcile` sets AWS's own figures
+# beside. gp3's own 3,000 IOPS and 125 MiB/s are free, and no disk of ours is given more.
 
 
 _AS_IN_VIRGINIA = Rates(
