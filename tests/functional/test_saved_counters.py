@@ -191,7 +191,7 @@ ONE = "ckpt.pt"
         ),
     ],
 )
-def test_a_script_fell_back_where_a_counter_is_lower_and_none_is_higher(put_back, saved, behind):
+def test_a_script_began_anew_where_a_counter_is_lower_and_none_is_higher(put_back, saved, behind):
     assert counter_drop(saved, put_back) == behind
 
 

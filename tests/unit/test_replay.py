@@ -4,7 +4,6 @@ A tick is three minutes. The job is 12 minutes of work in 30; a start takes 3, a
 3.00 USD an hour, 0.15 a tick.
 """
 
-import inspect
 import math
 import random
 from dataclasses import replace
@@ -15,7 +14,6 @@ from functools import partial
 import pytest
 
 from gpucloud.adapters.markets import PackagedMarkets
-from gpucloud.cli.choosing import simulate
 from gpucloud.domain.checkpoint.protection import Saving
 from gpucloud.domain.job.spec import CheckpointDirectory, CheckpointPolicy, OnNotice, Policy
 from gpucloud.domain.market.outcome import ON_DEMAND, Lifetime
@@ -164,7 +162,6 @@ def test_a_changeover_of_a_plan_is_the_restart_of_a_rehearsal_and_a_notice():
     assert recovery_of(restart, Saving.RESUME, CheckpointPolicy()) == USUAL
     assert recovery_within(Limits().changeover, Saving.RESUME, CheckpointPolicy()) == USUAL
     assert USUAL.changeover_s == Limits().changeover.total_seconds()
-    assert inspect.signature(simulate).parameters["restart"].default is None
 
 
 @pytest.mark.parametrize("seconds", [30, 120, 239, 240, 720])

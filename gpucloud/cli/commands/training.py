@@ -17,10 +17,8 @@ from gpucloud.cli.render.plans import plan_text
 from gpucloud.cli.render.ways import (
     ended_words,
     going_on_line,
-    mended_line,
     new_run_line,
-    not_again_line,
-    reopened_line,
+    onward_line,
 )
 from gpucloud.cli.render.words import is_yes, say_json, say_words, tell, width_of
 from gpucloud.cli.target import Target, read_target, refuse_to_forget, report_of, what_a_start_finds
@@ -293,7 +291,7 @@ def begin(cloud: Gpucloud, read: Target, start_request: StartRequest, *, again: 
             _require_key(cloud, cloud.known(read.job, prospect.name, read.file), prospect.state)
         if start_request.until is Until.FINISHED and (prospect.state is None or not prospect.state.attempts):
             _require_meant(read.job, protection)  # `up` has made the state, perhaps, and no script has run yet
-        _say_what_it_follows(prospect, cloud.clock.now(), again=again)
+        _say_what_it_follows(prospect, cloud.clock.now())
         _say_what_trains(prospect, cloud, cloud.known(read.job, prospect.name, read.file))
         if prospect.plan is not None:
             cloud.home.require_room(MINIMUM_FREE_BYTES if read.job.cloud is Cloud.LOCAL else 0)
@@ -325,13 +323,9 @@ def _hold(job: Job) -> timedelta | None:
     return None if job.trial else held or None
 
 
-def _say_what_it_follows(prospect: Prospect, now: datetime, *, again: bool) -> None:
-    if prospect.reopens and prospect.state is not None:
-        tell(reopened_line(prospect.state))
-    elif prospect.state is not None and prospect.state.script_failed and prospect.state.torn_down:
-        tell(mended_line(prospect.state, now))
-    elif prospect.state is not None and again and prospect.state.attempts and not is_finished(prospect.state):
-        tell(not_again_line(prospect.state))
+def _say_what_it_follows(prospect: Prospect, now: datetime) -> None:
+    if prospect.onward is not None and prospect.state is not None:
+        tell(onward_line(prospect.onward, prospect.state, now))
     if prospect.after is not None:
         tell(new_run_line(prospect.after, prospect.name, now))
     if prospect.kept is not None:

@@ -9,7 +9,6 @@ from typing import Any
 from gpucloud.cli.render.bills import charges_text, plain_amount, spend_json, spend_text
 from gpucloud.cli.render.use import (
     condition_and_reason,
-    counts_of,
     may_tell,
     step_words,
     untold_words,
@@ -78,7 +77,7 @@ def _tables(report: JobReport) -> list[str]:
     parts = []
     if report.attempts:
         rows = [
-            ("attempt", "nodes", counts_of(report).value, "ended", "took"),
+            ("attempt", "nodes", report.counts.value, "ended", "took"),
             *(_attempt_row(attempt, report) for attempt in report.attempts),
         ]
         parts.append(table(rows))
@@ -196,9 +195,9 @@ def _attempt_json(attempt: Attempt, report: JobReport) -> dict[str, Any]:
         "number": attempt.number,
         "nodes": len(attempt.members),
         "reason": attempt.reason.value if attempt.reason else None,
-        **_of_unit(counts_of(report), "first", attempt.first_step),
-        **_of_unit(counts_of(report), "last", attempt.last_step),
-        **_of_unit(counts_of(report), "kept_to", report.kept_to(attempt)),
+        **_of_unit(report.counts, "first", attempt.first_step),
+        **_of_unit(report.counts, "last", attempt.last_step),
+        **_of_unit(report.counts, "kept_to", report.kept_to(attempt)),
         "started_at": codec.plain(attempt.started_at),
         "ended_at": codec.plain(attempt.ended_at or done_at),
     }

@@ -8,7 +8,6 @@ from typing import Any
 
 from gpucloud.cli.render.bills import money_line, to_go_words
 from gpucloud.domain import codec
-from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import format_moment, format_span, span_of
 from gpucloud.domain.node.hardware import GpuSample, HostSample
 from gpucloud.domain.node.use import GpuSpan, Span
@@ -144,11 +143,6 @@ def untold_words(attempt: Attempt, attempts: Sequence[Attempt], now: datetime) -
     """Return how an open attempt stands that has told no step: it starts, or its script tells none in any attempt."""
     known = "no step yet" if may_tell(attempt, attempts, now) else "tells no steps"
     return f"running for {format_span(now - attempt.started_at)}, {known}"
-
-
-def counts_of(report: JobReport) -> Counts:
-    """Return what the numbers of the job's attempts are of."""
-    return report.counts
 
 
 def may_tell(attempt: Attempt, attempts: Sequence[Attempt], now: datetime) -> bool:

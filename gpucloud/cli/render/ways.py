@@ -5,11 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 
 from gpucloud.cli.render.bills import left_amount
-from gpucloud.cli.render.use import counts_of
 from gpucloud.domain.job.quantities import counted, format_moment, format_span, format_usd
 from gpucloud.domain.node.output import advice_for
-from gpucloud.domain.state.order import OWN
-from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState
+from gpucloud.domain.state.order import OWN, Onward
+from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState, from_where
 from gpucloud.domain.untrusted import in_one_line
 from gpucloud.usecases.jobstore.condition import Condition
 from gpucloud.usecases.jobstore.report import JobReport
@@ -72,7 +71,7 @@ def stopped_text(report: JobReport) -> str | None:
     """Return how a stopped job goes on; None for others: at a used-up budget or deadline, the message says it."""
     if report.exit_reason not in (ExitReason.STOPPED, ExitReason.IDLE) or report.rehearses or report.superseded:
         return None
-    start = report.checkpoint or "the beginning"
+    start = from_where(report.checkpoint)
     left = f"the {left_amount(report.spend)} USD left of its budget"
     return in_one_line(f"gpucloud train {report.job} goes on in the same run, from {start}, with {left}")
 
@@ -108,7 +107,7 @@ def going_on_line(report: JobReport) -> str | None:
     attempt = report.attempts[-1]
     if report.condition.broad is Condition.SILENT:
         return f"{report.job} goes on: attempt {attempt.number}{_unheard_since(report)}"
-    step = f" ({counts_of(report).named(attempt.last_step)})" if attempt.last_step is not None else ""
+    step = f" ({report.counts.named(attempt.last_step)})" if attempt.last_step is not None else ""
     on = f"attempt {attempt.number} trains on {counted(len(report.nodes), 'machine')}{step}"
     on += f"; {', '.join(report.unanswered)} {_does_not(report)} answer" if report.unanswered else ""
     if report.last_supervisor is None or report.written_at is None:
@@ -117,27 +116,21 @@ def going_on_line(report: JobReport) -> str | None:
     return f"{report.job} goes on: {on}; its supervisor, {report.last_supervisor}, was last seen at {seen}"
 
 
-def reopened_line(state: JobState) -> str:
-    """Return from where a run goes on whose script failed, on the machines held for it."""
-    step = str(state.checkpoint) if state.checkpoint is not None else "the beginning"
-    machines = counted(len(state.alive), "machine")
-    return f"{state.job} goes on with the script as it is now, from {step}, on the {machines} held for it"
-
-
-def mended_line(state: JobState, now: datetime) -> str:
-    """Return from where a run goes on whose script failed, on machines of its own, and how to have a new one."""
-    start = state.checkpoint or "the beginning"
-    return (
-        f"{ended_words(state, now)}: it goes on from {start} with the script as it is now (`--again` begins a new run)"
-    )
-
-
-def not_again_line(state: JobState) -> str:
-    """Return that a run goes on although a new one was asked for, and how to have that."""
-    return (
-        f"{state.job} goes on: `--again` begins a new run of what has succeeded, failed by its own error or passed its"
-        f" deadline (another `name:` does for any, and gpucloud rm {state.job} forgets this one)"
-    )
+def onward_line(onward: Onward, state: JobState, now: datetime) -> str:
+    """Return how a run goes on that there is already: from where, on which machines, and how to have a new one."""
+    start = from_where(state.checkpoint)
+    match onward:
+        case Onward.HELD:
+            machines = counted(len(state.alive), "machine")
+            return f"{state.job} goes on with the script as it is now, from {start}, on the {machines} held for it"
+        case Onward.MENDED:
+            goes_on = f"it goes on from {start} with the script as it is now (`--again` begins a new run)"
+            return f"{ended_words(state, now)}: {goes_on}"
+        case Onward.UNASKED:
+            return (
+                f"{state.job} goes on: `--again` begins a new run of what has succeeded, failed by its own error or"
+                f" passed its deadline (another `name:` does for any, and gpucloud rm {state.job} forgets this one)"
+            )
 
 
 def new_run_line(before: JobState, name: str, now: datetime) -> str:
@@ -159,12 +152,12 @@ def _ways_on(report: JobReport) -> list[str]:
         return [f"look after it: {ways}"]
     told = [f"{', '.join(report.unanswered)} {_does_not(report)} answer"] if report.unanswered else []
     if report.condition.broad is Condition.LEFT and report.has_failed_there:
-        start = report.checkpoint or "the beginning"
+        start = from_where(report.checkpoint)
         told.append(f"see why: gpucloud logs {report.job}")
         told.append(f"gpucloud train {report.job} ends it as failed; given once more, it goes on from {start}")
     elif report.condition.broad is Condition.LEFT and report.ran_out:
         # Where all of its machines live, its script may have failed by its own error, and then it does not go on.
-        on = f"go on from {report.checkpoint or 'the beginning'}" if report.lost_machines else "look after it"
+        on = f"go on from {from_where(report.checkpoint)}" if report.lost_machines else "look after it"
         told.append(f"{on}: {ways}")
     elif report.condition.broad in (Condition.UNSUPERVISED, Condition.LEFT):
         told.append(f"go on: {ways}")
@@ -246,7 +239,7 @@ def _does_not(report: JobReport) -> str:
 
 def _once_mended(report: JobReport) -> str:
     """Return from where the same command goes on once script or setup is mended, and with what money."""
-    start = report.checkpoint or "the beginning"
+    start = from_where(report.checkpoint)
     if report.held_until is not None:
         on = f"the {counted(len(report.nodes), 'machine')} held for it"
         return f"this run goes on from {start}, on {on}"

@@ -217,6 +217,23 @@ def begins_anew(order: Order, state: JobState, *, again: bool) -> bool:
     return is_closed(order, state) or (again and state.torn_down and over)
 
 
+class Onward(Enum):
+    """How a run goes on that there is already, where that deserves a word."""
+
+    HELD = "held"  # its script failed, and machines were held for the mended one
+    MENDED = "mended"  # its script failed, and nothing is left of it but its state
+    UNASKED = "unasked"  # a new run was asked for, and is none that can begin after this one
+
+
+def onward_of(state: JobState, *, reopens: bool, again: bool) -> Onward | None:
+    """Return how a start goes on with the run; `reopens`: on machines that were held for a mended script."""
+    if reopens:
+        return Onward.HELD
+    if state.script_failed and state.torn_down:
+        return Onward.MENDED
+    return Onward.UNASKED if again and state.attempts and not is_finished(state) else None
+
+
 def repeats_at_a_cost(job: Job, before: JobState | None) -> bool:
     """Whether a new run would pay again for what has succeeded: somebody is to say that it is meant so."""
     return before is not None and before.status is JobStatus.SUCCEEDED and job.cloud is Cloud.AWS and not job.trial

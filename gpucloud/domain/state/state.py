@@ -342,6 +342,11 @@ class CheckpointRef:
         return self.counts.named(self.step)
 
 
+def from_where(checkpoint: CheckpointRef | None) -> str:
+    """Return from where an attempt begins that finds this checkpoint, in words."""
+    return str(checkpoint) if checkpoint is not None else "the beginning"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
     """What happened to a job, all that must outlive its supervisor. Written whole, by compare-and-swap only.

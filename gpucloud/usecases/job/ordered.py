@@ -15,7 +15,7 @@ from gpucloud.domain.job.quantities import format_moment
 from gpucloud.domain.job.spec import AwsChoices, Cloud, Job, KnownJob
 from gpucloud.domain.market.plan import Plan
 from gpucloud.domain.state.order import Order, is_finished, refuse_elsewhere, unusable
-from gpucloud.domain.state.state import JobState
+from gpucloud.domain.state.state import JobState, from_where
 from gpucloud.domain.supervision.transitions import reopen
 from gpucloud.usecases.jobstore.orders import Given, Orders, sha256_of
 from gpucloud.usecases.services import Services
@@ -298,7 +298,7 @@ def require_time(state: JobState, order: Order, now: datetime) -> None:
     """Raise PlanRefused after the deadline of a run of which nothing trains; it counts from its first start."""
     if order.deadline_at is None or now < order.deadline_at:
         return
-    start = state.checkpoint or "the beginning"
+    start = from_where(state.checkpoint)
     raise PlanRefused(
         f"the deadline of {state.job} was at {format_moment(order.deadline_at, now)}: it counts from its first start",
         hint=f"with a later `deadline:` it goes on from {start}; gpucloud train {state.job} --again begins a new run",

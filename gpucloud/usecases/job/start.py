@@ -17,7 +17,16 @@ from gpucloud.domain.market.plan import Plan, make_plan
 from gpucloud.domain.money.budget import NOTHING_USED, PrepaidRule, Used, least_budget_usd, paid_until
 from gpucloud.domain.money.ledger import ZERO, Terms
 from gpucloud.domain.node.node import NO_GROUP, GroupView
-from gpucloud.domain.state.order import Order, Until, begins_anew, held_until, is_finished, with_budget
+from gpucloud.domain.state.order import (
+    Onward,
+    Order,
+    Until,
+    begins_anew,
+    held_until,
+    is_finished,
+    onward_of,
+    with_budget,
+)
 from gpucloud.domain.state.state import JobState
 from gpucloud.domain.supervision.budget import least_to_lower_to, refusal
 from gpucloud.domain.supervision.snapshot import Rules, rules_for
@@ -69,19 +78,22 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prospect:
-    """A start as it would be: of which run, on what plan; `state` is None for a run that does not exist yet.
-
-    `after` is how the ended run stands that a new one comes after, `kept` the machines that it keeps, which the new one
-    does not use: their rights, their bills and what is on them are that run's. `reopens`: one whose
-    script failed goes on.
-    """
+    """A start as it would be: of which run, on what plan."""
 
     name: str
     plan: Plan | None
     state: JobState | None
+    """None for a run that does not exist yet."""
     after: JobState | None = None
+    """How the ended run stands that a new one comes after."""
     kept: Kept | None = None
-    reopens: bool = False
+    """The machines that it keeps, which the new one does not use: their rights and bills are that run's."""
+    onward: Onward | None = None
+
+    @property
+    def reopens(self) -> bool:
+        """Whether a run whose script failed goes on, on machines that were held for it."""
+        return self.onward is Onward.HELD
 
 
 class Check(Protocol):
@@ -284,7 +296,14 @@ class Starter:
             plan = self._plan_again(replace(job, name=found.name, budget_usd=order.budget_usd), state, now, used)
         elif not ends:
             self._require_payable(jobs, state, before, order, now)
-        check(Prospect(name=found.name, plan=plan, state=state, reopens=reopens))
+        check(
+            Prospect(
+                name=found.name,
+                plan=plan,
+                state=state,
+                onward=onward_of(state, reopens=reopens, again=asked.again),
+            )
+        )
         self._pin(jobs, order.code_sha256, packed)
         changed = () if ends else changes_between(before, order, resumes=self._resumes(state, job))
         if not trusted:
