@@ -298,10 +298,7 @@ class Starter:
             self._require_payable(jobs, state, before, order, now)
         check(
             Prospect(
-                name=found.name,
-                plan=plan,
-                state=state,
-                onward=onward_of(state, reopens=reopens, again=asked.again),
+                name=found.name, plan=plan, state=state, onward=onward_of(state, reopens=reopens, again=asked.again)
             )
         )
         self._pin(jobs, order.code_sha256, packed)
