@@ -10,6 +10,8 @@ from pathlib import Path
 
 from gpucloud.domain.job.quantities import format_count
 
+NOT_IN_FILE = ("source", "profile_steps", "trial", "own_code_sha256")  # fields of a `Job` that no key of its file says
+
 
 class Policy(str, Enum):
     """How to choose between spot, on demand and waiting."""
@@ -365,10 +367,6 @@ class CheckpointPolicy:
     give_up: float | None = 20.0
     directory: CheckpointDirectory | None = None
     none: bool = False
-
-
-NOT_IN_FILE = ("source", "profile_steps", "trial", "own_code_sha256")
-"""The fields of a job that no key of its file says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
