@@ -264,20 +264,27 @@ def _image(root: Mapping[str, Any], fault: Report) -> Iterator[Fault]:
 
 
 def _hosts(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fault]:
-    section, resources = root.get("ssh"), root.get("resources")
+    """In the section of each cloud whose machines its user has already."""
+    for cloud in Cloud:
+        if cloud.traits.owned and cloud.traits.section is not None:
+            yield from _hosts_of(cloud, cloud.traits.section, root, folder, fault)
+
+
+def _hosts_of(cloud: Cloud, name: str, root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fault]:
+    section, resources = root.get(name), root.get("resources")
     section = section if isinstance(section, dict) else {}
     hosts = section.get("hosts", [])
     hosts = hosts if isinstance(hosts, list) else [hosts]
-    if root.get("cloud") == "ssh":
+    if root.get("cloud") == cloud.value:
         key = section.get("key")
         if isinstance(key, str) and not os.path.isfile(beside(folder, key)):  # noqa: PTH113  never raises
-            yield fault(("ssh", "key"), f"there is no file {quoted(key)}")
+            yield fault((name, "key"), f"there is no file {quoted(key)}")
         nodes = _most_nodes(resources)
         if not hosts:
-            yield fault(("cloud",), "needs hosts: ssh: {hosts: [user@address]}")
+            yield fault(("cloud",), f"needs hosts: {name}: {{hosts: [user@address]}}")
         elif nodes > len(hosts):
             yield fault(("resources", "nodes"), f"{nodes} nodes need as many hosts; there are {len(hosts)}")
-    yield from _shared_hosts(hosts, fault)
+    yield from _shared_hosts(name, hosts, fault)
 
 
 def _most_nodes(resources: object) -> int:
@@ -289,7 +296,7 @@ def _most_nodes(resources: object) -> int:
     return nodes.most if isinstance(nodes, values.NodeRange) else nodes
 
 
-def _shared_hosts(hosts: list[Any], fault: Report) -> Iterator[Fault]:
+def _shared_hosts(section: str, hosts: list[Any], fault: Report) -> Iterator[Fault]:
     """Two entries may be one machine only if each has GPUs of its own."""
     seen: dict[tuple[str, int], list[set[int]]] = {}
     for at, written in enumerate(hosts):
@@ -299,7 +306,7 @@ def _shared_hosts(hosts: list[Any], fault: Report) -> Iterator[Fault]:
         address, port, gpus = found
         for others in seen.get((address, port), []):
             if not gpus or not others or gpus & others:
-                yield fault(("ssh", "hosts", at), f"{quoted(address)} is there twice: give each its own `gpus`")
+                yield fault((section, "hosts", at), f"{quoted(address)} is there twice: give each its own `gpus`")
                 break
         seen.setdefault((address, port), []).append(gpus)
 
