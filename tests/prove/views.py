@@ -19,7 +19,6 @@ from gpucloud.cli.render.onlookers import line_of, panel_state
 from gpucloud.domain.money.budget import PrepaidRule
 from gpucloud.domain.supervision.action import Done
 from gpucloud.domain.supervision.membership import time_left
-from gpucloud.usecases.jobstore.condition import Condition
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.money.spend import SpendTracker
 from tests.faults.rig import JOB
@@ -49,6 +48,7 @@ _OF_A_STORM = {Form.SHORT: 150, Form.LONG: 400}
 _HELD, _HELD_OF_FLEET = 8, 42
 _ROUND = {Form.SHORT: 60, Form.LONG: 6}
 """Of each state one view is asked in turn, and of each so many-th all of them."""
+_CONDITIONS = 18  # of 23 that occur in storms, which end no attempt for good while a machine is unheard, for one
 _STATES = {Form.SHORT: 1_000, Form.LONG: 10_000}
 _ANSWERS = {Form.SHORT: 2_000, Form.LONG: 30_000}
 _REFERENCE = ("status", "JOB", "--json")
@@ -85,9 +85,7 @@ def run(form: Form) -> Iterator[Figure]:
     yield Figure(name="views", value=sum(len(one.wrong) for one in every), limit=0)
     yield Figure(name="views.states", value=sum(one.states for one in every), limit=_STATES[form], least=True)
     yield Figure(name="views.answers", value=sum(one.answers for one in every), limit=_ANSWERS[form], least=True)
-    yield Figure(
-        name="views.conditions", value=len(conditions), limit=len({one.broad for one in Condition}), least=True
-    )
+    yield Figure(name="views.conditions", value=len(conditions), limit=_CONDITIONS, least=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +120,7 @@ def _judge(found: list[Moment], form: Form) -> Judged:
             answers += 1
             if stands is None:
                 continue
-            conditions.add(Condition(stands.told["condition"]).broad.value)
+            conditions.add(stands.told["condition"])
             asked = [view for view in VIEWS if view.asks_if(stands)]
             if number % _ROUND[form]:
                 asked = [asked[number // len(Held) % len(asked)]]

@@ -46,7 +46,16 @@ from gpucloud.domain.supervision.action import (
 )
 from gpucloud.domain.supervision.self_driving import hands_over
 from gpucloud.domain.supervision.snapshot import Limits, Readiness
-from gpucloud.usecases.jobstore.condition import WORDS, Condition, Left, NodeStanding, Silence, condition_of
+from gpucloud.usecases.jobstore.condition import (
+    USUAL,
+    WORDS,
+    Condition,
+    ConditionKind,
+    Left,
+    NodeStanding,
+    Silence,
+    condition_of,
+)
 from gpucloud.usecases.jobstore.report import report, with_answers, with_forecast
 from gpucloud.usecases.supervise.act import Announcements
 from gpucloud.usecases.supervise.story import end_unheard, tell_story
@@ -61,19 +70,19 @@ SPEND = Spend(budget_usd=Decimal(1), spent_usd=Decimal("0.011"), promised_usd=De
 @pytest.mark.parametrize(
     ("ended", "open_attempt", "trained", "supervised", "machines", "condition"),
     [
-        (False, True, False, True, 2, Condition.TRAINING),
-        (False, True, False, True, 0, Condition.TRAINING),
-        (False, True, False, False, 2, Condition.UNSUPERVISED),
-        (False, True, False, False, 0, Condition.LEFT),  # all of them are off by now
-        (False, True, True, False, 2, Condition.TRAINED),
-        (False, True, True, True, 2, Condition.TRAINED),
-        (False, True, True, False, 0, Condition.LEFT),  # its results went with its machines
-        (False, False, False, True, 2, Condition.WAITING),
-        (False, False, False, True, 0, Condition.WAITING),
-        (False, False, False, False, 2, Condition.LEFT),
-        (False, False, False, False, 0, Condition.LEFT),
-        (True, False, False, False, 2, Condition.ENDING),
-        (True, False, False, False, 0, Condition.ENDING),  # its node group, or results in its store, are left
+        (False, True, False, True, 2, ConditionKind.TRAINING),
+        (False, True, False, True, 0, ConditionKind.TRAINING),
+        (False, True, False, False, 2, ConditionKind.UNSUPERVISED),
+        (False, True, False, False, 0, ConditionKind.LEFT),  # all of them are off by now
+        (False, True, True, False, 2, ConditionKind.TRAINED),
+        (False, True, True, True, 2, ConditionKind.TRAINED),
+        (False, True, True, False, 0, ConditionKind.LEFT),  # its results went with its machines
+        (False, False, False, True, 2, ConditionKind.WAITING),
+        (False, False, False, True, 0, ConditionKind.WAITING),
+        (False, False, False, False, 2, ConditionKind.LEFT),
+        (False, False, False, False, 0, ConditionKind.LEFT),
+        (True, False, False, False, 2, ConditionKind.ENDING),
+        (True, False, False, False, 0, ConditionKind.ENDING),  # its node group, or results in its store, are left
     ],
 )
 def test_a_job_stands_in_one_way(ended, open_attempt, trained, supervised, machines, condition):
@@ -86,12 +95,12 @@ def test_a_job_stands_in_one_way(ended, open_attempt, trained, supervised, machi
 @pytest.mark.parametrize(
     ("left", "machines", "condition"),
     [
-        (Left(torn_down=True), 0, Condition.ENDED),
-        (Left(torn_down=True), 1, Condition.ENDING),  # the cloud lists one all the same
-        (Left(held=True), 2, Condition.HELD),
-        (Left(kept=True), 2, Condition.KEPT),
-        (Left(held=True), 0, Condition.ENDING),
-        (Left(kept=True), 0, Condition.ENDING),
+        (Left(torn_down=True), 0, ConditionKind.ENDED),
+        (Left(torn_down=True), 1, ConditionKind.ENDING),  # the cloud lists one all the same
+        (Left(held=True), 2, ConditionKind.HELD),
+        (Left(kept=True), 2, ConditionKind.KEPT),
+        (Left(held=True), 0, ConditionKind.ENDING),
+        (Left(kept=True), 0, ConditionKind.ENDING),
     ],
 )
 def test_a_job_that_is_over_says_what_its_machines_are_there_for(left, machines, condition):
@@ -362,11 +371,9 @@ def test_steps_that_a_later_attempt_makes_again_are_not_kept():
 def test_whether_a_job_trains_its_machines_have_to_say_where_nobody_supervises_it():
     silent = unheard(*UNHEARD)
     assert replace(silent, supervisor="process 1 on vm").condition is Condition.TRAINING
-    assert replace(silent, nodes=()).condition.broad is Condition.LEFT
+    assert replace(silent, nodes=()).kind is ConditionKind.LEFT
     members = tuple(replace(one, outcome=Outcome.DONE) for one in silent.attempts[0].members)
-    assert (
-        replace(silent, attempts=(replace(silent.attempts[0], members=members),)).condition.broad is Condition.TRAINED
-    )
+    assert replace(silent, attempts=(replace(silent.attempts[0], members=members),)).kind is ConditionKind.TRAINED
 
 
 def test_a_job_of_whose_machines_some_answer_trains_and_says_which_do_not():
@@ -423,22 +430,26 @@ def test_an_attempt_that_ended_on_machines_that_all_live_has_failed_by_itself():
 @pytest.mark.parametrize(
     ("nodes", "silent", "condition"),
     [
-        ((up("a", FAILED), up("b", part(1))), (), Condition.UNSUPERVISED),  # a rank runs there
-        ((up("a", FAILED), up("b")), (), Condition.UNSUPERVISED),  # where it is not begun yet
-        ((up("a", FAILED), up("b", part(7, Outcome.FAILED))), (), Condition.UNSUPERVISED),  # of another attempt
-        ((up("a", FAILED), up("b", part(1))), ("b",), Condition.LEFT),
-        ((up("a", FAILED), up("b", part(1))), ("a", "b"), Condition.SILENT),
-        ((up("a", FAILED), up("b", part(1, Outcome.DONE))), (), Condition.LEFT),
-        ((up("a", part(1, Outcome.LEFT)), up("b", part(1, Outcome.LEFT))), (), Condition.LEFT),
-        ((up("a", part(1, Outcome.DONE)), up("b")), ("b",), Condition.UNSUPERVISED),  # it may bring its work to its end
-        ((up("a", part(1, Outcome.DONE)),), (), Condition.LEFT),
-        ((up("a", part(1, Outcome.DONE)), up("b", part(1, Outcome.DONE))), (), Condition.TRAINED),
+        ((up("a", FAILED), up("b", part(1))), (), ConditionKind.UNSUPERVISED),  # a rank runs there
+        ((up("a", FAILED), up("b")), (), ConditionKind.UNSUPERVISED),  # where it is not begun yet
+        ((up("a", FAILED), up("b", part(7, Outcome.FAILED))), (), ConditionKind.UNSUPERVISED),  # of another attempt
+        ((up("a", FAILED), up("b", part(1))), ("b",), ConditionKind.LEFT),
+        ((up("a", FAILED), up("b", part(1))), ("a", "b"), ConditionKind.SILENT),
+        ((up("a", FAILED), up("b", part(1, Outcome.DONE))), (), ConditionKind.LEFT),
+        ((up("a", part(1, Outcome.LEFT)), up("b", part(1, Outcome.LEFT))), (), ConditionKind.LEFT),
+        (
+            (up("a", part(1, Outcome.DONE)), up("b")),
+            ("b",),
+            ConditionKind.UNSUPERVISED,
+        ),  # it may bring its work to its end
+        ((up("a", part(1, Outcome.DONE)),), (), ConditionKind.LEFT),
+        ((up("a", part(1, Outcome.DONE)), up("b", part(1, Outcome.DONE))), (), ConditionKind.TRAINED),
     ],
 )
 def test_an_attempt_is_over_where_every_machine_that_answers_has_nothing_running(nodes, silent, condition):
     known = told(*nodes)
     standing = tuple(replace(one, status=None) if one.node_id in silent else one for one in known.standing)
-    assert replace(known, standing=standing).condition.broad is condition
+    assert replace(known, standing=standing).kind is condition
     assert replace(known, standing=standing, supervisor="process 1 on vm").condition is Condition.TRAINING
 
 
@@ -1045,9 +1056,15 @@ def test_an_attempt_whose_results_come_home_has_ended_in_json_when_its_script_ha
     later = replace(snapshot(*done, state=known), now=NOW + timedelta(minutes=3))
     known = transitions.since(known, later, 2)
     said = report(known, SPEND, (), later.group, "process 1 on vm")
-    assert said.condition.broad is Condition.TRAINED
+    assert said.kind is ConditionKind.TRAINED
     assert [one["ended_at"] for one in report_json(said)["attempts"]] == ["2026-03-01T12:00:00+00:00"]
     half = (up("a", part(outcome=Outcome.DONE)), up("b", part(step=3)))
     working = transitions.since(state(attempts=(attempt,)), snapshot(*half, state=state(attempts=(attempt,))), 2)
     said = report(working, SPEND, (), later.group, "process 1 on vm")
     assert [one["ended_at"] for one in report_json(said)["attempts"]] == [None]
+
+
+def test_every_kind_of_condition_is_told_by_one_and_every_condition_has_words():
+    assert list(USUAL) == list(ConditionKind)
+    assert len(set(USUAL.values())) == len(ConditionKind)
+    assert list(WORDS) == list(Condition)

@@ -21,7 +21,7 @@ from gpucloud.domain.errors import GpucloudError, LeaseHeld, UsageError
 from gpucloud.domain.job.quantities import format_usd
 from gpucloud.domain.state.order import BudgetChange, Order
 from gpucloud.usecases.job.jobs import kept_of
-from gpucloud.usecases.jobstore.condition import Condition
+from gpucloud.usecases.jobstore.condition import ConditionKind
 from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.usecases.supervise.story import missing_line
 from gpucloud.wiring import Gpucloud, KnownJob
@@ -179,7 +179,7 @@ def _budget_json(report: JobReport, order: Order) -> dict[str, Any]:
 
 
 def _budget_text(report: JobReport, order: Order) -> str:
-    spend, is_over = report.spend, report.condition is Condition.ENDED
+    spend, is_over = report.spend, report.kind is ConditionKind.ENDED
     rows = [
         ("budget", format_usd(spend.budget_usd)),
         ("spent", money_line(spend)),
@@ -299,19 +299,19 @@ def _require_over(cloud: Gpucloud, known: KnownJob, name: str) -> None:
 def _not_over(report: JobReport, name: str) -> UsageError:
     """Return why nothing of the job is deleted yet, and what is to be done first."""
     down = f"gpucloud down {name}"
-    match report.condition.broad:
-        case Condition.HELD:
+    match report.kind:
+        case ConditionKind.HELD:
             why = f"{report.job} has failed, and its machines wait for a mended {report.awaits}"
             hint = f"{down} ends them; gpucloud train {name} goes on with them"
-        case Condition.KEPT:
+        case ConditionKind.KEPT:
             why, hint = f"{report.job} has succeeded, and its machines are kept for a look", f"{down} ends them"
-        case Condition.ENDING if report.supervisor is not None:
+        case ConditionKind.ENDING if report.supervisor is not None:
             why = f"{report.job} has {report.status.value}, and {report.supervisor} still ends its machines"
             hint = f"{down} waits for that"
-        case Condition.ENDING | Condition.ENDED:
+        case ConditionKind.ENDING | ConditionKind.ENDED:
             why = f"{report.job} has {report.status.value}, and is not wound up: machines or results may be left"
             hint = f"{down} brings home what is there, and removes the rest"
-        case Condition.TRAINED:
+        case ConditionKind.TRAINED:
             why = f"{report.job} is not over: {condition_word(report)}"
             hint = f"{down} {'brings home what is there, and ' if report.outputs else ''}ends its machines"
         case _:

@@ -40,7 +40,7 @@ from gpucloud.domain.supervision.self_driving import USUAL_TIME, unkept
 from gpucloud.usecases.job.ordered import require_key
 from gpucloud.usecases.job.start import Asked as StartRequest
 from gpucloud.usecases.job.start import Prospect
-from gpucloud.usecases.jobstore.condition import Condition
+from gpucloud.usecases.jobstore.condition import ConditionKind
 from gpucloud.usecases.money.estimate import data_remarks
 from gpucloud.usecases.supervise.session import CannotLeave
 from gpucloud.wiring import Gpucloud, KnownJob, how_it_saves
@@ -239,10 +239,10 @@ def _leave_by_the_newest(begun: Begun, *, as_json: bool) -> int:
     """
     begun = _by_the_newest(begun)
     report = begun.report()
-    if report.condition is Condition.ENDED:
+    if report.kind is ConditionKind.ENDED:
         tell(f"{begun.name} has ended meanwhile: {report.status.value}")
         return answer(report, as_json=as_json)
-    if report.status.ended or report.condition.broad is Condition.TRAINED:
+    if report.status.ended or report.kind is ConditionKind.TRAINED:
         tell(f"{begun.name} has come to its end meanwhile: its results come home and its machines end first")
         return _supervise(begun, as_json=as_json)
     if begun.start.order.end is not None:

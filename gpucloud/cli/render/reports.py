@@ -29,7 +29,7 @@ from gpucloud.domain.state.state import (
     Interruption,
 )
 from gpucloud.domain.untrusted import in_one_line, set_off
-from gpucloud.usecases.jobstore.condition import Condition
+from gpucloud.usecases.jobstore.condition import ConditionKind
 from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.usecases.supervise.story import decision_line, missing_line
 
@@ -189,7 +189,7 @@ def _decision_json(made: CapacityDecision | None) -> dict[str, Any] | None:
 
 def _attempt_json(attempt: Attempt, report: JobReport) -> dict[str, Any]:
     """Return an attempt's object; one whose results come home has ended with its script."""
-    home = attempt.reason is None and report.condition.broad is Condition.TRAINED
+    home = attempt.reason is None and report.kind is ConditionKind.TRAINED
     done_at = (attempt.done_at if report.supervisor is not None else report.trained_at) if home else None
     return {
         "number": attempt.number,
@@ -268,7 +268,7 @@ def _kept_words(attempt: Attempt, report: JobReport) -> str:
 
 def _open_word(report: JobReport) -> str:
     """Return how the open attempt stands."""
-    if report.condition.broad is Condition.TRAINED:
+    if report.kind is ConditionKind.TRAINED:
         return "trained"
     return "its ranks have ended" if report.ran_out else "running"
 

@@ -14,7 +14,7 @@ from gpucloud.domain.node.use import GpuSpan, Span
 from gpucloud.domain.state.state import Attempt
 from gpucloud.domain.supervision.membership import time_to_go
 from gpucloud.domain.untrusted import in_one_line, set_off
-from gpucloud.usecases.jobstore.condition import WORDS, Condition
+from gpucloud.usecases.jobstore.condition import WORDS, Condition, ConditionKind
 from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.usecases.supervise.usage import NodeHistory
 
@@ -127,7 +127,7 @@ def step_words(report: JobReport) -> list[str]:
     if report.status.ended or attempt is None:
         return []
     if reached is None:
-        runs = report.condition.broad in (Condition.TRAINING, Condition.UNSUPERVISED)
+        runs = report.kind in (ConditionKind.TRAINING, ConditionKind.UNSUPERVISED)
         return ["no step told yet"] if runs else []
     if reached.is_saved:
         return [f"{reached} (checkpoint)"]

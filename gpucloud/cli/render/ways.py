@@ -10,7 +10,7 @@ from gpucloud.domain.node.output import advice_for
 from gpucloud.domain.state.order import OWN, Onward
 from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState, from_where
 from gpucloud.domain.untrusted import in_one_line
-from gpucloud.usecases.jobstore.condition import Condition
+from gpucloud.usecases.jobstore.condition import ConditionKind
 from gpucloud.usecases.jobstore.report import JobReport
 
 
@@ -28,30 +28,30 @@ def lacking(report: JobReport) -> list[str]:
     ]
     told += _waited_for(report)
     until = f" at {format_moment(report.paid_until, report.looked_at)}" if report.paid_until else ""
-    match report.condition.broad:
-        case Condition.HANDING_OVER:
+    match report.kind:
+        case ConditionKind.HANDING_OVER:
             told.append("its own machines go on with it: one of them takes over within a minute")
-        case Condition.SILENT:
+        case ConditionKind.SILENT:
             told.append(f"nobody can tell whether its attempt goes on{_costs_meanwhile(report)}")
-        case Condition.UNSUPERVISED:
+        case ConditionKind.UNSUPERVISED:
             told.append(
                 f"nobody starts training again when a machine is interrupted now; all switch themselves off{until}"
             )
-        case Condition.TRAINED if report.supervisor is None:
+        case ConditionKind.TRAINED if report.supervisor is None:
             does = "brings them home, and ends its machines" if report.outputs else "winds it up"
             told.append(f"gpucloud train {report.job} {does}")
             told += _until_lost(report)
-        case Condition.LEFT if report.nodes:
+        case ConditionKind.LEFT if report.nodes:
             how = ": its script has failed" if report.has_failed_there else ""
             ended = f"attempt {report.attempts[-1].number} has ended{how}; " if report.ran_out else ""
             machines = counted(len(report.nodes), "machine")
             told.append(f"{ended}nothing trains on its {machines}; all is off by itself{until}")
-        case Condition.LEFT | Condition.WAITING | Condition.STARTING | Condition.TRAINING | Condition.TRAINED:
+        case ConditionKind.WAITING | ConditionKind.STARTING | ConditionKind.TRAINING:
             pass
-        case Condition.HELD | Condition.KEPT | Condition.ENDING | Condition.ENDED:
+        case ConditionKind.LEFT | ConditionKind.TRAINED:
             pass
-        case _:
-            pass  # no broad one
+        case ConditionKind.HELD | ConditionKind.KEPT | ConditionKind.ENDING | ConditionKind.ENDED:
+            pass
     told += _ways_on(report) if report.supervisor is None else []
     return ["\n".join(map(in_one_line, told))] if told else []
 
@@ -101,11 +101,11 @@ def signature_lines(name: str | None) -> list[str]:
 
 def going_on_line(report: JobReport) -> str | None:
     """Return what a process finds that goes on with a job; None where nothing trains, or somebody sees to it."""
-    told = (Condition.UNSUPERVISED, Condition.SILENT, Condition.HANDING_OVER)
-    if report.condition.broad not in told or not report.attempts:
+    told = (ConditionKind.UNSUPERVISED, ConditionKind.SILENT, ConditionKind.HANDING_OVER)
+    if report.kind not in told or not report.attempts:
         return None
     attempt = report.attempts[-1]
-    if report.condition.broad is Condition.SILENT:
+    if report.kind is ConditionKind.SILENT:
         return f"{report.job} goes on: attempt {attempt.number}{_unheard_since(report)}"
     step = f" ({report.counts.named(attempt.last_step)})" if attempt.last_step is not None else ""
     on = f"attempt {attempt.number} trains on {counted(len(report.nodes), 'machine')}{step}"
@@ -148,18 +148,18 @@ def ended_words(state: JobState, now: datetime) -> str:
 def _ways_on(report: JobReport) -> list[str]:
     """Return which machines do not answer, and the two commands for a job that nobody sees to."""
     ways = f"gpucloud train {report.job} · end it: gpucloud down {report.job}"
-    if report.condition.broad is Condition.SILENT:
+    if report.kind is ConditionKind.SILENT:
         return [f"look after it: {ways}"]
     told = [f"{', '.join(report.unanswered)} {_does_not(report)} answer"] if report.unanswered else []
-    if report.condition.broad is Condition.LEFT and report.has_failed_there:
+    if report.kind is ConditionKind.LEFT and report.has_failed_there:
         start = from_where(report.checkpoint)
         told.append(f"see why: gpucloud logs {report.job}")
         told.append(f"gpucloud train {report.job} ends it as failed; given once more, it goes on from {start}")
-    elif report.condition.broad is Condition.LEFT and report.ran_out:
+    elif report.kind is ConditionKind.LEFT and report.ran_out:
         # Where all of its machines live, its script may have failed by its own error, and then it does not go on.
         on = f"go on from {from_where(report.checkpoint)}" if report.lost_machines else "look after it"
         told.append(f"{on}: {ways}")
-    elif report.condition.broad in (Condition.UNSUPERVISED, Condition.LEFT):
+    elif report.kind in (ConditionKind.UNSUPERVISED, ConditionKind.LEFT):
         told.append(f"go on: {ways}")
     return told
 
@@ -207,7 +207,7 @@ def _until_lost(report: JobReport) -> list[str]:
 
 
 def _lacking_at_the_end(report: JobReport) -> list[str]:
-    if report.condition.broad is not Condition.ENDING or report.supervisor is not None:
+    if report.kind is not ConditionKind.ENDING or report.supervisor is not None:
         return []
     until = f" until {format_moment(report.paid_until, report.looked_at)}" if report.paid_until else ""
     alive = [f"alive: {counted(len(report.nodes), 'machine')}, paid{until}"] if report.nodes else []

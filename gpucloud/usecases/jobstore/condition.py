@@ -11,52 +11,49 @@ from gpucloud.domain.node.status import Status
 from gpucloud.domain.state.state import JobState
 
 
+class ConditionKind(Enum):
+    """What goes on with a job now, in so far as what is done about it depends on that."""
+
+    TRAINING = "training"
+    UNSUPERVISED = "unsupervised"  # training
+    SILENT = "silent"  # nobody supervises, and no machine that runs its attempt answers
+    HANDING_OVER = "handing_over"  # one of its machines is about to supervise it, whether it trains or not
+    TRAINED = "trained"  # and not wound up
+    WAITING = "waiting"  # for machines
+    STARTING = "starting"  # its machines are there, and no attempt has begun on them yet
+    LEFT = "left"  # nobody supervises, and nothing trains: no attempt, or one whose machines are off, or that has ended
+    HELD = "held"  # its script failed, and its machines wait for the mended one
+    KEPT = "kept"  # it succeeded, and its machines stay up for a look at them
+    ENDING = "ending"  # over, and something is left: machines, the node group, or results in its store
+    ENDED = "ended"
+
+
 class Condition(str, Enum):
-    """What goes on with a job now, as text (`WORDS`) and JSON tell it; those below a `broad` one are cases of that."""
+    """What goes on with a job now, as text (`WORDS`) and JSON tell it: the cases of each kind."""
 
     TRAINING = "training"
     UNHEARD = "training_unheard"  # somebody supervises, whom none of the machines that run its attempt answers
     ENDING_ATTEMPT = "ending_attempt"  # its attempt was told to end for good
     ENDING_UNHEARD = "ending_attempt_unheard"  # both
     UNSUPERVISED = "training_unsupervised"
-    SILENT = "silent"  # nobody supervises, and none of its machines answers
-    ATTEMPT_SILENT = "attempt_silent"  # so with those that run its attempt; another one answers
-    HANDING_OVER = "handing_over"  # one of its machines is about to supervise it, whether it trains or not
+    SILENT = "silent"  # none of its machines answers
+    ATTEMPT_SILENT = "attempt_silent"  # none of those that run its attempt; another one answers
+    HANDING_OVER = "handing_over"
     TRAINED = "trained"  # its results are not home yet
-    WINDING_UP = "winding_up"  # trained without outputs: somebody ends it
+    WINDING_UP = "winding_up"  # without outputs: somebody ends it
     NOT_WOUND_UP = "not_wound_up"  # so, and nobody does
-    WAITING = "waiting"  # for machines
+    WAITING = "waiting"
     WAITING_FOR_MORE = "waiting_for_more"  # some are there
-    STARTING = "starting"  # its machines are there and ready, and no attempt has begun on them yet
-    PREPARING = "preparing"  # they are there, and are made ready
-    LEFT = "waiting_unsupervised"  # nothing trains: no attempt, or one whose machines are off, or that has ended there
-    FAILED_THERE = "failed_unsupervised"  # so: its script has failed by its own error
-    PREPARED = "prepared"  # so: machines are ready, and have no attempt
-    HELD = "held"  # its script failed, and its machines wait for the mended one
-    KEPT = "kept"  # it succeeded, and its machines stay up for a look at them
-    ENDING = "ending"  # over, and what is left is being ended: machines, the node group, or results in its store
-    NOT_TORN_DOWN = "not_torn_down"  # over, and nobody ends that
+    STARTING = "starting"  # they are ready
+    PREPARING = "preparing"  # they are made ready
+    LEFT = "waiting_unsupervised"
+    FAILED_THERE = "failed_unsupervised"  # its script has failed by its own error
+    PREPARED = "prepared"  # machines are ready, and have no attempt
+    HELD = "held"
+    KEPT = "kept"
+    ENDING = "ending"  # somebody ends what is left
+    NOT_TORN_DOWN = "not_torn_down"  # nobody does
     ENDED = "ended"
-
-    @property
-    def broad(self) -> Condition:
-        """What it is a case of, itself for most: what is done about it depends on that."""
-        return _BROAD.get(self, self)
-
-
-_BROAD = {
-    Condition.UNHEARD: Condition.TRAINING,
-    Condition.ENDING_ATTEMPT: Condition.TRAINING,
-    Condition.ENDING_UNHEARD: Condition.TRAINING,
-    Condition.ATTEMPT_SILENT: Condition.SILENT,
-    Condition.WINDING_UP: Condition.TRAINED,
-    Condition.NOT_WOUND_UP: Condition.TRAINED,
-    Condition.WAITING_FOR_MORE: Condition.WAITING,
-    Condition.PREPARING: Condition.STARTING,
-    Condition.FAILED_THERE: Condition.LEFT,
-    Condition.PREPARED: Condition.LEFT,
-    Condition.NOT_TORN_DOWN: Condition.ENDING,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,27 +73,43 @@ def condition_of(
     supervised: bool,
     machines: int,
     left: Left = Left(),
-) -> Condition:
-    """Return how a job stands, broadly, its machines taken at their last word.
+) -> ConditionKind:
+    """Return what kind of condition a job is in, its machines taken at their last word.
 
     An attempt whose machines are all gone trains nowhere, whatever the state says; `trained`: all its ranks are done.
     """
     if ended:
         return _of_ended(machines, left)
     if open_attempt and trained and (machines or supervised):
-        return Condition.TRAINED
+        return ConditionKind.TRAINED
     if open_attempt and (machines or supervised):
-        return Condition.TRAINING if supervised else Condition.UNSUPERVISED
-    return Condition.WAITING if supervised else Condition.LEFT
+        return ConditionKind.TRAINING if supervised else ConditionKind.UNSUPERVISED
+    return ConditionKind.WAITING if supervised else ConditionKind.LEFT
 
 
-def _of_ended(machines: int, left: Left) -> Condition:
+def _of_ended(machines: int, left: Left) -> ConditionKind:
     if machines and left.held:
-        return Condition.HELD
+        return ConditionKind.HELD
     if machines and left.kept:
-        return Condition.KEPT
-    return Condition.ENDED if left.torn_down and not machines else Condition.ENDING
+        return ConditionKind.KEPT
+    return ConditionKind.ENDED if left.torn_down and not machines else ConditionKind.ENDING
 
+
+USUAL = {
+    ConditionKind.TRAINING: Condition.TRAINING,
+    ConditionKind.UNSUPERVISED: Condition.UNSUPERVISED,
+    ConditionKind.SILENT: Condition.SILENT,
+    ConditionKind.HANDING_OVER: Condition.HANDING_OVER,
+    ConditionKind.TRAINED: Condition.TRAINED,
+    ConditionKind.WAITING: Condition.WAITING,
+    ConditionKind.STARTING: Condition.STARTING,
+    ConditionKind.LEFT: Condition.LEFT,
+    ConditionKind.HELD: Condition.HELD,
+    ConditionKind.KEPT: Condition.KEPT,
+    ConditionKind.ENDING: Condition.ENDING,
+    ConditionKind.ENDED: Condition.ENDED,
+}
+"""Of each kind, what is told where nothing more is known."""
 
 WORDS = {
     Condition.TRAINING: "training",

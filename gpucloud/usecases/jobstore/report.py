@@ -28,7 +28,9 @@ from gpucloud.domain.supervision.membership import longest_leaving, time_to_go
 from gpucloud.domain.supervision.snapshot import Limits
 from gpucloud.domain.supervision.transitions import lost_with_machines
 from gpucloud.usecases.jobstore.condition import (
+    USUAL,
     Condition,
+    ConditionKind,
     Left,
     NodeStanding,
     Reached,
@@ -170,27 +172,26 @@ class JobReport:
     @property
     def condition(self) -> Condition:
         """How it stands, as its state and those of its nodes tell that were asked."""
-        found = self._broadly
-        alone, without = self.supervisor is None, not self.outputs
-        match found:
-            case Condition.TRAINING:
+        kind, alone = self.kind, self.supervisor is None
+        match kind:
+            case ConditionKind.TRAINING:
                 found = self._trains
-            case Condition.SILENT if len(self.unanswered) < len(self.standing):
+            case ConditionKind.SILENT if len(self.unanswered) < len(self.standing):
                 found = Condition.ATTEMPT_SILENT
-            case Condition.TRAINED if without:
+            case ConditionKind.TRAINED if not self.outputs:
                 found = Condition.NOT_WOUND_UP if alone else Condition.WINDING_UP
-            case Condition.WAITING if self.nodes:
+            case ConditionKind.WAITING if self.nodes:
                 found = Condition.WAITING_FOR_MORE
-            case Condition.STARTING if not self.prepared:
+            case ConditionKind.STARTING if not self.prepared:
                 found = Condition.PREPARING
-            case Condition.LEFT if self.has_failed_there:
+            case ConditionKind.LEFT if self.has_failed_there:
                 found = Condition.FAILED_THERE
-            case Condition.LEFT if self.prepared and not self.ran_out:
+            case ConditionKind.LEFT if self.prepared and not self.ran_out:
                 found = Condition.PREPARED
-            case Condition.ENDING if alone:
+            case ConditionKind.ENDING if alone:
                 found = Condition.NOT_TORN_DOWN
             case _:
-                pass
+                found = USUAL[kind]
         return found
 
     @property
@@ -202,7 +203,8 @@ class JobReport:
         return Condition.ENDING_ATTEMPT if ends else Condition.TRAINING
 
     @property
-    def _broadly(self) -> Condition:
+    def kind(self) -> ConditionKind:
+        """What kind of condition it is in: what is done about it depends on that."""
         attempt = self.open_attempt
         found = condition_of(
             ended=self.status.ended,
@@ -212,12 +214,12 @@ class JobReport:
             machines=len(self.nodes) if self.status.ended or attempt is None else self._machines_of(attempt),
             left=Left(torn_down=self.torn_down, held=self.held_until is not None, kept=self.kept_until is not None),
         )
-        if found is Condition.WAITING and len(self.nodes) >= self.least_nodes:
-            return Condition.STARTING
-        if found is Condition.UNSUPERVISED and attempt is not None:
-            found = Condition.SILENT if self._is_silent(attempt) else Condition.LEFT if self.ran_out else found
-        nobody = found in (Condition.UNSUPERVISED, Condition.SILENT, Condition.LEFT)
-        return Condition.HANDING_OVER if nobody and self.can_be_handed_over else found
+        if found is ConditionKind.WAITING and len(self.nodes) >= self.least_nodes:
+            return ConditionKind.STARTING
+        if found is ConditionKind.UNSUPERVISED and attempt is not None:
+            found = ConditionKind.SILENT if self._is_silent(attempt) else ConditionKind.LEFT if self.ran_out else found
+        nobody = found in (ConditionKind.UNSUPERVISED, ConditionKind.SILENT, ConditionKind.LEFT)
+        return ConditionKind.HANDING_OVER if nobody and self.can_be_handed_over else found
 
     @property
     def can_be_handed_over(self) -> bool:
@@ -240,7 +242,7 @@ class JobReport:
     def trained_at(self) -> datetime | None:
         """When its script wrote last, of an open attempt whose ranks have all ended; None where nobody knows."""
         attempt, progress = self.open_attempt, self.progress
-        if attempt is None or not (self._broadly is Condition.TRAINED or self.ran_out):
+        if attempt is None or not (self.kind is ConditionKind.TRAINED or self.ran_out):
             return None
         if progress is not None and self.looked_at is not None:
             return self.looked_at - span_of(max(0.0, progress.age_s))
