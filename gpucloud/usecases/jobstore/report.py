@@ -43,17 +43,12 @@ from gpucloud.usecases.jobstore.condition import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobReport:
-    """A job as users see it. `nodes` are those alive; `charges` are all so far; `standing` is of nodes that were asked.
-
-    Only `status` of one job and `watch` ask nodes. `backoff` says how a job stands with interruptions that come thick,
-    `capacity_decision` what one with a deadline runs on. `signed_by` is whose trusted key signed the order in force: a
-    name of `gpucloud keys`, `own` for the reader's, None for nobody's. `missing_outputs` are those of the last attempt.
-    `job` is what means that run on a command line, `name` what its store calls it: a first run's own name means a newer
-    one there.
-    """
+    """A job as users see it; only `status` of one job and `watch` ask its nodes."""
 
     job: str
+    """What means that run on a command line: a first run's own name means a newer one there."""
     name: str
+    """What its store calls it."""
     status: JobStatus
     exit_reason: ExitReason | None
     exit_code: int | None
@@ -65,15 +60,22 @@ class JobReport:
     spend: Spend
     paid_until: datetime | None
     nodes: tuple[Node, ...]
+    """Those that are alive."""
     charges: tuple[Charge, ...]
+    """All so far."""
     cooldowns: tuple[Cooldown, ...]
     quarantined: tuple[Quarantine, ...] = ()
     tags: tuple[tuple[str, str], ...] = ()
     standing: tuple[NodeStanding, ...] = ()
+    """Of nodes that were asked."""
     backoff: tuple[str, ...] = ()
+    """How it stands with interruptions that come thick."""
     signed_by: str | None = None
+    """Whose trusted key signed the order in force: a name of `gpucloud keys`, `own`, None for nobody's."""
     capacity_decision: CapacityDecision | None = None
+    """What one with a deadline runs on."""
     missing_outputs: tuple[MissingOutput, ...] = ()
+    """Of the last attempt."""
     started_at: datetime | None = None
     """When its first order was given."""
     ended_at: datetime | None = None
