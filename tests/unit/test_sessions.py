@@ -355,6 +355,20 @@ def test_again_says_where_it_goes_on_all_the_same(outside: Outside) -> None:
     assert JobStore(outside.store, f"{JOB}-2").load() is None
 
 
+def test_a_start_of_a_supervised_job_says_nothing_of_changes_that_do_not_come(outside: Outside) -> None:
+    give(outside, "up", "small.yaml")
+    owner = Owner(id="1", host="elsewhere", pid=1, started="1", since=outside.clock.now())
+    loaded = jobs(outside).load()
+    assert loaded is not None
+    jobs(outside).replace(replace(loaded[0], owner=owner), loaded[1].version)
+    before = Orders(jobs=jobs(outside), clock=outside.clock).newest()
+    late = give(outside, "train", "small.yaml", "--budget", "5USD")
+    assert late.code == LeaseHeld.exit_code
+    assert late.stderr.startswith(f"error: {JOB} is supervised by process 1 on elsewhere"), late.stderr
+    assert f"gpucloud budget {JOB} SUM changes its budget" in late.stderr
+    assert Orders(jobs=jobs(outside), clock=outside.clock).newest() == before
+
+
 class _Remembering:
     """A home that tells when it is to remember a job."""
 

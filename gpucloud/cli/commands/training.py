@@ -41,10 +41,11 @@ from gpucloud.usecases.job.ordered import require_key
 from gpucloud.usecases.job.start import Asked as StartRequest
 from gpucloud.usecases.job.start import Prospect
 from gpucloud.usecases.jobstore.condition import ConditionKind
+from gpucloud.usecases.jobstore.lease import require_free
 from gpucloud.usecases.money.estimate import data_remarks
 from gpucloud.usecases.supervise.session import CannotLeave
 from gpucloud.wiring import Gpucloud, KnownJob, how_it_saves
-from gpucloud.wiring.jobs import estimator, first_plan, plot_into, starter
+from gpucloud.wiring.jobs import asker_of, estimator, first_plan, plot_into, starter
 
 
 def plan(target: str | None, *, on: Cloud | None, plot: Path | None, as_json: bool) -> int:
@@ -286,6 +287,7 @@ def begin(cloud: Gpucloud, read: Target, start_request: StartRequest, *, again: 
         cloud.cloud(read.job).make_store()
 
     def check(prospect: Prospect) -> None:
+        _require_free(prospect, cloud, cloud.known(read.job, prospect.name, read.file))
         _require_able_to_begin(cloud, read, prospect.name, None if prospect.reopens else prospect.state)
         if prospect.reopens and prospect.state is not None:
             _require_key(cloud, cloud.known(read.job, prospect.name, read.file), prospect.state)
@@ -350,6 +352,11 @@ def _say_what_trains(prospect: Prospect, cloud: Gpucloud, known: KnownJob) -> No
         return
     if (line := going_on_line(report_of(cloud, known))) is not None:
         tell(line)
+
+
+def _require_free(prospect: Prospect, cloud: Gpucloud, known: KnownJob) -> None:
+    if prospect.state is not None:
+        require_free(asker_of(cloud, known).jobs)
 
 
 def _require_able_to_begin(cloud: Gpucloud, read: Target, name: str, state: JobState | None) -> None:

@@ -175,6 +175,13 @@ def take(jobs: JobStore, clock: Clock, uptime: Callable[[], float] = processes.u
     return Lease(jobs, clock, taken, version, uptime, started)
 
 
+def require_free(jobs: JobStore) -> None:
+    """Raise LeaseHeld where somebody supervises the job: what a start says of it beforehand would come to nothing."""
+    loaded = jobs.believed()
+    if loaded is not None and not is_over(*loaded):
+        raise _held(jobs.job, *loaded)
+
+
 def is_over(state: JobState, stored: Stored) -> bool:
     """Whether nobody holds the job any more."""
     owner = state.owner
@@ -213,8 +220,8 @@ def _held(job: str, state: JobState | None, stored: Stored | None) -> LeaseHeld:
     free_in = max(1, math.ceil(state.lease_s - age))
     return LeaseHeld(
         f"{job} is supervised by {supervised_by(owner)} since {since} (last sign {age:.0f} s ago)",
-        hint=f"gpucloud logs -f {job} follows it, gpucloud down {job} ends it; if it is dead, the same command"
-        f" takes over in {free_in} s",
+        hint=f"gpucloud logs -f {job} follows it, gpucloud budget {job} SUM changes its budget, gpucloud down {job}"
+        f" ends it; if it is dead, the same command takes over in {free_in} s",
     )
 
 
