@@ -19,7 +19,7 @@ from gpucloud.domain.job.spec import Cloud, Job
 from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.state.order import is_finished, run_of
 from gpucloud.usecases.jobstore.orders import current_run, require_own, sha256_of
-from gpucloud.usecases.jobstore.report import JobReport, with_forecast
+from gpucloud.usecases.jobstore.report import JobReport, with_forecast, with_stored_outputs
 from gpucloud.wiring import Gpucloud, KnownJob
 from gpucloud.wiring.jobs import asker_of, starter, visited_report
 
@@ -166,6 +166,8 @@ def report_of(cloud: Gpucloud, known: KnownJob, *, visits: bool = False) -> JobR
     report = asker.report()
     later = (run_of(report.base, one.name) or 0 for one in _later_runs(cloud, report.base, store=known.store))
     report = replace(report, job=called(cloud, known), superseded=max(later, default=0) > report.run)
+    if report.status.ended and report.torn_down and cloud.has_stored_outputs(known):
+        return with_stored_outputs(report)
     if visits or report.supervisor is None:
         report = visited_report(cloud, known, report)
     return with_forecast(asker.with_stored_checkpoint(report))

@@ -38,18 +38,20 @@ CONDITIONS = {
     "succeeded, machines kept": "kept",
     **{f"{end}, ending its machines": "ending" for end in ("succeeded", "failed", "stopped")},
     **{f"{end}, not torn down": "not_torn_down" for end in ("succeeded", "failed", "stopped")},
+    **{f"{end}, its results are in its store": "results_in_store" for end in ("succeeded", "failed", "stopped")},
     **dict.fromkeys(("succeeded", "failed", "stopped"), "ended"),
 }
 """Every phrase for how a job stands, and the condition that programs read for it."""
 _NOBODYS = {
     *("training_unsupervised", "silent", "attempt_silent", "waiting_unsupervised", "failed_unsupervised"),
-    *("prepared", "handing_over", "not_wound_up", "not_torn_down"),
+    *("prepared", "handing_over", "not_wound_up", "not_torn_down", "results_in_store"),
 }
 _SOMEBODYS = {
     *("training", "training_unheard", "ending_attempt", "ending_attempt_unheard", "waiting", "waiting_for_more"),
     *("starting", "preparing", "winding_up", "ending"),
 }
 _OVER = ("succeeded", "failed", "stopped")
+_LEFT_OVER = ("ending", "not_torn_down", "results_in_store", "ended")
 _MINUTE = timedelta(minutes=1)
 _LONGEST_FIRST = sorted(CONDITIONS, key=len, reverse=True)
 _SUM = r"-?<?[0-9.]+"
@@ -226,7 +228,7 @@ def impossible(stands: Stands) -> Iterator[str]:
     yield from strangely_written(told)
     if (told["supervisor"] is None) != stands.held.is_free:
         yield f"it is supervised by {told['supervisor']}, and its lease is held: {stands.held.value}"
-    if stands.is_open == (told["condition"] in ("held", "kept", "ending", "not_torn_down", "ended")):
+    if stands.is_open == (told["condition"] in ("held", "kept", *_LEFT_OVER)):
         yield f"it is {told['status']}, and {told['condition']}"
     if told["condition"] in _NOBODYS and told["supervisor"]:
         yield f"it is {told['condition']} with a supervisor"
@@ -254,7 +256,7 @@ def at_odds(said: Said, stands: Stands) -> Iterator[str]:
     told, spend = stands.told, stands.told["spend"]
     if said.condition is not None and said.condition != told["condition"]:
         yield f"it is {said.phrase!r}, and the reference has {told['condition']}"
-    if said.condition in ("ending", "not_torn_down", "ended") and not (said.phrase or "").startswith(told["status"]):
+    if said.condition in _LEFT_OVER and not (said.phrase or "").startswith(told["status"]):
         yield f"it is {said.phrase!r}, and the reference has {told['status']}"
     if said.supervisor is not None and said.supervisor != (told["supervisor"] or ""):
         yield f"it is supervised by {said.supervisor!r}, and the reference has {told['supervisor']}"

@@ -56,7 +56,7 @@ from gpucloud.usecases.jobstore.condition import (
     Silence,
     condition_of,
 )
-from gpucloud.usecases.jobstore.report import report, with_answers, with_forecast
+from gpucloud.usecases.jobstore.report import report, with_answers, with_forecast, with_stored_outputs
 from gpucloud.usecases.supervise.act import Announcements
 from gpucloud.usecases.supervise.story import end_unheard, tell_story
 from tests import handbook
@@ -181,6 +181,20 @@ def test_a_job_that_is_over_and_not_torn_down_says_what_brings_its_results_home(
     assert report_text(tears_down).startswith("live: succeeded, ending its machines, supervised by process 1 on vm")
     assert "gpucloud down" not in report_text(tears_down)
     assert report_text(replace(driven, torn_down=True)).startswith("live: succeeded\n")
+
+
+def test_a_job_whose_results_are_in_its_store_alone_is_not_over():
+    over_here = replace(over(JobStatus.SUCCEEDED, ExitReason.SUCCEEDED), torn_down=True, outputs=("results/",))
+    assert over_here.condition is Condition.ENDED
+    stored = with_stored_outputs(over_here)
+    assert stored.condition is Condition.IN_STORE
+    why = "in the job's store: gpucloud down live brings it home"
+    assert report_json(stored)["missing_outputs"] == [{"path": "results/", "why": why, "nearest": None}]
+    assert report_text(stored).split("\n\n")[:2] == [
+        "live: succeeded, its results are in its store",
+        "gpucloud down live brings home what is in its store",
+    ]
+    assert "live  succeeded, its results are in its store" in jobs_text([stored])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tests.faults.rig import JOB, Outside
 from tests.faults.strikes import Strikes
 
 _ROOT = f"jobs/{JOB}/outputs"
-_WAITING = f"outputs are in the job's store: `gpucloud down {JOB}` brings them home"
+_WAITING = f"gpucloud down {JOB} brings home what is in its store\n"
 
 
 def command(outside: Outside, *words: str) -> Ended:
@@ -54,10 +54,12 @@ def test_they_come_home_with_every_command_that_sees_to_the_job_and_once(outside
 
 
 def test_status_names_the_command_that_brings_them_and_changes_nothing(outside: Outside) -> None:
-    assert _WAITING in command(outside, "status", JOB).stderr
+    assert _WAITING in command(outside, "status", JOB).stdout
+    assert json.loads(command(outside, "status", JOB, "--json").stdout)["condition"] == "results_in_store"
     assert outside.store.list(_ROOT)
     command(outside, "down", JOB)
-    assert _WAITING not in command(outside, "status", JOB).stderr
+    assert _WAITING not in command(outside, "status", JOB).stdout
+    assert json.loads(command(outside, "status", JOB, "--json").stdout)["condition"] == "ended"
 
 
 def test_what_cannot_come_home_stays_in_the_store_and_the_commands_that_help_are_named(outside: Outside) -> None:

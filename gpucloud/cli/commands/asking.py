@@ -16,7 +16,7 @@ from gpucloud.cli.render.bills import charge_json, cost_json, cost_text, rows_js
 from gpucloud.cli.render.reports import jobs_text, newest_first, report_json, report_text
 from gpucloud.cli.render.use import history_json, history_rows
 from gpucloud.cli.render.words import say, say_json, say_words, table, tell, usd
-from gpucloud.cli.target import called, known_job, report_of, report_or_line
+from gpucloud.cli.target import known_job, report_of, report_or_line
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.quantities import counted
 from gpucloud.domain.money.costs import (
@@ -55,8 +55,6 @@ def status(target: str | None, *, history: bool, every: bool, as_json: bool) -> 
         say_json(report_json(report))
     else:
         say_words(report_text(report))
-    if report.status.ended and cloud.has_stored_outputs(known):
-        tell(f"outputs are in the job's store: `gpucloud down {called(cloud, known)}` brings them home")
     return 0
 
 

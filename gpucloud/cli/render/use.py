@@ -96,7 +96,7 @@ def condition_word(report: JobReport) -> str:
     condition = report.condition
     word = WORDS[condition]
     match condition:
-        case Condition.ENDING | Condition.NOT_TORN_DOWN | Condition.ENDED:
+        case Condition.ENDING | Condition.NOT_TORN_DOWN | Condition.IN_STORE | Condition.ENDED:
             return ", ".join([report.status.value, *([word] if word else [])])
         case Condition.TRAINING | Condition.ENDING_ATTEMPT:
             return word + _silent_words(report)

@@ -211,7 +211,8 @@ def _lacking_at_the_end(report: JobReport) -> list[str]:
         return []
     until = f" until {format_moment(report.paid_until, report.looked_at)}" if report.paid_until else ""
     alive = [f"alive: {counted(len(report.nodes), 'machine')}, paid{until}"] if report.nodes else []
-    does = f"gpucloud down {report.job} brings home what is in its store, and removes what is left on the cloud"
+    rest = "" if report.has_stored_outputs else ", and removes what is left on the cloud"
+    does = f"gpucloud down {report.job} brings home what is in its store{rest}"
     return ["\n".join([*alive, does])]
 
 

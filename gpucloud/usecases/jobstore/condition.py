@@ -53,6 +53,7 @@ class Condition(str, Enum):
     KEPT = "kept"
     ENDING = "ending"  # somebody ends what is left
     NOT_TORN_DOWN = "not_torn_down"  # nobody does
+    IN_STORE = "results_in_store"  # so, and all that is left are results in its store
     ENDED = "ended"
 
 
@@ -134,6 +135,7 @@ WORDS = {
     Condition.KEPT: "succeeded, machines kept",
     Condition.ENDING: "ending its machines",
     Condition.NOT_TORN_DOWN: "not torn down",
+    Condition.IN_STORE: "its results are in its store",
     Condition.ENDED: "",
 }
 """Of a job that is over, but for machines that stay up for its user, these come after its status."""

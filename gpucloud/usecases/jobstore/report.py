@@ -117,6 +117,8 @@ class JobReport:
     """Which run of that name it is, from 1."""
     superseded: bool = False
     """Whether a later run of the same job file is known here: it is what the same command goes on with."""
+    has_stored_outputs: bool = False
+    """Whether outputs of one that is over are in its store alone: they found no room where they belong."""
     nobody_answers: bool = False
     """Whether its supervisor hears none of its machines, those beside its attempt included."""
     limits: Limits = field(default_factory=Limits)
@@ -191,7 +193,7 @@ class JobReport:
             case ConditionKind.LEFT if self.prepared and not self.ran_out:
                 found = Condition.PREPARED
             case ConditionKind.ENDING if alone:
-                found = Condition.NOT_TORN_DOWN
+                found = Condition.IN_STORE if self.has_stored_outputs else Condition.NOT_TORN_DOWN
             case _:
                 found = USUAL[kind]
         return found
@@ -220,6 +222,8 @@ class JobReport:
             return ConditionKind.STARTING
         if found is ConditionKind.UNSUPERVISED and attempt is not None:
             found = ConditionKind.SILENT if self._is_silent(attempt) else ConditionKind.LEFT if self.ran_out else found
+        if found is ConditionKind.ENDED and self.has_stored_outputs:
+            return ConditionKind.ENDING
         nobody = found in (ConditionKind.UNSUPERVISED, ConditionKind.SILENT, ConditionKind.LEFT)
         return ConditionKind.HANDING_OVER if nobody and self.can_be_handed_over else found
 
@@ -418,6 +422,14 @@ def with_answers(report: JobReport, standing: tuple[NodeStanding, ...]) -> JobRe
     last = max(progress.step, attempt.last_step or 0)
     attempt = replace(attempt, first_step=progress.first_step, last_step=last, total_steps=progress.total_steps)
     return replace(report, attempts=(*before, attempt))
+
+
+def with_stored_outputs(report: JobReport) -> JobReport:
+    """Return the report of a job that is over, whose outputs are in its store: they did not come home."""
+    why = f"in the job's store: gpucloud down {report.job} brings it home"
+    known = {missing.path for missing in report.missing_outputs}
+    stored = tuple(MissingOutput(path=path, why=why) for path in report.outputs if path not in known)
+    return replace(report, has_stored_outputs=True, missing_outputs=(*report.missing_outputs, *stored))
 
 
 def without_lost_outputs(report: JobReport) -> JobReport:
