@@ -293,6 +293,8 @@ def export(module: torch.nn.Module, path: Path, ranks: Ranks, config: Any = None
             for _ in whole:
                 pass
         elif path.suffix in _OF_TORCH:
+            if not path.parent.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
             with open_whole(path, mode=0o644) as file:
                 torch.save(
                     {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in whole}, file

@@ -289,8 +289,8 @@ def exporting():
 
 def test_weights_are_exported_as_torch_reads_them(job):
     run, model = exporting()
-    run.export(job / "weights.pt", of="model.0")
-    read = torch.load(job / "weights.pt", weights_only=True)
+    run.export(job / "results" / "weights.pt", of="model.0")  # the folder is made, as the one of safetensors is
+    read = torch.load(job / "results" / "weights.pt", weights_only=True)
     assert list(read) == list(model.state_dict())
     model.load_state_dict(read)
 

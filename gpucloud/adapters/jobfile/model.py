@@ -326,7 +326,8 @@ class JobKeys(_Keys):
         default=None, description="Save and stop a job that leaves its GPUs idle."
     )
     hold: kinds.Hold | None = Field(
-        default=None, description="How long a failed script's machines wait for the mended one, or `none`."
+        default=None,
+        description="How long a failed script's machines wait for the mended one, from 1min to 1h, or `none`.",
     )
     data: kinds.Data = Field(default_factory=dict, description="Data sets: where they are, and their folder on nodes.")
     outputs: kinds.Outputs = Field(default=(), description="Files and folders that are brought home when the job ends.")
