@@ -44,6 +44,7 @@ from gpucloud.domain.supervision.action import (
     TearDown,
     Wait,
 )
+from gpucloud.domain.supervision.membership import time_left
 from gpucloud.domain.supervision.self_driving import hands_over
 from gpucloud.domain.supervision.snapshot import Limits, Readiness
 from gpucloud.usecases.jobstore.condition import (
@@ -784,6 +785,14 @@ def test_down_says_which_machines_keep_it_waiting_and_until_when():
     quiet = NOW - timedelta(seconds=0.25)  # a late answer
     assert told_of(ending, "a") is None
     assert told_of(replace(ending, ending_at=None), "a") is None
+
+
+@pytest.mark.parametrize(
+    ("outcome", "left"), [(None, timedelta(seconds=7)), (Outcome.DONE, None), (Outcome.LEFT, None)]
+)
+def test_nothing_is_left_to_go_of_an_attempt_whose_first_rank_has_ended(outcome, left):
+    world = snapshot(up("a", part(step=30, outcome=outcome)), state=state(attempts=(opened("a"),)))
+    assert time_left(world) == left
 
 
 def test_machines_that_are_ready_and_have_no_attempt_are_prepared():

@@ -68,9 +68,12 @@ def shown_of(attempt: Attempt, snapshot: Snapshot) -> tuple[Progress | None, tup
 
 
 def time_left(snapshot: Snapshot) -> timedelta | None:
-    """Return the time to the last step at the pace of the last steps; None while it cannot be known."""
+    """Return the time to the last step at the pace of the last steps; None while it cannot be known, or none follows."""
     attempt = snapshot.state.attempt
-    return time_to_go(shown_of(attempt, snapshot)[0] if attempt else None)
+    first = members_of(attempt, snapshot)[0] if attempt is not None else None
+    if attempt is None or is_over(attempt, first):
+        return None
+    return time_to_go(shown_of(attempt, snapshot)[0])
 
 
 def time_to_go(progress: Progress | None) -> timedelta | None:
