@@ -68,7 +68,7 @@ def shown_of(attempt: Attempt, snapshot: Snapshot) -> tuple[Progress | None, tup
 
 
 def time_left(snapshot: Snapshot) -> timedelta | None:
-    """Return the time to the last step at the pace of the last steps; None while it cannot be known, or none follows."""
+    """Return the time to the last step at the pace of the last steps; None while nobody knows, or none comes."""
     attempt = snapshot.state.attempt
     first = members_of(attempt, snapshot)[0] if attempt is not None else None
     if attempt is None or is_over(attempt, first):
