@@ -8,17 +8,21 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpucloud.adapters.home import Home
 from gpucloud.cli.commands.machines import shortage_line
 from gpucloud.cli.commands.passes import budget
+from gpucloud.cli.commands.supervising import prepaid_line
 from gpucloud.cli.render.bills import left_amount
 from gpucloud.cli.target import meant
-from gpucloud.domain.errors import BudgetRefused, UsageError
-from gpucloud.domain.money.budget import PrepaidRule, Spend
-from gpucloud.domain.money.ledger import Terms
+from gpucloud.domain.errors import BudgetRefused, ProvisionError, UsageError
+from gpucloud.domain.job.spec import Resources
+from gpucloud.domain.money.budget import PrepaidRule, Spend, paid_until
+from gpucloud.domain.money.ledger import Terms, usd_for
 from gpucloud.domain.node.node import Fault, Refusal
-from gpucloud.domain.offer import PricePoint
+from gpucloud.domain.offer import Offer, PricePoint
 from gpucloud.domain.state.state import ExitReason, JobStatus, Owner, Successor
 from gpucloud.domain.supervision.capacity import cool_down, cooled
 from gpucloud.domain.supervision.self_driving import arming
@@ -63,7 +67,8 @@ def asker():
     group.resize(GROUP, 1, POOL)
     jobs = JobStore(MemoryStore(clock), "digits")
     driven = state(drives_itself=True, order_number=1, paid_until=NOW + HOURS)
-    put_job(jobs, driven, unattended=HOURS, budget_usd=Decimal(8))
+    alone = job(resources=Resources(nodes=1))
+    put_job(jobs, driven, unattended=HOURS, budget_usd=Decimal(8), resolved=alone)
     return Asker(jobs=jobs, market=OnePrice(), group=group, clock=clock, terms=Terms())
 
 
@@ -263,20 +268,103 @@ def test_what_is_left_and_what_is_spent_make_up_the_budget(spent, left):
 
 
 def test_machines_that_are_left_alone_are_prepaid_for_so_long_or_for_as_long_as_the_budget_lasts(asker):
-    """One machine at 0.9 USD an hour, its first minute spent, and 8 USD, of which 210 s are kept aside."""
-    assert asker.prepaid_for(timedelta(hours=2)) == Prepaid(
-        until=NOW + timedelta(hours=2), usd=Decimal("1.815"), budget_usd=Decimal(8)
-    )
-    assert asker.prepaid_for(HOURS).asked_for == 0
-    nobody = FakeNodeGroup(asker.clock)
-    nobody.create(GROUP)
-    assert replace(asker, group=nobody).prepaid_for(HOURS).asked_for == 2
+    """One machine at 0.9 USD an hour, its first minute spent, and 8 USD, of which 210 s are kept aside.
+
+    Two minutes more may pass before the answer is obeyed.
+    """
+    two_hours = asker.prepaid_for(timedelta(hours=2))
+    assert (two_hours.until, two_hours.usd) == (NOW + timedelta(hours=2, minutes=2), Decimal("1.845"))
+    assert (two_hours.budget_usd, two_hours.asked_for) == (8, 0)
     found = asker.prepaid_for(timedelta(hours=24))
-    assert found.until == NOW + timedelta(hours=8, minutes=48, seconds=50)
-    assert (round(found.usd, 2), found.budget_usd) == (Decimal("7.95"), Decimal(8))
+    assert found.until == NOW + timedelta(hours=8, minutes=50, seconds=50)
+    assert found.usd == Decimal("7.9475")
     current, stored = asker.jobs.load()
     asker.jobs.replace(replace(current, cap_usd_per_hour=Decimal(5000)), stored.version)
     assert replace(asker, jobs=asker.jobs).prepaid_for(timedelta(hours=2)) is None
+
+
+ROUNDED = Decimal("0.000001")
+
+
+class Prices(OnePrice):
+    """Implements `MarketData`: machines that cost so much an hour at the most."""
+
+    def __init__(self, *caps):
+        self.caps = caps
+
+    def offers(self, wanted):
+        return tuple(
+            Offer(pool=POOL, usd_per_hour=Decimal("0.1"), cap_usd_per_hour=cap, as_of=NOW, gpus=1) for cap in self.caps
+        )
+
+
+class NoMarket(OnePrice):
+    """Implements `MarketData`: it does not answer."""
+
+    def offers(self, wanted):
+        raise ProvisionError("no answer")
+
+
+def waiting(market, wanted=None, cap="3.06"):
+    """Return who answers for a job of 1 USD without machines, which asked for some at that price last."""
+    clock = JumpingClock(NOW)
+    jobs = JobStore(MemoryStore(clock), "digits")
+    asked = state(order_number=1, cap_usd_per_hour=Decimal(cap), group=None)
+    put_job(jobs, asked, budget_usd=Decimal(1), resolved=job(resources=wanted or Resources(nodes=2)))
+    return Asker(jobs=jobs, market=market, group=None, clock=clock, terms=Terms())
+
+
+def test_what_waits_for_machines_is_told_the_most_that_any_may_be_paid_for():
+    """Of the cheapest least is kept aside: 210 s of two machines at 0.9 USD an hour."""
+    found = waiting(Prices(Decimal("0.9"), Decimal("3.06"))).prepaid_for(HOURS)
+    assert (found.lasts, found.usd, found.asked_for) == (timedelta(minutes=29, seconds=50), Decimal("0.895"), 2)
+
+
+def test_what_waits_for_machines_while_the_market_does_not_answer_is_told_the_whole_budget():
+    found = waiting(NoMarket()).prepaid_for(HOURS)
+    assert (found.lasts, found.usd) == (HOURS, 1)
+
+
+@given(
+    caps=st.lists(st.decimals("0.01", "9", places=2), min_size=1, max_size=4),
+    pick=st.integers(0, 3),
+    least=st.integers(1, 3),
+    more=st.integers(0, 2),
+    gone=st.integers(0, 2),
+    paid=st.integers(0, 100),
+    waited=st.integers(0, 86400),
+    hours=st.integers(1, 24),
+)
+def test_no_machine_that_comes_is_paid_for_longer_or_for_more_than_was_told(
+    caps, pick, least, more, gone, paid, waited, hours
+):
+    """Whichever of the prices, in whichever number, whenever: until when the rule arms, and what that costs."""
+    cap, nodes, span = caps[pick % len(caps)], least + more - min(gone, more), timedelta(hours=hours)
+    asker = waiting(Prices(*caps), Resources(nodes=least + more, least_nodes=least), cap="9")
+    there, rule = NOW + timedelta(seconds=waited), replace(PrepaidRule(), horizon=span)
+    usd = usd_for(cap * nodes, timedelta(seconds=60)) * paid / 100
+    armed = paid_until(there, left_usd=1 - usd, nodes=nodes, cap_usd_per_hour=cap, prepaid_rule=rule, launched=False)
+    told = asker.prepaid_for(span)
+    if armed is not None:
+        assert armed - there <= told.lasts
+        assert usd + usd_for(cap * nodes, armed - there) <= told.usd + ROUNDED
+
+
+def test_the_question_says_a_bound_of_machines_to_come_by_their_time_and_of_others_by_the_clock():
+    found = Prepaid(
+        until=NOW + timedelta(minutes=40, seconds=1),
+        lasts=timedelta(minutes=40, seconds=1),
+        usd=Decimal("0.9411"),
+        budget_usd=Decimal(1),
+    )
+    assert prepaid_line(found, NOW) == (
+        "a detach prepays the machines until 12:41 UTC at the latest, when 0.95 of 1.00 USD are spent at the most;"
+        " they end sooner with the job"
+    )
+    assert prepaid_line(replace(found, asked_for=2), NOW) == (
+        "a detach prepays the 2 machines that the job asks for, at any price, for 41 min at the most from when they are"
+        " there, when 0.95 of 1.00 USD are spent at the most; they end sooner with the job"
+    )
 
 
 def test_a_raise_that_is_too_small_to_go_on_with_says_so_and_what_the_least_is():

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gpucloud.cli.interrupts import SAVES, Interrupts, Leave, obeyed
+from gpucloud.cli.render.bills import whole_minute
 from gpucloud.cli.render.onlookers import Onlooker, PlainOnlooker, Unshaken
 from gpucloud.cli.render.plans import plan_json
 from gpucloud.cli.render.reports import report_json, report_text
@@ -20,14 +22,14 @@ from gpucloud.cli.render.words import say, say_json, say_words, tell
 from gpucloud.cli.target import Target, called, report_of
 from gpucloud.domain.checkpoint.protection import NEVER, NOTHING_COMES_HOME, Protection, Saving
 from gpucloud.domain.errors import GpucloudError, LandingRefused, StoreError
-from gpucloud.domain.job.quantities import counted, format_moment, format_span, format_usd
+from gpucloud.domain.job.quantities import format_moment, format_span, format_usd, in_cents
 from gpucloud.domain.job.spec import Job, OnNotice
 from gpucloud.domain.state.order import Until
 from gpucloud.domain.state.state import JobState, JobStatus
 from gpucloud.domain.supervision.self_driving import TAKES_OVER, USUAL_TIME
 from gpucloud.domain.supervision.snapshot import Limits, Supervising
 from gpucloud.system.retries import Retry
-from gpucloud.usecases.job.jobs import Asker
+from gpucloud.usecases.job.jobs import Asker, Prepaid
 from gpucloud.usecases.job.ordered import adopt
 from gpucloud.usecases.job.start import Start
 from gpucloud.usecases.jobstore.report import JobReport
@@ -101,6 +103,23 @@ def what_stopping_means(job: Job, protection: Protection) -> str:
     return "saves first, if its script does" if protection.saving is Saving.UNKNOWN else SAVES
 
 
+def prepaid_line(found: Prepaid, now: datetime) -> str:
+    """Return the line before the question; no machine and no price that may come passes what it says."""
+    most = (
+        f"{in_cents(found.usd)} of {format_usd(found.budget_usd)} are spent at the most; they end sooner with the job"
+    )
+    if not found.asked_for:
+        until = format_moment(whole_minute(found.until), now, seconds=False)
+        return f"a detach prepays the machines until {until} at the latest, when {most}"
+    which, are = (
+        ("the machine that the job asks for", "it is")
+        if found.asked_for == 1
+        else (f"the {found.asked_for} machines that the job asks for", "they are")
+    )
+    lasts = format_span(timedelta(minutes=math.ceil(found.lasts / timedelta(minutes=1))))
+    return f"a detach prepays {which}, at any price, for {lasts} at the most from when {are} there, when {most}"
+
+
 def _what_a_detach_prepays(begun: Begun) -> str | None:
     """Return until when machines that drive the job are paid, and for how much; None where nothing is prepaid."""
     if begun.cloud.unable(begun.job):
@@ -108,17 +127,7 @@ def _what_a_detach_prepays(begun: Begun) -> str | None:
     with suppress(GpucloudError):
         found = begun.asker.prepaid_for(begun.start.order.unattended or USUAL_TIME)
         if found is not None:
-            now = begun.asker.clock.now()
-            which = (
-                f"the {counted(found.asked_for, 'machine')} that the job asks for"
-                if found.asked_for
-                else "the machines"
-            )
-            return (
-                f"a detach prepays {which} until {format_moment(found.until, now, seconds=False)} at the latest,"
-                f" when {format_usd(found.usd)} of {format_usd(found.budget_usd)} are spent at the most;"
-                f" they end sooner with the job"
-            )
+            return prepaid_line(found, begun.asker.clock.now())
     return None
 
 
@@ -238,8 +247,8 @@ def launch(begun: Begun, *, as_json: bool) -> int:
         tell(f"none of its machines has taken over within {format_span(TAKES_OVER)}: `gpucloud status {begun.name}`")
     if as_json:
         say_json({**report_json(report), "plan": _plan_json(begun)})
-    elif driven:
-        say(f"{begun.name} drives itself until {report.paid_until:%Y-%m-%d %H:%M} UTC at the latest")
+    elif driven and report.paid_until is not None:
+        say(f"{begun.name} drives itself until {whole_minute(report.paid_until):%Y-%m-%d %H:%M} UTC at the latest")
     else:
         say_words(report_text(report))
     if not as_json:

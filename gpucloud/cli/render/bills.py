@@ -108,7 +108,7 @@ def money_line(spend: Spend, width: int | None = None) -> str:
     rate = [f"{plain_amount(spend.usd_per_hour)} USD/h in all"] if spend.usd_per_hour else []
     if spend.off_at is None:
         return " · ".join([*parts, *rate])
-    off = f"off by {format_moment(_whole_minute(spend.off_at), spend.as_of, seconds=False)}"
+    off = f"off by {format_moment(whole_minute(spend.off_at), spend.as_of, seconds=False)}"
     most = f"{plain_amount(spend.off_usd)} USD"
     told = ([*parts, *rate, f"{off} at the latest, at {most}"], [*parts, *rate, f"{off} ({most})"])
     lines = [" · ".join(words) for words in (*told, [*parts, f"{off} ({most})"])]
@@ -164,11 +164,11 @@ def _forecast_of(spend: Spend) -> str:
         return f"at its deadline, in {format_span(spend.deadline_in)}: it is saved and ends then, done or not"
     if spend.unattended_until is None:
         return "at the end, at today's price and pace"
-    until = format_moment(_whole_minute(spend.unattended_until), spend.as_of, seconds=False)
+    until = format_moment(whole_minute(spend.unattended_until), spend.as_of, seconds=False)
     return f"at {until}, when its machines switch themselves off, unless somebody ends them sooner"
 
 
-def _whole_minute(at: datetime) -> datetime:
+def whole_minute(at: datetime) -> datetime:
     """Return the minute by which that moment is over: a latest time is never said too early."""
     begun = at.replace(second=0, microsecond=0)
     return begun if begun == at else begun + timedelta(minutes=1)

@@ -10,9 +10,11 @@ node's own timer end the machines at `paid_until` unless it was moved.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from decimal import Decimal
+from itertools import product
 
 from gpucloud.domain.job.quantities import format_usd, span_of
 from gpucloud.domain.money.ledger import ZERO, usd_for
@@ -233,6 +235,47 @@ def paid_until(  # noqa: PLR0913  each is a part of the sum
     if spendable < usd_for(rate, least):  # in the same sums as `least_budget_usd`: what that accepts is enough here
         return None
     return now + min(prepaid_rule.horizon, max(least, span_of(float((spendable - coming_usd) * 3600 / rate))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """For how long machines can be paid from when they are there, and what is spent by then, each at the most."""
+
+    lasts: timedelta
+    usd: Decimal
+
+
+def most_prepaid(  # noqa: PLR0913  each is a part of the sum
+    caps_usd_per_hour: Iterable[Decimal],
+    nodes: Iterable[int],
+    *,
+    used_usd: Decimal,
+    budget_usd: Decimal,
+    prepaid_rule: PrepaidRule,
+    launched: bool,
+    within: timedelta = timedelta(0),
+) -> Bound | None:
+    """Return what no machines pass that come at one of these prices, and in one of these numbers; None where none can.
+
+    The rule is that of `paid_until`, applied `within` so long from now: a cheaper machine keeps less aside and is paid
+    for longer, a dearer one costs more an hour. Where none is `launched` yet, some may come and go before: all of the
+    budget may be spent but what is kept aside.
+    """
+    now, found = datetime.min.replace(tzinfo=timezone.utc), []
+    for cap, count in product(tuple(caps_usd_per_hour), tuple(nodes)):
+        until = paid_until(
+            now,
+            left_usd=budget_usd - used_usd,
+            nodes=count,
+            cap_usd_per_hour=cap,
+            prepaid_rule=prepaid_rule,
+            launched=launched,
+        )
+        if until is not None:
+            paid_usd = budget_usd - reserve_usd(count, cap, prepaid_rule)
+            usd = used_usd + usd_for(cap * count, until - now + within)
+            found.append(Bound(lasts=until - now + within, usd=min(usd, paid_usd) if launched else paid_usd))
+    return Bound(lasts=max(one.lasts for one in found), usd=max(one.usd for one in found)) if found else None
 
 
 def may_launch(until: datetime | None, now: datetime, prepaid_rule: PrepaidRule) -> bool:

@@ -11,9 +11,11 @@ from decimal import Decimal
 from gpucloud.domain.checkpoint.layouts import additions_of
 from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
 from gpucloud.domain.job.quantities import counted, format_moment
-from gpucloud.domain.money.budget import paid_until
+from gpucloud.domain.job.spec import Job
+from gpucloud.domain.market.plan import fitting
+from gpucloud.domain.money.budget import Bound, most_prepaid
 from gpucloud.domain.money.costs import Sundries, charges_of
-from gpucloud.domain.money.ledger import Terms, usd_for
+from gpucloud.domain.money.ledger import Terms, with_extras
 from gpucloud.domain.node.member import workers_per_node
 from gpucloud.domain.node.node import NO_GROUP, GroupView
 from gpucloud.domain.node.output import DatedPiece
@@ -34,15 +36,20 @@ from gpucloud.usecases.jobstore.records import LogPart
 from gpucloud.usecases.jobstore.report import JobReport, report, without_lost_outputs
 from gpucloud.usecases.money.spend import SpendTracker
 
+_LEAVING = timedelta(minutes=2)
+"""From the question whether to leave until the time is armed: it stands for a minute, and then a supervisor begins."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepaid:
-    """Until when machines are paid that are left alone, and what the job has cost by then at the most.
+    """For how long machines are paid at the most that are left alone, and what the job has cost by then at the most.
 
-    `asked_for` is how many of them are still to come: all, where the job has none, else 0.
+    `asked_for` is how many machines it asks for where some are still to come: they are paid for so long from when they
+    are there, whichever come. Else it is 0, and machines that are there are paid `until` then.
     """
 
     until: datetime
+    lasts: timedelta
     usd: Decimal
     budget_usd: Decimal
     asked_for: int = 0
@@ -143,26 +150,44 @@ class Asker:
     def prepaid_for(self, span: timedelta) -> Prepaid | None:
         """Return what the job's machines are prepaid for that are left alone for so long; None for too little money.
 
-        Where there are none yet, as many as its order wants.
+        What is told is kept to: where machines are still to come, it is the most over all that may.
         """
         state, order, now = self.state(), self.order(), self.clock.now()
-        listed, cap = self.listed(state), state.dearest_usd_per_hour
-        nodes = len(listed.alive) or order.resolved.resources.nodes
-        used = SpendTracker(self.jobs, self.market, self.terms).used(state, listed, now).usd
-        until = paid_until(
-            now,
-            left_usd=order.budget_usd - used,
-            nodes=nodes,
-            cap_usd_per_hour=cap,
+        listed, wanted = self.listed(state), order.resolved.resources
+        comes = len(listed.alive) < wanted.least
+        least, within = (wanted.least, timedelta(0)) if comes else (len(listed.alive), _LEAVING)
+        caps = {state.cap_usd_per_hour, state.dearest_usd_per_hour}
+        coming = self._caps_to_come(order.resolved) if comes else set()
+        most = most_prepaid(
+            caps | (coming or set()),
+            range(least, max(least, wanted.nodes) + 1),
+            used_usd=SpendTracker(self.jobs, self.market, self.terms).used(state, listed, now).usd,
+            budget_usd=order.budget_usd,
             prepaid_rule=replace(self.rules.prepaid_rule, horizon=span),
-            launched=bool(listed.alive),
+            launched=not comes,
+            within=within,
         )
-        if until is None:
+        if coming is None:
+            most = Bound(lasts=span, usd=order.budget_usd)
+        return (
+            None
+            if most is None
+            else Prepaid(
+                until=now + most.lasts,
+                lasts=most.lasts,
+                usd=most.usd,
+                budget_usd=order.budget_usd,
+                asked_for=wanted.nodes if comes else 0,
+            )
+        )
+
+    def _caps_to_come(self, job: Job) -> set[Decimal] | None:
+        """Return the highest prices of all machines that the job may turn to; None where nobody tells them."""
+        try:
+            offers = self.market.offers(job.resources)
+        except GpucloudError:
             return None
-        usd = used + usd_for(cap * nodes, until - now)
-        asked_for = 0 if listed.alive else nodes
-        usd = min(usd, order.budget_usd)
-        return Prepaid(until=until, usd=usd, budget_usd=order.budget_usd, asked_for=asked_for)
+        return {offer.cap_usd_per_hour for offer in fitting(job, with_extras(offers, self.terms))}
 
     def state_as_listed(self) -> JobState:
         """Return the state with machines and shut-off as the cloud lists them; where it does not answer, as stored."""
