@@ -185,6 +185,67 @@ def test_what_was_begun_is_ended_before_another_mind_counts(monkeypatch, success
     assert capacity_choice(goal(slack), works, RULES).mode is mode
 
 
+SAYS_DEAR = Says(Mode.ON_DEMAND)
+
+
+class TakesSpot(Says):
+    """Says the same as long as no spot pool can be asked, and spot where one can."""
+
+    def __call__(self, _policy, task, observation, _tables=None):
+        cheaper = [zone for zone in observation.zones if zone.usd_per_hour < task.on_demand_usd_per_hour]
+        up = next((zone.zone for zone in cheaper if zone.up), None)
+        return self.choice if up is None else Choice(mode=Mode.SPOT, zone=up, reason=Reason.EXPECTED)
+
+
+DEAR_WITHOUT_SPOT = TakesSpot(Mode.ON_DEMAND)
+OLD, NEW = {"ago": 290.0, "left": 10.0}, {"ago": 10.0, "left": 290.0}  # a pool is excluded for 5 min
+ALL_OLD = (cooldown(POOL, **OLD), cooldown(OTHER_POOL, **OLD))
+
+
+@pytest.mark.parametrize(
+    ("cooldowns", "says", "slack", "mode"),
+    [
+        # What is known of spot is old, and the answer to the next question is near: that costs nothing.
+        (ALL_OLD, DEAR_WITHOUT_SPOT, hours(5), Mode.IDLE),
+        (ALL_OLD, TakesSpot(Mode.ON_DEMAND, reason=Reason.BEHIND), hours(5), Mode.IDLE),
+        # One pool refused just now: it is known how things stand, however soon another may be asked.
+        ((cooldown(POOL, **OLD), cooldown(OTHER_POOL, **NEW)), DEAR_WITHOUT_SPOT, hours(5), Mode.ON_DEMAND),
+        ((cooldown(POOL, **NEW), cooldown(OTHER_POOL, **NEW)), DEAR_WITHOUT_SPOT, hours(5), Mode.ON_DEMAND),
+        # The deadline leaves no time to try spot then, or it is not the cost that asks for machines on demand.
+        (ALL_OLD, DEAR_WITHOUT_SPOT, minutes(24), Mode.ON_DEMAND),
+        (ALL_OLD, TakesSpot(Mode.ON_DEMAND, reason=Reason.DEADLINE), hours(5), Mode.ON_DEMAND),
+        (ALL_OLD, TakesSpot(Mode.ON_DEMAND, reason=Reason.BUDGET), hours(5), Mode.ON_DEMAND),
+        (ALL_OLD, TakesSpot(Mode.ON_DEMAND, reason=Reason.ASKED), hours(5), Mode.ON_DEMAND),
+        # Spot would not be taken, were it there.
+        (ALL_OLD, SAYS_DEAR, hours(5), Mode.ON_DEMAND),
+    ],
+)
+def test_spot_is_asked_before_machines_on_demand_are_bought_on_old_news(monkeypatch, cooldowns, says, slack, mode):
+    monkeypatch.setattr("gpucloud.domain.supervision.deadline.decide", says)
+    waits = world(of_state={"cooldowns": cooldowns})
+    assert capacity_choice(goal(slack), waits, RULES).mode is mode
+    useless = priced(replace(OTHER_POOL, instance_type="p5.48xlarge"), "9")  # spot that costs more than on demand
+    assert capacity_choice(goal(slack), replace(waits, candidates=(*OFFERS, useless)), RULES).mode is mode
+
+
+@pytest.mark.parametrize("says", [Says(Mode.SPOT, str(POOL)), Says(Mode.BOTH, str(POOL)), Says(Mode.IDLE)])
+@pytest.mark.parametrize("nodes", [2, 1])
+def test_machines_on_demand_that_were_just_bought_are_not_left_before_they_work(monkeypatch, says, nodes):
+    """Their minimum is charged, and spot that may be asked again is not there yet: with machines missing, too."""
+    monkeypatch.setattr("gpucloud.domain.supervision.deadline.decide", says)
+    bought = [up(name, pool=DEAR, readiness=Readiness.NO) for name in ("a", "b")[:nodes]]
+    boots = world(*bought, group_size=2, of_state={"pool": DEAR})
+    assert where(capacity_choice(replace(goal(hours(5)), nodes=2), boots, RULES)) == (Mode.ON_DEMAND, DEAR)
+
+
+def test_machines_on_demand_that_were_only_asked_for_and_refused_hold_nothing(monkeypatch):
+    monkeypatch.setattr("gpucloud.domain.supervision.deadline.decide", Says(Mode.SPOT, str(POOL)))
+    refused = world(group_size=2, of_state={"pool": DEAR, "cooldowns": (cooldown(DEAR),)})
+    assert where(capacity_choice(goal(hours(5)), refused, RULES)) == (Mode.SPOT, POOL)
+    unasked = world(group_size=0, of_state={"pool": DEAR})
+    assert where(capacity_choice(goal(hours(5)), unasked, RULES)) == (Mode.SPOT, POOL)
+
+
 @pytest.mark.parametrize(
     "changed",
     [
@@ -215,6 +276,20 @@ def test_the_course_says_since_when_and_why_and_stays_until_it_changes():
     assert first.why == "6 h of work, 6 h 20 min left: no time is left for another interruption"
     later = world(of_state={"cooldowns": DOWN, "capacity_decision": first}, now=NOW + minutes(1))
     assert capacity_choice(goal(minutes(20)), later, RULES).capacity_decision is first
+
+
+@pytest.mark.parametrize(
+    ("cooldowns", "says", "why"),
+    [
+        ((cooldown(POOL), cooldown(OTHER_POOL)), SAYS_DEAR, ", 2 of 2 spot pools excluded: the least expected cost"),
+        ((cooldown(POOL),), Says(Mode.SPOT, str(OTHER_POOL)), ", 1 of 2 spot pools excluded: the least expected cost"),
+        ((), Says(Mode.SPOT, str(POOL)), ": the least expected cost"),
+    ],
+)
+def test_a_decision_tells_what_was_known_of_spot(monkeypatch, cooldowns, says, why):
+    monkeypatch.setattr("gpucloud.domain.supervision.deadline.decide", says)
+    found = capacity_choice(goal(hours(5)), world(of_state={"cooldowns": cooldowns}), RULES)
+    assert found.capacity_decision.why == "6 h of work, 11 h left" + why
 
 
 def test_sums_that_turn_out_later_are_of_then_and_the_machines_of_before():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 
@@ -13,7 +13,7 @@ from gpucloud.domain.market.policy import decide
 from gpucloud.domain.money.budget import reserve_usd
 from gpucloud.domain.money.ledger import usd_for
 from gpucloud.domain.offer import Offer
-from gpucloud.domain.state.state import CapacityDecision, JobState, Shortfall
+from gpucloud.domain.state.state import CapacityDecision, Cooldown, JobState, Shortfall
 from gpucloud.domain.supervision.capacity import is_cooling
 from gpucloud.domain.supervision.membership import Pace, has_notice, is_gone, pace_of
 from gpucloud.domain.supervision.snapshot import CapacityChoice, Goal, NodeSnapshot, Readiness, Rules, Snapshot
@@ -62,16 +62,59 @@ def _choice(case: Situation, shortfall: Shortfall | None) -> Choice:
         zone = case.holding.zone if held else cheap.zone if cheap else None
         return Choice(mode=Mode.SPOT if zone else Mode.IDLE, zone=zone, reason=Reason.BUDGET)
     choice = decide(case.policy, task_of(case), observed(case), case.goal.tables)
-    return _before_it_is_late(case, _steadily(case, choice))
+    return _before_it_is_late(case, _steadily(case, _on_fresh_news(case, choice)))
+
+
+def _on_fresh_news(case: Situation, choice: Choice) -> Choice:
+    """The choice, but machines on demand are not bought on old news, just before spot may be asked again.
+
+    What asking costs is the wait, which needs time to try spot after it. The news is fresh while any pool's refusal is
+    younger than the wait for the next answer would be: pools that refuse in turns are not waited for for ever.
+    """
+    buys = case.holding.mode is Mode.IDLE and choice.mode is Mode.ON_DEMAND and not _is_bought(case)
+    if not buys or choice.reason not in (Reason.EXPECTED, Reason.BEHIND):
+        return choice
+    rests = [c.until - case.snapshot.now for c in _exclusions(case)]
+    if not rests or len(rests) < len(_worthwhile(case)) or min(rests) + max(rests) >= case.excluded_for:
+        return choice
+    if case.slack - min(rests) < 2 * case.pace.changeover + case.tick:
+        return choice
+    told = observed(case)
+    there = replace(told, zones=tuple(replace(zone, up=True, age_s=0.0) for zone in told.zones))
+    taken = decide(case.policy, task_of(case), there, case.goal.tables).mode is Mode.SPOT
+    return Choice(mode=Mode.IDLE, reason=Reason.WAIT) if taken else choice
+
+
+def _exclusions(case: Situation) -> list[Cooldown]:
+    """Return the cooldowns of the spot pools that would be taken."""
+    spot, now = _worthwhile(case), case.snapshot.now
+    return [c for c in case.snapshot.state.cooldowns if str(c.pool) in spot and c.until > now]
+
+
+def _worthwhile(case: Situation) -> set[str]:
+    """Return the spot pools that cost less than machines on demand: policies take no others."""
+    return {zone.zone for zone in case.zones if zone.usd_per_hour < float(case.dear.usd_per_hour)}
+
+
+def _is_bought(case: Situation) -> bool:
+    """Whether machines on demand were asked for that do not work yet; some of them may be missing."""
+    state, group = case.snapshot.state, case.snapshot.group
+    if state.attempt is not None or state.successor is not None or state.pool.market is not Market.ON_DEMAND:
+        return False
+    asked = (group.exists and group.size > 0) or bool(group.counted)
+    return asked and not is_cooling(state, state.pool, case.snapshot.now)
 
 
 def _steadily(case: Situation, choice: Choice) -> Choice:
     """The choice, but what was begun is ended first, where neither deadline nor budget stands against it.
 
     Machines on demand work until spot machines stand ready, and those that were asked for beside them take over when
-    they come. A policy may think otherwise a moment later; here each change of mind costs a start.
+    they come. A policy may think otherwise a moment later; here each change of mind costs a start. Those that were just
+    bought are left by none: their minimum is charged, and were spot refused, all that was paid would be paid again.
     """
     held, zone = case.holding.mode, case.holding.zone
+    if _is_bought(case) and choice.mode is not Mode.ON_DEMAND:
+        return Choice(mode=Mode.ON_DEMAND)
     if choice.reason in (Reason.DEADLINE, Reason.BUDGET) or choice.mode is Mode.SPOT:
         return choice
     if held is Mode.ON_DEMAND and choice.mode is Mode.IDLE:
@@ -138,7 +181,7 @@ def _capacity_decision(case: Situation, mode: Mode, reason: Reason, shortfall: S
     if before is not None and (before.mode, before.shortfall) == (mode.value, shortfall):
         return before
     same = before is not None and before.mode == mode.value
-    why = f"{format_span(case.left)} of work, {format_span(max(case.time_left, _NO_TIME))} left"
+    why = f"{format_span(case.left)} of work, {format_span(max(case.time_left, _NO_TIME))} left{_news(case, reason)}"
     return CapacityDecision(
         mode=mode.value,
         since=before.since if before is not None and same else case.snapshot.now,
@@ -147,6 +190,13 @@ def _capacity_decision(case: Situation, mode: Mode, reason: Reason, shortfall: S
         warning=_warning(case, shortfall),
         at=case.snapshot.now,
     )
+
+
+def _news(case: Situation, reason: Reason) -> str:
+    """Return what is known of spot, where the decision rests on it: what a later one may see otherwise."""
+    count, pools = len(_exclusions(case)), len(_worthwhile(case))
+    told = count and reason in (Reason.EXPECTED, Reason.BEHIND, Reason.WAIT)
+    return f", {count} of {pools} spot pool{'s' * (pools != 1)} excluded" if told else ""
 
 
 def _warning(case: Situation, shortfall: Shortfall | None) -> str | None:
@@ -175,7 +225,7 @@ class Situation:
     """All that an answer rests on.
 
     `span` is from the run's first order to its deadline; `dear` is the cheapest offer on demand, `zones` what is known
-    of the spot pools.
+    of the spot pools. A pool that refused is not asked again for `excluded_for`.
     """
 
     goal: Goal
@@ -191,6 +241,7 @@ class Situation:
     holding: Holding
     zones: tuple[ZoneState, ...]
     tick: timedelta
+    excluded_for: timedelta
 
     @property
     def slack(self) -> timedelta:
@@ -223,6 +274,7 @@ def situation(goal: Goal, snapshot: Snapshot, rules: Rules) -> Situation | None:
         holding=_holding(goal, snapshot, pace),
         zones=_zones(goal, snapshot, goal.first_at),
         tick=min(rules.limits.ask_again, pace.changeover / 6),
+        excluded_for=rules.limits.cooldown,
     )
 
 
