@@ -56,3 +56,16 @@ def test_a_node_says_which_of_the_ports_are_free_and_which_it_gives_to_connectio
     assert asked[0] not in found.free
     assert len(found.free) > 6
     assert found.ephemeral.stop > found.ephemeral.start > 0
+
+
+def test_nodes_of_one_machine_that_look_at_the_same_moment_take_no_port_from_each_other():
+    asked = candidates("of nodes that share a machine", ())
+    with socket.socket() as other:  # as another node's look has it for a moment
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("", asked[0]))
+        done = subprocess.run(
+            [sys.executable, "-c", LOOK, *map(str, asked)], capture_output=True, text=True, check=True
+        )
+    found = parse_free(done.stdout, asked)
+    assert found is not None
+    assert asked[0] in found.free

@@ -189,13 +189,18 @@ except OSError:
 free = []
 for port in sys.argv[1:]:
     with socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             one.bind(("", int(port)))
             free.append(port)
         except OSError:
             pass
 print(low, high, *free)"""
-"""Python that says of the ports in its words which are free, behind the range of those of outgoing connections."""
+"""Python that says of the ports in its words which are free, behind the range of those of outgoing connections.
+
+Nodes of an embedded fleet share the ports of one machine and look at the same moment: with SO_REUSEADDR none of them
+holds what another one asks for, and a port that somebody listens on is taken all the same.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
