@@ -83,7 +83,10 @@ def require_told_of_a_new_beginning(script):
 
 
 def test_a_script_that_begins_at_0_although_its_checkpoint_was_put_back_is_told_of_once(make):
-    require_told_of_a_new_beginning(make("hf"))
+    script = make("hf")
+    require_told_of_a_new_beginning(script)
+    progress = script.told()
+    assert (progress.first_step, progress.counter_drop) == (1, CounterDrop(saved=10, put_back=20))
 
 
 def test_of_a_script_that_overwrites_one_file_the_counter_in_it_tells_that_it_began_at_0(make):

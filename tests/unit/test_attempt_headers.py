@@ -12,6 +12,7 @@ import pytest
 
 from gpucloud.cli.commands import logs
 from gpucloud.cli.render import output as log_output
+from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.node.output import DatedPiece, Mark
 from gpucloud.domain.state.state import JobStatus
@@ -97,6 +98,13 @@ def test_each_attempts_output_has_a_line_before_it(written: list[str]) -> None:
         "── attempt 2, 1 node ──",
         "three\n",
     ]
+
+
+def test_the_line_before_an_attempt_says_that_its_script_began_anew_and_calls_a_save_what_it_is() -> None:
+    anew = opened("a", number=2, first_step=1, last_step=185, begun_anew=True)
+    assert logs.attempt_header(2, anew) == "── attempt 2, 1 node, began anew ──"
+    counted = opened("a", number=2, first_step=3, counts=Counts.SAVES)
+    assert logs.attempt_header(2, counted) == "── attempt 2, 1 node, from save 3 ──"
 
 
 def test_a_tail_is_of_what_was_there_and_all_that_follows_comes(written: list[str]) -> None:

@@ -11,6 +11,7 @@ import pytest
 from gpucloud.adapters.jobfile import read_job
 from gpucloud.adapters.scripts import look
 from gpucloud.cli.commands.supervising import say_what_is_lost
+from gpucloud.domain.checkpoint.layouts import step_drop
 from gpucloud.domain.checkpoint.manifest import CounterDrop, Counts
 from gpucloud.domain.checkpoint.protection import Code, Saving, must_be_meant, protection_of
 from gpucloud.domain.errors import JobFileError
@@ -201,19 +202,27 @@ def test_the_first_minute_says_how_the_script_saves_by_its_own_word():
     assert lines(opened("a"), up("a", part(1)), policy=DIRECTORY) == ()
 
 
+DROP = CounterDrop(saved=10, put_back=100)
+
+
 def anew(saved, first_step, policy=DIRECTORY, **changes):
     part_ = part(1, step=saved, first_step=first_step, phase=UNTOLD, committed_step=saved, **changes)
     return lines(opened("a"), up("a", part_), policy=policy)
 
 
 def test_a_script_that_began_at_0_although_its_checkpoint_was_put_back_is_told_of_with_the_way_out():
-    assert anew(10, 101) == (
+    assert anew(10, 1, counter_drop=DROP) == (
         "the script began anew: it saved step 10 after the checkpoint of step 100 was put back; "
         "tell it to resume by `checkpoint: {resume_args: …}`",
     )
     told = CheckpointPolicy(directory=CheckpointDirectory(path="out", resume_args=("--resume",)))
-    assert anew(10, 101, told)[0].endswith("was put back; --resume did not have it resume")
+    assert anew(10, 1, told, counter_drop=DROP)[0].endswith("was put back; --resume did not have it resume")
     assert anew(100, 101) == anew(110, 101) == anew(10, 1) == anew(10, 101, counts=Counts.SAVES) == ()
+
+
+@pytest.mark.parametrize(("saved", "drop"), [(10, DROP), (99, CounterDrop(saved=99, put_back=100)), (100, None)])
+def test_a_first_save_of_a_lower_step_than_what_was_put_back_shows_that_a_script_began_anew(saved, drop):
+    assert step_drop(saved, 100) == drop
 
 
 def test_a_script_whose_saves_are_only_counted_is_told_of_by_the_counter_in_its_file():
@@ -229,8 +238,8 @@ def test_a_script_whose_saves_are_only_counted_is_told_of_by_the_counter_in_its_
 
 
 def test_that_a_script_began_anew_is_told_once_in_an_attempt():
-    begun = part(1, step=10, first_step=101, phase=UNTOLD, committed_step=10)
-    later = part(1, step=20, first_step=101, phase=UNTOLD, committed_step=20)
+    begun = part(1, step=10, first_step=1, phase=UNTOLD, committed_step=10, counter_drop=DROP)
+    later = part(1, step=20, first_step=1, phase=UNTOLD, committed_step=20, counter_drop=DROP)
     announcements, told = Announcements(), []
     for one in (begun, later):
         world = snapshot(up("a", one), state=state(attempts=(opened("a"),)))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ from gpucloud.cli.render.reports import jobs_text, report_json, report_text
 from gpucloud.cli.render.use import step_words
 from gpucloud.domain.checkpoint.manifest import (
     Commit,
+    CounterDrop,
     Counts,
     Level,
     Manifest,
@@ -24,14 +27,17 @@ from gpucloud.domain.checkpoint.manifest import (
     unseal,
 )
 from gpucloud.domain.checkpoint.standing import Found, Standing
+from gpucloud.domain.codec import from_json, to_json
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.node.status import UNTOLD, Readings
-from gpucloud.domain.state.state import CheckpointRef, ExitReason
+from gpucloud.domain.state.state import Attempt, CheckpointRef, ExitReason, JobState, JobStatus
 from gpucloud.domain.supervision.action import CloseAttempt, OpenAttempt
 from gpucloud.domain.supervision.budget import overdue
-from gpucloud.domain.supervision.transitions import record
+from gpucloud.domain.supervision.membership import since_anew, unit_of
+from gpucloud.domain.supervision.transitions import record, with_commit
 from gpucloud.store import newest_commit
 from gpucloud.usecases.checkpoint.checkpoints import of_step
+from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.usecases.supervise.story import tell_story
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
@@ -121,3 +127,99 @@ def test_the_last_save_gives_way_to_the_last_step_where_the_output_tells_that() 
     assert (after["last_step"], after["last_save"]) == (640, None)
     for told_json in (before, after):  # as it is reckoned with, whatever is shown
         assert (told_json["attempts"][-1]["last_step"], told_json["attempts"][-1]["last_save"]) == (None, 400)
+
+
+def lost(number: int, first: int | None, last: int | None, **changes: Any) -> Attempt:
+    return opened("a", number=number, first_step=first, last_step=last, reason=ExitReason.LOST, **changes)
+
+
+def of_attempts(*attempts: Attempt, **changes: Any) -> JobReport:
+    return replace(told(up("a"), up("b"), visited=False), attempts=attempts, **changes)
+
+
+def test_steps_of_an_attempt_that_saved_nothing_are_no_saves_once_a_later_one_saves() -> None:
+    steps = lost(1, 1, 40, counts=Counts.STEPS)
+    saves = lost(2, 1, 2, counts=Counts.SAVES, saved_step=2)
+    known = of_attempts(steps, saves, checkpoint=replace(TWELFTH, step=2))
+    text = report_text(known)
+    assert "1        1      steps 1–40, none kept  lost" in text
+    assert "2        1      1–2                    lost" in text
+    first = report_json(known)["attempts"][0]
+    numbers = ("first_step", "last_step", "kept_to_step", "first_save", "last_save", "kept_to_save")
+    assert [first[name] for name in numbers] == [1, 40, 0, None, None, None]
+    assert tell_story(CloseAttempt(reason=ExitReason.LOST), snapshot(state=state(attempts=(steps,)))).startswith(
+        "attempt 1 ended at step 40"
+    )
+
+
+def test_what_an_attempts_numbers_are_is_stored_with_it() -> None:
+    printed = replace(part(1), readings=READ)
+    (attempt,) = record(snapshot(up("a", printed), state=state(attempts=(opened("a"),)))).attempts
+    assert (attempt.last_step, attempt.counts) == (640, Counts.STEPS)
+    first = part(1, step=1, phase=UNTOLD, first_step=1, committed_step=1, counts=Counts.SAVES)
+    (attempt,) = record(snapshot(up("a", first), state=state(attempts=(attempt,)))).attempts
+    assert (attempt.last_step, attempt.counts) == (1, Counts.SAVES)
+
+
+def test_a_save_that_nobody_heard_takes_the_place_of_the_steps_told_before_it() -> None:
+    steps = opened("a", first_step=1, last_step=40, counts=Counts.STEPS, saved_step=1)
+    (unheard,) = with_commit((steps,), 1, Counts.SAVES)
+    assert (unheard.first_step, unheard.last_step, unheard.counts) == (1, 1, Counts.SAVES)
+    assert with_commit((steps,), 20, Counts.STEPS) == (steps,)
+
+
+def test_an_attempt_whose_script_began_anew_has_its_own_steps_and_keeps_none_of_those_before() -> None:
+    before = lost(1, 1, 68, counts=Counts.STEPS, saved_step=60)
+    running = opened("a", number=2, counts=Counts.STEPS, first_step=61, saved_step=60)
+    drop = CounterDrop(saved=20, put_back=60)
+    anew = part(2, step=20, phase=UNTOLD, first_step=1, committed_step=20, counter_drop=drop)
+    printed = replace(anew, readings=replace(READ, step=33))
+    world = snapshot(up("a", printed), state=state(attempts=(before, running), checkpoint=replace(STEP, step=20)))
+    attempt = record(world).attempts[1]
+    assert (attempt.first_step, attempt.last_step, attempt.saved_step, attempt.begun_anew) == (1, 33, 20, True)
+    known = of_attempts(before, attempt, checkpoint=replace(STEP, step=20))
+    text = report_text(known)
+    assert "1–68, none kept  lost" in text
+    assert "1–33             running" in text
+    assert (
+        "attempt 2 began anew: the script did not take the checkpoint that was put back; "
+        "tell it to resume by `checkpoint: {resume_args: …}`" in text
+    )
+    told_json = report_json(known)["attempts"]
+    assert [(one["kept_to_step"], one["began_anew"]) for one in told_json] == [(0, False), (None, True)]
+    third = lost(3, 21, 50, counts=Counts.STEPS, saved_step=20)
+    after = of_attempts(before, replace(attempt, reason=ExitReason.LOST), third, checkpoint=replace(STEP, step=20))
+    assert [one["kept_to_step"] for one in report_json(after)["attempts"]] == [0, 20, 20]
+
+
+def test_saves_of_before_a_script_began_anew_are_not_kept_either() -> None:
+    anew = lost(2, 3, 6, counts=Counts.SAVES, saved_step=6, begun_anew=True)
+    known = of_attempts(lost(1, 1, 2, counts=Counts.SAVES, saved_step=2), anew, checkpoint=replace(TWELFTH, step=6))
+    assert [one["kept_to_save"] for one in report_json(known)["attempts"]] == [0, None]
+
+
+def test_a_script_that_saves_nothing_keeps_none_of_a_lost_attempt_however_far_a_later_one_came() -> None:
+    lost_one, done = lost(1, 5, 40), replace(lost(2, 5, 200), reason=ExitReason.SUCCEEDED)
+    known = of_attempts(lost_one, done, checkpoint=None, status=JobStatus.SUCCEEDED)
+    assert [one["kept_to_step"] for one in report_json(known)["attempts"]] == [4, None]
+    text = report_text(known)
+    assert "5–40, none kept  lost" in text
+    assert "5–200            succeeded" in text
+    running = of_attempts(lost_one, replace(done, reason=None), checkpoint=None)
+    assert "5–40, none kept  lost" in report_text(running)
+
+
+def test_what_is_done_of_a_job_does_not_count_what_was_saved_before_its_script_began_anew() -> None:
+    before, anew = lost(1, 1, 68, saved_step=60), lost(2, 1, 33, saved_step=20, begun_anew=True)
+    assert since_anew((before, anew)) == (anew,)
+    assert since_anew((before,)) == (before,)
+    assert since_anew(()) == ()
+
+
+def test_a_state_of_before_attempts_told_what_they_count_is_read_by_its_checkpoint() -> None:
+    stored = to_json(state(attempts=(lost(1, 1, 12),), checkpoint=TWELFTH))
+    plain = json.loads(stored)
+    del plain["attempts"][0]["counts"], plain["attempts"][0]["begun_anew"]
+    old = from_json(JobState, json.dumps(plain))
+    assert (unit_of(old.attempts[0], old.checkpoint), unit_of(old.attempts[0], None)) == (Counts.SAVES, Counts.STEPS)
+    assert not old.attempts[0].begun_anew

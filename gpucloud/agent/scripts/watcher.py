@@ -19,8 +19,16 @@ from gpucloud.agent.scripts.putting import Directory, Fetched
 from gpucloud.agent.scripts.script import CheckpointLocation, Reporting, look
 from gpucloud.agent.scripts.taking import Answering, Calling, Content, Taking, Took
 from gpucloud.domain.checkpoint.directory import FileSet, Listing, Settling
-from gpucloud.domain.checkpoint.layouts import Additions, Counters, Found, KeepOrder, begun_anew, counter_drop
-from gpucloud.domain.checkpoint.manifest import Commit, CounterDrop, Counts, Why
+from gpucloud.domain.checkpoint.layouts import (
+    Additions,
+    Counters,
+    Found,
+    KeepOrder,
+    anew_warning,
+    counter_drop,
+    step_drop,
+)
+from gpucloud.domain.checkpoint.manifest import Commit, Counts, Why
 from gpucloud.domain.errors import CredentialsError, GpucloudError, StoreError, UsageError
 from gpucloud.domain.job.spec import OnNotice
 from gpucloud.store.checkpoints import Fenced
@@ -290,12 +298,16 @@ class CheckpointWatcher:
         """Say that the script did not take what was put back, as its first save shows where both tell their step."""
         if self._base is None or self._order.rank != 0 or taking.count != 1:
             return
-        if self._counts is taking.counts is Counts.STEPS:
-            found: CounterDrop | None = CounterDrop(saved=taking.committed, put_back=self._base.step)
-        else:
-            found = self._reporting.counter_drop = counter_drop(taking.first, self._put_back)
-        if found is not None and (warning := begun_anew(found, self._order.additions)) is not None:
-            self._reporting.say(warning)
+        tell_steps = self._counts is taking.counts is Counts.STEPS
+        found = (
+            step_drop(taking.committed, self._base.step) if tell_steps else counter_drop(taking.first, self._put_back)
+        )
+        if found is None:
+            return
+        self._reporting.counter_drop = found
+        if tell_steps:  # saves are numbered on
+            self._reporting.first_step = 1
+        self._reporting.say(anew_warning(found, self._order.additions))
 
     def _over(self) -> bool:
         """Whether the script is to be ended: nothing more of it can be saved in time."""

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta, timezone
 from gpucloud.cli.render.output import LogWriter, Place, log_writer
 from gpucloud.cli.render.words import say_json, tell, with_short_ids
 from gpucloud.cli.target import known_job
+from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
 from gpucloud.domain.job.quantities import counted, format_moment, parse_span
 from gpucloud.domain.node.output import DatedPiece
@@ -247,7 +248,8 @@ def attempt_header(number: int, attempt: Attempt | None) -> str:
     parts = [f"attempt {number}"]
     if attempt is not None:
         parts.append(counted(len(attempt.members), "node"))
-        parts += [f"from step {attempt.first_step}"] if attempt.first_step is not None else []
+        first, unit = attempt.first_step, attempt.counts or Counts.STEPS
+        parts += ["began anew"] if attempt.begun_anew else [f"from {unit.named(first)}"] if first is not None else []
     return f"── {', '.join(parts)} ──"
 
 

@@ -18,7 +18,7 @@ from gpucloud.cli.render.use import (
 from gpucloud.cli.render.ways import failure_text, lacking, signature_lines, stay_text, stopped_text
 from gpucloud.cli.render.words import pool_json, quarantine_json, table
 from gpucloud.domain import codec
-from gpucloud.domain.checkpoint.layouts import Additions
+from gpucloud.domain.checkpoint.layouts import Additions, resume_advice
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import counted, format_moment, format_span
 from gpucloud.domain.node.node import Node
@@ -81,6 +81,7 @@ def _tables(report: JobReport) -> list[str]:
             *(_attempt_row(attempt, report) for attempt in report.attempts),
         ]
         parts.append(table(rows))
+        parts += _anew_lines(report)
     if report.interruptions:
         rows = [("interrupted", "how", "in attempt", "training again after")]
         rows += [_interruption_row(one, report) for one in report.interruptions]
@@ -191,13 +192,15 @@ def _attempt_json(attempt: Attempt, report: JobReport) -> dict[str, Any]:
     """Return an attempt's object; one whose results come home has ended with its script."""
     home = attempt.reason is None and report.kind is ConditionKind.TRAINED
     done_at = (attempt.done_at if report.supervisor is not None else report.trained_at) if home else None
+    unit = report.unit_of(attempt)
     return {
         "number": attempt.number,
         "nodes": len(attempt.members),
         "reason": attempt.reason.value if attempt.reason else None,
-        **_of_unit(report.counts, "first", attempt.first_step),
-        **_of_unit(report.counts, "last", attempt.last_step),
-        **_of_unit(report.counts, "kept_to", report.kept_to(attempt)),
+        **_of_unit(unit, "first", attempt.first_step),
+        **_of_unit(unit, "last", attempt.last_step),
+        **_of_unit(unit, "kept_to", report.kept_to(attempt)),
+        "began_anew": attempt.begun_anew,
         "started_at": codec.plain(attempt.started_at),
         "ended_at": codec.plain(attempt.ended_at or done_at),
     }
@@ -247,8 +250,11 @@ def _cooldown_json(cooldown: Cooldown) -> dict[str, Any]:
 
 def _attempt_row(attempt: Attempt, report: JobReport) -> tuple[str, ...]:
     """Return an attempt's cells."""
-    steps = f"{attempt.first_step}–{attempt.last_step}" if attempt.last_step is not None else "none"
-    steps += _kept_words(attempt, report)
+    steps = f"{attempt.first_step}–{attempt.last_step}{_kept_words(attempt, report)}"
+    if attempt.last_step is None:
+        steps = "none"
+    elif (unit := report.unit_of(attempt)) is not report.counts:
+        steps = f"{unit.value} {steps}"
     until = _worked_until(attempt, report)
     reason = attempt.reason.value if attempt.reason else _open_word(report)
     if attempt.reason is None and report.died_unheard and report.told_at is not None:
@@ -256,6 +262,16 @@ def _attempt_row(attempt: Attempt, report: JobReport) -> tuple[str, ...]:
         unheard = format_moment(report.told_at, report.looked_at, seconds=False)
         reason = f"unheard since {unheard}, its machines are off"
     return str(attempt.number), str(len(attempt.members)), steps, reason, format_span(until - attempt.started_at)
+
+
+def _anew_lines(report: JobReport) -> list[str]:
+    """Return in one part which attempts began anew though a checkpoint was put back, and what helps; none for none."""
+    advice = in_one_line(resume_advice(report.additions))
+    anew = [str(attempt.number) for attempt in report.attempts if attempt.begun_anew]
+    if not anew:
+        return []
+    which = f"attempt {anew[0]}" if len(anew) == 1 else f"attempts {', '.join(anew)}"
+    return [f"{which} began anew: the script did not take the checkpoint that was put back; {advice}"]
 
 
 def _kept_words(attempt: Attempt, report: JobReport) -> str:

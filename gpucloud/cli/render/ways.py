@@ -107,7 +107,7 @@ def going_on_line(report: JobReport) -> str | None:
     attempt = report.attempts[-1]
     if report.kind is ConditionKind.SILENT:
         return f"{report.job} goes on: attempt {attempt.number}{_unheard_since(report)}"
-    step = f" ({report.counts.named(attempt.last_step)})" if attempt.last_step is not None else ""
+    step = f" ({report.unit_of(attempt).named(attempt.last_step)})" if attempt.last_step is not None else ""
     on = f"attempt {attempt.number} trains on {counted(len(report.nodes), 'machine')}{step}"
     on += f"; {', '.join(report.unanswered)} {_does_not(report)} answer" if report.unanswered else ""
     if report.last_supervisor is None or report.written_at is None:

@@ -338,6 +338,11 @@ COUNTER_HOLDERS = ("trainer", "trainer_state", "train_state", "training_state", 
 Counters = Mapping[str, int]
 
 
+def step_drop(saved: int, put_back: int) -> CounterDrop | None:
+    """Return by what the step of a first save is behind that of the checkpoint that was put back; None unless it is."""
+    return CounterDrop(saved=saved, put_back=put_back) if saved < put_back else None
+
+
 def counter_drop(saved: Mapping[str, Counters], put_back: Mapping[str, Counters]) -> CounterDrop | None:
     """Return by what the files of a first save are behind those that were put back; None unless they clearly are.
 
@@ -359,19 +364,18 @@ def _moved(saved: Counters, put_back: Counters) -> CounterDrop | None:
     return CounterDrop(saved=saved[key], put_back=put_back[key], epochs=key in _EPOCHS)
 
 
-def begun_anew(found: CounterDrop, additions: Additions) -> str | None:
-    """Return the warning that a script began at 0 though a checkpoint was put back; None when it did not.
-
-    By its first new save: of a step, or an epoch, below that of the checkpoint.
-    """
-    if found.saved >= found.put_back:
-        return None
-    told = "tell it to resume by `checkpoint: {resume_args: …}`"
-    if additions != Additions():
-        told = f"{additions} did not have it resume"
+def anew_warning(found: CounterDrop, additions: Additions) -> str:
+    """Return the warning that a script began at 0 though a checkpoint was put back, and what its first save shows."""
     of = "epoch" if found.epochs else "step"
     put_back = f"the checkpoint of {of} {found.put_back} was put back"
-    return f"the script began anew: it saved {of} {found.saved} after {put_back}; {told}"
+    return f"the script began anew: it saved {of} {found.saved} after {put_back}; {resume_advice(additions)}"
+
+
+def resume_advice(additions: Additions) -> str:
+    """Return what helps a script to go on that began anew, or what did not."""
+    if additions != Additions():
+        return f"{additions} did not have it resume"
+    return "tell it to resume by `checkpoint: {resume_args: …}`"
 
 
 def additions_of(directory: CheckpointDirectory | None) -> Additions:

@@ -128,7 +128,7 @@ class Progress:
     counts: Counts = Counts.STEPS
     """What its numbers are of: of a script that does not report, perhaps its saves."""
     counter_drop: CounterDrop | None = None
-    """By what its first save was behind the checkpoint that was put back, where the files tell that alone."""
+    """By what its first save was behind the checkpoint that was put back: it began anew; None where it was not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,11 +286,13 @@ def _are_possible(readings: Readings) -> bool:
 
 def is_possible_progress(progress: Progress) -> bool:
     """Whether a script can stand so; it may mean to make more steps than any makes."""
-    behind = (progress.counter_drop.saved, progress.counter_drop.put_back) if progress.counter_drop else ()
+    drop = progress.counter_drop
+    behind = (drop.saved, drop.put_back) if drop is not None else ()
     counts = (progress.step, progress.first_step, progress.committed_step or 0, *behind)
     seconds = (progress.step_seconds or 0.0, progress.longest_s or 0.0)
     return (
         all(0 <= count < COUNTED for count in counts)
+        and (drop is None or drop.saved < drop.put_back)
         and 0 <= (progress.total_steps or 0) <= _MOST_TOTAL
         and all(0 <= span <= _LONGEST_S for span in (*seconds, abs(progress.age_s), abs(progress.waiting_share or 0.0)))
         and len(progress.phase) <= _LONGEST_TEXT

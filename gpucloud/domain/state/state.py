@@ -205,6 +205,10 @@ class Attempt:
     """The tree of the job's code that all its ranks run, by its hash; outputs are looked for there."""
     missing_outputs: tuple[MissingOutput, ...] = ()
     """What did not come home when it ended, and no other attempt followed."""
+    counts: Counts | None = None
+    """What its steps are, as it told them; None before it told any, and in states of before that was stored."""
+    begun_anew: bool = False
+    """Whether its script did not go on from the checkpoint that was put back, as its first save shows."""
 
     @property
     def ends_for_good(self) -> bool:

@@ -7,12 +7,21 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import span_of
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.money.ledger import FREE_WHEN_INTERRUPTED_WITHIN
 from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.node.status import OUTPUT, AttemptStatus, Outcome, Progress, RunState, Status, Stop
-from gpucloud.domain.state.state import Attempt, ExitReason, Interruption, InterruptionKind, JobState, Member
+from gpucloud.domain.state.state import (
+    Attempt,
+    CheckpointRef,
+    ExitReason,
+    Interruption,
+    InterruptionKind,
+    JobState,
+    Member,
+)
 from gpucloud.domain.supervision.snapshot import Limits, NodeSnapshot, PeerReport, Snapshot
 
 NOBODY_ANSWERS = "no machine answers"
@@ -44,9 +53,8 @@ def is_broken(attempt: Attempt, snapshot: Snapshot) -> bool:
     """Whether some members are over, and not done, while others still work; that one is done is no harm to others."""
     outcomes = outcomes_of(attempt, snapshot)
     overs = [is_over(attempt, node) for node in members_of(attempt, snapshot)]
-    return not all(overs) and any(
-        over and outcome is not Outcome.DONE for over, outcome in zip(overs, outcomes, strict=True)
-    )
+    undone = any(over and outcome is not Outcome.DONE for over, outcome in zip(overs, outcomes, strict=True))
+    return undone and not all(overs)
 
 
 def members_of(attempt: Attempt, snapshot: Snapshot) -> tuple[NodeSnapshot | None, ...]:
@@ -59,6 +67,16 @@ def progress_of(attempt: Attempt, snapshot: Snapshot) -> Progress | None:
     """Return what is reckoned with of rank 0's script: what it last reported, or what its output says."""
     part = part_of(attempt, members_of(attempt, snapshot)[0])
     return part.counted if part else None
+
+
+def unit_of(attempt: Attempt, checkpoint: CheckpointRef | None) -> Counts:
+    """Return what an attempt's steps are: as it told, else, as in states of before that, as the job's checkpoint."""
+    return attempt.counts or (checkpoint.counts if checkpoint is not None else Counts.STEPS)
+
+
+def since_anew(attempts: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
+    """Return the attempts from the newest on whose script began anew, else all: what was done before is lost."""
+    return attempts[max((at for at, one in enumerate(attempts) if one.begun_anew), default=0) :]
 
 
 def shown_of(attempt: Attempt, snapshot: Snapshot) -> tuple[Progress | None, tuple[tuple[str, float], ...]]:
@@ -310,7 +328,7 @@ def _pace_s(state: JobState, nodes: int) -> float | None:
 
 def _steps_done(state: JobState, pace_s: float | None, now: datetime) -> float:
     """Return the steps done: those that are saved, or made by an attempt that runs, with a part of the next one."""
-    saved = max((a.saved_step or 0 for a in state.attempts), default=0)
+    saved = max((a.saved_step or 0 for a in since_anew(state.attempts)), default=0)
     saved = max(saved, state.checkpoint.step if state.checkpoint is not None else 0)
     running = state.attempt
     if running is None or running.last_step is None:

@@ -37,7 +37,7 @@ from gpucloud.domain.supervision.action import (
 )
 from gpucloud.domain.supervision.budget import overdue
 from gpucloud.domain.supervision.capacity import cooled
-from gpucloud.domain.supervision.membership import is_broken, outcomes_of, progress_of, shown_of, timed
+from gpucloud.domain.supervision.membership import is_broken, outcomes_of, progress_of, shown_of, timed, unit_of
 from gpucloud.domain.supervision.snapshot import Homecoming, Snapshot
 
 
@@ -96,8 +96,9 @@ def close_attempt(
 
     `failure` is the exception of its script, in one line. What it committed unheard it has done.
     """
+    counts = state.checkpoint.counts if state.checkpoint is not None else Counts.STEPS
     attempt = replace(
-        with_commit(state.attempts, state.attempts[-1].saved_step)[-1],
+        with_commit(state.attempts, state.attempts[-1].saved_step, counts)[-1],
         members=tuple(replace(member, use=(), used_until=None) for member in state.attempts[-1].members),
         ended_at=now,
         reason=action.reason,
@@ -113,19 +114,21 @@ def close_attempt(
     return finish(waiting, Finish(reason=action.reason, message=message), now)
 
 
-def with_commit(attempts: tuple[Attempt, ...], step: int | None) -> tuple[Attempt, ...]:
+def with_commit(attempts: tuple[Attempt, ...], step: int | None, counts: Counts) -> tuple[Attempt, ...]:
     """Return the attempts, the last of which came at least as far as `step`, the newest that the store has.
 
     A script goes on saving when nobody hears it. What an attempt before had committed is none of the last one's work.
+    Where `step` is a save, the steps that the last one told before it are none.
     """
     if not attempts or step is None:
         return attempts
     *before, last = attempts
-    saved = max((attempt.saved_step or 0 for attempt in before), default=0)
-    if step <= max(saved, last.last_step or 0):
+    own = last if last.counts in (None, counts) else replace(last, first_step=None, last_step=None)
+    saved = 0 if last.begun_anew else max((attempt.saved_step or 0 for attempt in before), default=0)
+    if step <= max(saved, own.last_step or 0):
         return attempts
-    first = last.first_step if last.first_step is not None else saved + 1
-    return (*before, replace(last, first_step=first, last_step=step))
+    first = own.first_step if own.first_step is not None else saved + 1
+    return (*before, replace(own, first_step=first, last_step=step, counts=counts))
 
 
 def note_interruptions(state: JobState, action: NoteInterruptions) -> JobState:
@@ -310,26 +313,42 @@ def _with_steps(snapshot: Snapshot) -> JobState:
     progress = progress_of(attempt, snapshot) if attempt is not None else None
     if attempt is None:
         return state
-    told = progress.committed_step if progress is not None else None
-    found = snapshot.checkpoint.step if snapshot.checkpoint is not None else None
-    attempt = replace(attempt, saved_step=max(attempt.saved_step or 0, told or 0, found or 0) or None)
+    attempt = replace(attempt, saved_step=_saved_step(attempt, progress, snapshot))
     if progress is None:
         return _with_attempt(state, attempt)
-    stepped = progress.step >= progress.first_step
-    # Before its first save a script may have told steps; they are no saves.
-    before = attempt.last_step if progress.counts is Counts.STEPS else None
-    last = max(progress.step, before or 0) if stepped else before
-    is_new = last != attempt.last_step
+    last = attempt.last_step
     attempt = replace(
-        attempt,
-        first_step=progress.first_step,
-        last_step=last,
+        as_told(attempt, progress),
         step_seconds=progress.step_seconds if progress.step_seconds is not None else attempt.step_seconds,
         longest_step_s=max(progress.longest_s or 0.0, attempt.longest_step_s or 0.0) or None,
         total_steps=progress.total_steps if progress.total_steps is not None else attempt.total_steps,
     )
-    attempt = timed(attempt, snapshot.now) if is_new else attempt
+    attempt = timed(attempt, snapshot.now) if attempt.last_step != last else attempt
     return replace(_with_attempt(state, attempt), status=JobStatus.RUNNING)
+
+
+def _saved_step(attempt: Attempt, progress: Progress | None, snapshot: Snapshot) -> int | None:
+    """Return the newest step that the attempt knows to be committed: after it began anew, none of before."""
+    if progress is not None and progress.counter_drop is not None:
+        return progress.committed_step
+    told = progress.committed_step if progress is not None else None
+    found = snapshot.checkpoint.step if snapshot.checkpoint is not None else None
+    return max(attempt.saved_step or 0, told or 0, found or 0) or None
+
+
+def as_told(attempt: Attempt, progress: Progress) -> Attempt:
+    """Return the attempt with the steps, or the saves, that its script tells by now, and whether it began anew.
+
+    Before its first save a script may have told steps; they are no saves.
+    """
+    before = attempt.last_step if (attempt.counts or Counts.STEPS) is progress.counts else None
+    return replace(
+        attempt,
+        first_step=progress.first_step,
+        last_step=max(progress.step, before or 0) if progress.step >= progress.first_step else before,
+        counts=progress.counts,
+        begun_anew=attempt.begun_anew or progress.counter_drop is not None,
+    )
 
 
 def _with_resumed(snapshot: Snapshot, state: JobState) -> JobState:
@@ -365,7 +384,7 @@ def _stopped_at(interruption: Interruption, state: JobState) -> datetime:
     """
     noticed = interruption.noticed_at
     attempt = next((one for one in state.attempts if one.number == interruption.attempt), None)
-    by_saves = state.checkpoint is not None and state.checkpoint.counts is Counts.SAVES
+    by_saves = attempt is not None and unit_of(attempt, state.checkpoint) is Counts.SAVES
     last = attempt.last_step_at if attempt is not None and not by_saves else None
     if interruption.kind is InterruptionKind.NOTICE:
         left = max(noticed, attempt.ended_at) if attempt is not None and attempt.ended_at is not None else noticed

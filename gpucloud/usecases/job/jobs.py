@@ -139,7 +139,7 @@ class Asker:
         with suppress(StoreError, TooMany):
             newest = newest_commit(self.jobs.store, self.jobs.checkpoints)
             if newest is not None:
-                attempts = with_commit(report.attempts, newest.step)
+                attempts = with_commit(report.attempts, newest.step, newest.counts)
                 return replace(report, checkpoint=CheckpointRef(**newest._asdict()), attempts=attempts)
         return report
 

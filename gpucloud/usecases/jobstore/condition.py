@@ -8,7 +8,8 @@ from enum import Enum
 
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.node.status import Status
-from gpucloud.domain.state.state import JobState
+from gpucloud.domain.state.state import Attempt, CheckpointRef, JobState
+from gpucloud.domain.supervision.membership import unit_of
 
 
 class ConditionKind(Enum):
@@ -176,6 +177,36 @@ class Reached:
         """As people are told of it: its number, of how many."""
         total = f" of {self.total_steps}" if self.total_steps else ""
         return f"{self.counts.named(self.step)}{total}"
+
+
+def kept_to(
+    attempt: Attempt, attempts: tuple[Attempt, ...], checkpoint: CheckpointRef | None, *, succeeded: bool
+) -> int | None:
+    """Return the last of the attempt's steps that counts, one before its first where none does; None where all do.
+
+    A later attempt begins after what is known to be saved, or at the first step: what a script prints first may be any.
+    As long as none has begun that tells its steps, the next goes on after the checkpoint.
+    """
+    if attempt.first_step is None or attempt.last_step is None:
+        return None
+    later = tuple(one for one in attempts if one.number > attempt.number)
+    is_last = attempt.reason is None or (succeeded and not later)
+    if any(one.begun_anew for one in later) or (not is_last and _saved_nothing(attempt, attempts, checkpoint)):
+        return attempt.first_step - 1
+    saved = {one.saved_step for one in attempts if one.saved_step is not None} | {0}
+    begun = [one.first_step - 1 for one in later if one.first_step is not None]
+    kept = [step for step in begun if step in saved]
+    if not begun and not is_last and not succeeded:
+        kept = [checkpoint.step if checkpoint is not None else 0]
+    least = min(kept, default=attempt.last_step)
+    return max(least, attempt.first_step - 1) if least < attempt.last_step else None
+
+
+def _saved_nothing(attempt: Attempt, attempts: tuple[Attempt, ...], checkpoint: CheckpointRef | None) -> bool:
+    """Whether nothing of the job is saved, or the attempt has told steps where saves are counted from the first on."""
+    if checkpoint is None:
+        return all(one.saved_step is None for one in attempts)
+    return checkpoint.counts is Counts.SAVES and unit_of(attempt, checkpoint) is Counts.STEPS
 
 
 def heard_at(state: JobState) -> datetime | None:

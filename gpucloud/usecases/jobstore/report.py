@@ -24,9 +24,9 @@ from gpucloud.domain.state.state import (
     MissingOutput,
     Quarantine,
 )
-from gpucloud.domain.supervision.membership import longest_leaving, time_to_go
+from gpucloud.domain.supervision.membership import longest_leaving, time_to_go, unit_of
 from gpucloud.domain.supervision.snapshot import Limits
-from gpucloud.domain.supervision.transitions import lost_with_machines
+from gpucloud.domain.supervision.transitions import as_told, lost_with_machines
 from gpucloud.usecases.jobstore.condition import (
     USUAL,
     Condition,
@@ -37,6 +37,7 @@ from gpucloud.usecases.jobstore.condition import (
     Silence,
     condition_of,
     heard_at,
+    kept_to,
     silences,
 )
 
@@ -275,6 +276,10 @@ class JobReport:
         told = self.checkpoint or self.counted
         return told.counts if told is not None else Counts.STEPS
 
+    def unit_of(self, attempt: Attempt) -> Counts:
+        """Return what an attempt's steps are."""
+        return unit_of(attempt, self.checkpoint)
+
     @property
     def printed(self) -> tuple[tuple[str, float], ...]:
         """Other numbers that the script prints, by the job file's patterns: of the first rank's node."""
@@ -291,24 +296,27 @@ class JobReport:
     def reached(self) -> Reached | None:
         """The newest step that counts; None before the first. What was trained and lost does not."""
         progress, attempt, saved = self.progress, self.open_attempt, self.checkpoint
-        counts = self.counts
         last = self.attempts[-1] if self.attempts else None
         if self.status is JobStatus.SUCCEEDED and last is not None and last.last_step is not None:
-            return Reached(step=last.last_step, total_steps=last.total_steps, counts=counts)
+            return Reached(step=last.last_step, total_steps=last.total_steps, counts=self.unit_of(last))
         if self.status.ended or attempt is None or self.ran_out or not self._machines_of(attempt):
             total = attempt.total_steps if attempt is not None else None
-            return None if saved is None else Reached(step=saved.step, total_steps=total, counts=counts, is_saved=True)
+            if saved is None:
+                return None
+            return Reached(step=saved.step, total_steps=total, counts=saved.counts, is_saved=True)
         if progress is not None and progress.phase != UNTOLD:
             told = Counts.STEPS if progress.phase == OUTPUT else progress.counts
             # A node's word may be older than what it has saved since.
             step = max(progress.step, saved.step) if saved is not None and saved.counts is told else progress.step
             return Reached(step=step, total_steps=progress.total_steps, counts=told)
         if attempt.last_step is not None:
-            alone = self.supervisor is None and saved is not None and saved.step >= attempt.last_step
+            unit = self.unit_of(attempt)
+            kept = saved.step if saved is not None and saved.counts is unit else 0
+            step = max(attempt.last_step, kept)
+            alone = self.supervisor is None and kept == step
             at = None if alone or progress is not None else self.told_at
-            step = max(attempt.last_step, saved.step) if saved is not None else attempt.last_step
-            return Reached(step=step, total_steps=attempt.total_steps, counts=counts, at=at, is_saved=alone)
-        return Reached(step=saved.step, counts=counts, is_saved=True) if saved is not None else None
+            return Reached(step=step, total_steps=attempt.total_steps, counts=unit, at=at, is_saved=alone)
+        return Reached(step=saved.step, counts=saved.counts, is_saved=True) if saved else None
 
     @property
     def open_attempt(self) -> Attempt | None:
@@ -316,20 +324,8 @@ class JobReport:
         return self.attempts[-1] if self.attempts and self.attempts[-1].reason is None else None
 
     def kept_to(self, attempt: Attempt) -> int | None:
-        """Return the last of the attempt's steps that counts, one before its first where none does.
-
-        None where all do. A later attempt begins after what is known to be saved, or at the first step: what a script
-        prints first may be any. As long as none has begun that tells its steps, the next goes on after the checkpoint.
-        """
-        if attempt.first_step is None or attempt.last_step is None:
-            return None
-        saved = {one.saved_step for one in self.attempts if one.saved_step is not None} | {0}
-        later = [one for one in self.attempts if one.number > attempt.number and one.first_step is not None]
-        kept = [one.first_step - 1 for one in later if one.first_step is not None and one.first_step - 1 in saved]
-        if not later and attempt.reason is not None and self.status is not JobStatus.SUCCEEDED:
-            kept = [self.checkpoint.step if self.checkpoint is not None else 0]
-        least = min(kept, default=attempt.last_step)
-        return max(least, attempt.first_step - 1) if least < attempt.last_step else None
+        """Return the last of the attempt's steps that counts, one before its first for none; None where all do."""
+        return kept_to(attempt, self.attempts, self.checkpoint, succeeded=self.status is JobStatus.SUCCEEDED)
 
     def _machines_of(self, attempt: Attempt) -> int:
         """Return how many of the attempt's machines live: one that came in place of another runs nothing of it."""
@@ -419,8 +415,7 @@ def with_answers(report: JobReport, standing: tuple[NodeStanding, ...]) -> JobRe
     if progress is None or progress.step < progress.first_step:
         return report
     *before, attempt = report.attempts
-    last = max(progress.step, attempt.last_step or 0)
-    attempt = replace(attempt, first_step=progress.first_step, last_step=last, total_steps=progress.total_steps)
+    attempt = replace(as_told(attempt, progress), total_steps=progress.total_steps)
     return replace(report, attempts=(*before, attempt))
 
 

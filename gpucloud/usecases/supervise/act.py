@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from gpucloud.domain.checkpoint.layouts import Additions, additions_of, begun_anew
-from gpucloud.domain.checkpoint.manifest import CounterDrop, Counts
+from gpucloud.domain.checkpoint.layouts import additions_of, anew_warning
 from gpucloud.domain.checkpoint.protection import COSTS_A_RESTART
 from gpucloud.domain.job.spec import CheckpointPolicy, Market
 from gpucloud.domain.money.budget import Used
 from gpucloud.domain.node.bootstrap.facts import attempt_lock
 from gpucloud.domain.node.node import Fault, Refusal
 from gpucloud.domain.node.output import DatedPiece
-from gpucloud.domain.node.status import OUTPUT, UNTOLD, Progress, RunState
+from gpucloud.domain.node.status import OUTPUT, RunState
 from gpucloud.domain.state.state import Attempt, ExitReason, JobState
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import (
@@ -96,11 +95,11 @@ class Announcements:
         """Once in an attempt that a script which saves by itself did not take the checkpoint that was put back."""
         attempt = snapshot.state.attempt
         progress = progress_of(attempt, snapshot) if attempt is not None else None
-        if attempt is None or progress is None or attempt.number == self._anew:
+        drop = progress.counter_drop if progress is not None else None
+        if attempt is None or drop is None or attempt.number == self._anew:
             return ()
-        told = _anew(progress, additions_of(policy.directory if policy else None))
-        self._anew = attempt.number if told else self._anew
-        return (told,) if told else ()
+        self._anew = attempt.number
+        return (anew_warning(drop, additions_of(policy.directory if policy else None)),)
 
     def _protection(self, snapshot: Snapshot, policy: CheckpointPolicy | None) -> tuple[str, ...]:
         """Once how the script saves, by its own word, or after its first minute without one; again when it changes."""
@@ -168,14 +167,6 @@ def _how_it_saves(snapshot: Snapshot, policy: CheckpointPolicy | None) -> str | 
     if saved or meant or young or not _is_at_work(attempt, snapshot):
         return None
     return "the script has not called gpucloud.resume so far: an interruption starts it at the beginning"
-
-
-def _anew(progress: Progress, additions: Additions) -> str | None:
-    if progress.phase not in (UNTOLD, OUTPUT) or progress.committed_step is None:
-        return None
-    if progress.counts is Counts.STEPS:
-        return begun_anew(CounterDrop(saved=progress.committed_step, put_back=progress.first_step - 1), additions)
-    return begun_anew(progress.counter_drop, additions) if progress.counter_drop is not None else None
 
 
 def _is_at_work(attempt: Attempt, snapshot: Snapshot) -> bool:

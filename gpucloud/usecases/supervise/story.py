@@ -50,7 +50,7 @@ from gpucloud.domain.supervision.action import (
     Tell,
     Wait,
 )
-from gpucloud.domain.supervision.membership import progress_of
+from gpucloud.domain.supervision.membership import progress_of, unit_of
 from gpucloud.domain.supervision.snapshot import Limits, Snapshot
 from gpucloud.domain.supervision.transitions import with_commit
 
@@ -288,8 +288,8 @@ def _interrupted(interruption: Interruption, snapshot: Snapshot) -> str:
 
 def _closed(reason: ExitReason, snapshot: Snapshot) -> str:
     saved = snapshot.checkpoint or snapshot.state.checkpoint
-    attempt = with_commit(snapshot.state.attempts, saved.step if saved else None)[-1]
     counts = saved.counts if saved else Counts.STEPS
-    step = f" at {counts.named(attempt.last_step)}" if attempt.last_step else ""
+    attempt = with_commit(snapshot.state.attempts, saved.step if saved else None, counts)[-1]
+    step = f" at {unit_of(attempt, saved).named(attempt.last_step)}" if attempt.last_step else ""
     kept = f", checkpoint at {saved}" if saved else ""
     return f"attempt {attempt.number} ended{step}: {reason.value}{kept}"
