@@ -1,4 +1,7 @@
-"""What is said of an attempt that went on without a supervisor until its machines switched themselves off."""
+"""What is said of an attempt that went on without a supervisor until its machines switched themselves off.
+
+And of machines that are ended while their job goes on.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,18 @@ import pytest
 
 from gpucloud.cli.render.reports import jobs_text, report_text
 from gpucloud.domain.node.status import Outcome
-from gpucloud.domain.state.state import Attempt, CheckpointRef, ExitReason, JobState
+from gpucloud.domain.state.state import (
+    Attempt,
+    CheckpointRef,
+    ExitReason,
+    Interruption,
+    InterruptionKind,
+    JobState,
+    Quarantine,
+)
 from gpucloud.domain.supervision import transitions
-from gpucloud.domain.supervision.action import CloseAttempt
+from gpucloud.domain.supervision.action import CloseAttempt, Replace
+from gpucloud.domain.supervision.snapshot import NodeSnapshot, Readiness
 from gpucloud.store.checkpoints import Newest
 from gpucloud.usecases.job import jobs
 from gpucloud.usecases.job.jobs import Asker
@@ -137,3 +149,33 @@ def test_ranks_that_were_seen_to_be_done_on_machines_that_are_off_have_no_result
     off = replace(told(), attempts=(replace(HEARD, members=done),), paid_until=NOW - timedelta(minutes=1))
     assert report_text(off).startswith("live: waiting, nobody supervises")
     assert "brings them home" not in report_text(off)
+
+
+BAD = Quarantine(node_id="a", why="ECC errors", at=NOW)
+FROZEN = Interruption(node_id="a", kind=InterruptionKind.FROZEN, attempt=1, noticed_at=NOW)
+
+
+@pytest.mark.parametrize(
+    ("node", "changes", "why"),
+    [
+        (up("a", readiness=Readiness.FAILED), {}, "it could not be made ready: no pip"),
+        (up("a"), {"quarantined": (BAD,)}, "ECC errors"),
+        (up("a", relieved=True), {}, "it had a notice, and nobody has taken it"),
+        (up("a", silent=90), {}, "it has not answered for 1 min 30 s"),
+        (up("a", readiness=Readiness.NO, host_key=None), {}, "it has shown no host key for 5 min"),
+        (up("a"), {"interruptions": (FROZEN,)}, "it was given up"),
+        (up("a"), {}, "what runs there does not end"),
+        (up("b"), {}, "it is listed no more"),
+    ],
+)
+def test_a_machine_that_is_ended_while_its_job_goes_on_is_named_with_why(
+    node: NodeSnapshot, changes: dict[str, Any], why: str
+) -> None:
+    told = tell_story(Replace(node_ids=("a",)), snapshot(node, state=state(**changes)))
+    assert told == f"replacing a: {why}"
+
+
+def test_machines_that_are_ended_together_have_each_its_own_reason() -> None:
+    nodes = up("a", readiness=Readiness.FAILED), up("b", silent=90)
+    told = tell_story(Replace(node_ids=("a", "b")), snapshot(*nodes))
+    assert told == "replacing a: it could not be made ready: no pip; replacing b: it has not answered for 1 min 30 s"
