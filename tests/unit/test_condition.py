@@ -710,6 +710,18 @@ def test_training_goes_on_again_with_the_first_step_that_a_self_saving_script_pr
     assert again.resumed_at == NOW - timedelta(seconds=9.5)
 
 
+def test_training_goes_on_again_with_a_step_that_a_script_prints_though_it_is_before_those_that_were_put_back():
+    over = replace(opened("gone"), reason=ExitReason.LOST, ended_at=NOW - timedelta(seconds=20))
+    gone = Interruption(node_id="gone", kind=InterruptionKind.LOST, attempt=1, noticed_at=NOW - timedelta(seconds=20))
+    known = state(attempts=(over, opened("a", number=2)), interruptions=(gone,))
+    put_back = part(2, step=60, phase=UNTOLD, first_step=61, committed_step=60)
+    prints = Readings(step=4, first_step=1, total_steps=None, loss=None, step_seconds=0.5, longest_s=1.0, age_s=2.0)
+    (again,) = transitions.record(snapshot(up("a", replace(put_back, readings=prints)), state=known)).interruptions
+    assert again.resumed_at == NOW - timedelta(seconds=2)
+    (silent,) = transitions.record(snapshot(up("a", put_back), state=known)).interruptions
+    assert silent.resumed_at is None
+
+
 def test_training_did_not_stop_with_the_last_save_of_a_script_whose_saves_are_counted():
     saved, left = NOW - timedelta(minutes=9), NOW - timedelta(seconds=12)
     noticed = Interruption(node_id="b", kind=InterruptionKind.NOTICE, attempt=1, noticed_at=NOW - timedelta(seconds=20))

@@ -37,6 +37,7 @@ from gpucloud.domain.supervision.membership import since_anew, unit_of
 from gpucloud.domain.supervision.transitions import record, with_commit
 from gpucloud.store import newest_commit
 from gpucloud.usecases.checkpoint.checkpoints import of_step
+from gpucloud.usecases.jobstore.orders import _at_step
 from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.usecases.supervise.story import tell_story
 from tests.fakes.clock import JumpingClock
@@ -223,3 +224,11 @@ def test_a_state_of_before_attempts_told_what_they_count_is_read_by_its_checkpoi
     old = from_json(JobState, json.dumps(plain))
     assert (unit_of(old.attempts[0], old.checkpoint), unit_of(old.attempts[0], None)) == (Counts.SAVES, Counts.STEPS)
     assert not old.attempts[0].begun_anew
+
+
+def test_how_far_another_files_run_came_is_told_in_what_its_attempts_count() -> None:
+    steps, saves = lost(1, 1, 40, counts=Counts.STEPS), lost(2, 1, 2, counts=Counts.SAVES)
+    anew = lost(2, 1, 33, counts=Counts.STEPS, begun_anew=True)
+    assert _at_step(state(attempts=(steps, saves))) == " at save 2"
+    assert _at_step(state(attempts=(lost(1, 1, 68), anew))) == " at step 33"
+    assert _at_step(state(attempts=(lost(1, None, None),))) == ""

@@ -9,7 +9,7 @@ from decimal import Decimal
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import span_of
 from gpucloud.domain.node.node import EndCause, GroupView, Node, NodeState
-from gpucloud.domain.node.status import Outcome, Progress, Stop
+from gpucloud.domain.node.status import OUTPUT, Outcome, Progress, Stop
 from gpucloud.domain.state.state import (
     Attempt,
     ExitReason,
@@ -355,14 +355,14 @@ def _with_resumed(snapshot: Snapshot, state: JobState) -> JobState:
     """Add that training goes on after interruptions: by the script's own steps, where only its saves are counted."""
     attempt = state.attempt
     shown = shown_of(attempt, snapshot)[0] if attempt is not None else None
-    if attempt is None or shown is None or shown.step < shown.first_step:
+    if attempt is None or shown is None or (shown.step < shown.first_step and shown.phase != OUTPUT):
         return state
     return replace(state, interruptions=_resumed(state, attempt, shown, snapshot.now))
 
 
 def _first_stepped_at(attempt: Attempt, progress: Progress, now: datetime) -> datetime:
     """Return when the attempt's first step was made, as its node tells: nobody may have looked on then."""
-    since = span_of(progress.age_s + (progress.step - progress.first_step) * (progress.step_seconds or 0.0))
+    since = span_of(progress.age_s + max(0, progress.step - progress.first_step) * (progress.step_seconds or 0.0))
     return min(now, max(attempt.started_at, now - since))
 
 

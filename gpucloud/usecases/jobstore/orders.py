@@ -35,6 +35,7 @@ from gpucloud.domain.state.order import (
     sealed,
 )
 from gpucloud.domain.state.state import ExitReason, JobState
+from gpucloud.domain.supervision.membership import since_anew, unit_of
 from gpucloud.ports import Clock, Signer, Trust
 from gpucloud.store import Conflict, ObjectStore
 from gpucloud.store.contract import NoBucket
@@ -337,8 +338,8 @@ def require_own(found: Found, job: Job, spec_sha256: str, host: str, way: str) -
 
 
 def _at_step(state: JobState) -> str:
-    steps = [attempt.last_step for attempt in state.attempts if attempt.last_step is not None]
-    return f" at step {max(steps)}" if steps else ""
+    told = [(unit_of(one, state.checkpoint), one.last_step or 0) for one in since_anew(state.attempts) if one.last_step]
+    return f" at {told[-1][0].named(max(step for unit, step in told if unit is told[-1][0]))}" if told else ""
 
 
 def next_run(base: str, last: int, taken: Collection[str]) -> tuple[str, int]:
