@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
 import time
+from decimal import Decimal
 
 import pytest
 
@@ -107,6 +110,25 @@ def test_ctrl_c_asks_and_a_detached_job_is_driven_by_its_own_machines_until_it_i
 
     assert line.run("down", "small").code == 0
     assert line.nodes() == []
+
+
+@pytest.mark.slow
+def test_a_detach_while_no_machine_is_there_is_said_at_once_everywhere_and_keeps_to_the_sum_it_told(line):
+    """The process itself stays until machines come: what is told and what is armed come of two sessions."""
+    assert line.run("local", "shortage", "15s").code == 0
+    terminal = Terminal(line, "train", line.job(steps=2000, step_s=0.05))
+    terminal.wait_for("no capacity")
+    terminal.press_ctrl_c()
+    terminal.wait_for("[s]top the job")
+    terminal.type("d\n")
+    terminal.wait_for("as soon as one is there that can drive it; until then this process stays")
+    assert " until its machines drive it" in line.run("status", "small").stdout
+    assert terminal.end() == 0
+
+    told = Decimal(re.search(r"when ([0-9.]+) of [0-9.]+ USD are spent at the most", terminal.shown)[1])
+    spend = json.loads(line.run("status", "small", "--json").stdout)["spend"]
+    assert Decimal(spend["spent_usd"]) + Decimal(spend["promised_usd"]) <= told
+    assert line.run("down", "small").code == 0
 
 
 @pytest.mark.slow

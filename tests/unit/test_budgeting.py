@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gpucloud.adapters.home import Home
 from gpucloud.cli.commands.machines import shortage_line
 from gpucloud.cli.commands.passes import budget
-from gpucloud.cli.commands.supervising import prepaid_line
+from gpucloud.cli.commands.supervising import leaving_line, prepaid_line
 from gpucloud.cli.render.bills import left_amount
 from gpucloud.cli.target import meant
 from gpucloud.domain.errors import BudgetRefused, ProvisionError, UsageError
@@ -364,6 +364,17 @@ def test_the_question_says_a_bound_of_machines_to_come_by_their_time_and_of_othe
     assert prepaid_line(replace(found, asked_for=2), NOW) == (
         "a detach prepays the 2 machines that the job asks for, at any price, for 41 min at the most from when they are"
         " there, when 0.95 of 1.00 USD are spent at the most; they end sooner with the job"
+    )
+
+
+def test_a_detach_says_at_once_when_the_process_leaves_and_what_leaving_sooner_means():
+    assert leaving_line("tm", 0) == (
+        "detaching: tm is left to its machines as soon as one is there that can drive it; until then this process"
+        " stays. Ctrl-C twice leaves at once, and then nobody looks for machines until `gpucloud train tm`"
+    )
+    assert leaving_line("tm", 2) == (
+        "detaching: tm is left to its machines once one of them has shown that it can drive it; until then this process"
+        " stays. Ctrl-C twice leaves at once"
     )
 
 

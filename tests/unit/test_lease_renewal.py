@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 import uuid
 from dataclasses import replace
@@ -54,3 +56,16 @@ def test_a_lease_whose_owner_hangs_is_renewed_for_an_hour_and_no_longer() -> Non
     assert not renewed()
     held.remember(held.state)  # it is back, and nobody has taken the job
     assert renewed()
+
+
+def test_who_leaves_a_job_to_its_machines_says_so_to_every_other_terminal() -> None:
+    clock = JumpingClock()
+    jobs = JobStore(MemoryStore(clock), "digits")
+    jobs.create(state())
+    with lease.take(jobs, clock, leaves=True) as held:
+        assert held.state.owner is not None
+        process = f"process {os.getpid()} on {socket.gethostname()}"
+        assert lease.supervised_by(held.state.owner) == f"{process} until its machines drive it"
+    with lease.take(jobs, clock) as held:
+        assert held.state.owner is not None
+        assert lease.supervised_by(held.state.owner) == process

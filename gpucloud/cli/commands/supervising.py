@@ -72,6 +72,11 @@ class Begun:
         """Return how it stands, as every command says it."""
         return report_of(self.cloud, self.known)
 
+    def tell_that_it_leaves(self, machines: int) -> None:
+        """Say at once when this process leaves a job of so many machines, where these can drive it."""
+        if self.cloud.unable(self.job) is None:
+            tell(leaving_line(self.name, machines))
+
 
 def run(begun: Begun, *, leaves: bool = False, asks: bool = True) -> None:
     """Give the start's order and hold the job's lease until it is done; bring home what is in the store then.
@@ -229,6 +234,18 @@ def _run(begun: Begun, leaves: bool, shown: Onlooker, interrupts: Interrupts) ->
 
 
 # Leaving a job that goes on: driven by its own machines, or by a process here in the background.
+
+
+def leaving_line(name: str, machines: int) -> str:
+    """Return what a process does that was told to detach, and how it is left before that is done."""
+    when = (
+        "once one of them has shown that it can drive it" if machines else "as soon as one is there that can drive it"
+    )
+    then = "" if machines else f", and then nobody looks for machines until `gpucloud train {name}`"
+    return (
+        f"detaching: {name} is left to its machines {when}; until then this process stays."
+        f" Ctrl-C twice leaves at once{then}"
+    )
 
 
 def launch(begun: Begun, *, as_json: bool) -> int:

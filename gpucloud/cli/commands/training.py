@@ -249,6 +249,7 @@ def _leave_by_the_newest(begun: Begun, *, as_json: bool) -> int:
     if begun.start.order.end is not None:
         tell(f"{begun.start.order.by} asked for its end")
         return _supervise(begun, as_json=as_json)
+    begun.tell_that_it_leaves(len(report.nodes))
     return _leave_going(begun, as_json=as_json)
 
 

@@ -114,7 +114,7 @@ class Owner:
     """The supervisor that holds the lease; `started` tells a process from a later one with its pid.
 
     Pids mean something within one `space` only (Linux: the PID namespace); nodes of the embedded fleet have their own.
-    `node` is the machine of the job that drives it, empty for a supervisor outside.
+    `node` is the machine of the job that drives it, empty for one outside; with `leaves` that stays until one does.
     """
 
     id: str
@@ -124,6 +124,7 @@ class Owner:
     since: datetime
     space: str = ""
     node: str = ""
+    leaves: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -151,11 +151,19 @@ class Lease:
                 continue  # the next write tries again; the lease itself ends by the store's clock
 
 
-def take(jobs: JobStore, clock: Clock, uptime: Callable[[], float] = processes.uptime, *, node: str = "") -> Lease:
+def take(
+    jobs: JobStore,
+    clock: Clock,
+    uptime: Callable[[], float] = processes.uptime,
+    *,
+    node: str = "",
+    leaves: bool = False,
+) -> Lease:
     """Return the lease on the job. LeaseHeld while another supervisor has it and is alive.
 
     A holder on this host whose process is gone is replaced at once, any other one when its lease is over by the
-    store's own clock. `node` is the machine of the job that asks, empty for a supervisor outside.
+    store's own clock. `node` is the machine of the job that asks, empty for a supervisor outside; `leaves`: that stays
+    until one drives it.
     """
     loaded = jobs.believed()
     if loaded is None:
@@ -164,7 +172,9 @@ def take(jobs: JobStore, clock: Clock, uptime: Callable[[], float] = processes.u
     if state.owner is not None and not is_over(state, stored):
         raise _held(jobs.job, state, stored)
     started = uptime()
-    taken = replace(state, epoch=state.epoch + 1, owner=_me(clock, node), seq=state.seq + 1, nonce=uuid.uuid4().hex)
+    taken = replace(
+        state, epoch=state.epoch + 1, owner=_me(clock, node, leaves=leaves), seq=state.seq + 1, nonce=uuid.uuid4().hex
+    )
     try:
         version = jobs.replace(taken, stored.version)
     except Conflict:
@@ -195,10 +205,12 @@ def is_over(state: JobState, stored: Stored) -> bool:
 
 def supervised_by(owner: Owner) -> str:
     """Return the owner in words."""
-    return f"its own node {owner.node}" if owner.node else f"process {owner.pid} on {owner.host}"
+    if owner.node:
+        return f"its own node {owner.node}"
+    return f"process {owner.pid} on {owner.host}{' until its machines drive it' if owner.leaves else ''}"
 
 
-def _me(clock: Clock, node: str) -> Owner:
+def _me(clock: Clock, node: str, *, leaves: bool) -> Owner:
     pid = os.getpid()
     return Owner(
         id=uuid.uuid4().hex,
@@ -208,6 +220,7 @@ def _me(clock: Clock, node: str) -> Owner:
         since=clock.now(),
         space=processes.space(),
         node=node,
+        leaves=leaves,
     )
 
 

@@ -99,7 +99,7 @@ class Session:
         services = replace(self.services, clock=StoreClock(self.services.clock, self.services.jobs, self.watcher.story))
         orders = replace(self.orders, clock=services.clock)
         who = replace(self.who, began_at=services.clock.now(), saving=services.saving)
-        with take(services.jobs, services.clock, node=self.who.node) as lease:
+        with take(services.jobs, services.clock, node=self.who.node, leaves=self.who.leaves) as lease:
             if entering is None:
                 orders.acted_on()
             else:
