@@ -312,14 +312,33 @@ def test_to_ask_whether_there_is_spot_again_is_not_to_have_it():
     assert has.capacity_decision.mode == "spot"
 
 
-@pytest.mark.parametrize(
-    ("slack", "shortfall"), [(minutes(12), None), (minutes(11), Shortfall.TIME), (-minutes(30), Shortfall.TIME)]
-)
+@pytest.mark.parametrize(("slack", "shortfall"), [(minutes(12), None), (minutes(11), Shortfall.TIME)])
 def test_a_deadline_that_machines_on_demand_cannot_keep_any_more_is_told_and_tried_for(slack, shortfall):
     found = capacity_choice(goal(slack), world(), RULES)
     assert (found.mode, found.capacity_decision.shortfall) == (Mode.ON_DEMAND, shortfall)
     if shortfall is not None:
         assert found.capacity_decision.warning.startswith("the deadline will be missed: 6 h of work and 12 min")
+
+
+@pytest.mark.parametrize(
+    ("held", "cooldowns", "policy", "expected"),
+    [
+        ((), (), Policy.GREEDY, (Mode.SPOT, POOL)),
+        ((), (), Policy.LEARNED, (Mode.SPOT, POOL)),
+        ((), (cooldown(POOL),), Policy.GREEDY, (Mode.SPOT, OTHER_POOL)),
+        ((up("a", readiness=Readiness.NO),), (), Policy.GREEDY, (Mode.SPOT, POOL)),  # no changing back while it boots
+        ((), DOWN, Policy.GREEDY, (Mode.ON_DEMAND, DEAR)),
+        ((), (), Policy.ON_DEMAND, (Mode.ON_DEMAND, DEAR)),
+    ],
+)
+def test_a_deadline_that_no_machines_can_keep_is_missed_where_it_is_cheap(held, cooldowns, policy, expected):
+    """The work alone is longer than the time that is left; steps that are made until then are as good on spot."""
+    missed = capacity_choice(goal(-minutes(30), policy), world(*held, of_state={"cooldowns": cooldowns}), RULES)
+    assert (where(missed), missed.capacity_decision.shortfall) == (expected, Shortfall.TIME)
+
+
+def test_machines_on_demand_that_work_are_kept_though_the_deadline_is_missed():
+    assert capacity_choice(goal(-minutes(30)), working(DEAR), RULES).mode is Mode.ON_DEMAND
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,19 @@ def test_the_work_is_that_of_the_machines_where_tokens_say_it() -> None:
     assert found.work.total_seconds() == pytest.approx(757_958, rel=1e-3)
 
 
+@pytest.mark.parametrize(("minutes", "refused"), [(11, True), (12, False)])
+def test_a_deadline_that_leaves_no_time_for_a_start_is_refused_whatever_the_work_is(
+    minutes: int, refused: bool
+) -> None:
+    asked = job(work=None, deadline=timedelta(minutes=minutes))
+    if not refused:
+        refuse(asked)
+        return
+    with pytest.raises(PlanRefused, match=r"a start takes 12 min, and the deadline is after 11 min: nothing") as caught:
+        refuse(asked)
+    assert caught.value.hint == "deadline: 12min, and the time that the work takes"
+
+
 def test_nothing_is_said_of_a_job_whose_work_nobody_knows() -> None:
     asked = job(work=None, deadline=HOUR)
     assert needs_of(asked, offers(asked), CHANGEOVER) is None

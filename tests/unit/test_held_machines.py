@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpucloud.cli.render.reports import report_text
+from gpucloud.domain.job.quantities import parse_span
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.node import NO_GROUP
 from gpucloud.domain.state.order import held_until, is_closed, keeps, without_drill_done
@@ -253,6 +254,25 @@ def test_past_its_deadline_a_failed_run_is_refused_with_both_ways_on(outside: Ou
     assert "goes on from step 4; gpucloud train small --again begins a new run" in late.stderr
     assert give(outside, "train", "small.yaml", "--again").code != 2
     assert stored(outside, f"{JOB}-2") is not None
+
+
+def test_a_start_for_which_no_time_is_left_is_refused_before_anything_is_rented(outside: Outside) -> None:
+    """Ten minutes before its deadline not even a start fits, which takes 12 min as long as few were seen."""
+    outside.job = replace(outside.job, hold=None, deadline=timedelta(hours=3))
+    began = outside.clock.now()
+    assert give(outside, "train", "small.yaml").code == 20
+    outside.fleet.training = Training()
+    outside.pass_by(3 * 3600 - 600 - (outside.clock.now() - began).total_seconds())
+    before = stored(outside)
+    refused = give(outside, "train", "small.yaml")
+    assert (refused.code, stored(outside)) == (2, before), refused.stderr
+    assert re.search(
+        r"(10 min|9 min \d+ s) are left until the deadline of small.*a start of machines takes 12 min", refused.stderr
+    )
+    least = re.search(r"hint: deadline: (3h \d+min) is the least, for .*a start of 12 min", refused.stderr)
+    assert least is not None, refused.stderr
+    outside.job = replace(outside.job, deadline=parse_span(least[1]))
+    assert give(outside, "train", "small.yaml").code == 0
 
 
 def test_what_a_start_compares_with_is_what_ran_and_not_the_file_that_tore_it_down(outside: Outside) -> None:

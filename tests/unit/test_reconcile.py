@@ -11,7 +11,7 @@ import pytest
 
 from gpucloud.cli.render.reports import report_json, report_text
 from gpucloud.domain.checkpoint.protection import Saving
-from gpucloud.domain.job.spec import IdlePolicy
+from gpucloud.domain.job.spec import IdlePolicy, Market
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.node import EndCause, Fault, NodeState, Notice
 from gpucloud.domain.node.status import Outcome, Stop
@@ -97,6 +97,34 @@ def running(*nodes, attempt=None, **changes):
 
 def test_without_a_group_it_is_made_first():
     assert decide(GOAL, snapshot(exists=False, armed=None, group_size=0), RULES) == Provision()
+
+
+@pytest.mark.parametrize(
+    ("left_s", "of_group", "of_state", "ends"),
+    [
+        # A start takes 12 min as long as none was measured, and nothing is rented for less.
+        (719, {"group_size": 0}, {}, True),
+        (720, {"group_size": 0}, {}, False),
+        (719, {"group_size": 0, "exists": False}, {}, True),
+        # What was asked for in time is waited for; a group that just lost its machines asks anew by itself.
+        (600, {"group_size": 2}, {"bare_at": NOW - timedelta(seconds=120)}, False),
+        (600, {"group_size": 2}, {"bare_at": NOW}, True),
+        # Hosts that the user has cost nothing more.
+        (5, {"group_size": 0}, {"pool": replace(POOL, market=Market.OWNED)}, False),
+    ],
+)
+def test_nothing_is_rented_for_less_time_than_a_start_takes(left_s, of_group, of_state, ends):
+    goal = Goal(nodes=2, budget_usd=Decimal(10), deadline_at=NOW + timedelta(seconds=left_s))
+    action = decide(goal, snapshot(**of_group, state=state(**of_state)), Rules())
+    assert isinstance(action, Finish) is ends
+    if ends:
+        assert action.reason is ExitReason.DEADLINE
+        assert action.message.endswith("left until the deadline, and a start takes 12 min: no machine is rented for it")
+
+
+def test_machines_that_are_there_begin_however_near_the_deadline_is():
+    goal = Goal(nodes=2, budget_usd=Decimal(10), deadline_at=NOW + timedelta(seconds=60))
+    assert isinstance(decide(goal, snapshot(up("a"), up("b")), Rules()), OpenAttempt)
 
 
 def test_the_shut_off_is_armed_before_the_level_is_set():

@@ -88,6 +88,7 @@ def refuse_what_cannot_be_kept(
         )
     needs = needs_of(job, offers, changeover)
     if needs is None:
+        _refuse_what_no_start_fits(job, offers[0], changeover)
         return
     if job.deadline is not None:
         _refuse_the_deadline(job, needs, job.deadline)
@@ -162,6 +163,17 @@ def least_usd(job: Job, needs: Needs, prepaid_rule: PrepaidRule) -> Decimal:
 def _must_end(job: Job) -> bool:
     """Whether the job goes on demand rather than miss its deadline."""
     return job.deadline is not None and job.resources.market is MarketPolicy.AUTO
+
+
+def _refuse_what_no_start_fits(job: Job, offer: Offer, changeover: timedelta) -> None:
+    """Raise PlanRefused where the deadline comes before the first step of machines that are rented for it."""
+    if job.deadline is None or job.deadline >= changeover or offer.pool.market is Market.OWNED:
+        return
+    raise PlanRefused(
+        f"a start takes {format_span(changeover)}, and the deadline is after {format_span(job.deadline)}: nothing would"
+        " come of the machines that are rented",
+        hint=f"deadline: {written_span(changeover)}, and the time that the work takes",
+    )
 
 
 def _refuse_the_deadline(job: Job, needs: Needs, deadline: timedelta) -> None:

@@ -103,6 +103,7 @@ class Reason(Enum):
     BEHIND = "behind the pace that the deadline asks for"
     DEADLINE = "no time is left for another interruption"
     BUDGET = "no money is left for another interruption"
+    MISSED = "any machines would miss the deadline, and spot is cheaper"
     EXPECTED = "the least expected cost"
     ASKED = "asked for"
 

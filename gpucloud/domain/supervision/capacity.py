@@ -19,6 +19,7 @@ from gpucloud.domain.node.node import Fault, Refusal
 from gpucloud.domain.offer import Pool
 from gpucloud.domain.state.state import Attempt, Cooldown, ExitReason, JobState
 from gpucloud.domain.supervision.action import Action, CoolDown, Finish, Move, Resize, Wait
+from gpucloud.domain.supervision.membership import pace_of
 from gpucloud.domain.supervision.quarantine import QUARANTINED
 from gpucloud.domain.supervision.snapshot import CapacityChoice, Goal, Limits, Snapshot
 
@@ -55,6 +56,23 @@ def _give_back(snapshot: Snapshot) -> Action | None:
     if snapshot.group.exists and snapshot.group.size > 0:
         return Resize(size=0)
     return Wait(why="giving machines back") if snapshot.group.counted else None
+
+
+def too_late_to_start(goal: Goal, snapshot: Snapshot, limits: Limits) -> Finish | None:
+    """Return the end of a job without machines that has less time left until its deadline than a start takes.
+
+    What is rented would be given back before its first new step. Machines that were asked for in time may still come.
+    """
+    state, group = snapshot.state, snapshot.group
+    if goal.deadline_at is None or group.alive or state.pool.market is Market.OWNED:
+        return None
+    start = pace_of(state, goal.work, snapshot.now, limits, goal.nodes).changeover
+    asked_at = state.bare_at if group.size > 0 else None
+    if goal.deadline_at - (asked_at or snapshot.now) >= start:
+        return None
+    left = format_span(max(goal.deadline_at - snapshot.now, timedelta(0)))
+    message = f"{left} left until the deadline, and a start takes {format_span(start)}: no machine is rented for it"
+    return Finish(reason=ExitReason.DEADLINE, message=message)
 
 
 def has_enough(goal: Goal, snapshot: Snapshot) -> bool:

@@ -57,12 +57,34 @@ def _shortfall(case: Situation) -> Shortfall | None:
 
 def _choice(case: Situation, shortfall: Shortfall | None) -> Choice:
     if shortfall is Shortfall.MONEY:  # the budget is hard: the deadline yields, and the job goes on where it is cheap
-        cheap = min((zone for zone in case.zones if zone.up), key=lambda zone: zone.usd_per_hour, default=None)
-        held = case.holding.mode is Mode.SPOT
-        zone = case.holding.zone if held else cheap.zone if cheap else None
+        zone = _cheap(case)
         return Choice(mode=Mode.SPOT if zone else Mode.IDLE, zone=zone, reason=Reason.BUDGET)
+    missed = _missed(case) if shortfall is Shortfall.TIME else None
+    if missed is not None:
+        return missed
     choice = decide(case.policy, task_of(case), observed(case), case.goal.tables)
     return _before_it_is_late(case, _steadily(case, _on_fresh_news(case, choice)))
+
+
+def _cheap(case: Situation) -> str | None:
+    """Return the spot pool that the job's machines are in, or else the cheapest that may be asked."""
+    cheap = min((zone for zone in case.zones if zone.up), key=lambda zone: zone.usd_per_hour, default=None)
+    return case.holding.zone if case.holding.mode is Mode.SPOT else cheap.zone if cheap else None
+
+
+def _missed(case: Situation) -> Choice | None:
+    """Return spot where the work alone takes longer than there is time: dearer machines would not be there in time.
+
+    None where a short start may still do, where machines on demand are there, and for who asked for those.
+    """
+    hopeless = case.slack < _NO_TIME and case.policy is not Policy.ON_DEMAND and not case.goal.checkpoint_none
+    whole = case.holding.mode is Mode.SPOT and case.holding.nodes == 0
+    if not hopeless or not (whole or (case.holding.mode is Mode.IDLE and not _is_bought(case))):
+        return None
+    zone = _cheap(case)
+    if zone is None or not (whole or zone in _worthwhile(case)):
+        return None
+    return Choice(mode=Mode.SPOT, zone=zone, reason=Reason.MISSED)
 
 
 def _on_fresh_news(case: Situation, choice: Choice) -> Choice:

@@ -39,6 +39,7 @@ from gpucloud.domain.supervision.capacity import (
     pool_of_the_decision,
     refused_lately,
     saved_steps,
+    too_late_to_start,
 )
 from gpucloud.domain.supervision.during import during
 from gpucloud.domain.supervision.elastic import AWAITING, can_start, succeed, waits_until
@@ -121,7 +122,9 @@ def _finish(goal: Goal, snapshot: Snapshot, limits: Limits) -> Finish | None:
         return Finish(reason=ExitReason.LOST, message=f"{count} attempts in a row made no new step")
     if snapshot.payable_until is None and not some_leave(snapshot):
         return Finish(reason=ExitReason.BUDGET)
-    return stop_buying(snapshot, limits) or _give_up(goal, snapshot, limits)
+    return (
+        stop_buying(snapshot, limits) or _give_up(goal, snapshot, limits) or too_late_to_start(goal, snapshot, limits)
+    )
 
 
 def _give_up(goal: Goal, snapshot: Snapshot, limits: Limits) -> Finish | None:

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Protocol
 
 from gpucloud.domain.errors import CredentialsError, GpucloudError, PlanRefused
-from gpucloud.domain.job.quantities import format_moment
-from gpucloud.domain.job.spec import AwsChoices, Cloud, Job, KnownJob
+from gpucloud.domain.job.quantities import format_moment, format_span, written_span
+from gpucloud.domain.job.spec import AwsChoices, Cloud, Job, KnownJob, Market
 from gpucloud.domain.market.plan import Plan
+from gpucloud.domain.node.node import GroupView
 from gpucloud.domain.state.order import Order, is_finished, refuse_elsewhere, unusable
 from gpucloud.domain.state.state import JobState, from_where
+from gpucloud.domain.supervision.membership import pace_of
+from gpucloud.domain.supervision.snapshot import Limits
 from gpucloud.domain.supervision.transitions import reopen
 from gpucloud.usecases.jobstore.orders import Given, Orders, sha256_of
 from gpucloud.usecases.services import Services
@@ -302,4 +305,26 @@ def require_time(state: JobState, order: Order, now: datetime) -> None:
     raise PlanRefused(
         f"the deadline of {state.job} was at {format_moment(order.deadline_at, now)}: it counts from its first start",
         hint=f"with a later `deadline:` it goes on from {start}; gpucloud train {state.job} --again begins a new run",
+    )
+
+
+def require_start(state: JobState, order: Order, now: datetime, group: GroupView, limits: Limits) -> None:
+    """Raise PlanRefused for a run without machines where no start fits before its deadline; the hint is what would do.
+
+    Its machines would be given back before their first new step. The least deadline has room for the work that is left,
+    as far as that is known.
+    """
+    job = order.resolved
+    if order.deadline_at is None or group.alive or state.pool.market is Market.OWNED:
+        return
+    pace = pace_of(state, job.work, now, limits, job.resources.nodes)
+    if order.deadline_at - now >= pace.changeover:
+        return
+    rest = f"{format_span(pace.left)} of work and " if pace.left is not None else ""
+    least = now - order.first_at + pace.changeover + (pace.left or timedelta(0))
+    raise PlanRefused(
+        f"{format_span(order.deadline_at - now)} are left until the deadline of {state.job}, which counts from its"
+        f" first start: a start of machines takes {format_span(pace.changeover)}, so that nothing would come of them",
+        hint=f"deadline: {written_span(least)} is the least, for {rest}a start of {format_span(pace.changeover)};"
+        f" gpucloud train {state.job} --again begins a new run",
     )

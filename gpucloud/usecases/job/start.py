@@ -33,7 +33,7 @@ from gpucloud.domain.supervision.snapshot import Rules, rules_for
 from gpucloud.ports import Account, Clock, MarketData, NodeGroup, Signer
 from gpucloud.store import Conflict, ObjectStore
 from gpucloud.usecases.job.jobs import Kept, kept_of
-from gpucloud.usecases.job.ordered import first_state, require_time
+from gpucloud.usecases.job.ordered import first_state, require_start, require_time
 from gpucloud.usecases.jobstore.jobstore import JobStore, job_names
 from gpucloud.usecases.jobstore.lease import StoreClock
 from gpucloud.usecases.jobstore.orders import (
@@ -293,7 +293,7 @@ class Starter:
         if reopens:
             self._require_rest(state, order, now, used.usd)
         elif not ends and state.attempt is None:
-            plan = self._plan_again(replace(job, name=found.name, budget_usd=order.budget_usd), state, now, used)
+            plan = self._plan_again(replace(job, name=found.name, budget_usd=order.budget_usd), order, state, now, used)
         elif not ends:
             self._require_payable(jobs, state, before, order, now)
         check(
@@ -398,7 +398,8 @@ class Starter:
             return NO_GROUP
         return self.group.describe(state.group)
 
-    def _plan_again(self, job: Job, state: JobState, now: datetime, used: Used) -> Plan:
+    def _plan_again(self, job: Job, order: Order, state: JobState, now: datetime, used: Used) -> Plan:
+        require_start(state, order, now, self._listed(state), self.rules.limits)
         offers = self.planner.offers(job)
         prepaid_rule = _prepaid_rule_for(state, self.rules.prepaid_rule)
         if state.group is not None:
