@@ -232,3 +232,16 @@ def test_how_far_another_files_run_came_is_told_in_what_its_attempts_count() -> 
     assert _at_step(state(attempts=(steps, saves))) == " at save 2"
     assert _at_step(state(attempts=(lost(1, 1, 68), anew))) == " at step 33"
     assert _at_step(state(attempts=(lost(1, None, None),))) == ""
+
+
+def test_a_list_tells_the_step_that_the_output_of_a_supervised_job_told_as_its_status_does() -> None:
+    first = part(1, step=2, phase=UNTOLD, first_step=1, committed_step=2, counts=Counts.SAVES)
+    printed = up("a", replace(first, readings=replace(READ, step=135)))
+    (attempt,) = record(snapshot(printed, state=state(attempts=(opened("a"),)))).attempts
+    assert (attempt.last_step, attempt.printed_step) == (2, 135)
+    listed = of_attempts(attempt, checkpoint=replace(TWELFTH, step=2), supervisor="process 1 on vm", heard_at=NOW)
+    told_json = report_json(listed)
+    assert (told_json["last_step"], told_json["last_save"]) == (135, None)
+    assert "135 (11:59:44)" in jobs_text([listed])
+    alone = report_json(replace(listed, supervisor=None))  # what is saved may be newer than what was heard
+    assert (alone["last_step"], alone["last_save"]) == (None, 2)

@@ -8,9 +8,9 @@ from gpucloud.cli.render.bills import left_amount
 from gpucloud.domain.job.quantities import counted, format_moment, format_span, format_usd
 from gpucloud.domain.node.output import advice_for
 from gpucloud.domain.state.order import OWN, Onward
-from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState, from_where
+from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState
 from gpucloud.domain.untrusted import in_one_line
-from gpucloud.usecases.jobstore.condition import ConditionKind
+from gpucloud.usecases.jobstore.condition import ConditionKind, from_where
 from gpucloud.usecases.jobstore.report import JobReport
 
 

@@ -208,6 +208,8 @@ class Attempt:
     """What did not come home when it ended, and no other attempt followed."""
     counts: Counts | None = None
     """What its steps are, as it told them; None before it told any, and in states of before that was stored."""
+    printed_step: int | None = None
+    """The newest step that its output told, where the job file has a pattern for that."""
     begun_anew: bool = False
     """Whether its script did not go on from the checkpoint that was put back, as its first save shows."""
 
@@ -345,11 +347,6 @@ class CheckpointRef:
     def __str__(self) -> str:
         """As people are told of it: by its number."""
         return self.counts.named(self.step)
-
-
-def from_where(checkpoint: CheckpointRef | None) -> str:
-    """Return from where an attempt begins that finds this checkpoint, in words."""
-    return str(checkpoint) if checkpoint is not None else "the beginning"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

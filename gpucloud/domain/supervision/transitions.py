@@ -352,12 +352,13 @@ def as_told(attempt: Attempt, progress: Progress) -> Attempt:
 
 
 def _with_resumed(snapshot: Snapshot, state: JobState) -> JobState:
-    """Add that training goes on after interruptions: by the script's own steps, where only its saves are counted."""
+    """Add the script's own steps, where only its saves are counted, and that training goes on after interruptions."""
     attempt = state.attempt
     shown = shown_of(attempt, snapshot)[0] if attempt is not None else None
     if attempt is None or shown is None or (shown.step < shown.first_step and shown.phase != OUTPUT):
         return state
-    return replace(state, interruptions=_resumed(state, attempt, shown, snapshot.now))
+    attempt = replace(attempt, printed_step=shown.step if shown.phase == OUTPUT else None)
+    return replace(_with_attempt(state, attempt), interruptions=_resumed(state, attempt, shown, snapshot.now))
 
 
 def _first_stepped_at(attempt: Attempt, progress: Progress, now: datetime) -> datetime:

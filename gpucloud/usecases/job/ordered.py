@@ -16,10 +16,11 @@ from gpucloud.domain.job.spec import AwsChoices, Cloud, Job, KnownJob, Market
 from gpucloud.domain.market.plan import Plan
 from gpucloud.domain.node.node import GroupView
 from gpucloud.domain.state.order import Order, is_finished, refuse_elsewhere, unusable
-from gpucloud.domain.state.state import JobState, from_where
+from gpucloud.domain.state.state import JobState
 from gpucloud.domain.supervision.membership import pace_of
 from gpucloud.domain.supervision.snapshot import Limits
 from gpucloud.domain.supervision.transitions import reopen
+from gpucloud.usecases.jobstore.condition import from_where
 from gpucloud.usecases.jobstore.orders import Given, Orders, sha256_of
 from gpucloud.usecases.services import Services
 

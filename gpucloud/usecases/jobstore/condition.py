@@ -179,6 +179,11 @@ class Reached:
         return f"{self.counts.named(self.step)}{total}"
 
 
+def from_where(checkpoint: CheckpointRef | None) -> str:
+    """Return from where an attempt begins that finds this checkpoint, in words."""
+    return str(checkpoint) if checkpoint is not None else "the beginning"
+
+
 def kept_to(
     attempt: Attempt, attempts: tuple[Attempt, ...], checkpoint: CheckpointRef | None, *, succeeded: bool
 ) -> int | None:

@@ -309,8 +309,11 @@ class JobReport:
             # A node's word may be older than what it has saved since.
             step = max(progress.step, saved.step) if saved is not None and saved.counts is told else progress.step
             return Reached(step=step, total_steps=progress.total_steps, counts=told)
+        unit = self.unit_of(attempt)
+        by_saves = self.supervisor is not None and progress is None and unit is Counts.SAVES
+        if by_saves and attempt.printed_step is not None:
+            return Reached(step=attempt.printed_step, at=self.told_at)
         if attempt.last_step is not None:
-            unit = self.unit_of(attempt)
             kept = saved.step if saved is not None and saved.counts is unit else 0
             step = max(attempt.last_step, kept)
             alone = self.supervisor is None and kept == step
