@@ -799,6 +799,26 @@ def test_down_says_which_machines_keep_it_waiting_and_until_when():
     assert told_of(replace(ending, ending_at=None), "a") is None
 
 
+def test_whoever_ends_a_job_whose_machines_are_silent_says_once_until_when_they_are_waited_for():
+    ending = opened("a", ending_reason=ExitReason.STOPPED, ending_at=NOW - timedelta(seconds=30))
+    quiet = UsageInterval(node_id="a", pool=POOL, launched_at=NOW - HOUR, silent_at=NOW - timedelta(seconds=50))
+    world = snapshot(up("a", silent=50), state=state(attempts=(ending,), nodes=(quiet,)))
+    waits = "a does not hear of the end: waited for until 12:01:30 UTC at the latest"
+    order = EndAttempt(how=Stop.SAVE, reason=ExitReason.STOPPED)
+
+    told = Announcements()
+    heard = replace(world, nodes=(up("a"),), state=state(attempts=(opened("a"),)))
+    assert waits not in told.news(order, heard, LIMITS)  # it is not known yet
+    assert waits in told.news(Wait(why="a save"), world, LIMITS)
+    killing = EndAttempt(how=Stop.KILL, reason=ExitReason.LOST)
+    assert all(waits not in told.news(action, world, LIMITS) for action in (killing, Wait(why="the end")))
+
+    told = Announcements()
+    ordered = replace(world, state=state(attempts=(opened("a"),), nodes=(quiet,)))
+    assert waits not in told.news(order, ordered, LIMITS)  # the order says so in its own line
+    assert waits not in told.news(Wait(why="a save"), world, LIMITS)
+
+
 @pytest.mark.parametrize(
     ("outcome", "left"), [(None, timedelta(seconds=7)), (Outcome.DONE, None), (Outcome.LEFT, None)]
 )

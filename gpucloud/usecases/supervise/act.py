@@ -65,7 +65,14 @@ from gpucloud.usecases.supervise.closing import Closing
 from gpucloud.usecases.supervise.inspection import Inspector
 from gpucloud.usecases.supervise.prepare import Bootstrapper
 from gpucloud.usecases.supervise.provision import MachineProvisioner
-from gpucloud.usecases.supervise.story import answer_again, decision_line, silence, tell_story
+from gpucloud.usecases.supervise.story import (
+    answer_again,
+    decision_line,
+    end_unheard,
+    silence,
+    tell_story,
+    unreached,
+)
 
 _FIRST_WORD = timedelta(minutes=1)
 
@@ -82,6 +89,8 @@ class Announcements:
     _protected: str | None = None
     _anew: int = 0
     """The newest attempt of which it was told that its script began anew."""
+    _end_told: bool = False
+    """Whether the order to end said itself that machines do not hear it."""
 
     def news(
         self, action: Action, snapshot: Snapshot, limits: Limits, policy: CheckpointPolicy | None = None
@@ -144,10 +153,18 @@ class Announcements:
             *_advice(snapshot),
             *_undriven(snapshot, limits),
             *_told_wait(action),
+            *self._waits_for_the_end(action, snapshot, limits),
         }
         fresh = tuple(sorted(now - self._told))
         self._told = now
         return fresh
+
+    def _waits_for_the_end(self, action: Action, snapshot: Snapshot, limits: Limits) -> tuple[str, ...]:
+        """That machines do not hear of the end: who came for it alone has not known them to be silent at the order."""
+        if isinstance(action, EndAttempt) and unreached(action, snapshot, limits):
+            self._end_told = True
+        told = None if self._end_told else end_unheard(snapshot.state, limits, snapshot.now)
+        return (told,) if told is not None else ()
 
 
 def _how_it_saves(snapshot: Snapshot, policy: CheckpointPolicy | None) -> str | None:

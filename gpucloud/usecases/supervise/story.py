@@ -109,7 +109,7 @@ def tell_story(  # noqa: C901, PLR0911, PLR0912  (one flat match)
             return "; ".join(f"{node_id} is not used any more: {why}" for node_id, why in nodes)
         case EndAttempt(how=how, reason=reason, message=message):
             does = _ending(directory) if how is Stop.SAVE else "ending the attempt"
-            return f"{does}: {reason.value}{': ' + message if message else ''}{_unreached(action, snapshot, limits)}"
+            return f"{does}: {reason.value}{': ' + message if message else ''}{unreached(action, snapshot, limits)}"
         case CloseAttempt(reason=reason):
             return _closed(reason, snapshot)
         case Relieve(node_id=node_id):
@@ -137,6 +137,33 @@ def is_noticeable(until: datetime, told: datetime | None) -> bool:
     must not be too late by more than that.
     """
     return told is None or told - until >= _SOONER or until - told >= _LATER
+
+
+def unreached(action: EndAttempt, snapshot: Snapshot, limits: Limits) -> str:
+    """Return which of the attempt's machines cannot hear that it is to end, and how long they are waited for."""
+    attempt = snapshot.state.attempt
+    members = {member.node_id for member in attempt.members} if attempt is not None else set()
+    silent = [one.node.id for one in snapshot.nodes if one.node.id in members and one.silent_for >= limits.silent]
+    if not silent or action.how is not Stop.SAVE:
+        return ""
+    waited = "" if action.reason.retried else f": waiting {format_span(limits.overdue)} for that at the most"
+    return f"; {', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not hear it{waited}"
+
+
+def end_unheard(state: JobState, limits: Limits, now: datetime) -> str | None:
+    """Return which machines do not hear that their attempt is to end, and until when they are waited for."""
+    attempt = state.attempt
+    if attempt is None or attempt.ending_at is None or not attempt.ends_for_good:
+        return None
+    members = {member.node_id for member in attempt.members}
+    heard_at = now - limits.silent  # a late answer is no silence
+    alive = [one for one in state.alive if one.node_id in members]
+    silent = [one.node_id for one in alive if one.silent_at is not None and one.silent_at <= heard_at]
+    if not silent:
+        return None
+    until = format_moment(attempt.ending_at + limits.overdue, now)
+    do = "does" if len(silent) == 1 else "do"
+    return f"{', '.join(silent)} {do} not hear of the end: waited for until {until} at the latest"
 
 
 def budget_line(change: BudgetChange) -> str:
@@ -203,33 +230,6 @@ def _ending(directory: CheckpointDirectory | None) -> str:
     if directory is not None and directory.on_notice is OnNotice.NONE:
         return "ending the attempt once what its script has saved is kept"
     return "asking the script to save and leave"
-
-
-def _unreached(action: EndAttempt, snapshot: Snapshot, limits: Limits) -> str:
-    """Return which of the attempt's machines cannot hear that it is to end, and how long they are waited for."""
-    attempt = snapshot.state.attempt
-    members = {member.node_id for member in attempt.members} if attempt is not None else set()
-    silent = [one.node.id for one in snapshot.nodes if one.node.id in members and one.silent_for >= limits.silent]
-    if not silent or action.how is not Stop.SAVE:
-        return ""
-    waited = "" if action.reason.retried else f": waiting {format_span(limits.overdue)} for that at the most"
-    return f"; {', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not hear it{waited}"
-
-
-def end_unheard(state: JobState, limits: Limits, now: datetime) -> str | None:
-    """Return which machines do not hear that their attempt is to end, and until when they are waited for."""
-    attempt = state.attempt
-    if attempt is None or attempt.ending_at is None or not attempt.ends_for_good:
-        return None
-    members = {member.node_id for member in attempt.members}
-    heard_at = now - limits.silent  # a late answer is no silence
-    alive = [one for one in state.alive if one.node_id in members]
-    silent = [one.node_id for one in alive if one.silent_at is not None and one.silent_at <= heard_at]
-    if not silent:
-        return None
-    until = format_moment(attempt.ending_at + limits.overdue, now)
-    do = "does" if len(silent) == 1 else "do"
-    return f"{', '.join(silent)} {do} not hear of the end: waited for until {until} at the latest"
 
 
 def _resized(size: int, snapshot: Snapshot) -> str:
