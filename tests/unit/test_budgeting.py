@@ -210,6 +210,31 @@ def test_the_command_moves_the_shut_off_whatever_machines_say_and_waits_for_none
     assert armed(asker) == NOW + timedelta(seconds=1730)
 
 
+@pytest.mark.parametrize(
+    ("of_state", "why", "hint"),
+    [
+        ({}, "saving and ending costs: at least 0.09 USD", "0.09 USD, or gpucloud down digits ends it now"),
+        (
+            {"status": JobStatus.FAILED, "exit_reason": ExitReason.USER_ERROR, "exit_code": 20, "ended_at": NOW},
+            "ending its machines costs: at least 0.07 USD",
+            "0.07 USD, or gpucloud down digits ends its machines now",
+        ),
+    ],
+)
+def test_a_budget_below_what_an_end_costs_is_refused_and_held_machines_save_nothing_more(asker, of_state, why, hint):
+    """One machine's first minute is 0.015 USD, its last save as much, and 210 s of it are kept for its end."""
+    current, stored = asker.jobs.load()
+    asker.jobs.replace(replace(current, **of_state), stored.version)
+    orders = Orders(jobs=asker.jobs, clock=asker.clock)
+    changer = BudgetChanger(
+        asker=asker, orders=orders, file=Path("digits.yaml"), rules=RULES, settle=lambda: None, tell=lambda _: None
+    )
+    with pytest.raises(BudgetRefused) as refused:
+        changer.make(Decimal("0.02"))
+    assert refused.value.message == f"digits: 0.02 USD is less than what is spent and what {why}"
+    assert refused.value.hint == f"gpucloud budget digits {hint}"
+
+
 @pytest.mark.parametrize(("of_state", "machines"), [({}, 2), ({"successor": TAKES_OVER}, 4)])
 def test_the_closer_shut_off_is_told_of_for_as_many_machines_as_may_live_until_then(asker, of_state, machines):
     current, stored = asker.jobs.load()

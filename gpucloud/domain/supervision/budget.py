@@ -52,17 +52,20 @@ def refusal(state: JobState, old_usd: Decimal, usd: Decimal, standing: Standing,
     least = least_to_lower_to(state, standing, rules)
     if usd >= old_usd or usd >= least:
         return None
-    return f"{usd} USD is less than what is spent and what saving and ending costs: at least {in_cents(least)} USD"
+    ends = "ending its machines" if state.status.ended else "saving and ending"
+    return f"{usd} USD is less than what is spent and what {ends} costs: at least {in_cents(least)} USD"
 
 
 def least_to_lower_to(state: JobState, standing: Standing, rules: Rules) -> Decimal:
     """Return the least budget of the job now: what is spent, the time for a last save, and the reserve.
 
-    Without machines, it is what a start costs at the least; for a job that has ended, what it has cost.
+    Without machines, it is what a start costs at the least. A job that has ended saves nothing more: it is what it has
+    cost, and the reserve for machines that it still has.
     """
     cap, prepaid_rule = state.dearest_usd_per_hour, rules.prepaid_rule
     if standing.alive:
-        saving = usd_for(cap * standing.alive, min(rules.limits.save, prepaid_rule.least))
+        save = timedelta(0) if state.status.ended else min(rules.limits.save, prepaid_rule.least)
+        saving = usd_for(cap * standing.alive, save)
         return standing.spent_usd + saving + reserve_usd(standing.alive, cap, prepaid_rule)
     if state.status.ended:
         return standing.spent_usd

@@ -176,7 +176,9 @@ class BudgetChanger:
 
     def _too_small(self, why: str, state: JobState, rules: Rules) -> BudgetRefused:
         asker, job = self.asker, self.asker.jobs.job
-        ends = "" if asker.state().status.ended else f", or gpucloud down {job} ends it now"
+        what = "its machines" if state.status.ended else "it"
+        over = state.status.ended and not asker.listed(state).alive
+        ends = "" if over else f", or gpucloud down {job} ends {what} now"
         return BudgetRefused(f"{job}: {why}", hint=f"gpucloud budget {job} {least_usd(asker, state, rules)} USD{ends}")
 
 
