@@ -115,8 +115,14 @@ def test_options_stand_for_what_the_file_says_and_for_another_machine(simulate):
     assert market["results"][0]["mean_usd"] == "225.66"  # 4.1 h
 
 
-LOCAL = "48 h of work and two starts (30 s each) take 48h 1min; the deadline is after 48 h"
-AWS = "48 h of work and two starts (12 min each) take 48h 24min; the deadline is after 48 h"
+LOCAL = (
+    "48 h of work and two changeovers (30 s each: a restart of 15 s, and 15 s of work done again) take 48 h 1 min;"
+    " the deadline is after 48 h"
+)
+AWS = (
+    "48 h of work and two changeovers (12 min each: a restart of 10 min, and 2 min of work done again) take"
+    " 48 h 24 min; the deadline is after 48 h"
+)
 OTHERS = ", or --restart with how long yours take from a launch to the first step, "
 
 
@@ -130,7 +136,7 @@ def test_a_rehearsal_takes_starts_to_be_as_long_as_a_plan_does(answers, folder, 
     rehearsed = answers("simulate", "train.yaml")
     assert rehearsed[0] == 2
     if job is not AWS_JOB:  # whose plan asks AWS first
-        assert f"two starts ({refused.split('(')[1].split(')')[0]}, with the work" in answers("plan", "train.yaml")[2]
+        assert f"error: {refused.split(';')[0]}, and the deadline" in answers("plan", "train.yaml")[2]
     assert rehearsed[2].splitlines()[-2] == f"error: {refused}"
     assert rehearsed[2].endswith(f"{OTHERS}{taken} here\n")
 
@@ -247,8 +253,9 @@ def test_the_markets_are_listed_with_their_figures_and_licences(simulate):
     [
         (
             ("--deadline", "48h"),
-            "error: 48 h of work and two starts (12 min each) take 48h 24min; the deadline is after 48 h\n"
-            "hint: deadline: 48h 29min, or --restart with how long yours take from a launch to the first step,"
+            "error: 48 h of work and two changeovers (12 min each: a restart of 10 min, and 2 min of work done again)"
+            " take 48 h 24 min; the deadline is after 48 h\n"
+            "hint: deadline: 48h 24min, or --restart with how long yours take from a launch to the first step,"
             " 10 min here\n",
         ),
         (

@@ -317,7 +317,9 @@ def test_a_deadline_that_machines_on_demand_cannot_keep_any_more_is_told_and_tri
     found = capacity_choice(goal(slack), world(), RULES)
     assert (found.mode, found.capacity_decision.shortfall) == (Mode.ON_DEMAND, shortfall)
     if shortfall is not None:
-        assert found.capacity_decision.warning.startswith("the deadline will be missed: 6 h of work and 12 min")
+        assert found.capacity_decision.warning.startswith(
+            "the deadline will be missed: 6 h of work and a changeover of 12 min"
+        )
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def test_machines_that_nobody_takes_cost_what_they_cost() -> None:
     assert (found.outlook.mean_usd, found.outlook.windows) == (Decimal("3.65"), 0)  # 0.3 · (12 h + 10 min)
     assert found.quotas == ()
     text = estimate_text(local, found, width=None)
-    assert "expected   3.65 USD\n  done after 12 h 10 min, a start of 10 min included;" in text
+    assert "expected   3.65 USD\n  done after 12 h 10 min, 10 min paid for a start included;" in text
 
 
 def test_a_start_is_as_long_in_the_time_that_is_expected_as_in_what_the_budget_pays_for() -> None:
@@ -160,8 +160,8 @@ def test_a_start_is_as_long_in_the_time_that_is_expected_as_in_what_the_budget_p
     planner = planner_of(local, Kind("local.p2.xlarge", None, 1, None, Decimal("0.9")))
     quick = replace(planner, changeover=timedelta(seconds=30))  # of which a notice undoes the half
     text = estimate_text(local, Estimator(planner=quick, outlooks=OUTLOOKS).estimate(local), width=None)
-    assert "less what is kept aside and a start of 1 min:" in text
-    assert "done after 12 h 1 min, a start of 1 min included;" in text
+    assert "less what is kept aside and 1 min paid for a start:" in text
+    assert "done after 12 h 1 min, 1 min paid for a start included;" in text
 
 
 def test_the_plan_of_a_start_says_when_its_deadline_ends_it() -> None:
@@ -398,7 +398,7 @@ def test_a_job_of_unknown_work_is_told_how_to_say_it() -> None:
 def test_a_deadline_that_cannot_be_kept_refuses_the_plan() -> None:
     with pytest.raises(PlanRefused) as caught:
         estimated(replace(JOB, deadline=12 * HOUR), V100)
-    assert (caught.value.hint or "").startswith("deadline: 12h 29min")
+    assert (caught.value.hint or "").startswith("deadline: 12h 24min")
 
 
 def test_the_text_says_what_to_expect_and_where_it_comes_from(estimate: Estimate) -> None:
@@ -499,19 +499,22 @@ def test_machines_that_mostly_fail_come_after_those_that_finish() -> None:
 def test_a_budget_is_said_to_train_at_every_price_that_is_named_without_what_is_kept_aside(estimate: Estimate) -> None:
     text = estimate_text(JOB, estimate, width=None)
     assert (
-        "200.00 USD less what is kept aside and a start of 1 min: trains 8 d 8 h at this price, 66 h 36 min at 3.00 USD"
-        " an hour, 5 h 59 min at 33.00 USD an hour\n  kept aside 0.175 USD for the last save and the machines' end,"
+        "200.00 USD less what is kept aside and 1 min paid for a start: trains 8 d 8 h at this price,"
+        " 66 h 36 min at 3.00 USD an hour, 5 h 59 min at 33.00 USD an hour\n"
+        "  kept aside 0.175 USD for the last save and the machines' end,"
         " which no training may use: 3 min 30 s at 3.00 USD an hour, or 1.92 USD at 33.00 USD an hour\n" in text
     )
     alone = estimate_text(JOB, estimated(JOB, V100), width=None)
-    assert "start of 1 min: trains 8 d 8 h at this price, 66 h 36 min at 3.00 USD an hour\n  kept aside 0.175" in alone
+    assert (
+        "paid for a start: trains 8 d 8 h at this price, 66 h 36 min at 3.00 USD an hour\n  kept aside 0.175" in alone
+    )
 
 
 def test_a_plan_names_what_is_spent_of_the_budget_and_no_time_beyond_a_year() -> None:
     plan = planner_of(JOB, V100).plan(JOB)
     rows = plan_rows(replace(plan, used=Used(spent_usd=Decimal("0.25")), trains=timedelta(days=36525)))
     assert rows["budget"] == (
-        "200.00 USD less 0.25 USD spent, less what is kept aside and a start of 1 min:"
+        "200.00 USD less 0.25 USD spent, less what is kept aside and 1 min paid for a start:"
         " trains more than a year at this price, 66 h 36 min at 3.00 USD an hour"
     )
 

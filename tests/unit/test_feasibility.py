@@ -58,22 +58,22 @@ def refuse(of: Job) -> None:
         (
             MarketPolicy.AUTO,
             "48.3",
-            "two starts (12 min each, with",
-            "deadline: 48h 29min, or more or faster machines; `market:",
+            "two changeovers (12 min each: a restart of 10 min, and 2 min of work done again) take",
+            "deadline: 48h 24min, or more or faster machines; `market:",
         ),
         (
             MarketPolicy.SPOT,
             "40",
-            "two starts (12 min each, with",
-            "deadline: 48h 29min, or more or faster machines",
+            "two changeovers (12 min each: a restart of 10 min, and 2 min of work done again) take",
+            "deadline: 48h 24min, or more or faster machines",
         ),
         # R0 ≥ C0 + d
         (MarketPolicy.ON_DEMAND, "48.2", None, None),
         (
             MarketPolicy.ON_DEMAND,
             "48.1",
-            "a start (12 min, with",
-            "deadline: 48h 17min, or more or faster machines",
+            "a changeover (12 min: a restart of 10 min, and 2 min of work done again) take",
+            "deadline: 48h 12min, or more or faster machines",
         ),
     ],
 )
@@ -149,7 +149,9 @@ def test_a_deadline_that_leaves_no_time_for_a_start_is_refused_whatever_the_work
     if not refused:
         refuse(asked)
         return
-    with pytest.raises(PlanRefused, match=r"a start takes 12 min, and the deadline is after 11 min: nothing") as caught:
+    with pytest.raises(
+        PlanRefused, match=r"a changeover, .*, takes 12 min, and the deadline is after 11 min"
+    ) as caught:
         refuse(asked)
     assert caught.value.hint == "deadline: 12min, and the time that the work takes"
 

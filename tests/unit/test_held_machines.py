@@ -267,9 +267,10 @@ def test_a_start_for_which_no_time_is_left_is_refused_before_anything_is_rented(
     refused = give(outside, "train", "small.yaml")
     assert (refused.code, stored(outside)) == (2, before), refused.stderr
     assert re.search(
-        r"(10 min|9 min \d+ s) are left until the deadline of small.*a start of machines takes 12 min", refused.stderr
+        r"(10 min|9 min \d+ s) are left until the deadline of small.*a changeover, from the launch .* takes 12 min",
+        refused.stderr,
     )
-    least = re.search(r"hint: deadline: (3h \d+min) is the least, for .*a start of 12 min", refused.stderr)
+    least = re.search(r"hint: deadline: (3h \d+min) is the least, for .*a changeover of 12 min", refused.stderr)
     assert least is not None, refused.stderr
     outside.job = replace(outside.job, deadline=parse_span(least[1]))
     assert give(outside, "train", "small.yaml").code == 0

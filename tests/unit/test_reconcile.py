@@ -102,7 +102,7 @@ def test_without_a_group_it_is_made_first():
 @pytest.mark.parametrize(
     ("left_s", "of_group", "of_state", "ends"),
     [
-        # A start takes 12 min as long as none was measured, and nothing is rented for less.
+        # A changeover takes 12 min as long as none was measured, and nothing is rented for less.
         (719, {"group_size": 0}, {}, True),
         (720, {"group_size": 0}, {}, False),
         (719, {"group_size": 0, "exists": False}, {}, True),
@@ -119,7 +119,9 @@ def test_nothing_is_rented_for_less_time_than_a_start_takes(left_s, of_group, of
     assert isinstance(action, Finish) is ends
     if ends:
         assert action.reason is ExitReason.DEADLINE
-        assert action.message.endswith("left until the deadline, and a start takes 12 min: no machine is rented for it")
+        assert action.message.endswith(
+            "left until the deadline, and a changeover takes 12 min: no machine is rented for it"
+        )
 
 
 def test_machines_that_are_there_begin_however_near_the_deadline_is():

@@ -155,7 +155,7 @@ def _expected_rows(job: Job, estimate: Estimate) -> Iterator[tuple[str, str]]:
     yield "expected", _cost_text(outlook, estimate.on_demand, job.budget_usd)
     until = f"; the deadline is after {format_span(job.deadline)}" if job.deadline is not None else ""
     if outlook.took is not None or outlook.is_mostly_unfinished:
-        start = "" if outlook.windows else f", a start of {format_span(estimate.start)} included"
+        start = "" if outlook.windows else f", {format_span(estimate.start)} paid for a start included"
         yield "done after", f"{_took_text(outlook)}{start}{until}"
     if job.deadline is not None and outlook.windows and estimate.policy is None:
         yield "deadline", "depends on spot machines alone; `market: auto` keeps it on demand"
@@ -334,7 +334,7 @@ def _sources(job: Job, estimate: Estimate) -> Iterator[str]:
     if estimate.recorded and outlook is not None:
         windows = max((one.outlook.windows for one in estimate.candidates if one.outlook is not None), default=0)
         start = format_span(restart_within(estimate.changeover))
-        replays = f"{outlook.windows or windows} replays at these prices, {start} a start"
+        replays = f"{outlook.windows or windows} replays at these prices, {start} a restart"
         yield f"expected: {replays}, {_rule(job, estimate)}"
         yield "recorded (markets of newer GPUs may differ):"
         yield from (f"  {_recording(market)}" for market in estimate.recorded)

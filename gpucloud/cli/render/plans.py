@@ -59,8 +59,8 @@ def plan_rows(plan: Plan) -> dict[str, str]:
     return {
         "machines": f"{plan.nodes} × {plan.offer.pool}, {workers}{fewer}",
         "price": price,
-        "budget": f"{format_usd(plan.budget_usd)}{spent} less what is kept aside and a start of"
-        f" {format_span(plan.start)}: {trains}",
+        "budget": f"{format_usd(plan.budget_usd)}{spent} less what is kept aside and"
+        f" {format_span(plan.start)} paid for a start: {trains}",
         "kept aside": f"{format_usd(plan.kept_usd)} for the last save and the machines' end, which no training may use:"
         f" {kept}",
         "worst cost": f"{format_usd(plan.worst_usd)}, then all machines are off",

@@ -13,7 +13,8 @@ from gpucloud.domain.job.quantities import format_span, format_usd, written_span
 from gpucloud.domain.job.spec import Job, Market, MarketPolicy
 from gpucloud.domain.market.outcome import Summary, undisturbed
 from gpucloud.domain.market.policies import NOTHING, Mode, Observation, Reason, Task, ZoneState
-from gpucloud.domain.market.policy import advised_span_s, decide, least_span_s, least_task_budget_usd
+from gpucloud.domain.market.policy import decide, least_span_s, least_task_budget_usd
+from gpucloud.domain.market.scenario import changeover_words, restart_within
 from gpucloud.domain.market.sizing import work_of
 from gpucloud.domain.money.budget import PrepaidRule, least_budget_usd, reserve_usd
 from gpucloud.domain.offer import Offer
@@ -170,8 +171,8 @@ def _refuse_what_no_start_fits(job: Job, offer: Offer, changeover: timedelta) ->
     if job.deadline is None or job.deadline >= changeover or offer.pool.market is Market.OWNED:
         return
     raise PlanRefused(
-        f"a start takes {format_span(changeover)}, and the deadline is after {format_span(job.deadline)}: nothing would"
-        " come of the machines that are rented",
+        f"a changeover, from the launch of machines to their first new step, takes {format_span(changeover)}, and the"
+        f" deadline is after {format_span(job.deadline)}: nothing would come of what is rented",
         hint=f"deadline: {written_span(changeover)}, and the time that the work takes",
     )
 
@@ -181,13 +182,13 @@ def _refuse_the_deadline(job: Job, needs: Needs, deadline: timedelta) -> None:
     least = timedelta(seconds=least_span_s(task_of(job, needs))) if tried else needs.work + needs.changeover
     if deadline >= least:
         return
-    advised = timedelta(seconds=advised_span_s(least.total_seconds()))
-    lost = f"{format_span(needs.changeover)}{' each' if tried else ''}, with the work that an interruption undoes"
+    once = tried and deadline >= needs.work + needs.changeover
+    lost = changeover_words(needs.changeover, restart_within(needs.changeover), two=tried)
     raise PlanRefused(
-        f"{format_span(needs.work)} of work with {'two starts' if tried else 'a start'} ({lost}) take"
+        f"{format_span(needs.work)} of work and {lost} take"
         f" {format_span(least)}, and the deadline is after {format_span(deadline)}",
-        hint=f"deadline: {written_span(advised)}, or more or faster machines"
-        + ("; `market: on_demand` needs one start only" if tried and deadline >= needs.work + needs.changeover else ""),
+        hint=f"deadline: {written_span(least)}, or more or faster machines"
+        + ("; `market: on_demand` needs one changeover only" if once else ""),
     )
 
 

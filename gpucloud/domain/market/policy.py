@@ -75,17 +75,11 @@ def _wanted(policy: Policy, task: Task, observation: Observation, tables: Tables
 
 _HOUR = 3600.0
 _EXACT_S = 1e-6  # what rounding of seconds may leave over
-_FIRST_LOOK_S = 300.0  # from a job's order until its first machines can be asked for: network and group are made first
 
 
 def least_span_s(task: Task) -> float:
     """Return the shortest time to a deadline at which spot can be tried at all: R0 ≥ C0 + 2d."""
     return task.work_s + 2 * task.changeover_s
-
-
-def advised_span_s(least_s: float) -> float:
-    """Return the deadline to write where `least_s` is the least: the time until the first look is gone by then."""
-    return least_s + _FIRST_LOOK_S
 
 
 def least_task_budget_usd(task: Task, spot_usd_per_hour: float) -> float:

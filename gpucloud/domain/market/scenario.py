@@ -14,7 +14,7 @@ from gpucloud.domain.errors import PlanRefused, UsageError
 from gpucloud.domain.job.quantities import format_hours, format_span, format_usd, written_span
 from gpucloud.domain.job.spec import CheckpointPolicy, OnNotice
 from gpucloud.domain.market.policies import Task
-from gpucloud.domain.market.policy import advised_span_s, least_span_s, least_task_budget_usd
+from gpucloud.domain.market.policy import least_span_s, least_task_budget_usd
 from gpucloud.domain.market.recordings import LOOK_S, RecordedMarket, RecordedZone
 from gpucloud.domain.money.ledger import PLAIN_TERMS, Terms, usd_for
 
@@ -76,10 +76,9 @@ def refuse_what_cannot_be_kept(scenario: Scenario, market: RecordedMarket, zones
     work = f"{format_hours(scenario.work)} of work"
     if scenario.deadline < least_span:
         raise PlanRefused(
-            f"{work} and two starts ({format_span(timedelta(seconds=task.changeover_s))} each) take"
-            f" {written_span(least_span)}; the deadline is after {format_hours(scenario.deadline)}",
-            hint=f"deadline: {written_span(timedelta(seconds=advised_span_s(least_span.total_seconds())))},"
-            f" or {_another_restart(scenario)}",
+            f"{work} and {_changeovers(scenario.recovery)} take {format_span(least_span)};"
+            f" the deadline is after {format_hours(scenario.deadline)}",
+            hint=f"deadline: {written_span(least_span)}, or {_another_restart(scenario)}",
         )
     spot_usd = min(price for zone in zones for _, price in zone.prices) + scenario.terms.extras_usd_per_hour
     rounding_usd = scenario.budget_usd - scenario.spendable_usd(market)
@@ -91,6 +90,11 @@ def refuse_what_cannot_be_kept(scenario: Scenario, market: RecordedMarket, zones
             hint=f"budget: {least_usd} USD, --price with what your machine costs an hour on demand,"
             f" or {_another_restart(scenario)}",
         )
+
+
+def _changeovers(recovery: Recovery) -> str:
+    whole, restart = (timedelta(seconds=span_s) for span_s in (recovery.changeover_s, recovery.restart_s))
+    return changeover_words(whole, restart, two=True)
 
 
 def _another_restart(scenario: Scenario) -> str:
@@ -205,6 +209,12 @@ def recovery_within(
 def restart_within(changeover: timedelta) -> timedelta:
     """Return what is left for a restart of a changeover that has in it what a notice undoes."""
     return changeover - min(NOTICE, changeover / 2)
+
+
+def changeover_words(changeover: timedelta, restart: timedelta, *, two: bool) -> str:
+    """Return "a changeover (30 s: a restart of 15 s, and 15 s of work done again)", or the same of two."""
+    of = f"a restart of {format_span(restart)}, and {format_span(changeover - restart)} of work done again"
+    return f"{'two changeovers' if two else 'a changeover'} ({format_span(changeover)}{' each' * two}: {of})"
 
 
 def _is_told(policy: CheckpointPolicy) -> bool:

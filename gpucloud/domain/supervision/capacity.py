@@ -59,19 +59,21 @@ def _give_back(snapshot: Snapshot) -> Action | None:
 
 
 def too_late_to_start(goal: Goal, snapshot: Snapshot, limits: Limits) -> Finish | None:
-    """Return the end of a job without machines that has less time left until its deadline than a start takes.
+    """Return the end of a job without machines that has less time left until its deadline than a changeover takes.
 
     What is rented would be given back before its first new step. Machines that were asked for in time may still come.
     """
     state, group = snapshot.state, snapshot.group
     if goal.deadline_at is None or group.alive or state.pool.market is Market.OWNED:
         return None
-    start = pace_of(state, goal.work, snapshot.now, limits, goal.nodes).changeover
+    changeover = pace_of(state, goal.work, snapshot.now, limits, goal.nodes).changeover
     asked_at = state.bare_at if group.size > 0 else None
-    if goal.deadline_at - (asked_at or snapshot.now) >= start:
+    if goal.deadline_at - (asked_at or snapshot.now) >= changeover:
         return None
     left = format_span(max(goal.deadline_at - snapshot.now, timedelta(0)))
-    message = f"{left} left until the deadline, and a start takes {format_span(start)}: no machine is rented for it"
+    message = (
+        f"{left} left until the deadline, and a changeover takes {format_span(changeover)}: no machine is rented for it"
+    )
     return Finish(reason=ExitReason.DEADLINE, message=message)
 
 

@@ -226,7 +226,9 @@ def _warning(case: Situation, shortfall: Shortfall | None) -> str | None:
         case None:
             return None
         case Shortfall.TIME:
-            starts = f" and {format_span(case.pace.changeover)} for a start" if case.holding.mode is Mode.IDLE else ""
+            starts = (
+                f" and a changeover of {format_span(case.pace.changeover)}" if case.holding.mode is Mode.IDLE else ""
+            )
             return (
                 f"the deadline will be missed: {format_span(case.left)} of work{starts},"
                 f" {format_span(max(case.time_left, _NO_TIME))} left; a later `deadline:` lets the job go on"

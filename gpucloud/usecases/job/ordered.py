@@ -325,7 +325,8 @@ def require_start(state: JobState, order: Order, now: datetime, group: GroupView
     least = now - order.first_at + pace.changeover + (pace.left or timedelta(0))
     raise PlanRefused(
         f"{format_span(order.deadline_at - now)} are left until the deadline of {state.job}, which counts from its"
-        f" first start: a start of machines takes {format_span(pace.changeover)}, so that nothing would come of them",
-        hint=f"deadline: {written_span(least)} is the least, for {rest}a start of {format_span(pace.changeover)};"
+        f" first start: a changeover, from the launch of machines to their first new step, takes"
+        f" {format_span(pace.changeover)}, and nothing would come of what is rented",
+        hint=f"deadline: {written_span(least)} is the least, for {rest}a changeover of {format_span(pace.changeover)};"
         f" gpucloud train {state.job} --again begins a new run",
     )
