@@ -53,6 +53,21 @@ def test_a_node_that_the_cloud_takes_in_its_first_hour_is_free():
     assert cost(interval(3599, EndCause.SCHEDULE)) == Decimal("0.3599")
 
 
+@pytest.mark.parametrize(
+    ("cause", "unfit", "members", "note"),
+    [
+        (EndCause.CHOICE, True, ("b",), "could not be made ready: given up"),
+        (EndCause.CHOICE, True, ("a", "b"), ""),  # it was silent at the end of a job that it worked for
+        (EndCause.CHOICE, False, ("b",), ""),
+        (EndCause.SCHEDULE, True, ("b",), ""),
+    ],
+)
+def test_a_machine_that_was_paid_for_nothing_says_why_beside_its_price(cause, unfit, members, note):
+    given_up = interval(4, cause, unprepared_at=NOW if unfit else None)
+    (charge,) = meter(given_up, PRICES, (opened(*members),), NOW + timedelta(hours=1))
+    assert (charge.usd, charge.note) == (Decimal("0.006"), note)
+
+
 def test_on_demand_is_never_free():
     on_demand = replace(POOL, market=Market.ON_DEMAND)
 

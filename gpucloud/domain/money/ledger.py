@@ -192,7 +192,7 @@ def meter(
     rates = terms.rates_in(interval.pool.region)
     addressed = terms.of(interval.pool.instance_type).public_address
     return (
-        *_compute(interval, span, prices, terms),
+        *_compute(interval, span, prices, terms, attempts),
         *_disk(interval, span, rates.disk_usd_per_gib_month * terms.disk_gib),
         *_address(interval, span, rates.address_usd_per_hour if addressed else ZERO),
     )
@@ -242,12 +242,26 @@ def usd_for(usd_per_hour: Decimal, span: timedelta) -> Decimal:
     return _rounded(usd_per_hour * seconds / _HOUR)
 
 
-def _compute(interval: UsageInterval, span: Lifespan, prices: tuple[PricePoint, ...], terms: Terms) -> list[Charge]:
+def _compute(
+    interval: UsageInterval,
+    span: Lifespan,
+    prices: tuple[PricePoint, ...],
+    terms: Terms,
+    attempts: tuple[Attempt, ...],
+) -> list[Charge]:
     pieces = span.spans(point.since for point in prices)
     charges = _charges(interval, span, ChargeKind.COMPUTE, [(piece, _price_at(piece[0], prices)) for piece in pieces])
+    if _was_given_up(interval, attempts):
+        return [replace(charge, note="could not be made ready: given up") for charge in charges]
     if not _is_free(interval, terms):
         return charges
     return [replace(charge, usd=ZERO, note="interrupted in its first hour: not charged") for charge in charges]
+
+
+def _was_given_up(interval: UsageInterval, attempts: tuple[Attempt, ...]) -> bool:
+    """Whether it was ended by choice, unfit for an attempt, and was part of none: nothing else is ever said of it."""
+    unfit = interval.end_cause is EndCause.CHOICE and interval.unprepared_at is not None
+    return unfit and all(member.node_id != interval.node_id for one in attempts for member in one.members)
 
 
 def _is_free(interval: UsageInterval, terms: Terms) -> bool:
