@@ -19,7 +19,7 @@ from gpucloud.cli.render.bills import left_amount
 from gpucloud.cli.target import meant
 from gpucloud.domain.errors import BudgetRefused, ProvisionError, UsageError
 from gpucloud.domain.job.spec import Resources
-from gpucloud.domain.money.budget import PrepaidRule, Spend, paid_until
+from gpucloud.domain.money.budget import PrepaidRule, Spend, most_prepaid, paid_until
 from gpucloud.domain.money.ledger import Terms, usd_for
 from gpucloud.domain.node.node import Fault, Refusal
 from gpucloud.domain.offer import Offer, PricePoint
@@ -373,6 +373,35 @@ def test_no_machine_that_comes_is_paid_for_longer_or_for_more_than_was_told(
     if armed is not None:
         assert armed - there <= told.lasts
         assert usd + usd_for(cap * nodes, armed - there) <= told.usd + ROUNDED
+
+
+@given(
+    cap=st.decimals("0.01", "9", places=2),
+    nodes=st.integers(1, 3),
+    used=st.integers(0, 100),
+    rate=st.integers(0, 100),
+    seconds=st.integers(0, 120),
+    hours=st.integers(1, 24),
+)
+def test_machines_that_are_there_are_paid_no_longer_than_was_told_however_late_the_answer(
+    cap, nodes, used, rate, seconds, hours
+):
+    """Until it is obeyed they cost some percent of their highest price."""
+    rule, within, used_usd = (
+        replace(PrepaidRule(), horizon=timedelta(hours=hours)),
+        timedelta(minutes=2),
+        Decimal(used) / 100,
+    )
+    told = most_prepaid(
+        {cap}, {nodes}, used_usd=used_usd, budget_usd=Decimal(1), prepaid_rule=rule, launched=True, within=within
+    )
+    passed = timedelta(seconds=seconds)
+    later_usd = used_usd + usd_for(cap * nodes, passed) * rate / 100
+    there = NOW + passed
+    armed = paid_until(there, left_usd=1 - later_usd, nodes=nodes, cap_usd_per_hour=cap, prepaid_rule=rule)
+    if armed is not None:
+        assert armed <= NOW + told.lasts
+        assert later_usd + usd_for(cap * nodes, armed - there) <= told.usd + ROUNDED
 
 
 def test_the_question_says_a_bound_of_machines_to_come_by_their_time_and_of_others_by_the_clock():
