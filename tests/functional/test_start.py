@@ -141,7 +141,7 @@ def test_a_run_that_only_lacks_its_teardown_stays_succeeded(starter):
     put(starter, "digits", **ended(ExitReason.SUCCEEDED))
     state = JobStore(starter.store, "digits").load()[0]
 
-    assert adopt(state, start.plan) == state
+    assert adopt(state, start.plan and start.plan.offer) == state
     assert starter.start(replace(JOB, budget_usd=Decimal(7)), SPEC).order.budget_usd == 1
 
 
@@ -150,7 +150,7 @@ def test_a_stopped_run_goes_on_and_its_end_is_not_wanted_any_more(starter):
     orders(starter).end()
     put(starter, "digits", **ended(ExitReason.STOPPED, torn_down=True))
     state = JobStore(starter.store, "digits").load()[0]
-    going_on = adopt(state, start.plan)
+    going_on = adopt(state, start.plan.offer)
     again = starter.start(replace(JOB, budget_usd=Decimal(7)), SPEC)
 
     assert (going_on.status, going_on.exit_reason) == (JobStatus.WAITING, None)

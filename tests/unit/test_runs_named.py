@@ -41,7 +41,7 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         return SimpleNamespace(order=lambda: SimpleNamespace(base=BASES[known.name]), stored_state=lambda: stored)
 
     monkeypatch.setattr("gpucloud.cli.target.asker_of", asker_of)
-    cloud = SimpleNamespace(home=home, alive=set())
+    cloud = SimpleNamespace(home=home, alive=set(), has_stored_outputs=lambda _: False)
     return cloud
 
 

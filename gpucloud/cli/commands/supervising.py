@@ -220,7 +220,8 @@ def _run(begun: Begun, leaves: bool, shown: Onlooker, interrupts: Interrupts) ->
         # As it was known last: store and cloud may be what fails.
         left=lambda state: say_what_is_left(state, cloud.clock.now()),
     )
-    going_on = partial(adopt, plan=start.plan, drills=start.order.drill, reopens=start.reopens, reruns=start.reruns)
+    offer = start.plan.offer if start.plan is not None else None
+    going_on = partial(adopt, offer=offer, drills=start.order.drill, reopens=start.reopens, reruns=start.reruns)
     entering = Entering(
         order=start.order,
         over=start.over,

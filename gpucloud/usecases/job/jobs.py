@@ -12,13 +12,13 @@ from gpucloud.domain.checkpoint.layouts import additions_of
 from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
 from gpucloud.domain.job.quantities import counted, format_moment
 from gpucloud.domain.job.spec import Job
-from gpucloud.domain.market.plan import fitting
 from gpucloud.domain.money.budget import Bound, most_prepaid
 from gpucloud.domain.money.costs import Sundries, charges_of
 from gpucloud.domain.money.ledger import Terms, with_extras
 from gpucloud.domain.node.member import workers_per_node
 from gpucloud.domain.node.node import NO_GROUP, GroupView
 from gpucloud.domain.node.output import DatedPiece
+from gpucloud.domain.offer import rank
 from gpucloud.domain.state.order import Order, held_until, keeps, undrilled
 from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState
 from gpucloud.domain.supervision.budget import told_of_money
@@ -187,7 +187,7 @@ class Asker:
             offers = self.market.offers(job.resources)
         except GpucloudError:
             return None
-        return {offer.cap_usd_per_hour for offer in fitting(job, with_extras(offers, self.terms))}
+        return {offer.cap_usd_per_hour for offer in rank(with_extras(offers, self.terms), job.resources)}
 
     def state_as_listed(self) -> JobState:
         """Return the state with machines and shut-off as the cloud lists them; where it does not answer, as stored."""

@@ -13,8 +13,8 @@ from typing import Protocol
 from gpucloud.domain.errors import CredentialsError, GpucloudError, PlanRefused
 from gpucloud.domain.job.quantities import format_moment, format_span, written_span
 from gpucloud.domain.job.spec import AwsChoices, Cloud, Job, KnownJob, Market
-from gpucloud.domain.market.plan import Plan
 from gpucloud.domain.node.node import GroupView
+from gpucloud.domain.offer import Offer
 from gpucloud.domain.state.order import Order, is_finished, refuse_elsewhere, unusable
 from gpucloud.domain.state.state import JobState
 from gpucloud.domain.supervision.membership import pace_of
@@ -262,22 +262,16 @@ def require_key(known: KnownJob, state: JobState, key: FindKey) -> None:
 # How a job's state begins, and goes on when it is started again.
 
 
-def first_state(name: str, job: Job, plan: Plan) -> JobState:
-    """Return the state of a run that is going to have the plan's offer."""
-    return JobState(
-        job=name,
-        pool=plan.offer.pool,
-        cap_usd_per_hour=plan.offer.cap_usd_per_hour,
-        efa=(plan.offer.efa,),
-        gpu=plan.offer.gpu,
-        tags=job.tags,
-    )
+def first_state(name: str, job: Job, offer: Offer) -> JobState:
+    """Return the state of a run that is going to have that offer."""
+    cap = offer.cap_usd_per_hour
+    return JobState(job=name, pool=offer.pool, cap_usd_per_hour=cap, efa=(offer.efa,), gpu=offer.gpu, tags=job.tags)
 
 
 def adopt(
-    state: JobState, plan: Plan | None, *, drills: bool = False, reopens: bool = False, reruns: bool = False
+    state: JobState, offer: Offer | None, *, drills: bool = False, reopens: bool = False, reruns: bool = False
 ) -> JobState:
-    """Return the state as it goes on under the order of a start, with the plan's offer if it has no group.
+    """Return the state as it goes on under the order of a start, with that offer if it has no group.
 
     A run that ended for good, and was not torn down, stays as it is, unless its script failed and a mended one
     `reopens` it. A drill that is wanted now is another one. How many steps the script had counts no longer where it
@@ -291,9 +285,8 @@ def adopt(
     if reruns:
         ended = tuple(replace(one, total_steps=None) if one.reason is not None else one for one in adopted.attempts)
         adopted = replace(adopted, attempts=ended)
-    if adopted.group is not None or plan is None:
+    if adopted.group is not None or offer is None:
         return adopted
-    offer = plan.offer
     cap = offer.cap_usd_per_hour
     return replace(adopted, pool=offer.pool, cap_usd_per_hour=cap, efa=(offer.efa,), gpu=offer.gpu)
 

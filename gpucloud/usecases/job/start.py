@@ -253,7 +253,7 @@ class Starter:
         try:
             orders = self._orders(jobs)
             given = orders.first(order)
-            jobs.create(first_state(name, job, plan))
+            jobs.create(first_state(name, job, plan.offer))
             given = orders.keep_first(given)
         except (Conflict, OrderChanged):
             raise UsageError(f"{name} was started elsewhere just now", hint="the same command again") from None
