@@ -198,7 +198,7 @@ class TakesSpot(Says):
 
 
 DEAR_WITHOUT_SPOT = TakesSpot(Mode.ON_DEMAND)
-OLD, NEW = {"ago": 290.0, "left": 10.0}, {"ago": 10.0, "left": 290.0}  # a pool is excluded for 5 min
+OLD, NEW = {"ago": 285.0, "left": 15.0}, {"ago": 10.0, "left": 290.0}  # a pool is excluded for 5 min
 ALL_OLD = (cooldown(POOL, **OLD), cooldown(OTHER_POOL, **OLD))
 
 
@@ -211,6 +211,8 @@ ALL_OLD = (cooldown(POOL, **OLD), cooldown(OTHER_POOL, **OLD))
         # One pool refused just now: it is known how things stand, however soon another may be asked.
         ((cooldown(POOL, **OLD), cooldown(OTHER_POOL, **NEW)), DEAR_WITHOUT_SPOT, hours(5), Mode.ON_DEMAND),
         ((cooldown(POOL, **NEW), cooldown(OTHER_POOL, **NEW)), DEAR_WITHOUT_SPOT, hours(5), Mode.ON_DEMAND),
+        # All refused in one breath, and one was asked again just now: the other may be in a moment.
+        ((cooldown(POOL, left=8.0), cooldown(OTHER_POOL, left=299.0)), DEAR_WITHOUT_SPOT, hours(5), Mode.IDLE),
         # The deadline leaves no time to try spot then, or it is not the cost that asks for machines on demand.
         (ALL_OLD, DEAR_WITHOUT_SPOT, minutes(24), Mode.ON_DEMAND),
         (ALL_OLD, TakesSpot(Mode.ON_DEMAND, reason=Reason.DEADLINE), hours(5), Mode.ON_DEMAND),

@@ -91,13 +91,16 @@ def _on_fresh_news(case: Situation, choice: Choice) -> Choice:
     """The choice, but machines on demand are not bought on old news, just before spot may be asked again.
 
     What asking costs is the wait, which needs time to try spot after it. The news is fresh while any pool's refusal is
-    younger than the wait for the next answer would be: pools that refuse in turns are not waited for for ever.
+    younger than the wait for the next answer would be: pools that refuse in turns are not waited for for ever. A moment
+    is no wait: pools that refused in one breath are all asked again.
     """
     buys = case.holding.mode is Mode.IDLE and choice.mode is Mode.ON_DEMAND and not _is_bought(case)
     if not buys or choice.reason not in (Reason.EXPECTED, Reason.BEHIND):
         return choice
     rests = [c.until - case.snapshot.now for c in _exclusions(case)]
-    if not rests or len(rests) < len(_worthwhile(case)) or min(rests) + max(rests) >= case.excluded_for:
+    if not rests or len(rests) < len(_worthwhile(case)):
+        return choice
+    if min(rests) > case.tick and min(rests) + max(rests) >= case.excluded_for:
         return choice
     if case.slack - min(rests) < 2 * case.pace.changeover + case.tick:
         return choice
