@@ -166,7 +166,7 @@ def report_of(cloud: Gpucloud, known: KnownJob, *, visits: bool = False) -> JobR
     report = asker.report()
     later = (run_of(report.base, one.name) or 0 for one in _later_runs(cloud, report.base, store=known.store))
     report = replace(report, job=called(cloud, known), superseded=max(later, default=0) > report.run)
-    if report.status.ended and report.torn_down and cloud.has_stored_outputs(known):
+    if report.status.ended and report.torn_down and report.outputs and cloud.has_stored_outputs(known):
         return with_stored_outputs(report)
     if visits or report.supervisor is None:
         report = visited_report(cloud, known, report)

@@ -36,5 +36,5 @@ def test_without_spot_it_pays_on_demand_before_it_is_too_late(line):
 def test_a_deadline_that_cannot_be_kept_is_refused_with_the_number_that_must_move(line):
     refused = line.run("train", line.job(extra="work: 20s\ndeadline: 60s\n"), "--json")
     assert refused.code == 2
-    assert "hint: deadline: 2min," in refused.stderr
+    assert "hint: deadline: 2min (12.5 s of it for network and group)," in refused.stderr
     assert line.state() is None

@@ -53,7 +53,7 @@ def test_a_deadline_that_cannot_be_kept_is_refused_with_the_number_that_must_mov
 
     assert answer.code == 2
     assert answer.json["error"]["code"] == "plan_refused"
-    assert answer.json["error"]["hint"].startswith("deadline: 12h 29min, or more or faster machines")
+    assert answer.json["error"]["hint"].startswith("deadline: 12h 29min (5 min of it for network and group), or")
 
 
 def test_a_model_that_is_too_large_is_refused_with_the_number_that_must_move(line):

@@ -398,7 +398,7 @@ def test_a_job_of_unknown_work_is_told_how_to_say_it() -> None:
 def test_a_deadline_that_cannot_be_kept_refuses_the_plan() -> None:
     with pytest.raises(PlanRefused) as caught:
         estimated(replace(JOB, deadline=12 * HOUR), V100)
-    assert (caught.value.hint or "").startswith("deadline: 12h 24min")
+    assert (caught.value.hint or "").startswith("deadline: 12h 29min (5 min of it")
 
 
 def test_the_text_says_what_to_expect_and_where_it_comes_from(estimate: Estimate) -> None:

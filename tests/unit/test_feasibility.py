@@ -59,13 +59,13 @@ def refuse(of: Job) -> None:
             MarketPolicy.AUTO,
             "48.3",
             "two changeovers (12 min each: a restart of 10 min, and 2 min of work done again) take",
-            "deadline: 48h 24min, or more or faster machines; `market:",
+            "deadline: 48h 29min (5 min of it for network and group), or more or faster machines; `market:",
         ),
         (
             MarketPolicy.SPOT,
             "40",
             "two changeovers (12 min each: a restart of 10 min, and 2 min of work done again) take",
-            "deadline: 48h 24min, or more or faster machines",
+            "deadline: 48h 29min (5 min of it for network and group), or more or faster machines",
         ),
         # R0 ≥ C0 + d
         (MarketPolicy.ON_DEMAND, "48.2", None, None),

@@ -18,8 +18,9 @@ from gpucloud.domain.node.node import NO_GROUP
 from gpucloud.domain.state.order import held_until, is_closed, keeps, without_drill_done
 from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState, JobStatus
 from gpucloud.domain.supervision.action import Arm, Done, TearDown
+from gpucloud.domain.supervision.capacity import shortest_start
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.snapshot import Goal, Rules, Supervising, goal_of
+from gpucloud.domain.supervision.snapshot import Goal, Limits, Rules, Supervising, goal_of
 from gpucloud.usecases.job.ordered import adopt
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import take
@@ -257,23 +258,40 @@ def test_past_its_deadline_a_failed_run_is_refused_with_both_ways_on(outside: Ou
 
 
 def test_a_start_for_which_no_time_is_left_is_refused_before_anything_is_rented(outside: Outside) -> None:
-    """Ten minutes before its deadline not even a start fits, which takes 12 min as long as few were seen."""
+    """So little before its deadline not even the shortest start fits that was seen."""
     outside.job = replace(outside.job, hold=None, deadline=timedelta(hours=3))
     began = outside.clock.now()
     assert give(outside, "train", "small.yaml").code == 20
     outside.fleet.training = Training()
-    outside.pass_by(3 * 3600 - 600 - (outside.clock.now() - began).total_seconds())
     before = stored(outside)
+    assert before is not None
+    left_s = shortest_start(before, Limits()).total_seconds() / 2
+    outside.pass_by(3 * 3600 - left_s - (outside.clock.now() - began).total_seconds())
     refused = give(outside, "train", "small.yaml")
     assert (refused.code, stored(outside)) == (2, before), refused.stderr
     assert re.search(
-        r"(10 min|9 min \d+ s) are left until the deadline of small.*a changeover, from the launch .* takes 12 min",
+        r"[\d.]+ s are left until the deadline of small.*: a start takes [\d.]+ s at the least, and nothing would",
         refused.stderr,
     )
-    least = re.search(r"hint: deadline: (3h \d+min) is the least, for .*a changeover of 12 min", refused.stderr)
+    least = re.search(r"hint: deadline: (3h \d+min), for .*a changeover of 12 min", refused.stderr)
     assert least is not None, refused.stderr
     outside.job = replace(outside.job, deadline=parse_span(least[1]))
     assert give(outside, "train", "small.yaml").code == 0
+
+
+def test_again_begins_a_new_run_of_any_whose_deadline_has_passed(outside: Outside) -> None:
+    outside.job = replace(outside.job, hold=None, deadline=timedelta(hours=3))
+    assert give(outside, "train", "small.yaml").code == 20
+    failed = stored(outside)
+    assert failed is not None
+    with take(JobStore(outside.store, JOB), outside.clock) as lease:  # as `down` leaves one that still trained
+        lease.write(replace(failed, status=JobStatus.STOPPED, exit_reason=ExitReason.STOPPED, exit_code=130))
+    outside.fleet.training = Training()
+    outside.pass_by(4 * 3600)
+    late = give(outside, "train", "small.yaml")
+    assert (late.code, "gpucloud train small --again begins a new run" in late.stderr) == (2, True), late.stderr
+    give(outside, "train", "small.yaml", "--again")
+    assert stored(outside, f"{JOB}-2") is not None
 
 
 def test_what_a_start_compares_with_is_what_ran_and_not_the_file_that_tore_it_down(outside: Outside) -> None:

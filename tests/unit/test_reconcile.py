@@ -17,7 +17,7 @@ from gpucloud.domain.node.node import EndCause, Fault, NodeState, Notice
 from gpucloud.domain.node.status import Outcome, Stop
 from gpucloud.domain.node.use import DeviceUse, GpuUse
 from gpucloud.domain.state.order import Until
-from gpucloud.domain.state.state import ExitReason, Interruption, InterruptionKind, JobStatus, Quarantine
+from gpucloud.domain.state.state import ExitReason, Interruption, InterruptionKind, JobStatus, Quarantine, UsageInterval
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import (
     Arm,
@@ -42,6 +42,7 @@ from gpucloud.domain.supervision.action import (
     Tell,
     Wait,
 )
+from gpucloud.domain.supervision.capacity import barren_in_a_row
 from gpucloud.domain.supervision.membership import barred, quarantined
 from gpucloud.domain.supervision.reconcile import decide, fruitless
 from gpucloud.domain.supervision.renewal import renew
@@ -82,6 +83,17 @@ RULES = Rules()
 REPORT = "what takes longer belongs in `with run.phase(...)`"
 
 
+LAUNCHED = tuple(
+    UsageInterval(node_id=node_id, pool=POOL, launched_at=NOW - timedelta(hours=4), ended_at=NOW)
+    for node_id in ("a", "b")
+)
+QUICK = replace(opened("a", "b"), reason=ExitReason.LOST, stepped_at=NOW - timedelta(hours=4) + timedelta(minutes=1))
+LONG = replace(
+    opened("a", "b", number=2), reason=ExitReason.LOST, first_step=1, stepped_at=NOW - timedelta(hours=1), last_step=9
+)
+"""It made again what was lost before it, and said so after three hours."""
+
+
 def interruption(node_id, kind=InterruptionKind.NOTICE, attempt=1):
     return Interruption(node_id=node_id, kind=kind, attempt=attempt, noticed_at=NOW)
 
@@ -102,13 +114,17 @@ def test_without_a_group_it_is_made_first():
 @pytest.mark.parametrize(
     ("left_s", "of_group", "of_state", "ends"),
     [
-        # A changeover takes 12 min as long as none was measured, and nothing is rented for less.
-        (719, {"group_size": 0}, {}, True),
-        (720, {"group_size": 0}, {}, False),
-        (719, {"group_size": 0, "exists": False}, {}, True),
+        # A start takes half a changeover of 12 min at the least as long as none was seen: nothing is rented for less.
+        (359, {"group_size": 0}, {}, True),
+        (360, {"group_size": 0}, {}, False),
+        (359, {"group_size": 0, "exists": False}, {}, True),
         # What was asked for in time is waited for; a group that just lost its machines asks anew by itself.
-        (600, {"group_size": 2}, {"bare_at": NOW - timedelta(seconds=120)}, False),
-        (600, {"group_size": 2}, {"bare_at": NOW}, True),
+        (300, {"group_size": 2}, {"bare_at": NOW - timedelta(seconds=60)}, False),
+        (300, {"group_size": 2}, {"bare_at": NOW}, True),
+        # The shortest start that was seen counts, whatever else was lost with it; a longer one makes it no longer.
+        (100, {"group_size": 0}, {"attempts": (QUICK, LONG), "nodes": LAUNCHED}, False),
+        (50, {"group_size": 0}, {"attempts": (QUICK, LONG), "nodes": LAUNCHED}, True),
+        (3600, {"group_size": 0}, {"attempts": (LONG,), "nodes": LAUNCHED}, False),
         # Hosts that the user has cost nothing more.
         (5, {"group_size": 0}, {"pool": replace(POOL, market=Market.OWNED)}, False),
     ],
@@ -120,7 +136,8 @@ def test_nothing_is_rented_for_less_time_than_a_start_takes(left_s, of_group, of
     if ends:
         assert action.reason is ExitReason.DEADLINE
         assert action.message.endswith(
-            "left until the deadline, and a changeover takes 12 min: no machine is rented for it"
+            f"left until the deadline, and a start takes {'1' if 'attempts' in of_state else '6'} min at the least:"
+            " no machine is rented for it"
         )
 
 
@@ -208,6 +225,21 @@ def test_five_attempts_without_a_new_step_are_enough():
 
     assert fruitless(lost) == 5
     assert isinstance(decide(GOAL, snapshot(up("a"), up("b"), state=state(attempts=lost)), RULES), Finish)
+
+
+def test_what_is_made_after_a_script_began_anew_is_not_fruitless():
+    """Attempt 1 saved step 1000; the script began anew in attempt 2, and each later one goes on."""
+    first = replace(opened("a"), reason=ExitReason.LOST, last_step=1000, saved_step=1000)
+    anew = replace(opened("a", number=2), reason=ExitReason.LOST, last_step=150, saved_step=150, begun_anew=True)
+    later = tuple(
+        replace(opened("a", number=number), reason=ExitReason.LOST, last_step=150 * number, saved_step=150 * number)
+        for number in (3, 4, 5)
+    )
+    assert fruitless((first, anew, *later)) == 0
+    same = replace(later[-1], number=6)
+    assert fruitless((first, anew, *later, same)) == 1
+    soon = [replace(one, ended_at=one.started_at) for one in (first, anew, *later)]
+    assert barren_in_a_row(state(attempts=tuple(soon)), RULES.limits) == 0
 
 
 def test_attempts_that_commit_what_a_longer_one_had_lost_are_not_fruitless():

@@ -193,8 +193,14 @@ class StoredOutputs:
 
 
 def has_stored(store: ObjectStore, job: str) -> bool:
-    """Whether outputs of the job are in the store: one request says so, for their notes come first and go last."""
-    return store.get(_notes(job)) is not None
+    """Whether outputs of the job are in the store: one request says so, for their notes come first and go last.
+
+    Not where they cannot be read: a machine of the job may have put anything there.
+    """
+    try:
+        return store.get(_notes(job)) is not None
+    except StoreError:
+        return False
 
 
 def bring_stored_home(store: ObjectStore, job: str, target: Path, *, marks: bool = False) -> tuple[str, ...]:

@@ -177,17 +177,23 @@ def _refuse_what_no_start_fits(job: Job, offer: Offer, changeover: timedelta) ->
     )
 
 
+_FIRST_LOOK = 5 / 12
+"""Of a changeover: network and group are made before a policy looks for the first time (5 min, where it takes 12)."""
+
+
 def _refuse_the_deadline(job: Job, needs: Needs, deadline: timedelta) -> None:
     tried = needs.offer.pool.market is Market.SPOT
     least = timedelta(seconds=least_span_s(task_of(job, needs))) if tried else needs.work + needs.changeover
     if deadline >= least:
         return
+    first = _FIRST_LOOK * needs.changeover if tried else timedelta(0)
+    made = f" ({format_span(first)} of it for network and group)" if tried else ""
     once = tried and deadline >= needs.work + needs.changeover
     lost = changeover_words(needs.changeover, restart_within(needs.changeover), two=tried)
     raise PlanRefused(
         f"{format_span(needs.work)} of work and {lost} take"
         f" {format_span(least)}, and the deadline is after {format_span(deadline)}",
-        hint=f"deadline: {written_span(least)}, or more or faster machines"
+        hint=f"deadline: {written_span(least + first)}{made}, or more or faster machines"
         + ("; `market: on_demand` needs one changeover only" if once else ""),
     )
 

@@ -207,13 +207,17 @@ def is_closed(order: Order, state: JobState) -> bool:
     return is_finished(state) and (state.torn_down or keeps(order, state))
 
 
-def begins_anew(order: Order, state: JobState, *, again: bool) -> bool:
+def begins_anew(
+    order: Order, state: JobState, *, again: bool, deadline: timedelta | None = None, now: datetime | None = None
+) -> bool:
     """Whether a start begins a new run after this one: asked to, also where this one could go on.
 
-    That is after a script that failed, which may have saved nonsense, and past a deadline, which is no later for trying
-    again. What was stopped, or ran out of money or machines, goes on: CI asks for `--again` at every start.
+    `deadline` is the job file's now. That is after a script that failed, which may have saved nonsense, and past a
+    deadline, which is no later for trying again. What was stopped, or ran out of money or machines, goes on before it:
+    CI asks for `--again` at every start.
     """
-    over = state.script_failed or state.exit_reason is ExitReason.DEADLINE
+    late = deadline is not None and now is not None and now >= order.first_at + deadline
+    over = state.script_failed or state.exit_reason is ExitReason.DEADLINE or late
     return is_closed(order, state) or (again and state.torn_down and over)
 
 

@@ -15,11 +15,10 @@ from datetime import datetime, timedelta
 from gpucloud.domain.job.quantities import format_moment, format_span
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.market.policies import Mode
-from gpucloud.domain.node.node import Fault, Refusal
+from gpucloud.domain.node.node import Fault, GroupView, Refusal
 from gpucloud.domain.offer import Pool
 from gpucloud.domain.state.state import Attempt, Cooldown, ExitReason, JobState
 from gpucloud.domain.supervision.action import Action, CoolDown, Finish, Move, Resize, Wait
-from gpucloud.domain.supervision.membership import pace_of
 from gpucloud.domain.supervision.quarantine import QUARANTINED
 from gpucloud.domain.supervision.snapshot import CapacityChoice, Goal, Limits, Snapshot
 
@@ -59,22 +58,41 @@ def _give_back(snapshot: Snapshot) -> Action | None:
 
 
 def too_late_to_start(goal: Goal, snapshot: Snapshot, limits: Limits) -> Finish | None:
-    """Return the end of a job without machines that has less time left until its deadline than a changeover takes.
-
-    What is rented would be given back before its first new step. Machines that were asked for in time may still come.
-    """
-    state, group = snapshot.state, snapshot.group
-    if goal.deadline_at is None or group.alive or state.pool.market is Market.OWNED:
+    """Return the end of a job without machines that has less time left until its deadline than its shortest start."""
+    state = snapshot.state
+    if not no_start_fits(state, goal.deadline_at, snapshot.group, snapshot.now, limits):
         return None
-    changeover = pace_of(state, goal.work, snapshot.now, limits, goal.nodes).changeover
-    asked_at = state.bare_at if group.size > 0 else None
-    if goal.deadline_at - (asked_at or snapshot.now) >= changeover:
-        return None
-    left = format_span(max(goal.deadline_at - snapshot.now, timedelta(0)))
-    message = (
-        f"{left} left until the deadline, and a changeover takes {format_span(changeover)}: no machine is rented for it"
-    )
+    left = format_span(max(goal.deadline_at - snapshot.now, timedelta(0))) if goal.deadline_at is not None else ""
+    start = format_span(shortest_start(state, limits))
+    message = f"{left} left until the deadline, and a start takes {start} at the least: no machine is rented for it"
     return Finish(reason=ExitReason.DEADLINE, message=message)
+
+
+def no_start_fits(
+    state: JobState, deadline_at: datetime | None, group: GroupView, now: datetime, limits: Limits
+) -> bool:
+    """Whether what is rented now for a job without machines would surely be given back before its first new step.
+
+    Machines that were asked for in time may still come.
+    """
+    if deadline_at is None or group.alive or state.pool.market is Market.OWNED:
+        return False
+    asked_at = state.bare_at if group.size > 0 else None
+    return deadline_at - (asked_at or now) < shortest_start(state, limits)
+
+
+def shortest_start(state: JobState, limits: Limits) -> timedelta:
+    """Return the least that passes from a launch to a first step: as was seen, and no more than half of the guess.
+
+    A job is ended by this, so that nothing counts which a machine could say to make it longer.
+    """
+    launched = {interval.node_id: interval.launched_at for interval in state.nodes}
+    seen = [
+        attempt.stepped_at - max(launched[member.node_id] for member in attempt.members)
+        for attempt in state.attempts
+        if attempt.stepped_at is not None and all(member.node_id in launched for member in attempt.members)
+    ]
+    return min([limits.changeover / 2, *(span for span in seen if span > timedelta(0))])
 
 
 def has_enough(goal: Goal, snapshot: Snapshot) -> bool:
@@ -262,6 +280,7 @@ def barren_in_a_row(state: JobState, limits: Limits) -> int:
     """Return how many of the newest attempts ended soon after they began without a newly saved step."""
     count, best = 0, 0
     for number, attempt in enumerate(state.attempts):
+        best = 0 if attempt.begun_anew else best
         gained = (attempt.saved_step or 0) > best
         soon = attempt.ended_at is not None and attempt.ended_at - attempt.started_at < limits.soon
         forgiven = number < state.reopened_after

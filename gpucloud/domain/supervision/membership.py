@@ -354,7 +354,7 @@ def _changeovers(state: JobState, limits: Limits) -> list[timedelta]:
 
 def _lost(before: Attempt | None, attempt: Attempt) -> timedelta:
     """Return the time that the steps took which had to be made again."""
-    if before is None or before.last_step is None or attempt.first_step is None:
+    if before is None or before.last_step is None or attempt.first_step is None or attempt.begun_anew:
         return timedelta(0)
     return span_of(max(0, before.last_step + 1 - attempt.first_step) * (before.pace_s or 0.0))
 

@@ -147,10 +147,12 @@ def fruitless(attempts: tuple[Attempt, ...]) -> int:
     """Return how many attempts at the end of the list made no new step.
 
     A step is new that none before had made, and so is one that none before had committed: where the work of a long
-    attempt was lost, those that commit it bit by bit go on.
+    attempt was lost, those that commit it bit by bit go on. What a script made that began anew is new.
     """
     made, committed, count = 0, 0, 0
     for attempt in attempts:
+        if attempt.begun_anew:
+            made, committed = 0, 0
         is_new = (attempt.last_step or 0) > made or (attempt.saved_step or 0) > committed
         count = 0 if is_new else count + 1
         made, committed = max(made, attempt.last_step or 0), max(committed, attempt.saved_step or 0)

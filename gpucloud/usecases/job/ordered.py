@@ -12,11 +12,12 @@ from typing import Protocol
 
 from gpucloud.domain.errors import CredentialsError, GpucloudError, PlanRefused
 from gpucloud.domain.job.quantities import format_moment, format_span, written_span
-from gpucloud.domain.job.spec import AwsChoices, Cloud, Job, KnownJob, Market
+from gpucloud.domain.job.spec import AwsChoices, Cloud, Job, KnownJob
 from gpucloud.domain.node.node import GroupView
 from gpucloud.domain.offer import Offer
 from gpucloud.domain.state.order import Order, is_finished, refuse_elsewhere, unusable
 from gpucloud.domain.state.state import JobState
+from gpucloud.domain.supervision.capacity import no_start_fits, shortest_start
 from gpucloud.domain.supervision.membership import pace_of
 from gpucloud.domain.supervision.snapshot import Limits
 from gpucloud.domain.supervision.transitions import reopen
@@ -302,24 +303,27 @@ def require_time(state: JobState, order: Order, now: datetime) -> None:
     )
 
 
+_TYPED = timedelta(minutes=5)
+"""For whoever has to write a later deadline: the hint is to be the least that does, when it is given again."""
+
+
 def require_start(state: JobState, order: Order, now: datetime, group: GroupView, limits: Limits) -> None:
     """Raise PlanRefused for a run without machines where no start fits before its deadline; the hint is what would do.
 
-    Its machines would be given back before their first new step. The least deadline has room for the work that is left,
-    as far as that is known.
+    The least deadline has room for the work that is left, as far as that is known. A run whose deadline has passed, and
+    of which something is left, is gone on with: whoever supervises it ends it.
     """
+    if not no_start_fits(state, order.deadline_at, group, now, limits):
+        return
+    if order.deadline_at is None or order.deadline_at <= now:
+        return
     job = order.resolved
-    if order.deadline_at is None or group.alive or state.pool.market is Market.OWNED:
-        return
     pace = pace_of(state, job.work, now, limits, job.resources.nodes)
-    if order.deadline_at - now >= pace.changeover:
-        return
     rest = f"{format_span(pace.left)} of work and " if pace.left is not None else ""
-    least = now - order.first_at + pace.changeover + (pace.left or timedelta(0))
+    least = now - order.first_at + pace.changeover + (pace.left or timedelta(0)) + _TYPED
     raise PlanRefused(
         f"{format_span(order.deadline_at - now)} are left until the deadline of {state.job}, which counts from its"
-        f" first start: a changeover, from the launch of machines to their first new step, takes"
-        f" {format_span(pace.changeover)}, and nothing would come of what is rented",
-        hint=f"deadline: {written_span(least)} is the least, for {rest}a changeover of {format_span(pace.changeover)};"
-        f" gpucloud train {state.job} --again begins a new run",
+        f" first start: a start takes {format_span(shortest_start(state, limits))} at the least, and nothing would come"
+        " of what is rented",
+        hint=f"deadline: {written_span(least)}, for {rest}a changeover of {format_span(pace.changeover)}",
     )

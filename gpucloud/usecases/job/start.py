@@ -21,7 +21,6 @@ from gpucloud.domain.state.order import (
     Onward,
     Order,
     Until,
-    begins_anew,
     held_until,
     is_finished,
     onward_of,
@@ -188,7 +187,7 @@ class Starter:
         `check` raises, before anything is written: whoever reads an order may act on it at once.
         """
         found = self.found(job, spec, adopts=asked.adopts, again=asked.again)
-        if found is not None and not begins_anew(found.given.order, found.state, again=asked.again):
+        if found is not None and not found.begins_anew(job, self.clock.now(), again=asked.again):
             return self._continue(job, spec, asked, found, check)
         last = found.given.order.run if found is not None else 0
         before = self._kept(found) if found is not None else None
@@ -205,7 +204,7 @@ class Starter:
         """Return the newest run of the job, None where there is none; UsageError for a name that another file has."""
         found = current_run(self.store, job.name, self.clock)
         if found is not None and not adopts:
-            anew = begins_anew(found.given.order, found.state, again=again)
+            anew = found.begins_anew(job, self.clock.now(), again=again)
             does = "begins its next run" if anew else "takes that run over"
             way = f"gpucloud train {job.source.name} --adopt {does}"
             require_own(found, job, sha256_of(spec), self.host, way)

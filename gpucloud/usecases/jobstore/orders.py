@@ -9,6 +9,7 @@ import re
 import socket
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields, replace
+from datetime import datetime
 from decimal import Decimal
 from typing import Protocol
 
@@ -23,6 +24,7 @@ from gpucloud.domain.state.order import (
     Order,
     OrderMark,
     Refusal,
+    begins_anew,
     end_alone,
     followed,
     is_ahead,
@@ -298,6 +300,11 @@ class Found:
     name: str
     state: JobState
     given: Given
+
+    def begins_anew(self, job: Job, now: datetime, *, again: bool) -> bool:
+        """Whether a start by that job file begins a new run after this one."""
+        order = self.given.order
+        return begins_anew(order, self.state, again=again, deadline=job.deadline, now=now)
 
 
 def current_run(store: ObjectStore, base: str, clock: Clock) -> Found | None:
