@@ -116,8 +116,8 @@ def test_a_file_that_never_holds_still_is_refused(host, there, tmp_path):
     class Written(Cut):
         def run(self, argv, *, stdin=b"", timeout_s=30.0):
             if b'"op": "read"' in stdin:
-                with (there / "log").open("ab") as log:  # a file's time may stay the same for some milliseconds
-                    log.write(os.urandom(8))
+                # Another length each time: a file's time may stay the same for some milliseconds.
+                (there / "log").write_bytes(os.urandom((there / "log").stat().st_size % 8 + 1))
             return self._host.run(argv, stdin=stdin, timeout_s=timeout_s)
 
     with pytest.raises(RemoteCommandFailed, match="log changes while it is copied"):
