@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 
+from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.state.state import CheckpointRef, ExitReason, UsageInterval
 from gpucloud.domain.supervision.membership import pace_of, timed
 from gpucloud.domain.supervision.snapshot import Limits
@@ -141,3 +142,17 @@ def test_a_start_on_machines_that_were_there_before_says_what_a_handover_takes()
     found = pace(first, again, replace(again, number=3), nodes=(interval,))
     assert found.changeover == timedelta(minutes=12)
     assert found.handover == seconds(50)
+
+
+def test_saves_of_before_a_script_began_anew_are_no_work_done():
+    """200 min of work, a save every 10 min: ten are lost, for the script began anew, and two are made since."""
+    lost = replace(opened("a"), reason=ExitReason.LOST, first_step=1, last_step=10, saved_step=10, pace_s=600.0)
+    anew = replace(
+        opened("a", number=2), reason=ExitReason.LOST, first_step=11, last_step=12, saved_step=12, pace_s=600.0
+    )
+    saves = CheckpointRef(step=12, sha256="0" * 64, counts=Counts.SAVES)
+    whole = timedelta(minutes=200)
+    for begun_anew, left in ((False, timedelta(minutes=80)), (True, timedelta(minutes=180))):
+        attempts = (lost, replace(anew, begun_anew=begun_anew))
+        found = pace_of(state(attempts=attempts, checkpoint=saves), whole, NOW, Limits(), 1)
+        assert found.left == left

@@ -88,10 +88,8 @@ def shown_of(attempt: Attempt, snapshot: Snapshot) -> tuple[Progress | None, tup
 def time_left(snapshot: Snapshot) -> timedelta | None:
     """Return the time to the last step at the pace of the last steps; None while nobody knows, or none comes."""
     attempt = snapshot.state.attempt
-    first = members_of(attempt, snapshot)[0] if attempt is not None else None
-    if attempt is None or is_over(attempt, first):
-        return None
-    return time_to_go(shown_of(attempt, snapshot)[0])
+    goes_on = attempt is not None and not is_over(attempt, members_of(attempt, snapshot)[0])
+    return time_to_go(shown_of(attempt, snapshot)[0]) if attempt is not None and goes_on else None
 
 
 def time_to_go(progress: Progress | None) -> timedelta | None:
@@ -328,13 +326,15 @@ def _pace_s(state: JobState, nodes: int) -> float | None:
 
 def _steps_done(state: JobState, pace_s: float | None, now: datetime) -> float:
     """Return the steps done: those that are saved, or made by an attempt that runs, with a part of the next one."""
-    saved = max((a.saved_step or 0 for a in since_anew(state.attempts)), default=0)
-    saved = max(saved, state.checkpoint.step if state.checkpoint is not None else 0)
+    known = since_anew(state.attempts)
+    lost = (known[0].first_step or 1) - 1 if known and known[0].begun_anew else 0  # saves are numbered on
+    saved = max((a.saved_step or 0 for a in known), default=0)
+    saved = max(saved, state.checkpoint.step if state.checkpoint is not None else 0) - lost
     running = state.attempt
     if running is None or running.last_step is None:
-        return saved
+        return max(0, saved)
     since_s = (now - running.last_step_at).total_seconds() if running.last_step_at is not None else 0.0
-    return max(saved, running.last_step + min(1.0, since_s / pace_s if pace_s else 0.0))
+    return max(0, saved, running.last_step - lost + min(1.0, since_s / pace_s if pace_s else 0.0))
 
 
 def _changeovers(state: JobState, limits: Limits) -> list[timedelta]:
