@@ -210,14 +210,22 @@ def test_the_command_moves_the_shut_off_whatever_machines_say_and_waits_for_none
     assert armed(asker) == NOW + timedelta(seconds=1730)
 
 
+HAS_FAILED = {"status": JobStatus.FAILED, "exit_reason": ExitReason.USER_ERROR, "exit_code": 20, "ended_at": NOW}
+
+
 @pytest.mark.parametrize(
     ("of_state", "why", "hint"),
     [
         ({}, "saving and ending costs: at least 0.09 USD", "0.09 USD, or gpucloud down digits ends it now"),
         (
-            {"status": JobStatus.FAILED, "exit_reason": ExitReason.USER_ERROR, "exit_code": 20, "ended_at": NOW},
+            {**HAS_FAILED, "drives_itself": False},
             "ending its machines costs: at least 0.07 USD",
             "0.07 USD, or gpucloud down digits ends its machines now",
+        ),
+        (  # its own machines may say that it has ended, and go on
+            HAS_FAILED,
+            "ending its machines costs: at least 0.09 USD",
+            "0.09 USD, or gpucloud down digits ends its machines now",
         ),
     ],
 )
