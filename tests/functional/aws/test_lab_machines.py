@@ -26,7 +26,7 @@ from gpucloud.system import processes
 from tests.lab.aws.machines import Address, Machines, Role
 from tests.standins.bare_aws import bare_aws, instance_role
 
-ID = "i-0123456789abcdef0"
+ID = "i-0123456789abcdef1"  # no other file's: what runs on a machine of that name is found, and ended, by it
 
 
 @pytest.fixture
