@@ -61,6 +61,7 @@ ENOUGH_BYTES = 4 << 30
 def main(arguments: list[str]) -> int:
     """Return 0 when every stage passed, else the highest exit code."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is prepared goes before it does
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has what it starts beside itself ignore it
     with quick_files():
         return check(arguments)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from datetime import datetime, timedelta, timezone
@@ -24,6 +23,7 @@ from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
 from gpucloud.system import processes
 from tests.standins.kept_script import KEEP, PREFIX, ROOT
+from tests.standins.ports import free_port
 
 # As torch.distributed.checkpoint does: every rank its own file, a barrier, then rank 0 the names of all, in a pickle.
 # Or as Trainer does: no barrier, every rank its random state, rank 0 the rest. Each file says its step.
@@ -127,7 +127,7 @@ class KeptNodes:
     def start(self, *, steps: int, pause_s: float = 0.005, on: OnNotice = OnNotice.NONE, waits: bool = False) -> None:
         """Start the next attempt on every node. With `waits` it goes on after a save when that is committed."""
         self.attempts += 1
-        self.port = _free_port()
+        self.port = free_port()
         for node in range(self.nodes):
             self.processes[node] = self._started(node, steps, pause_s, on, waits=waits)
 
@@ -216,9 +216,3 @@ class KeptNodes:
                 cwd=code, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
                 env=os.environ | own | ({} if on is OnNotice.NONE else {"on": on.value}),
             )  # fmt: skip
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])

@@ -11,7 +11,6 @@ import gc
 import json
 import os
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -30,6 +29,7 @@ from gpucloud.resume.save import agreement
 from gpucloud.store import ObjectStore, open_store
 from gpucloud.store.checkpoints import Checkpoints
 from tests.functional import train_exact
+from tests.standins.ports import free_port
 
 PREFIX = "jobs/saved/checkpoints"
 _WITHIN_S = 120.0
@@ -70,9 +70,7 @@ class SavedRun:
         """Start the next attempt and return its processes, one for each rank."""
         self.attempts += 1
         self.folder.mkdir(exist_ok=True)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         return [self._fork(rank, port, hook) for rank in range(self.ranks)]
 
     def digests(self) -> list[str]:
