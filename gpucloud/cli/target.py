@@ -164,8 +164,7 @@ def report_of(cloud: Gpucloud, known: KnownJob, *, visits: bool = False) -> JobR
     """
     asker = asker_of(cloud, known)
     report = asker.report()
-    later = (run_of(report.base, one.name) or 0 for one in _later_runs(cloud, report.base, store=known.store))
-    report = replace(report, job=called(cloud, known), superseded=max(later, default=0) > report.run)
+    report = replace(report, job=called(cloud, known), superseded=_is_superseded(cloud, known, report))
     if report.status.ended and report.torn_down and report.outputs and cloud.has_stored_outputs(known):
         return with_stored_outputs(report)
     if visits or report.supervisor is None:
@@ -249,9 +248,17 @@ def _newest(cloud: Gpucloud, first: KnownJob, name: str) -> KnownJob:
     return first
 
 
+def _is_superseded(cloud: Gpucloud, known: KnownJob, report: JobReport) -> bool:
+    """Whether a later run is known; asked of runs that have ended alone: each that is found costs a request."""
+    if not report.status.ended:
+        return False
+    later = _later_runs(cloud, report.base, store=known.store)
+    return any((run_of(report.base, one.name) or 0) > report.run for one in later)
+
+
 def _later_runs(cloud: Gpucloud, base: str, store: str | None = None) -> Iterator[KnownJob]:
     """Yield the known runs of the job after its first, the newest first; with `store`, those of that one."""
-    runs = [(run_of(base, one.name) or 0, one) for one in cloud.home.known() if store in (None, one.store)]
+    runs = [(run_of(base, one.name) or 0, one) for one in cloud.home.known(f"{base}-") if store in (None, one.store)]
     for number, one in sorted(runs, key=lambda run: run[0], reverse=True):
         if number <= 1:
             return

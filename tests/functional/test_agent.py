@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import sys
 import time
 from dataclasses import replace
@@ -25,6 +24,7 @@ from gpucloud.domain.node.output import read_marks
 from gpucloud.domain.node.status import Outcome, RunState, Stop
 from gpucloud.domain.offer import Pool
 from gpucloud.system import processes
+from tests.standins import ports
 from tests.standins.agent_node import AgentNode, wait_until
 from tests.standins.metadata_service import MetadataService
 
@@ -69,9 +69,7 @@ def node(tmp_path, package):
 
 @pytest.fixture
 def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    return ports.free_port()
 
 
 def in_seconds(seconds):

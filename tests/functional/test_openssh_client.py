@@ -17,6 +17,7 @@ from gpucloud.adapters.ssh.shell import SshShell
 from gpucloud.domain.errors import UsageError
 from gpucloud.ports import PortForward
 from tests.fakes.nodes import Server, embedded_server, openssh_server
+from tests.standins.ports import free_port
 
 Start = Callable[..., contextlib.AbstractContextManager[Server]]
 OPENSSH = [pytest.mark.slow, pytest.mark.engine(name="openssh")]
@@ -62,11 +63,6 @@ def echo() -> Iterator[int]:
         yield listener.getsockname()[1]
         with contextlib.suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as chosen:
-        return int(chosen.getsockname()[1])
 
 
 def answer(port: int, said: bytes) -> bytes:

@@ -342,8 +342,8 @@ def recipe(job: Job, code: str) -> str:
     that reaches it by a hash of that.
     """
     tree = PurePosixPath(code).name
-    names = {one.name: one for one in fields(Job) if one.name in reaching(job, tree) and one.name != "run"}
-    said = json.dumps(_said(job, names.values()), sort_keys=True)
+    names = {*reaching(job, tree)} - {"run"}
+    said = json.dumps(_said(job, (one for one in fields(Job) if one.name in names)), sort_keys=True)
     settings = hashlib.sha256(said.encode()).hexdigest()
     tree = job.own_code_sha256 or tree
     return json.dumps({"code": tree[:12], "run": job.run, "settings": settings[:12]})
