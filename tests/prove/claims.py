@@ -19,12 +19,13 @@ from gpucloud.domain.money.ledger import Charge, Terms
 from gpucloud.domain.node.node import EndCause, GroupView, NodeState
 from gpucloud.domain.offer import Pool, PricePoint
 from gpucloud.domain.state.state import ExitReason, JobState, JobStatus, Successor, UsageInterval
+from gpucloud.domain.supervision.budget import least_to_lower_to
 from gpucloud.domain.supervision.self_driving import arming
 from gpucloud.domain.supervision.snapshot import Rules, rules_for
 from gpucloud.domain.untrusted import COUNTED
 from gpucloud.store import ObjectStore
 from gpucloud.usecases.job.jobs import Asker
-from gpucloud.usecases.job.passes import bring_closer, budget_standing, least_usd
+from gpucloud.usecases.job.passes import bring_closer, budget_standing
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import take
 from gpucloud.usecases.jobstore.orders import Orders
@@ -104,7 +105,7 @@ class Driven:
         clock = JumpingClock(_NOW)
         asker = Asker(jobs=self.users, market=_Prices(), group=self.cloud, clock=clock, terms=Terms())  # type: ignore[arg-type]
         seen, given, spend = asker.state(), asker.order(), asker.report().spend
-        stands, least = budget_standing(asker, seen), least_usd(asker, seen, _RULES)
+        stands = budget_standing(asker, seen, given)
         with take(self.users, clock) as lease:
             held, tracker = lease.state, SpendTracker(self.users, _Prices(), Terms())
             payable = tracker.payable(held, self.cloud.describe(_GROUP), 3, _NOW, given.budget_usd, _RULES.prepaid_rule)
@@ -115,7 +116,7 @@ class Driven:
             sums={
                 "cost": spend.spent_usd + spend.unproven_usd,
                 "budget": stands.spent_usd,
-                "the least budget": Decimal(least),
+                "the least budget": least_to_lower_to(seen, stands, _RULES),
                 "the next holder's": payable.used.usd,
             },
             shutdowns={

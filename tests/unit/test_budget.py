@@ -261,6 +261,22 @@ def test_a_budget_that_is_proposed_pays_for_the_steps_to_go_where_they_are_known
     )
 
 
+def test_a_budget_that_is_proposed_starts_all_the_machines_that_the_job_asks_for():
+    """The last attempt had a part of them, and little to go on these: a start is reckoned with all 8."""
+    attempt = replace(opened("a", "b", first_step=0), total_steps=71, pace_s=6.0)
+    job = replace(state(attempts=(attempt,), cap_usd_per_hour=Decimal(1)), checkpoint=SAVED)
+
+    # 60 s to start, 60 s to train and 210 s kept aside of 8 machines at 1 USD an hour are 0.7334 USD
+    told = used_up(job, Decimal(10), Used(spent_usd=Decimal("9.90")), RULES.prepaid_rule, nodes=8)
+    assert "--budget '10.74 USD' goes on from there, and pays for the 6 s to go" in told
+    assert "pays for no more machine time" in used_up(
+        job, Decimal("10.63"), Used(spent_usd=Decimal("9.90")), RULES.prepaid_rule, nodes=8
+    )
+    longer = replace(job, attempts=(replace(attempt, total_steps=670),))  # 61 min of 2 machines, and 210 s of all 8
+    told = used_up(longer, Decimal(10), Used(spent_usd=Decimal(10)), RULES.prepaid_rule, nodes=8)
+    assert "--budget '12.50 USD' goes on from there, and pays for the 1 h to go" in told
+
+
 def test_the_end_at_the_deadline_says_what_is_saved_and_how_the_job_goes_on():
     attempt = opened("a", "b", ending_reason=ExitReason.DEADLINE)
     job = replace(state(attempts=(attempt,)), checkpoint=CheckpointRef(step=70, sha256="0" * 64))

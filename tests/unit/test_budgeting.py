@@ -18,22 +18,25 @@ from gpucloud.cli.commands.supervising import leaving_line, prepaid_line
 from gpucloud.cli.render.bills import left_amount
 from gpucloud.cli.target import meant
 from gpucloud.domain.errors import BudgetRefused, ProvisionError, UsageError
+from gpucloud.domain.job.quantities import in_cents
 from gpucloud.domain.job.spec import Resources
 from gpucloud.domain.money.budget import PrepaidRule, Spend, most_prepaid, paid_until
 from gpucloud.domain.money.ledger import Terms, usd_for
-from gpucloud.domain.node.node import Fault, Refusal
+from gpucloud.domain.node.node import NO_GROUP, Fault, Refusal
 from gpucloud.domain.offer import Offer, PricePoint
 from gpucloud.domain.state.state import ExitReason, JobStatus, Owner, Successor
+from gpucloud.domain.supervision.budget import least_to_lower_to
 from gpucloud.domain.supervision.capacity import cool_down, cooled
 from gpucloud.domain.supervision.self_driving import arming
 from gpucloud.domain.supervision.snapshot import Limits, Rules, rules_for
 from gpucloud.store import open_store
 from gpucloud.usecases.job.jobs import Asker, Prepaid
-from gpucloud.usecases.job.passes import BudgetChanger, bring_closer, budget_standing, least_usd, obey_here
+from gpucloud.usecases.job.passes import BudgetChanger, bring_closer, budget_standing, obey_here
 from gpucloud.usecases.job.start import Asked, Starter
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import take
 from gpucloud.usecases.jobstore.orders import Orders
+from gpucloud.usecases.money.spend import SpendTracker
 from gpucloud.wiring import Gpucloud, KnownJob
 from gpucloud.wiring.clouds import LocalCloud
 from tests.fakes.clock import JumpingClock
@@ -113,10 +116,11 @@ def test_a_start_and_the_budget_command_ask_for_the_same_least_sum(asker, faster
         terms=asker.terms,
         group=asker.group,
     )
-    least = Decimal(least_usd(asker, asker.state(), rules))
+    standing = budget_standing(asker, asker.state(), asker.order())
+    least = Decimal(in_cents(least_to_lower_to(asker.state(), standing, rules)))
     file = job(budget_usd=Decimal(8))
 
-    assert (len(asker.state().alive), budget_standing(asker, asker.state()).alive) == (0, 3)
+    assert (len(asker.state().alive), standing.alive) == (0, 3)
     assert starter.start(file, b"name: digits\n", Asked(budget_usd=least)).order.budget_usd == least
     with pytest.raises(BudgetRefused, match=f"at least {least:.2f} USD"):
         starter.start(file, b"name: digits\n", Asked(budget_usd=least - Decimal("0.01")))
@@ -441,7 +445,7 @@ def test_a_detach_says_at_once_when_the_process_leaves_and_what_leaving_sooner_m
 
 
 def test_a_raise_that_is_too_small_to_go_on_with_says_so_and_what_the_least_is():
-    """The job waits without machines: 0.9 USD an hour at the most, a start, a minute of training, 210 s kept aside."""
+    """Of two machines at 0.9 USD an hour: a start, a minute of training, and 210 s kept aside."""
     jobs, told = JobStore(MemoryStore(JumpingClock(NOW)), "digits"), []
     put_job(jobs, state(order_number=1, cap_usd_per_hour=Decimal("0.9"), group=None), budget_usd=Decimal("0.01"))
     waits = Asker(jobs=jobs, market=OnePrice(), group=None, clock=JumpingClock(NOW), terms=Terms())
@@ -450,9 +454,44 @@ def test_a_raise_that_is_too_small_to_go_on_with_says_so_and_what_the_least_is()
         asker=waits, orders=orders, file=Path("digits.yaml"), rules=Rules(), settle=lambda: None, tell=told.append
     )
     changer.make(Decimal("0.05"))
-    assert told[-1] == "that is too little to go on with: the least is 0.09 USD"
-    changer.make(Decimal("0.09"))
-    assert told[-1].startswith("budget: 0.05 USD → 0.09 USD, by ")
+    assert told[-1] == "that is too little to go on with: the least is 0.17 USD"
+    changer.make(Decimal("0.17"))
+    assert told[-1].startswith("budget: 0.05 USD → 0.17 USD, by ")
+
+
+def changer_of(wanted, *, tell=lambda _: None, **of_state):
+    """Return what changes the budget of 10 USD of a job that asks for such machines at 1 USD an hour and has none."""
+    asker = waiting(OnePrice(), wanted, cap="1")
+    current, stored = asker.jobs.load()
+    asker.jobs.replace(replace(current, **of_state), stored.version)
+    orders = Orders(jobs=asker.jobs, clock=asker.clock)
+    orders.change(lambda newest: replace(newest, budget_usd=Decimal(10)))
+    return BudgetChanger(
+        asker=asker, orders=orders, file=Path("digits.yaml"), rules=Rules(), settle=lambda: None, tell=tell
+    )
+
+
+@pytest.mark.parametrize("attempts", [(), (replace(opened("a", "b"), reason=ExitReason.INTERRUPTED, ended_at=NOW),)])
+@pytest.mark.parametrize("wanted", [Resources(nodes=8, least_nodes=2), Resources(nodes=8)])
+def test_a_job_without_machines_keeps_the_budget_that_its_supervisor_starts_all_of_them_with(wanted, attempts):
+    """Before its first attempt too, and after one on a part of them: 330 s of 8 machines at 1 USD an hour."""
+    changer = changer_of(wanted, attempts=attempts)
+    with pytest.raises(BudgetRefused) as refused:
+        changer.make(Decimal("0.73"))
+    assert refused.value.message == (
+        "digits: 0.73 USD is less than what is spent and what a start costs: at least 0.74 USD"
+    )
+    changer.make(Decimal("0.74"))
+    tracker, kept = SpendTracker(changer.asker.jobs, OnePrice(), Terms()), changer.asker.state()
+    starts = [tracker.payable(kept, NO_GROUP, 8, NOW, Decimal(usd), PrepaidRule()).until for usd in ("0.74", "0.73")]
+    assert [until is not None for until in starts] == [True, False]
+
+
+def test_a_job_that_has_ended_hears_that_its_raised_budget_starts_too_few_of_its_machines():
+    told = []
+    over = {"status": JobStatus.FAILED, "exit_reason": ExitReason.BUDGET, "exit_code": 10, "ended_at": NOW}
+    changer_of(Resources(nodes=8), tell=told.append, **over).make(Decimal("0.73"))
+    assert told[-1] == "that is too little to go on with: the least is 0.74 USD"
 
 
 @pytest.mark.parametrize(

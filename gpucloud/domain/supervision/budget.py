@@ -52,8 +52,14 @@ def refusal(state: JobState, old_usd: Decimal, usd: Decimal, standing: Standing,
     least = least_to_lower_to(state, standing, rules)
     if usd >= old_usd or usd >= least:
         return None
-    ends = "ending its machines" if state.status.ended else "saving and ending"
-    return f"{usd} USD is less than what is spent and what {ends} costs: at least {in_cents(least)} USD"
+    return f"{usd} USD is less than what is spent{_what_follows(state, standing)}: at least {in_cents(least)} USD"
+
+
+def _what_follows(state: JobState, standing: Standing) -> str:
+    """Return what the least budget pays for beside what is spent; nothing for a job of which nothing is left."""
+    if not standing.alive:
+        return "" if state.status.ended else " and what a start costs"
+    return f" and what {'ending its machines' if state.status.ended else 'saving and ending'} costs"
 
 
 def least_to_lower_to(state: JobState, standing: Standing, rules: Rules) -> Decimal:
@@ -95,21 +101,24 @@ def shutdown_at(state: JobState, budget_usd: Decimal, standing: Standing, rules:
 def used_up(state: JobState, budget_usd: Decimal, used: Used, prepaid_rule: PrepaidRule, *, nodes: int = 1) -> str:
     """Return what to say when a job ends at its budget: what was not spent, and why; what is saved; how it goes on.
 
-    The sum that it goes on with is enough for the steps that it still has to make, where these are known. What is left
-    may be enough for a start of `nodes` machines: those that drive a job may not have their paid time prolonged.
+    It starts with all `nodes` that it asks for, and what is left may be enough for that: those that drive a job may not
+    have their paid time prolonged. The sum that it goes on with is enough for the steps that it still has to make on as
+    many machines as last, where these are known.
     """
-    cap_usd, nodes = state.dearest_usd_per_hour, max(nodes, len(state.attempts[-1].members) if state.attempts else 1)
+    cap_usd, members = state.dearest_usd_per_hour, len(state.attempts[-1].members) if state.attempts else nodes
+    nodes = max(nodes, members)
+    start_usd = least_budget_usd(nodes, cap_usd, prepaid_rule)
     rest_usd, reserve = budget_usd - used.usd, reserve_usd(nodes, cap_usd, prepaid_rule)
-    if cap_usd > 0 and rest_usd >= least_budget_usd(nodes, cap_usd, prepaid_rule):
+    if cap_usd > 0 and rest_usd >= start_usd:
         return (
             f"{_TIME_IS_OVER} ({used}, {format_usd(rest_usd)} left),"
             f" {_saved(state)}: gpucloud train {state.job} goes on from there"
         )
     kept = f" ({used}, {_rest(rest_usd, reserve, prepaid_rule)})" if rest_usd > 0 else ""
-    more_usd, enough = max(budget_usd, least_budget_usd(nodes, cap_usd, prepaid_rule)), ""
+    more_usd, enough = max(budget_usd, start_usd), ""
     if (to_go := to_go_after(state)) is not None:
         trains = prepaid_rule.start + max(to_go, prepaid_rule.least)
-        more_usd = usd_for(cap_usd * nodes, trains) + reserve
+        more_usd = max(usd_for(cap_usd * members, trains) + reserve, start_usd)
         enough = f", and pays for the {format_span(to_go)} to go"
     return (
         f"{_BUDGET_OF} {plain_usd(budget_usd)} USD pays for no more machine time{kept}, {_saved(state)}:"

@@ -103,8 +103,8 @@ class Asker:
         if (why := undrilled(given.order, state)) is not None:
             told = replace(told, message=why, exit_code=ExitReason.USER_ERROR.exit_code)
         else:
-            fewest = given.order.resolved.resources.least
-            said = told_of_money(state, given.order.budget_usd, used, self.rules.prepaid_rule, nodes=fewest)
+            nodes = given.order.resolved.resources.nodes
+            said = told_of_money(state, given.order.budget_usd, used, self.rules.prepaid_rule, nodes=nodes)
             told = replace(told, message=said)
         told = replace(
             told,

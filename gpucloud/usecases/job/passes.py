@@ -125,9 +125,9 @@ class BudgetChanger:
         if before.order.budget_usd == wanted and not orders.is_trusted(before):
             return
         rules = rules_for(before.order.unattended, self.rules)
-        standing = budget_standing(asker, state)
+        standing = budget_standing(asker, state, before.order)
         if (why := refusal(state, before.order.budget_usd, wanted, standing, rules)) is not None:
-            raise self._too_small(why, state, rules)
+            raise self._too_small(why, state, least_to_lower_to(state, standing, rules))
         order = orders.change(lambda newest: with_budget(newest, wanted)).order
         is_news = state.order_number < order.number
         self.await_order(order, rules)
@@ -174,18 +174,18 @@ class BudgetChanger:
         except GpucloudError as error:  # the cloud has the closer shut-off: this is for the last save before it
             self.tell(f"the machines could not be told: {error}")
 
-    def _too_small(self, why: str, state: JobState, rules: Rules) -> BudgetRefused:
+    def _too_small(self, why: str, state: JobState, least_usd: Decimal) -> BudgetRefused:
         asker, job = self.asker, self.asker.jobs.job
         what = "its machines" if state.status.ended else "it"
         over = state.status.ended and not asker.listed(state).alive
         ends = "" if over else f", or gpucloud down {job} ends {what} now"
-        return BudgetRefused(f"{job}: {why}", hint=f"gpucloud budget {job} {least_usd(asker, state, rules)} USD{ends}")
+        return BudgetRefused(f"{job}: {why}", hint=f"gpucloud budget {job} {in_cents(least_usd)} USD{ends}")
 
 
-def budget_standing(asker: Asker, state: JobState) -> Standing:
-    """Return what the money rule needs of a job, as it is seen from any terminal."""
-    tracker = SpendTracker(asker.jobs, asker.market, asker.terms)
-    return tracker.standing(state, asker.listed(state), asker.clock.now())
+def budget_standing(asker: Asker, state: JobState, order: Order) -> Standing:
+    """Return what the money rule needs of a job under that order, as it is seen from any terminal."""
+    tracker, nodes = SpendTracker(asker.jobs, asker.market, asker.terms), order.resolved.resources.nodes
+    return tracker.standing(state, asker.listed(state), nodes, asker.clock.now())
 
 
 def bring_closer(asker: Asker, order: Order, rules: Rules) -> bool:
@@ -197,7 +197,9 @@ def bring_closer(asker: Asker, order: Order, rules: Rules) -> bool:
     listed = asker.listed(state)
     if state.group is None or not listed.most_alive:
         return False
-    closer = sooner(listed.armed_until, shutdown_at(state, order.budget_usd, budget_standing(asker, state), rules))
+    closer = sooner(
+        listed.armed_until, shutdown_at(state, order.budget_usd, budget_standing(asker, state, order), rules)
+    )
     if closer is None:
         return False
     asker.group.arm(state.group, closer)
@@ -221,11 +223,6 @@ def obey_here(asker: Asker, lease: Lease, order: Order, rules: Rules) -> bool:
         )
     )
     return closer
-
-
-def least_usd(asker: Asker, state: JobState, rules: Rules) -> str:
-    """Return the least sum that the budget can be lowered to now, in USD, rounded up to cents."""
-    return in_cents(least_to_lower_to(state, budget_standing(asker, state), rules))
 
 
 # The end of a job: its machines ended by whoever supervises it, or from here.

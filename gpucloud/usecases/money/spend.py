@@ -82,11 +82,10 @@ class SpendTracker:
         state = as_listed(state, listed, now)
         return Used(spent_usd=self.spent_usd(state, now), unproven_usd=self.unproven_usd(state, listed, now))
 
-    def standing(self, state: JobState, listed: GroupView, now: datetime) -> Standing:
-        """Return what the money rule needs of the job, as anybody sees it from the state and the cloud's list."""
-        members = len(state.attempts[-1].members) if state.attempts else 1
+    def standing(self, state: JobState, listed: GroupView, wanted: int, now: datetime) -> Standing:
+        """Return what the money rule needs of the job that asks for so many machines, as anybody sees it."""
         used, alive = self.used(state, listed, now), listed.most_alive
-        return Standing(now=now, spent_usd=used.usd, alive=alive, needed=max(alive, members))
+        return Standing(now=now, spent_usd=used.usd, alive=alive, needed=max(alive, wanted))
 
     def spend(
         self,

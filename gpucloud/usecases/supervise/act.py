@@ -330,9 +330,7 @@ class Actor:
         if state.exit_reason is not ExitReason.BUDGET or state.message is not None:
             return state
         used = Used(spent_usd=snapshot.spent_usd - snapshot.unproven_usd, unproven_usd=snapshot.unproven_usd)
-        message = used_up(
-            state, goal.budget_usd, used, self.services.rules.prepaid_rule, nodes=goal.fewest(state.pool.market)
-        )
+        message = used_up(state, goal.budget_usd, used, self.services.rules.prepaid_rule, nodes=goal.nodes)
         return replace(state, message=message)
 
     def _keep_failed_setup(self, action: Finish, snapshot: Snapshot) -> None:
