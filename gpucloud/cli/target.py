@@ -172,13 +172,24 @@ def report_of(cloud: Gpucloud, known: KnownJob, *, visits: bool = False) -> JobR
     return with_forecast(asker.with_stored_checkpoint(report))
 
 
-def report_or_line(cloud: Gpucloud, known: KnownJob) -> JobReport | None:
-    """Return how the job stands; None, with a line that says why, when its store does not give it."""
-    try:
-        return report_of(cloud, known)
-    except Exception as fault:  # noqa: BLE001  what one job's machines wrote must keep nobody from the others' reports
-        tell(f"{known.name}: {known_error(fault)}")
-        return None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unread:
+    """A known job that cannot be read from here, and why: it may have machines, and may have spent."""
+
+    job: str
+    error: GpucloudError
+
+
+def reports_of_all(cloud: Gpucloud) -> tuple[list[JobReport], list[Unread]]:
+    """Return how all known jobs stand; of each that cannot be read a line says why."""
+    reports, unread = [], []
+    for known in cloud.home.known():
+        try:
+            reports.append(report_of(cloud, known))
+        except Exception as fault:  # noqa: BLE001  what one job's machines wrote must keep nobody from the others' reports
+            unread.append(Unread(job=called(cloud, known), error=known_error(fault)))
+            tell(f"{unread[-1].job}: {unread[-1].error}")
+    return reports, unread
 
 
 def _started_elsewhere(cloud: Gpucloud, read: Target) -> KnownJob | None:

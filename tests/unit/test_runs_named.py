@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from gpucloud.adapters.home import Home
+from gpucloud.cli.commands.asking import Asked, cost, status
 from gpucloud.cli.commands.training import plan
 from gpucloud.cli.render.bills import money_json
 from gpucloud.cli.render.reports import jobs_text, newest_first, report_json, report_text
@@ -94,6 +96,25 @@ def test_all_jobs_are_listed_with_the_newest_first() -> None:
         "boom-2  waiting, nobody supervises  03-01 12:09    -            -     0         0.25 of 1.00 USD\n"
         "boom    failed                      03-01 12:00    03-01 12:01  -     0         0.25 of 1.00 USD"
     )
+
+
+def test_known_jobs_that_cannot_be_read_are_listed_and_are_not_said_to_have_spent_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GPUCLOUD_HOME", str(tmp_path / "home"))
+    Gpucloud().home.remember(KnownJob(name="away", store=str(tmp_path / "away"), file=tmp_path / "job.yaml"))
+    assert status(None, history=False, every=False, as_json=False) == 2
+    told = capsys.readouterr()
+    assert told.out.splitlines()[1].split("  ")[:2] == ["away", "unknown: it cannot be read"]
+    assert told.err.startswith("away: there is no job 'away' in ")
+    assert cost([], Asked(every=True), as_json=False) == 2
+    assert capsys.readouterr().out == "what away spent is not known\n"
+    for answered in (status(None, history=False, every=False, as_json=True), cost([], Asked(every=True), as_json=True)):
+        assert answered == 2
+    for line in capsys.readouterr().out.splitlines():
+        told_json = json.loads(line)
+        assert told_json["jobs"] == []
+        assert [(one["job"], one["error"], one["exit_code"]) for one in told_json["unread"]] == [("away", "usage", 2)]
 
 
 def test_without_a_name_and_a_file_the_known_jobs_are_named(

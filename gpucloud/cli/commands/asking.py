@@ -16,7 +16,7 @@ from gpucloud.cli.render.bills import charge_json, cost_json, cost_text, rows_js
 from gpucloud.cli.render.reports import jobs_text, newest_first, report_json, report_text
 from gpucloud.cli.render.use import history_json, history_rows
 from gpucloud.cli.render.words import say, say_json, say_words, table, tell, usd
-from gpucloud.cli.target import known_job, report_of, report_or_line
+from gpucloud.cli.target import Unread, known_job, report_of, reports_of_all
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.quantities import counted
 from gpucloud.domain.money.costs import (
@@ -59,20 +59,32 @@ def status(target: str | None, *, history: bool, every: bool, as_json: bool) -> 
 
 
 def _status_of_all(cloud: Gpucloud, *, every: bool, as_json: bool) -> int:
-    found = _all_reports(cloud)
+    found, unread = reports_of_all(cloud)
     reports = newest_first([report for report in found if every or not report.rehearses])
     if as_json:
-        say_json({"jobs": [report_json(report) for report in reports]})
+        say_json({"jobs": [report_json(report) for report in reports], "unread": _unread_json(unread)})
     else:
-        say(jobs_text(reports))
+        say(jobs_text(reports, unread=[one.job for one in unread]))
     if hidden := len(found) - len(reports):
         tell(f"not shown: {counted(hidden, 'rehearsal')} of --verify-resume: gpucloud status --all")
-    return 0
+    return _worst(unread)
 
 
-def _all_reports(cloud: Gpucloud) -> list[JobReport]:
-    told = (report_or_line(cloud, known) for known in cloud.home.known())
-    return [report for report in told if report is not None]
+def _unread_json(unread: Sequence[Unread]) -> list[dict[str, object]]:
+    return [
+        {
+            "job": one.job,
+            "error": one.error.code,
+            "exit_code": one.error.exit_code,
+            "message": one.error.message,
+            "hint": one.error.hint,
+        }
+        for one in unread
+    ]
+
+
+def _worst(unread: Sequence[Unread]) -> int:
+    return max((one.error.exit_code for one in unread), default=0)
 
 
 def _history(cloud: Gpucloud, known: KnownJob, *, as_json: bool) -> int:
@@ -128,7 +140,7 @@ def _cost(targets: Sequence[str], asked: Asked, *, as_json: bool) -> int:
     if as_json and asked.to is not None:
         raise UsageError("--json and --csv are two answers", hint="one of them")
     cloud = Gpucloud()
-    reports = _reports(cloud, targets, asked)
+    reports, unread = _reports(cloud, targets, asked)
     many = asked.every or len(reports) > 1
     by = grouping(asked.by or ("job" if many else "attempt"), many_jobs=many)
     items = [Item(job=r.job, tags=r.tags, charge=charge) for r in reports for charge in r.charges]
@@ -137,23 +149,31 @@ def _cost(targets: Sequence[str], asked: Asked, *, as_json: bool) -> int:
         _write_csv(asked.to, _charge_lines(counted) if asked.by is None else _row_lines(by, grouped(counted, by)))
     elif as_json:
         one = {"jobs": [cost_json(report) for report in reports]} if many else cost_json(reports[0])
-        say_json({**one, "rows": rows_json(by.heads, grouped(counted, by))})
+        missing = {"unread": _unread_json(unread)} if asked.every else {}
+        say_json({**one, "rows": rows_json(by.heads, grouped(counted, by)), **missing})
     elif many:
-        rows = grouped(counted, by)
-        say(rows_text(by.heads, rows) if rows else "nothing was spent")
+        say(_costs_text(by, grouped(counted, by), unread))
     else:
         say_words(cost_text(reports[0], by.heads, grouped(counted, by)))
-    return 0
+    return _worst(unread)
 
 
-def _reports(cloud: Gpucloud, targets: Sequence[str], asked: Asked) -> list[JobReport]:
+def _costs_text(by: Grouping, rows: Sequence[Row], unread: Sequence[Unread]) -> str:
+    """Return the sums of many jobs, and which known jobs are not in them."""
+    missing = f"what {', '.join(one.job for one in unread)} spent is not known" if unread else ""
+    if not rows:
+        return missing or "nothing was spent"
+    return "\n\n".join(part for part in (rows_text(by.heads, rows), missing) if part)
+
+
+def _reports(cloud: Gpucloud, targets: Sequence[str], asked: Asked) -> tuple[list[JobReport], list[Unread]]:
     if asked.every:
         if targets:
             raise UsageError("--all is every known job", hint="name some, or leave the names out")
-        return _all_reports(cloud)
+        return reports_of_all(cloud)
     known = [known_job(cloud, target) for target in targets] if targets else [known_job(cloud, None)]
     jobs = tuple({one.name: one for one in known}.values())
-    return [report_of(cloud, one, visits=len(jobs) == 1) for one in jobs]
+    return [report_of(cloud, one, visits=len(jobs) == 1) for one in jobs], []
 
 
 def _day(text: str | None) -> datetime | None:

@@ -147,9 +147,9 @@ def newest_first(reports: Sequence[JobReport]) -> list[JobReport]:
     return sorted(reports, key=lambda r: (r.started_at is not None, r.started_at), reverse=True)
 
 
-def jobs_text(reports: Sequence[JobReport]) -> str:
-    """Return one line a job, times in UTC."""
-    if not reports:
+def jobs_text(reports: Sequence[JobReport], unread: Sequence[str] = ()) -> str:
+    """Return one line a job, times in UTC; `unread` are known jobs that could not be read."""
+    if not reports and not unread:
         return "no jobs yet"
     rows = [("job", "status", "started (UTC)", "ended", "step", "machines", "spent")]
     rows += [
@@ -164,6 +164,7 @@ def jobs_text(reports: Sequence[JobReport]) -> str:
         )
         for r in reports
     ]
+    rows += [(job, "unknown: it cannot be read", "-", "-", "-", "-", "-") for job in unread]
     return table(rows)
 
 
