@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gpucloud.adapters.home import Home
 from gpucloud.cli.commands.machines import shortage_line
 from gpucloud.cli.commands.passes import budget
-from gpucloud.cli.commands.supervising import leaving_line, prepaid_line
+from gpucloud.cli.commands.supervising import driven_line, leaving_line, prepaid_line
 from gpucloud.cli.render.bills import left_amount
 from gpucloud.cli.target import meant
 from gpucloud.domain.errors import BudgetRefused, ProvisionError, UsageError
@@ -431,6 +431,21 @@ def test_the_question_says_a_bound_of_machines_to_come_by_their_time_and_of_othe
         "a detach prepays the 2 machines that the job asks for, at any price, for 41 min at the most from when they are"
         " there, when 0.95 of 1.00 USD are spent at the most; they end sooner with the job"
     )
+
+
+def test_machines_that_stay_after_a_success_are_not_said_to_end_with_the_job_that_is_left_to_them():
+    asker = waiting(NoMarket())
+    assert not asker.prepaid_for(HOURS).keep
+    stored = asker.jobs.store
+    newest = Orders(jobs=asker.jobs, clock=asker.clock)
+    newest.change(lambda order: replace(order, keep=True))
+    found = replace(asker, jobs=JobStore(stored, "digits")).prepaid_for(HOURS)
+    assert prepaid_line(found, NOW).endswith("at the most; they end sooner with the job, unless it succeeds (`--keep`)")
+    assert driven_line("tm", NOW, keep=True) == (
+        "tm drives itself until 2026-03-01 12:00 UTC at the latest, and its machines stay until then when it has"
+        " succeeded"
+    )
+    assert driven_line("tm", NOW, keep=False) == "tm drives itself until 2026-03-01 12:00 UTC at the latest"
 
 
 def test_a_detach_says_at_once_when_the_process_leaves_and_what_leaving_sooner_means():

@@ -110,9 +110,8 @@ def what_stopping_means(job: Job, protection: Protection) -> str:
 
 def prepaid_line(found: Prepaid, now: datetime) -> str:
     """Return the line before the question; no machine and no price that may come passes what it says."""
-    most = (
-        f"{in_cents(found.usd)} of {format_usd(found.budget_usd)} are spent at the most; they end sooner with the job"
-    )
+    sums = f"{in_cents(found.usd)} of {format_usd(found.budget_usd)} are spent at the most"
+    most = f"{sums}; they end sooner with the job{', unless it succeeds (`--keep`)' if found.keep else ''}"
     if not found.asked_for:
         until = format_moment(whole_minute(found.until), now, seconds=False)
         return f"a detach prepays the machines until {until} at the latest, when {most}"
@@ -266,12 +265,18 @@ def launch(begun: Begun, *, as_json: bool) -> int:
     if as_json:
         say_json({**report_json(report), "plan": _plan_json(begun)})
     elif driven and report.paid_until is not None:
-        say(f"{begun.name} drives itself until {whole_minute(report.paid_until):%Y-%m-%d %H:%M} UTC at the latest")
+        say(driven_line(begun.name, report.paid_until, keep=asker.order().keep))
     else:
         say_words(report_text(report))
     if not as_json:
         tell(_how_to_go_on(begun))
     return 0
+
+
+def driven_line(name: str, until: datetime, *, keep: bool) -> str:
+    """Return until when a job drives itself, and what becomes of its machines where they stay after a success."""
+    stay = ", and its machines stay until then when it has succeeded" if keep else ""
+    return f"{name} drives itself until {whole_minute(until):%Y-%m-%d %H:%M} UTC at the latest{stay}"
 
 
 def _how_to_go_on(begun: Begun) -> str:

@@ -45,7 +45,8 @@ class Prepaid:
     """For how long machines are paid at the most that are left alone, and what the job has cost by then at the most.
 
     `asked_for` is how many machines it asks for where some are still to come: they are paid for so long from when they
-    are there, whichever come. Else it is 0, and machines that are there are paid `until` then.
+    are there, whichever come. Else it is 0, and machines that are there are paid `until` then. With `keep` they stay so
+    long after a success, too.
     """
 
     until: datetime
@@ -53,6 +54,7 @@ class Prepaid:
     usd: Decimal
     budget_usd: Decimal
     asked_for: int = 0
+    keep: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +180,7 @@ class Asker:
                 usd=most.usd,
                 budget_usd=order.budget_usd,
                 asked_for=wanted.nodes if comes else 0,
+                keep=order.keep,
             )
         )
 
