@@ -339,7 +339,7 @@ def _of_who_supervises(at: Window) -> Shown:
     jobs = JobStore(at.store, JOB)
     tracker = SpendTracker(jobs, at.market)
     unproven = tracker.unproven_usd(state, snapshot.group, snapshot.now)
-    spend = tracker.spend(state, snapshot.now, at.moment.order.budget_usd, PrepaidRule(), unproven)
+    spend = tracker.spend(state, snapshot.group, snapshot.now, at.moment.order.budget_usd, PrepaidRule(), unproven)
     now = panel_state(snapshot, Done(), spend.for_job_of(time_left(snapshot), at.moment.order.deadline_at))
     console = Console(file=io.StringIO(), width=160)
     with mock.patch.object(live, "Live"):

@@ -40,6 +40,21 @@ def interval(node_id):
     return UsageInterval(node_id=node_id, pool=POOL, launched_at=NOW - timedelta(hours=1))
 
 
+@pytest.mark.parametrize(("listed", "size", "machines"), [(("a",), 2, 2), ((), 2, 2), (("a", "b"), 2, 2), ((), 0, 0)])
+def test_the_most_that_is_spent_counts_machines_that_the_cloud_starts_again(listed, size, machines):
+    """Each at 1 USD an hour at the most, for eight hours: one that was lost comes again."""
+    tracker = SpendTracker(JobStore(MemoryStore(JumpingClock(NOW)), "digits"), FreeUpToNow())
+    until = NOW + timedelta(hours=8)
+    job = state(cap_usd_per_hour=Decimal(1), nodes=tuple(map(interval, listed)), paid_until=until)
+    group = GroupView(exists=True, size=size, armed_until=until, nodes=tuple(map(node, listed)))
+
+    spend = tracker.spend(job, group, NOW, Decimal(20), PrepaidRule(reserve=timedelta(minutes=6)))
+
+    assert (spend.promised_usd, spend.off_usd) == (8 * machines, 8 * machines)
+    assert (spend.kept_usd, spend.cap_usd_per_hour) == (Decimal("0.1") * machines, machines)
+    assert spend.off_at == (until if machines else None)
+
+
 @pytest.mark.parametrize(
     ("ledger", "listed", "level", "wanted", "paid_for"),
     [

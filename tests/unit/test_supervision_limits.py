@@ -13,7 +13,7 @@ import pytest
 from gpucloud.domain.errors import NodeError
 from gpucloud.domain.money.budget import PrepaidRule
 from gpucloud.domain.node.hardware import GpuSample
-from gpucloud.domain.node.node import Fault
+from gpucloud.domain.node.node import NO_GROUP, Fault
 from gpucloud.domain.node.status import UNTOLD, Outcome, Status, Stop
 from gpucloud.domain.offer import PricePoint
 from gpucloud.domain.state.order import begins_anew, is_closed
@@ -308,7 +308,7 @@ def test_a_machine_that_the_cloud_has_forgotten_costs_what_was_paid_for_and_no_m
     assert round(tracker.payable(stored, one.group, 2, NOW, Decimal(5), prepaid_rule).used.usd, 3) == Decimal("0.583")
     kept = tracker.settle(transitions.record(one), NOW)
     assert (kept.nodes[0].ended_at, kept.nodes[0].charged) == (stored.paid_until, True)
-    assert round(tracker.spend(kept, NOW, Decimal(5), PrepaidRule()).spent_usd, 3) == Decimal("0.583")
+    assert round(tracker.spend(kept, one.group, NOW, Decimal(5), PrepaidRule()).spent_usd, 3) == Decimal("0.583")
 
 
 @pytest.mark.parametrize(("age_s", "ahead"), [(0, "0.0333"), (15, "0.0250"), (60, "0"), (90, "0")])
@@ -317,7 +317,7 @@ def test_what_a_young_machine_is_charged_for_beforehand_is_known_to_be_of_time_t
     launched = NOW - timedelta(seconds=age_s)
     nodes = tuple(UsageInterval(node_id=one, pool=POOL, launched_at=launched) for one in "ab")
     tracker = SpendTracker(JobStore(MemoryStore(JumpingClock(NOW)), "digits"), OneUsdAnHour())
-    spend = tracker.spend(state(nodes=nodes), NOW, Decimal(5), PrepaidRule())
+    spend = tracker.spend(state(nodes=nodes), NO_GROUP, NOW, Decimal(5), PrepaidRule())
     assert spend.ahead_usd.quantize(Decimal("0.0001")) == Decimal(ahead)
     assert spend.spent_usd - spend.ahead_usd == pytest.approx(Decimal(2 * age_s) / 3600, abs=Decimal("0.00001"))
 

@@ -48,7 +48,8 @@ class Spend:
     for then counts as used where the cloud lists no machine any more.
 
     `promised` is what of that the machines may still cost until `off_at`, when they end by themselves unless somebody
-    moves that on, at the highest price that they can have; `usd_per_hour` is what they cost now.
+    moves that on, at the highest price that they can have, those included that the cloud starts in place of lost ones;
+    `usd_per_hour` is what they cost now.
     `forecast_usd` is what the whole job will have cost at today's price, None when unknown, and never more than the
     budget pays for; where nobody supervises it, `unattended_until` is when its machines end, which go on until then
     whatever its script does.
@@ -74,9 +75,9 @@ class Spend:
     as_of: datetime | None = None
     """When it was reckoned."""
     kept_usd: Decimal = ZERO
-    """What of the rest no training may use: it pays for the last save and the end of the machines that live."""
+    """What of the rest no training may use: it pays for the last save and the end of all those machines."""
     cap_usd_per_hour: Decimal = ZERO
-    """What the machines that live cost an hour at the most."""
+    """What all those machines cost an hour at the most."""
     leaves: timedelta = timedelta(0)
     """How long before its paid time ends the job is asked to save and leave."""
     gain: timedelta = timedelta(0)

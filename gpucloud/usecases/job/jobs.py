@@ -100,7 +100,7 @@ class Asker:
         charges = tracker.charges(state, now)
         used = tracker.used(state, listed, now)
         given = self._orders.newest()
-        spend = tracker.spend(state, now, given.order.budget_usd, self.rules.prepaid_rule, used.unproven_usd)
+        spend = tracker.spend(state, listed, now, given.order.budget_usd, self.rules.prepaid_rule, used.unproven_usd)
         told = report(state, spend, charges, listed, supervisor)
         if (why := undrilled(given.order, state)) is not None:
             told = replace(told, message=why, exit_code=ExitReason.USER_ERROR.exit_code)

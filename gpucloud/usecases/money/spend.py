@@ -90,25 +90,31 @@ class SpendTracker:
     def spend(
         self,
         state: JobState,
+        listed: GroupView,
         now: datetime,
         budget_usd: Decimal,
         prepaid_rule: PrepaidRule,
         unproven_usd: Decimal = ZERO,
     ) -> Spend:
-        """Return the money now, under that budget."""
-        kept = reserve_usd(len(state.alive), state.dearest_usd_per_hour, prepaid_rule)
+        """Return the money now, under that budget.
+
+        What may still be spent is that of all machines that there can be at once: the cloud starts those that are
+        missing from the group's level whenever it can.
+        """
+        cap, nodes = state.dearest_usd_per_hour, max(len(state.alive), listed.most_alive)
+        off_at = state.paid_until if nodes and state.paid_until and state.paid_until > now else None
         return Spend(
             budget_usd=budget_usd,
             spent_usd=self.spent_usd(state, now),
-            kept_usd=ZERO if state.status.ended else kept,
-            promised_usd=self._promised(state, state.alive, now),
+            kept_usd=ZERO if state.status.ended else reserve_usd(nodes, cap, prepaid_rule),
+            promised_usd=usd_for(cap * nodes, off_at - now) if off_at is not None else ZERO,
             unproven_usd=unproven_usd,
             usd_per_hour=self._rate(state.alive, now),
             ahead_usd=self._ahead(state.alive, now),
-            cap_usd_per_hour=state.dearest_usd_per_hour * len(state.alive),
+            cap_usd_per_hour=cap * nodes,
             gain=prepaid_rule.least_gain,
             as_of=now,
-            off_at=state.paid_until if state.alive and state.paid_until and state.paid_until > now else None,
+            off_at=off_at,
         )
 
     def payable(
@@ -221,11 +227,6 @@ class SpendTracker:
             interval = replace(interval, ended_at=min(interval.ended_at, now + _CLOCKS_DIFFER))
         prices = self._market.prices(interval.pool, interval.launched_at, interval.ended_at or now)
         return meter(interval, prices, state.attempts, now, self._terms)
-
-    def _promised(self, state: JobState, alive: tuple[UsageInterval, ...], now: datetime) -> Decimal:
-        if not alive or state.paid_until is None or state.paid_until <= now:
-            return ZERO
-        return usd_for(state.dearest_usd_per_hour * len(alive), state.paid_until - now)
 
     def _ahead(self, alive: tuple[UsageInterval, ...], now: datetime) -> Decimal:
         """Return what is charged already of the time to come: of each machine that is younger than the least time."""

@@ -182,8 +182,9 @@ class Supervisor:
             self.lease.write(recorded)  # a machine is in the state before anything else is done about it
         self.lease.remember(recorded)
         action = decide(goal, snapshot, self.services.rules)
-        unproven = self.tracker.unproven_usd(recorded, snapshot.group, snapshot.now)
-        spend = self.tracker.spend(recorded, snapshot.now, goal.budget_usd, self.services.rules.prepaid_rule, unproven)
+        listed, rule = snapshot.group, self.services.rules.prepaid_rule
+        unproven = self.tracker.unproven_usd(recorded, listed, snapshot.now)
+        spend = self.tracker.spend(recorded, listed, snapshot.now, goal.budget_usd, rule, unproven)
         if (line := self.observer.usage.warning()) is not None:
             self.watcher.story(line)
         buys_time = not snapshot.state.drives_itself
