@@ -121,19 +121,19 @@ class Spend:
     def for_job_of(
         self, left: timedelta | None, deadline_at: datetime | None = None, *, buys_time: bool = True
     ) -> Spend:
-        """Return the money with what the job will have cost that has so long to its last step; None where unknown.
+        """Return the money with what the job will have cost that has so long to its last step; where unknown, without.
 
         A deadline that comes before ends it then, done or not. Where nobody `buys_time`, as of a job that its own
         machines drive, these are off when what was paid for is over.
         """
-        prepaid = max(timedelta(0), self.off_at - self.as_of) if not buys_time and self.off_at and self.as_of else None
-        if prepaid is not None and prepaid < (left or prepaid):
-            return replace(self.for_job_of(prepaid, deadline_at), prepaid_in=prepaid, is_short=False)
-        ends = max(timedelta(0), deadline_at - self.as_of) if deadline_at and self.as_of else None
-        if ends is not None and ends <= (left or ends):
-            return replace(self.for_job_of(ends), deadline_in=ends)
         if left is None:
             return self
+        prepaid = max(timedelta(0), self.off_at - self.as_of) if not buys_time and self.off_at and self.as_of else None
+        if prepaid is not None and prepaid < left:
+            return replace(self.for_job_of(prepaid, deadline_at), prepaid_in=prepaid, is_short=False)
+        ends = max(timedelta(0), deadline_at - self.as_of) if deadline_at and self.as_of else None
+        if ends is not None and ends <= left:
+            return replace(self.for_job_of(ends), deadline_in=ends)
         usd, most_usd = self._usd_within(left), max(ZERO, self._usable_usd)
         return replace(self, forecast_usd=self.spent_usd + min(usd, most_usd), is_short=usd > most_usd)
 
