@@ -28,7 +28,7 @@ from gpucloud.domain.state.state import ExitReason, JobStatus, Owner, Successor
 from gpucloud.domain.supervision.budget import least_to_lower_to
 from gpucloud.domain.supervision.capacity import cool_down, cooled
 from gpucloud.domain.supervision.self_driving import arming
-from gpucloud.domain.supervision.snapshot import Limits, Rules, rules_for
+from gpucloud.domain.supervision.snapshot import Limits, Rules, Supervising, goal_of, rules_for
 from gpucloud.store import open_store
 from gpucloud.usecases.job.jobs import Asker, Prepaid
 from gpucloud.usecases.job.passes import BudgetChanger, bring_closer, budget_standing, obey_here
@@ -318,6 +318,16 @@ def test_machines_that_are_left_alone_are_prepaid_for_so_long_or_for_as_long_as_
     current, stored = asker.jobs.load()
     asker.jobs.replace(replace(current, cap_usd_per_hour=Decimal(5000)), stored.version)
     assert replace(asker, jobs=asker.jobs).prepaid_for(timedelta(hours=2)) is None
+
+
+@pytest.mark.parametrize(("node", "leaves", "buys"), [("", False, True), ("", True, False), ("i-1", False, False)])
+def test_whoever_supervises_a_job_from_outside_and_stays_buys_time_though_its_machines_could_drive_it(
+    asker, node, leaves, buys
+):
+    with take(asker.jobs, asker.clock, node=node, leaves=leaves):
+        assert asker.report().buys_time is buys
+    assert not asker.report().buys_time  # nobody holds it: its machines take it
+    assert goal_of(asker.order(), Supervising(node=node, leaves=leaves)).buys_time is buys
 
 
 ROUNDED = Decimal("0.000001")

@@ -470,7 +470,7 @@ def test_every_view_of_a_job_whose_deadline_comes_before_its_last_step_says_so_a
 def test_a_job_that_its_own_machines_drive_ends_with_their_paid_time_where_nobody_buys_more() -> None:
     spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal(1), usd_per_hour=Decimal("0.6"))
     node = up("a", part(1, step=10, total_steps=400, step_seconds=1.0))
-    driven = replace(told(node, supervisor="its own node a"), drives_itself=True)
+    driven = replace(told(node, supervisor="its own node a"), drives_itself=True, buys_time=False)
     spend = replace(spend, as_of=driven.looked_at, off_at=driven.looked_at + timedelta(minutes=1))
     report = with_forecast(replace(driven, spend=spend))
     ends = spend.for_job_of(timedelta(seconds=390), buys_time=False)
@@ -481,8 +481,20 @@ def test_a_job_that_its_own_machines_drive_ends_with_their_paid_time_where_nobod
     assert "forecast  0.01 USD when its paid time ends, in 1 min: its own machines buy none" in report_text(report)
     longer = replace(spend, off_at=driven.looked_at + timedelta(hours=1))
     assert with_forecast(replace(driven, spend=longer)).spend.forecast_usd == Decimal("0.065")
-    beside = with_forecast(replace(driven, spend=spend, drives_itself=False))
+    beside = with_forecast(replace(driven, spend=spend, buys_time=True))
     assert beside.spend.prepaid_in is None
+
+
+@pytest.mark.parametrize("buys_time", [True, False])
+@pytest.mark.parametrize("deadline_at", [None, NOW + HOUR])
+def test_a_job_of_which_nobody_knows_how_long_it_takes_has_no_forecast(deadline_at: Any, buys_time: bool) -> None:
+    """It may end by itself before its deadline, its paid time and its budget."""
+    assert ENDS.for_job_of(None, deadline_at, buys_time=buys_time) == ENDS
+
+
+def test_a_job_with_nothing_to_go_is_not_said_to_end_at_a_deadline_to_come() -> None:
+    done = ENDS.for_job_of(timedelta(0), NOW + HOUR)
+    assert (done.forecast_usd, done.deadline_in) == (ENDS.spent_usd, None)
 
 
 @pytest.mark.parametrize(("rate", "said"), [("0.27", False), ("60", True)])

@@ -126,6 +126,7 @@ class Asker:
             least_nodes=given.order.resolved.resources.least,
             hands_over=supervisor is None
             and hands_over(state, given.order.unattended, stored.store_time - stored.modified),
+            buys_time=_buys_time(state, supervisor),
             outputs=given.order.resolved.outputs,
             additions=additions_of(given.order.resolved.checkpoint.directory),
         )
@@ -299,6 +300,13 @@ def _kept_until(order: Order, state: JobState, listed: GroupView, now: datetime)
     until = listed.armed_until
     stay = keeps(order, state) and bool(listed.alive) and not state.torn_down
     return until if stay and until is not None and until > now else None
+
+
+def _buys_time(state: JobState, supervisor: str | None) -> bool:
+    """Whether who holds the job prolongs its machines' paid time: none of these, and nobody who leaves it to them."""
+    if supervisor is None or state.owner is None:
+        return not state.drives_itself
+    return not (state.owner.node or state.owner.leaves)
 
 
 def _supervisor(state: JobState, stored: Stored) -> str | None:

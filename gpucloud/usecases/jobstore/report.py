@@ -102,6 +102,8 @@ class JobReport:
     looked_at: datetime | None = None
     """When the report was made, by the same clock."""
     drives_itself: bool = False
+    buys_time: bool = True
+    """Whether a process sees to it that prolongs its machines' paid time: they cannot themselves."""
     hands_over: bool = False
     """Whether nobody holds it, and one of its machines is about to take it."""
     outputs: tuple[str, ...] = ()
@@ -128,7 +130,7 @@ class JobReport:
     @property
     def buyer(self) -> str | None:
         """The job whose own machines drive it, and so buy no time; None where a process does that can."""
-        return self.job if self.drives_itself and not self.status.ended else None
+        return None if self.buys_time or self.status.ended else self.job
 
     @property
     def awaits(self) -> str:
@@ -408,7 +410,7 @@ def with_forecast(report: JobReport) -> JobReport:
         return replace(report, spend=report.spend.until_off())
     to_go = time_to_go(None if report.ran_out else report.progress)
     spend = replace(report.spend, leaves=longest_leaving(one.status for one in report.standing))
-    return replace(report, spend=spend.for_job_of(to_go, report.deadline_at, buys_time=report.buyer is None))
+    return replace(report, spend=spend.for_job_of(to_go, report.deadline_at, buys_time=report.buys_time))
 
 
 def with_answers(report: JobReport, standing: tuple[NodeStanding, ...]) -> JobReport:

@@ -187,11 +187,9 @@ class Supervisor:
         spend = self.tracker.spend(recorded, listed, snapshot.now, goal.budget_usd, rule, unproven)
         if (line := self.observer.usage.warning()) is not None:
             self.watcher.story(line)
-        buys_time = not snapshot.state.drives_itself
         spend = replace(spend, leaves=longest_leaving(node.status for node in snapshot.nodes))
-        self.watcher.tick(
-            snapshot, action, spend.for_job_of(time_left(snapshot), goal.deadline_at, buys_time=buys_time)
-        )
+        left, buys_time = time_left(snapshot), goal.buys_time
+        self.watcher.tick(snapshot, action, spend.for_job_of(left, goal.deadline_at, buys_time=buys_time))
         self.actor.act(action, snapshot, goal)
         return action
 
