@@ -17,9 +17,10 @@ from gpucloud.cli.commands.passes import budget
 from gpucloud.cli.commands.supervising import driven_line, leaving_line, prepaid_line
 from gpucloud.cli.render.bills import left_amount
 from gpucloud.cli.target import meant
-from gpucloud.domain.errors import BudgetRefused, ProvisionError, UsageError
+from gpucloud.domain.errors import BudgetRefused, PlanRefused, ProvisionError, UsageError
 from gpucloud.domain.job.quantities import in_cents
-from gpucloud.domain.job.spec import Resources
+from gpucloud.domain.job.spec import MarketPolicy, Resources
+from gpucloud.domain.market.plan import make_plan
 from gpucloud.domain.money.budget import PrepaidRule, Spend, most_prepaid, paid_until
 from gpucloud.domain.money.ledger import Terms, usd_for
 from gpucloud.domain.node.node import NO_GROUP, Fault, Refusal
@@ -42,7 +43,7 @@ from gpucloud.wiring.clouds import LocalCloud
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.fakes.node_group import FakeNodeGroup
-from tests.unit.worlds import NOW, POOL, goal, job, opened, order, put_job, state
+from tests.unit.worlds import NOW, OTHER_POOL, POOL, cooldown, goal, job, opened, order, put_job, state
 
 HOURS = timedelta(hours=8)
 GROUP = "gpucloud-digits"
@@ -124,6 +125,61 @@ def test_a_start_and_the_budget_command_ask_for_the_same_least_sum(asker, faster
     assert starter.start(file, b"name: digits\n", Asked(budget_usd=least)).order.budget_usd == least
     with pytest.raises(BudgetRefused, match=f"at least {least:.2f} USD"):
         starter.start(file, b"name: digits\n", Asked(budget_usd=least - Decimal("0.01")))
+
+
+class TwoPools(OnePrice):
+    """Implements `MarketData`: the job's own pool has become dearer than another one."""
+
+    def offers(self, wanted):
+        prices = ((POOL, "0.9"), (OTHER_POOL, "0.3"))
+        return tuple(
+            Offer(pool=pool, usd_per_hour=Decimal(usd), cap_usd_per_hour=Decimal("0.9"), as_of=NOW, gpus=1)
+            for pool, usd in prices
+        )
+
+
+@pytest.mark.parametrize(
+    ("of_state", "alive", "deadline", "usd_per_hour"),
+    [
+        ({}, 1, None, "0.9"),
+        ({}, 0, None, "0.9"),  # its group asks in its pool again
+        ({}, 1, HOURS, "0.9"),
+        ({}, 0, HOURS, "0.3"),  # its policy chooses anew
+        ({"cooldowns": (cooldown(),)}, 1, None, "0.3"),  # it refuses, and the job turns to the best of the others
+        ({"group": None}, 0, None, "0.3"),
+    ],
+)
+def test_a_run_that_goes_on_is_planned_on_the_machines_that_it_goes_on_with(
+    asker, of_state, alive, deadline, usd_per_hour
+):
+    asker.group.resize(GROUP, alive, POOL)
+    current, stored = asker.jobs.load()
+    asker.jobs.replace(replace(current, **of_state), stored.version)
+    asker.jobs.keep_spec(b"name: digits\n")
+    starter = Starter(
+        store=asker.jobs.store,
+        market=TwoPools(),
+        account=None,
+        clock=asker.clock,
+        rules=Rules(),
+        terms=asker.terms,
+        group=asker.group,
+    )
+    alone = job(budget_usd=Decimal(8), resources=Resources(nodes=1, market=MarketPolicy.AUTO), deadline=deadline)
+    plan = starter.start(alone, b"name: digits\n", Asked()).plan
+    assert plan.usd_per_hour == Decimal(usd_per_hour)
+    assert {offer.pool for offer in plan.offers} == {POOL, OTHER_POOL}
+
+
+def test_a_run_whose_own_machines_cost_more_than_is_left_is_refused_though_others_would_do():
+    dear, cheap = (
+        Offer(pool=pool, usd_per_hour=Decimal(usd), cap_usd_per_hour=Decimal(usd), as_of=NOW, gpus=1)
+        for pool, usd in ((POOL, "90"), (OTHER_POOL, "0.3"))
+    )
+    alone = job(resources=Resources(nodes=1, market=MarketPolicy.AUTO))
+    assert make_plan(alone, (dear, cheap), NOW, PrepaidRule()).offer is cheap
+    with pytest.raises(PlanRefused, match=r"the least that works is 8\.25 USD"):
+        make_plan(alone, (dear, cheap), NOW, PrepaidRule(), pool=POOL)
 
 
 def test_machines_that_the_level_asks_for_are_paid_for_though_they_are_not_there_yet(asker):

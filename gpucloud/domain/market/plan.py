@@ -16,7 +16,7 @@ from gpucloud.domain.market.policies import Reason
 from gpucloud.domain.market.sizing import Memory, memory, way_to_fit, work_of
 from gpucloud.domain.money.budget import NOTHING_USED, PrepaidRule, Used, least_budget_usd, reserve_usd, trains_for
 from gpucloud.domain.node.gate.models import MODELS
-from gpucloud.domain.offer import Offer, rank, worth
+from gpucloud.domain.offer import Offer, Pool, rank, worth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +75,17 @@ class Plan:
 
 
 def make_plan(
-    job: Job, offers: tuple[Offer, ...], now: datetime, prepaid_rule: PrepaidRule, *, used: Used = NOTHING_USED
+    job: Job,
+    offers: tuple[Offer, ...],
+    now: datetime,
+    prepaid_rule: PrepaidRule,
+    *,
+    used: Used = NOTHING_USED,
+    pool: Pool | None = None,
 ) -> Plan:
     """Return the plan for the job: the cheapest offer that does what it asks and that the budget can start.
+
+    A run that goes on in its `pool` asks for no other machines first, where these still do what it asks.
 
     Raises PlanRefused, naming what must change, or BudgetTooSmall where it is what was spent that leaves too little.
     """
@@ -90,9 +98,11 @@ def make_plan(
         raise PlanRefused(_nothing_matches(job, offers), hint=hint)
     nodes, left = job.resources.nodes, job.budget_usd - used.usd
     payable = affordable(ranked, nodes, left, prepaid_rule)
-    if not payable:
-        cheapest = min(ranked, key=lambda offer: offer.cap_usd_per_hour)
-        raise _too_small(job, cheapest, prepaid_rule, used)
+    own = next((offer for offer in ranked if offer.pool == pool), None)
+    if not payable or (own is not None and own not in payable):
+        least = own or min(ranked, key=lambda offer: offer.cap_usd_per_hour)
+        raise _too_small(job, least, prepaid_rule, used)
+    payable = tuple(sorted(payable, key=lambda offer: offer is not own))
     best = payable[0]
     dearest_usd = _dearest_usd(payable)
 

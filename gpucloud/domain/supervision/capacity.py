@@ -34,6 +34,15 @@ def other_pool(goal: Goal, snapshot: Snapshot, limits: Limits) -> Action | None:
     return _give_back(snapshot) or (Move(offer=offer) if offer is not None else _nothing_left(snapshot, limits))
 
 
+def pool_to_stay_in(state: JobState, group: GroupView, now: datetime, *, by_deadline: bool) -> Pool | None:
+    """Return the pool that a job of which nothing trains asks again; None where it turns to whichever is best.
+
+    As long as it has a group its pool is left only when it refuses; by a deadline, where no machine is there either.
+    """
+    leaves = is_cooling(state, state.pool, now) or (by_deadline and not group.most_alive)
+    return None if state.group is None or leaves else state.pool
+
+
 def pool_of_the_decision(goal: Goal, snapshot: Snapshot, to: CapacityChoice, limits: Limits) -> Action | None:
     """Return what to do so that machines come from where a job with a deadline is to have them; None when they may.
 

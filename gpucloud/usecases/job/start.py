@@ -14,7 +14,7 @@ from gpucloud.domain.job.code import LARGEST_CODE_BYTES
 from gpucloud.domain.job.quantities import in_cents
 from gpucloud.domain.job.spec import Cloud, Job
 from gpucloud.domain.market.plan import Plan, make_plan
-from gpucloud.domain.money.budget import NOTHING_USED, PrepaidRule, Used, least_budget_usd, paid_until
+from gpucloud.domain.money.budget import NOTHING_USED, PrepaidRule, Used, least_budget_usd
 from gpucloud.domain.money.ledger import ZERO, Terms
 from gpucloud.domain.node.node import NO_GROUP, GroupView
 from gpucloud.domain.state.order import (
@@ -28,6 +28,7 @@ from gpucloud.domain.state.order import (
 )
 from gpucloud.domain.state.state import JobState
 from gpucloud.domain.supervision.budget import least_to_lower_to, refusal
+from gpucloud.domain.supervision.capacity import pool_to_stay_in
 from gpucloud.domain.supervision.snapshot import Rules, rules_for
 from gpucloud.ports import Account, Clock, MarketData, NodeGroup, Signer
 from gpucloud.store import Conflict, ObjectStore
@@ -290,7 +291,7 @@ class Starter:
         if reopens or state.torn_down:
             require_time(state, order, now)
         if reopens:
-            self._require_rest(state, order, now, used.usd)
+            self._require_rest(state, order, used.usd)
         elif not ends and state.attempt is None:
             plan = self._plan_again(replace(job, name=found.name, budget_usd=order.budget_usd), order, state, now, used)
         elif not ends:
@@ -328,21 +329,15 @@ class Starter:
             self._listed(found.state).alive
         )
 
-    def _require_rest(self, state: JobState, order: Order, now: datetime, spent: Decimal) -> None:
+    def _require_rest(self, state: JobState, order: Order, spent: Decimal) -> None:
         """A run that goes on has what is left of its budget, which may be less than a start costs."""
         rest, nodes = order.budget_usd - spent, order.resolved.resources.nodes
-        cap, prepaid_rule = state.dearest_usd_per_hour, rules_for(order.unattended, self.rules).prepaid_rule
-        launched = bool(state.alive)
-        if (
-            paid_until(
-                now, left_usd=rest, nodes=nodes, cap_usd_per_hour=cap, prepaid_rule=prepaid_rule, launched=launched
-            )
-            is None
-        ):
-            least = in_cents(spent + least_budget_usd(nodes, cap, _prepaid_rule_for(state, prepaid_rule)))
+        prepaid_rule = _prepaid_rule_for(state, rules_for(order.unattended, self.rules).prepaid_rule)
+        least_usd = least_budget_usd(nodes, state.dearest_usd_per_hour, prepaid_rule)
+        if rest < least_usd:
             raise BudgetTooSmall(
                 f"{state.job} has {max(rest, ZERO):.2f} USD left of {order.budget_usd:f} USD, too little to go on",
-                hint=f"gpucloud train {state.job} --budget '{least} USD' is the least;"
+                hint=f"gpucloud train {state.job} --budget '{in_cents(spent + least_usd)} USD' is the least;"
                 f" or a new run: gpucloud train {state.job} --again",
             )
 
@@ -398,11 +393,13 @@ class Starter:
         return self.group.describe(state.group)
 
     def _plan_again(self, job: Job, order: Order, state: JobState, now: datetime, used: Used) -> Plan:
-        require_start(state, order, now, self._listed(state), self.rules.limits)
+        listed = self._listed(state)
+        require_start(state, order, now, listed, self.rules.limits)
         offers = self.planner.offers(job)
         prepaid_rule = _prepaid_rule_for(state, self.rules.prepaid_rule)
         if state.group is not None:
-            return make_plan(job, offers, now, prepaid_rule, used=used)
+            pool = pool_to_stay_in(state, listed, now, by_deadline=order.deadline_at is not None)
+            return make_plan(job, offers, now, prepaid_rule, used=used, pool=pool)
         # Asked of a run without a group alone: machines of its own would count as used of its quota.
         plan = make_plan(job, self.planner.allowed(job, offers), now, prepaid_rule, used=used)
         return self.planner.safer(job, plan, prepaid_rule, used=used)
