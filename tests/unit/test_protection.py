@@ -15,8 +15,8 @@ from gpucloud.domain.checkpoint.layouts import step_drop
 from gpucloud.domain.checkpoint.manifest import CounterDrop, Counts
 from gpucloud.domain.checkpoint.protection import Code, Saving, must_be_meant, protection_of
 from gpucloud.domain.errors import JobFileError
-from gpucloud.domain.job.spec import CheckpointDirectory, CheckpointPolicy, Cloud, MarketPolicy, Resources
-from gpucloud.domain.node.status import UNTOLD
+from gpucloud.domain.job.spec import CheckpointDirectory, CheckpointPolicy, Cloud, MarketPolicy, OnNotice, Resources
+from gpucloud.domain.node.status import OUTPUT, UNTOLD
 from gpucloud.domain.state.state import CheckpointRef, ExitReason, Interruption, InterruptionKind, JobStatus, Owner
 from gpucloud.domain.supervision.action import NoteInterruptions, OpenAttempt, Wait
 from gpucloud.domain.supervision.snapshot import Limits
@@ -269,3 +269,28 @@ def test_a_notice_does_not_say_that_a_script_saves_which_does_not():
     assert tell_story(action, snapshot(up("a", part(1, step=3)), state=opening)) == "a has a notice: saving"
     told = tell_story(action, snapshot(up("a", part(1)), state=opening))
     assert told == "a has a notice: its script has saved nothing so far"
+
+
+@pytest.mark.parametrize(
+    ("phase", "committed", "asked", "said"),
+    [
+        (UNTOLD, None, OnNotice.NONE, "its script has saved nothing so far"),
+        (UNTOLD, 50, OnNotice.NONE, "what its script has saved is kept"),
+        (OUTPUT, 50, OnNotice.NONE, "what its script has saved is kept"),
+        (OUTPUT, None, OnNotice.NONE, "its script has saved nothing so far"),
+        (UNTOLD, None, OnNotice.SIGTERM, "saving"),
+        (OUTPUT, 50, OnNotice.SIGUSR1, "saving"),
+        ("train", None, OnNotice.NONE, "saving"),
+    ],
+)
+def test_a_notice_says_that_a_script_saves_where_it_is_asked_to(
+    phase: str, committed: int | None, asked: OnNotice, said: str
+) -> None:
+    notice = Interruption(node_id="a", kind=InterruptionKind.NOTICE, attempt=1, noticed_at=NOW)
+    progress = part(1, step=committed or 30, first_step=1, phase=phase, committed_step=committed)
+    told = tell_story(
+        NoteInterruptions(interruptions=(notice,)),
+        snapshot(up("a", progress), state=state(attempts=(opened("a"),))),
+        CheckpointDirectory(path="out", on_notice=asked),
+    )
+    assert told == f"a has a notice: {said}"

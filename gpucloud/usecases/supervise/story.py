@@ -10,7 +10,7 @@ from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import format_moment, format_span, format_usd
 from gpucloud.domain.job.spec import CheckpointDirectory, Market, OnNotice
 from gpucloud.domain.market.policies import Mode
-from gpucloud.domain.node.status import OUTPUT, Stop
+from gpucloud.domain.node.status import OUTPUT, UNTOLD, Stop
 from gpucloud.domain.state.order import BudgetChange
 from gpucloud.domain.state.state import (
     CapacityDecision,
@@ -102,7 +102,7 @@ def tell_story(  # noqa: C901, PLR0911, PLR0912  (one flat match)
             added, lost = _added(snapshot, directory), _lost(snapshot)
             return f"attempt {number} starts {_from(snapshot)}on {', '.join(node_ids)}{added}{lost}"
         case NoteInterruptions(interruptions=interruptions):
-            return "; ".join(_interrupted(i, snapshot) for i in interruptions)
+            return "; ".join(_interrupted(i, snapshot, directory) for i in interruptions)
         case Inspect(node_ids=node_ids):
             return f"looking at the GPUs of {', '.join(node_ids)}"
         case QuarantineNodes(nodes=nodes):
@@ -290,22 +290,27 @@ def _lost(snapshot: Snapshot) -> str:
     return f" (no checkpoint): {work} of work lost"
 
 
-def _interrupted(interruption: Interruption, snapshot: Snapshot) -> str:
+def _interrupted(interruption: Interruption, snapshot: Snapshot, directory: CheckpointDirectory | None) -> str:
     match interruption.kind:
         case InterruptionKind.NOTICE if interruption.attempt is None:
             return f"{interruption.node_id} has a notice: it has no part in an attempt"
         case InterruptionKind.NOTICE:
-            attempt = snapshot.state.attempt
-            progress = progress_of(attempt, snapshot) if attempt is not None else None
-            printed = progress is None or (progress.phase == OUTPUT and progress.committed_step is None)
-            saves = attempt is None or not printed
-            return (
-                f"{interruption.node_id} has a notice: {'saving' if saves else 'its script has saved nothing so far'}"
-            )
+            return f"{interruption.node_id} has a notice: {_on_notice(snapshot, directory)}"
         case InterruptionKind.LOST:
             return f"{interruption.node_id} is gone without notice"
         case InterruptionKind.FROZEN:
             return f"{interruption.node_id} does not answer, and nothing else shows that it lives: it is given up"
+
+
+def _on_notice(snapshot: Snapshot, directory: CheckpointDirectory | None) -> str:
+    """Return what becomes of the work: a script that saves by itself is asked to save by a signal alone."""
+    attempt = snapshot.state.attempt
+    progress = progress_of(attempt, snapshot) if attempt is not None else None
+    by_itself = progress is None or progress.phase in (OUTPUT, UNTOLD)
+    if attempt is None or not by_itself or (directory is not None and directory.on_notice is not OnNotice.NONE):
+        return "saving"
+    saved = progress is not None and progress.committed_step is not None
+    return "what its script has saved is kept" if saved else "its script has saved nothing so far"
 
 
 def _closed(reason: ExitReason, snapshot: Snapshot) -> str:
