@@ -29,7 +29,8 @@ from gpucloud.domain.supervision.snapshot import NodeSnapshot, Readiness
 from gpucloud.store.checkpoints import Newest
 from gpucloud.usecases.job import jobs
 from gpucloud.usecases.job.jobs import Asker
-from gpucloud.usecases.jobstore.report import JobReport, without_lost_outputs
+from gpucloud.usecases.jobstore.condition import NodeStanding
+from gpucloud.usecases.jobstore.report import JobReport, with_answers, without_lost_outputs
 from gpucloud.usecases.supervise.story import tell_story
 from tests.unit.test_condition import told
 from tests.unit.worlds import NOW, gone, opened, part, snapshot, state, up
@@ -142,6 +143,22 @@ def test_results_on_machines_that_are_off_are_lost() -> None:
         replace(off, attempts=()),
     ):
         assert without_lost_outputs(kept) == kept
+
+
+@pytest.mark.parametrize("visited", [True, False])
+def test_results_that_went_with_the_machine_of_rank_0_do_not_come_home_from_the_others(visited: bool) -> None:
+    known = replace(told(visited=False), outputs=("out/",), nodes=(up("b").node,))
+    members = tuple(replace(member, outcome=Outcome.DONE) for member in known.attempts[0].members)
+    known = replace(known, attempts=(replace(known.attempts[0], members=members),))
+    one = NodeStanding(node_id="b", status=TRAINED[1].status)
+    said = with_answers(known, (one,)) if visited else without_lost_outputs(known)
+    text = report_text(said)
+    assert text.startswith("live: trained, not wound up")
+    assert "\n\noutputs: out/ lost with a, the machine of rank 0\n\n" in text
+    assert "gpucloud train live winds it up\nuntil 12:30 UTC: then its machines switch themselves off\n" in text
+    driven = replace(known, drives_itself=True)  # it may be in the store
+    assert without_lost_outputs(driven) == driven
+    assert report_text(driven).startswith("live: trained, its results are not home yet")
 
 
 def test_ranks_that_were_seen_to_be_done_on_machines_that_are_off_have_no_results_to_bring_home() -> None:

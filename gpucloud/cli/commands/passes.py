@@ -313,7 +313,7 @@ def _not_over(report: JobReport, name: str) -> UsageError:
             hint = f"{down} brings home what is there, and removes the rest"
         case ConditionKind.TRAINED:
             why = f"{report.job} is not over: {condition_word(report)}"
-            hint = f"{down} {'brings home what is there, and ' if report.outputs else ''}ends its machines"
+            hint = f"{down} {'brings home what is there, and ' if report.to_come else ''}ends its machines"
         case _:
             why = f"{report.job} is not over: {condition_word(report)}"
             hint = f"{down} ends it and brings home what is there; gpucloud train {name} goes on with it"

@@ -38,7 +38,7 @@ def lacking(report: JobReport) -> list[str]:
                 f"nobody starts training again when a machine is interrupted now; all switch themselves off{until}"
             )
         case ConditionKind.TRAINED if report.supervisor is None:
-            does = "brings them home, and ends its machines" if report.outputs else "winds it up"
+            does = "brings them home, and ends its machines" if report.to_come else "winds it up"
             told.append(f"gpucloud train {report.job} {does}")
             told += _until_lost(report)
         case ConditionKind.LEFT if report.nodes:
@@ -201,8 +201,8 @@ def _until_lost(report: JobReport) -> list[str]:
     if report.paid_until is None or report.drives_itself:
         return []
     until = format_moment(report.paid_until, report.looked_at, seconds=False)
-    verb = "is" if len(report.outputs) == 1 else "are"
-    lost = f", and {', '.join(report.outputs)} {verb} lost" if report.outputs else ""
+    verb = "is" if len(report.to_come) == 1 else "are"
+    lost = f", and {', '.join(report.to_come)} {verb} lost" if report.to_come else ""
     return [f"until {until}: then its machines switch themselves off{lost}"]
 
 

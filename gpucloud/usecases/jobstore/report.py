@@ -177,6 +177,12 @@ class JobReport:
         return attempt is not None and self._machines_of(attempt) < len(attempt.members)
 
     @property
+    def to_come(self) -> tuple[str, ...]:
+        """Outputs that may come home yet: from rank 0's machine, or from the store of one that drives itself."""
+        first = {attempt.members[0].node_id for attempt in self.attempts[-1:]}
+        return self.outputs if self.drives_itself or any(node.id in first for node in self.nodes) else ()
+
+    @property
     def condition(self) -> Condition:
         """How it stands, as its state and those of its nodes tell that were asked."""
         kind, alone = self.kind, self.supervisor is None
@@ -185,7 +191,7 @@ class JobReport:
                 found = self._trains
             case ConditionKind.SILENT if len(self.unanswered) < len(self.standing):
                 found = Condition.ATTEMPT_SILENT
-            case ConditionKind.TRAINED if not self.outputs:
+            case ConditionKind.TRAINED if not self.to_come:
                 found = Condition.NOT_WOUND_UP if alone else Condition.WINDING_UP
             case ConditionKind.WAITING if self.nodes:
                 found = Condition.WAITING_FOR_MORE
@@ -345,22 +351,15 @@ class JobReport:
 
     def _parts(self) -> dict[str, AttemptStatus]:
         """Return what asked nodes tell of the open attempt, by their ids; what they tell of an earlier one is over."""
-        attempt = self.open_attempt
-        parts = {one.node_id: one.status.attempt for one in self.standing if one.status is not None}
-        return {
-            node_id: part
-            for node_id, part in parts.items()
-            if attempt is not None and part is not None and part.attempt == attempt.number
-        }
+        number = self.open_attempt.number if self.open_attempt is not None else None
+        parts = ((one.node_id, one.status.attempt) for one in self.standing if one.status is not None)
+        return {node_id: part for node_id, part in parts if part is not None and part.attempt == number}
 
     def _is_trained(self, attempt: Attempt) -> bool:
         """By the nodes' own word where nobody supervises: else who does knows, and tells all who ask the same."""
-        told = self._parts() if self.supervisor is None else {}
-        outcomes = {
-            (told[member.node_id].outcome if member.node_id in told else None) or member.outcome
-            for member in attempt.members
-        }
-        return outcomes == {Outcome.DONE}
+        parts = self._parts() if self.supervisor is None else {}
+        told = {node_id: part.outcome for node_id, part in parts.items()}
+        return all((told.get(member.node_id) or member.outcome) is Outcome.DONE for member in attempt.members)
 
 
 def report(
@@ -415,7 +414,7 @@ def with_forecast(report: JobReport) -> JobReport:
 
 def with_answers(report: JobReport, standing: tuple[NodeStanding, ...]) -> JobReport:
     """Return the report with what its nodes say now: the steps that they tell of are the open attempt's."""
-    report = replace(report, standing=standing)
+    report = without_lost_outputs(replace(report, standing=standing))
     progress = report.counted
     if progress is None or progress.step < progress.first_step:
         return report
@@ -437,9 +436,12 @@ def without_lost_outputs(report: JobReport) -> JobReport:
 
     Machines that drive their job may have put them into its store.
     """
-    if not report.died_unheard or report.drives_itself:
+    trained = report.kind is ConditionKind.TRAINED and report.supervisor is None
+    if report.to_come or not (report.died_unheard or trained):
         return report
-    why = lost_with_machines(report.attempts[-1])
+    attempt = report.attempts[-1]
+    alone = f"lost with {attempt.members[0].node_id}, the machine of rank 0"
+    why = lost_with_machines(attempt) if report.died_unheard else alone
     return replace(report, missing_outputs=tuple(MissingOutput(path=path, why=why) for path in report.outputs))
 
 
