@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any
 
 import pytest
 
 from gpucloud.cli.commands.supervising import say_what_is_left
-from tests.unit.worlds import NOW, state
+from gpucloud.cli.render.bills import spend_text
+from gpucloud.cli.render.plans import plan_json, plan_rows
+from gpucloud.cli.render.reports import report_text
+from gpucloud.domain.job.spec import Market, Resources
+from gpucloud.domain.market.plan import make_plan
+from gpucloud.domain.money.budget import PrepaidRule
+from gpucloud.domain.money.ledger import Terms
+from gpucloud.domain.offer import Offer, Pool, PricePoint
+from gpucloud.domain.state.state import JobState, UsageInterval
+from gpucloud.usecases.job.jobs import Asker, Kept
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.supervise.story import silence
+from tests.fakes.clock import JumpingClock
+from tests.fakes.memory_store import MemoryStore
+from tests.fakes.node_group import FakeNodeGroup
+from tests.unit.worlds import NOW, job, put_job, snapshot, state, up
 
 
 def test_machines_that_were_asked_for_and_not_seen_yet_are_not_denied(capsys: pytest.CaptureFixture[str]) -> None:
@@ -24,3 +41,69 @@ def test_machines_that_were_asked_for_and_not_seen_yet_are_not_denied(capsys: py
 def test_without_an_armed_shut_off_there_are_no_machines(capsys: pytest.CaptureFixture[str]) -> None:
     say_what_is_left(replace(state(), nodes=(), paid_until=None), NOW)
     assert capsys.readouterr().err.endswith("no machines are alive\n")
+
+
+HOSTS = Pool(instance_type="", zone="", market=Market.OWNED)
+ARMED = NOW + timedelta(minutes=30)
+AT_THEIR_END = "12:30:00 UTC"
+
+
+def hosts_of_ones_own(**of_state: Any) -> JobState:
+    nodes = (UsageInterval(node_id="gpu1", launched_at=NOW, pool=HOSTS),)
+    return replace(state(), pool=HOSTS, cap_usd_per_hour=Decimal(0), nodes=nodes, paid_until=ARMED, **of_state)
+
+
+def asker_of_hosts(**ordered: Any) -> Asker:
+    """Return who answers for a job on a host of one's own that nobody supervises."""
+    clock = JumpingClock(NOW)
+    group, jobs = FakeNodeGroup(clock), JobStore(MemoryStore(clock), "digits")
+    group.create("gpucloud-digits")
+    group.arm("gpucloud-digits", ARMED)
+    group.resize("gpucloud-digits", 1, HOSTS)
+    put_job(jobs, hosts_of_ones_own(), **ordered)
+    return Asker(jobs=jobs, market=FREE, group=group, clock=clock, terms=Terms())
+
+
+class Free:
+    """Implements `MarketData`: what is one's own costs nothing."""
+
+    def offers(self, wanted: Resources) -> tuple[Offer, ...]:
+        return (Offer(pool=HOSTS, usd_per_hour=Decimal(0), cap_usd_per_hour=Decimal(0), as_of=NOW, gpus=1),)
+
+    def prices(self, pool: Pool, start: datetime, end: datetime) -> tuple[PricePoint, ...]:
+        return (PricePoint(since=start, usd_per_hour=Decimal(0)),)
+
+
+FREE = Free()
+
+
+def test_own_hosts_are_left_as_taken_and_are_free_again_by_themselves(capsys: pytest.CaptureFixture[str]) -> None:
+    say_what_is_left(hosts_of_ones_own(), NOW)
+    assert f"alive and taken until {AT_THEIR_END}, then free again by themselves: gpu1\n" in capsys.readouterr().err
+
+
+def test_nobody_reads_that_own_hosts_are_paid_or_go_off() -> None:
+    told = asker_of_hosts().report()
+    text = report_text(told)
+    assert f"all is free again at {AT_THEIR_END}" in text
+    assert f"1 machine, taken until {AT_THEIR_END}: " in text
+    assert told.spend.off_at is None
+    assert spend_text(told.spend) == "spent  0.00 of 1.00 USD"
+    assert " off" not in text
+    assert "paid" not in text
+
+
+def test_the_plan_of_own_hosts_costs_nothing_at_the_worst_and_switches_nothing_off() -> None:
+    plan = make_plan(job(resources=Resources(nodes=1)), FREE.offers(Resources()), NOW, PrepaidRule())
+    assert plan_rows(plan)["worst cost"] == "0.00 USD, nothing is paid for your own hosts"
+    assert plan_json(plan)["worst_usd"] == "0"
+
+
+def test_own_hosts_that_do_not_answer_are_taken_and_not_paid() -> None:
+    alone = snapshot(up("gpu1"), state=hosts_of_ones_own(), armed=ARMED)
+    assert silence(alone) == f"no machine answers: gpu1; taken until {AT_THEIR_END}"
+
+
+def test_own_hosts_that_a_run_keeps_are_taken_and_not_paid() -> None:
+    kept = Kept(name="digits", run=1, machines=1, until=ARMED, as_of=NOW, owned=True)
+    assert str(kept) == f"digits keeps 1 machine, taken until {AT_THEIR_END}: `gpucloud down digits@1` ends it now"

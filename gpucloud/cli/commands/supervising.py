@@ -23,7 +23,7 @@ from gpucloud.cli.target import Target, called, report_of
 from gpucloud.domain.checkpoint.protection import NEVER, NOTHING_COMES_HOME, Protection, Saving
 from gpucloud.domain.errors import GpucloudError, LandingRefused, StoreError
 from gpucloud.domain.job.quantities import format_moment, format_span, format_usd, in_cents
-from gpucloud.domain.job.spec import Job, OnNotice
+from gpucloud.domain.job.spec import Job, Market, OnNotice
 from gpucloud.domain.state.order import Until
 from gpucloud.domain.state.state import JobState, JobStatus
 from gpucloud.domain.supervision.self_driving import TAKES_OVER, USUAL_TIME
@@ -192,10 +192,11 @@ def say_what_is_left(state: JobState, now: datetime) -> None:
     drives_itself = state.drives_itself and state.group is not None
     alive = [interval.node_id for interval in state.alive]
     until = f" until {format_moment(state.paid_until, now)}" if state.paid_until else ""
+    held, then = ("taken", "free again") if state.pool.market is Market.OWNED else ("paid", "off")
     if alive:
-        tell(f"alive and paid{until}, then off by themselves: {', '.join(alive)}")
+        tell(f"alive and {held}{until}, then {then} by themselves: {', '.join(alive)}")
     elif until:  # behind an armed shut-off machines may have been asked for that no listing has shown yet
-        tell(f"no machine has been seen; one that was asked for last is paid{until}, then off by itself")
+        tell(f"no machine has been seen; one that was asked for last is {held}{until}, then {then} by itself")
     if drives_itself and (alive or until):
         tell(
             f"{state.job} drives itself; `gpucloud logs -f {state.job}` follows it, `gpucloud down {state.job}` ends it"

@@ -261,7 +261,7 @@ def _attempt_row(attempt: Attempt, report: JobReport) -> tuple[str, ...]:
     if attempt.reason is None and report.died_unheard and report.told_at is not None:
         until = max(report.told_at, attempt.started_at)
         unheard = format_moment(report.told_at, report.looked_at, seconds=False)
-        reason = f"unheard since {unheard}, its machines are off"
+        reason = f"unheard since {unheard}, its {'hosts are free' if report.owned else 'machines are off'}"
     return str(attempt.number), str(len(attempt.members)), steps, reason, format_span(until - attempt.started_at)
 
 
@@ -343,6 +343,6 @@ def _nodes_text(report: JobReport) -> str:
         return "no machines are alive"
     until = ""
     if report.paid_until is not None and report.spend.off_at is None:  # else it is told with the money, just above
-        until = f", paid until {format_moment(report.paid_until, report.looked_at)}"
+        until = f", {'taken' if report.owned else 'paid'} until {format_moment(report.paid_until, report.looked_at)}"
     alive = f"{counted(len(report.nodes), 'machine')}{until}: {', '.join(node.id for node in report.nodes)}"
     return in_one_line(alive)

@@ -28,15 +28,16 @@ def lacking(report: JobReport) -> list[str]:
     ]
     told += _waited_for(report)
     until = f" at {format_moment(report.paid_until, report.looked_at)}" if report.paid_until else ""
+    ends, is_over = (
+        ("are free again", "is free again") if report.owned else ("switch themselves off", "is off by itself")
+    )
     match report.kind:
         case ConditionKind.HANDING_OVER:
             told.append("its own machines go on with it: one of them takes over within a minute")
         case ConditionKind.SILENT:
             told.append(f"nobody can tell whether its attempt goes on{_costs_meanwhile(report)}")
         case ConditionKind.UNSUPERVISED:
-            told.append(
-                f"nobody starts training again when a machine is interrupted now; all switch themselves off{until}"
-            )
+            told.append(f"nobody starts training again when a machine is interrupted now; all {ends}{until}")
         case ConditionKind.TRAINED if report.supervisor is None:
             does = "brings them home, and ends its machines" if report.to_come else "winds it up"
             told.append(f"gpucloud train {report.job} {does}")
@@ -45,7 +46,7 @@ def lacking(report: JobReport) -> list[str]:
             how = ": its script has failed" if report.has_failed_there else ""
             ended = f"attempt {report.attempts[-1].number} has ended{how}; " if report.ran_out else ""
             machines = counted(len(report.nodes), "machine")
-            told.append(f"{ended}nothing trains on its {machines}; all is off by itself{until}")
+            told.append(f"{ended}nothing trains on its {machines}; all {is_over}{until}")
         case ConditionKind.WAITING | ConditionKind.STARTING | ConditionKind.TRAINING:
             pass
         case ConditionKind.LEFT | ConditionKind.TRAINED:
@@ -192,7 +193,8 @@ def _costs_meanwhile(report: JobReport) -> str:
         costs.append(f"{format_usd(spend.promised_usd)} more at the most")
     if not costs:
         return ""
-    verb = ("costs" if one else "cost") if spend.usd_per_hour else ("is on" if one else "are on")
+    stays = f"{'is' if one else 'are'} {'taken' if report.owned else 'on'}"
+    verb = ("costs" if one else "cost") if spend.usd_per_hour else stays
     return f"; its {'machine' if one else f'{len(report.nodes)} machines'} {verb} {', '.join(costs)}"
 
 
@@ -203,14 +205,19 @@ def _until_lost(report: JobReport) -> list[str]:
     until = format_moment(report.paid_until, report.looked_at, seconds=False)
     verb = "is" if len(report.to_come) == 1 else "are"
     lost = f", and {', '.join(report.to_come)} {verb} lost" if report.to_come else ""
-    return [f"until {until}: then its machines switch themselves off{lost}"]
+    then = "its hosts are free again" if report.owned else "its machines switch themselves off"
+    return [f"until {until}: then {then}{lost}"]
 
 
 def _lacking_at_the_end(report: JobReport) -> list[str]:
     if report.kind is not ConditionKind.ENDING or report.supervisor is not None:
         return []
     until = f" until {format_moment(report.paid_until, report.looked_at)}" if report.paid_until else ""
-    alive = [f"alive: {counted(len(report.nodes), 'machine')}, paid{until}"] if report.nodes else []
+    alive = (
+        [f"alive: {counted(len(report.nodes), 'machine')}, {'taken' if report.owned else 'paid'}{until}"]
+        if report.nodes
+        else []
+    )
     rest = "" if report.has_stored_outputs else ", and removes what is left on the cloud"
     does = f"gpucloud down {report.job} brings home what is in its store{rest}"
     return ["\n".join([*alive, does])]

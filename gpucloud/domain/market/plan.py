@@ -122,7 +122,7 @@ def make_plan(
         usd_per_hour=best.usd_per_hour * nodes,
         cap_usd_per_hour=best.cap_usd_per_hour * nodes,
         budget_usd=job.budget_usd,
-        worst_usd=job.budget_usd,
+        worst_usd=job.budget_usd if dearest_usd else used.usd,
         used=used,
         kept_usd=reserve_usd(nodes, best.cap_usd_per_hour, prepaid_rule),
         kept_at_dearest_usd=reserve_usd(nodes, dearest_usd, prepaid_rule),

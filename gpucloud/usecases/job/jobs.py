@@ -11,7 +11,7 @@ from decimal import Decimal
 from gpucloud.domain.checkpoint.layouts import additions_of
 from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
 from gpucloud.domain.job.quantities import counted, format_moment
-from gpucloud.domain.job.spec import Job
+from gpucloud.domain.job.spec import Job, Market
 from gpucloud.domain.money.budget import Bound, most_prepaid
 from gpucloud.domain.money.costs import Sundries, charges_of
 from gpucloud.domain.money.ledger import Terms, with_extras
@@ -116,6 +116,7 @@ class Asker:
             deadline_at=given.order.deadline_at,
             held_until=_held_until(given.order, state, listed, now),
             kept_until=_kept_until(given.order, state, listed, now),
+            owned=state.pool.market is Market.OWNED,
             rehearses=bool(given.order.resolved.trial),
             last_supervisor=supervised_by(state.owner) if state.owner is not None else None,
             written_at=stored.modified,
@@ -325,10 +326,12 @@ class Kept:
     machines: int
     until: datetime
     as_of: datetime
+    owned: bool = False
 
     def __str__(self) -> str:
         some = self.machines != 1
-        are = f"{counted(self.machines, 'machine')}, paid until {format_moment(self.until, self.as_of)}"
+        held = "taken" if self.owned else "paid"
+        are = f"{counted(self.machines, 'machine')}, {held} until {format_moment(self.until, self.as_of)}"
         # A job's name means its newest run, and another one is there or about to be.
         called = f"{self.name}@1" if self.run == 1 else self.name
         return f"{self.name} keeps {are}: `gpucloud down {called}` ends {'them' if some else 'it'} now"
@@ -339,4 +342,5 @@ def kept_of(order: Order, state: JobState, listed: GroupView, now: datetime) -> 
     alive, until = len(listed.alive), listed.armed_until
     if state.torn_down or not keeps(order, state) or not alive or until is None:
         return None
-    return Kept(name=order.job, run=order.run, machines=alive, until=until, as_of=now)
+    owned = state.pool.market is Market.OWNED
+    return Kept(name=order.job, run=order.run, machines=alive, until=until, as_of=now, owned=owned)

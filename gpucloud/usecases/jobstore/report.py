@@ -89,6 +89,8 @@ class JobReport:
     torn_down: bool = False
     least_nodes: int = 1
     """How many machines an attempt takes at the least."""
+    owned: bool = False
+    """Whether its machines are the user's own hosts: nobody pays for them, and nothing switches them off."""
     rehearses: bool = False
     """Whether it is one of the short runs of `--verify-resume`."""
     last_supervisor: str | None = None

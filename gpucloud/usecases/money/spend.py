@@ -8,6 +8,7 @@ from decimal import ROUND_UP, Decimal
 from functools import partial
 
 from gpucloud.domain.errors import UsageError
+from gpucloud.domain.job.spec import Market
 from gpucloud.domain.money.budget import PrepaidRule, Spend, Used, paid_until, reserve_usd
 from gpucloud.domain.money.costs import Billed
 from gpucloud.domain.money.ledger import ZERO, Charge, Terms, by_node, meter, total, usd_for
@@ -99,10 +100,11 @@ class SpendTracker:
         """Return the money now, under that budget.
 
         What may still be spent is that of all machines that there can be at once: the cloud starts those that are
-        missing from the group's level whenever it can.
+        missing from the group's level whenever it can. The user's own hosts are never off.
         """
         cap, nodes = state.dearest_usd_per_hour, max(len(state.alive), listed.most_alive)
-        off_at = state.paid_until if nodes and state.paid_until and state.paid_until > now else None
+        ends = nodes and state.pool.market is not Market.OWNED
+        off_at = state.paid_until if ends and state.paid_until and state.paid_until > now else None
         return Spend(
             budget_usd=budget_usd,
             spent_usd=self.spent_usd(state, now),

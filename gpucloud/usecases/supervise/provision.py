@@ -9,7 +9,7 @@ from decimal import Decimal
 
 from gpucloud.domain.errors import CleanupIncomplete, ProvisionError
 from gpucloud.domain.job.quantities import format_moment
-from gpucloud.domain.job.spec import Resources
+from gpucloud.domain.job.spec import Market, Resources
 from gpucloud.domain.money.costs import drill_charges
 from gpucloud.domain.node.node import GroupView
 from gpucloud.domain.offer import Offer, Pool, PricePoint
@@ -224,7 +224,8 @@ class MachineProvisioner:
     def _incomplete(self, name: str, error: ProvisionError) -> CleanupIncomplete:
         until = self.lease.state.paid_until
         alive = ", ".join(interval.node_id for interval in self.lease.state.alive)
-        ends = f"; they end by themselves at {format_moment(until, self.services.clock.now())}" if until else ""
+        which = "their processes" if self.lease.state.pool.market is Market.OWNED else "they"
+        ends = f"; {which} end by themselves at {format_moment(until, self.services.clock.now())}" if until else ""
         return CleanupIncomplete(
             f"group {name} could not be removed: {error}; may be alive: {alive or 'nothing known'}{ends}",
             hint=f"gpucloud down {self.services.name}",

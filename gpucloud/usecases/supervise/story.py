@@ -198,9 +198,9 @@ def silence(snapshot: Snapshot) -> str:
     told = f"no machine answers: {', '.join(node.id for node in snapshot.group.alive)}"
     if until is None:
         return told
-    by = format_moment(until, snapshot.now)
+    by, held = format_moment(until, snapshot.now), "taken" if snapshot.state.pool.market is Market.OWNED else "paid"
     runs = attempt is not None and attempt.ending_reason is None
-    return f"{told}; {f'the attempt there may go on until {by} at the latest' if runs else f'paid until {by}'}"
+    return f"{told}; {f'the attempt there may go on until {by} at the latest' if runs else f'{held} until {by}'}"
 
 
 def answer_again(node_ids: Sequence[str]) -> str:
