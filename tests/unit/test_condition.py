@@ -1093,7 +1093,10 @@ def test_the_list_of_jobs_has_the_step_that_nodes_say_now():
 
 def test_a_job_with_a_deadline_says_until_when_it_trains_at_the_most() -> None:
     known = replace(told(up("a"), up("b")), deadline_at=NOW + timedelta(hours=1))
-    assert "\n\ndeadline 13:00:00 UTC: then it is saved and ends, done or not\n\n" in report_text(known)
+    assert (
+        "\n\ndeadline 13:00:00 UTC: then it ends, done or not, and saves first if its script does\n\n"
+        in report_text(known)
+    )
     assert report_json(known)["deadline_at"] == "2026-03-01T13:00:00+00:00"
     assert "deadline" not in report_text(replace(known, status=JobStatus.SUCCEEDED, torn_down=True))
 

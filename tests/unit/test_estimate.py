@@ -167,7 +167,10 @@ def test_a_start_is_as_long_in_the_time_that_is_expected_as_in_what_the_budget_p
 def test_the_plan_of_a_start_says_when_its_deadline_ends_it() -> None:
     protection = Protection(saving=Saving.RESUME, row="by gpucloud.resume")
     said = plan_text(planner_of(JOB, V100).plan(JOB), protection)
-    assert "\n  deadline   16 h after its first start the job is saved and ends, done or not\n" in said
+    assert (
+        "\n  deadline   16 h after its first start the job ends, done or not, and saves first if its script does\n"
+        in said
+    )
     without = replace(JOB, deadline=None)
     assert "deadline" not in plan_text(planner_of(without, V100).plan(without), protection)
 

@@ -350,7 +350,10 @@ def test_a_forecast_is_never_more_than_the_budget_pays_for_and_says_that_the_bud
     assert (short.forecast_usd, short.ends_at) == (Decimal("0.85"), None)
     assert (long.forecast_usd, long.ends_at) == (Decimal("0.85"), NOW + HOUR)
     assert "forecast  0.85 USD at the end, at today's price and pace" in spend_text(short)
-    first = "forecast  0.85 USD at today's price and pace: its budget ends first, in 1 h"
+    first = (
+        "forecast  0.85 USD at today's price and pace: its budget ends first, in 1 h: it ends then, and saves first if"
+        " its script does"
+    )
     assert first in spend_text(long)
     told_json = spend_json(long)
     assert (told_json["forecast_usd"], told_json["budget_ends_at"]) == ("0.85", "2026-03-01T13:00:00+00:00")
@@ -458,7 +461,7 @@ def test_every_view_of_a_job_whose_deadline_comes_before_its_last_step_says_so_a
     for view in (report_text(report), headline(report), line_of(now)):
         assert "6 min 30 s to go" in view
         assert "its deadline comes first, in 1 min" in view
-    said = "forecast  0.01 USD at its deadline, in 1 min: it is saved and ends then, done or not"
+    said = "forecast  0.01 USD at its deadline, in 1 min: it ends then, done or not, and saves first if its script does"
     assert said in report_text(report)
     over = with_forecast(replace(soon, deadline_at=soon.looked_at - timedelta(seconds=5)))
     assert "its deadline is over: it is being ended" in headline(over)
@@ -577,8 +580,8 @@ def test_a_plan_says_what_a_deadline_does_to_work_of_unknown_length() -> None:
     unknown = replace(JOB, deadline=8 * HOUR, work=None)
     text = estimate_text(unknown, estimated(unknown, V100), width=None)
     assert (
-        "  deadline   after 8 h the job is saved and ends, done or not; whether it will be done by then, only `work:`"
-        " could tell\n" in text
+        "  deadline   after 8 h the job ends, done or not, and saves first if its script does; whether it will be done"
+        " by then, only `work:` could tell\n" in text
     )
 
 

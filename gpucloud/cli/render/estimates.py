@@ -145,7 +145,7 @@ def _expected_rows(job: Job, estimate: Estimate) -> Iterator[tuple[str, str]]:
     if work is None:
         yield "work", _unknown(job, estimate.plan.offer)
         if job.deadline is not None:
-            ends = f"after {format_span(job.deadline)} the job is saved and ends, done or not"
+            ends = f"after {format_span(job.deadline)} the job ends, done or not, and saves first if its script does"
             yield "deadline", f"{ends}; whether it will be done by then, only `work:` could tell"
         return
     yield "work", f"{format_span(work.span)}: {work.source}"

@@ -26,7 +26,8 @@ def plan_text(plan: Plan, protection: Protection, width: int | None = None) -> s
     """Return the plan: what, at what price, the ceiling, and how the script saves; for a terminal so wide."""
     rows = {**plan_rows(plan), **saved_rows(protection)}
     if plan.deadline is not None:
-        rows["deadline"] = f"{format_span(plan.deadline)} after its first start the job is saved and ends, done or not"
+        ends = "the job ends, done or not, and saves first if its script does"
+        rows["deadline"] = f"{format_span(plan.deadline)} after its first start {ends}"
     others = [f"{o.pool} {format_usd(o.usd_per_hour)}" for o in plan.others]
     if others:
         rows["next"] = f"{'; '.join(others)} a node"

@@ -57,7 +57,7 @@ def report_text(report: JobReport) -> str:
         )
     if report.deadline_at is not None and not report.status.ended:
         at = format_moment(report.deadline_at, report.looked_at)
-        parts.append(f"deadline {at}: then it is saved and ends, done or not")
+        parts.append(f"deadline {at}: then it ends, done or not, and saves first if its script does")
     parts += _tables(report)
     parts.append(spend_text(report.spend, report.buyer))
     parts.append(_nodes_text(report))

@@ -100,7 +100,7 @@ class JobReport:
     heard_at: datetime | None = None
     """When the node that tells its steps was heard last, as far as its supervisor wrote that down."""
     deadline_at: datetime | None = None
-    """When it is saved and ends, done or not; None without a deadline."""
+    """When it ends, done or not; None without a deadline."""
     looked_at: datetime | None = None
     """When the report was made, by the same clock."""
     drives_itself: bool = False
