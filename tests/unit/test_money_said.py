@@ -14,7 +14,7 @@ from rich.console import Console
 
 from gpucloud.adapters.jobfile import values
 from gpucloud.cli.commands.passes import _budget_text
-from gpucloud.cli.render.bills import left_rows, money_line, spend_json, spend_text, to_go_words
+from gpucloud.cli.render.bills import for_later, left_rows, money_line, spend_json, spend_text, to_go_words
 from gpucloud.cli.render.estimates import estimate_text
 from gpucloud.cli.render.live import _panel
 from gpucloud.cli.render.onlookers import line_of, panel_state
@@ -306,9 +306,14 @@ def test_what_is_left_is_told_in_parts_that_sum_up() -> None:
         )
     ]
     assert left_rows(replace(spend, off_at=None)) == []
-    (driven,) = left_rows(spend, "bx")
+    alone = replace(told(up("a")), job="bx", spend=spend, buys_time=False)
+    (driven,) = left_rows(spend, for_later(alone))
     later = " for more time after that, which gpucloud train bx buys once they are off: they cannot"
     assert driven[1].endswith(f" 0.477{later}")
+    (kept,) = left_rows(spend, for_later(replace(alone, status=JobStatus.SUCCEEDED)))
+    assert kept[1].endswith(" 0.477 unused")
+    stopped = replace(alone, status=JobStatus.STOPPED)
+    assert for_later(stopped) == for_later(replace(alone, buys_time=True)) == "for more time after that"
 
 
 def test_the_latest_time_at_which_all_is_off_is_not_said_a_minute_too_early() -> None:

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 from gpucloud.cli.commands.supervising import answer, bring_stored_home, onlooker, say_what_is_left
 from gpucloud.cli.faults import known_error
 from gpucloud.cli.interrupts import Leave, obeyed
-from gpucloud.cli.render.bills import left_amount, left_rows, money_json, money_line, plain_amount, unproven_rows
+from gpucloud.cli.render.bills import (
+    for_later,
+    left_amount,
+    left_rows,
+    money_json,
+    money_line,
+    plain_amount,
+    unproven_rows,
+)
 from gpucloud.cli.render.reports import report_json, report_text
 from gpucloud.cli.render.use import condition_and_reason, condition_word
 from gpucloud.cli.render.words import is_meant, say, say_json, say_words, table, tell, usd
@@ -184,7 +192,7 @@ def _budget_text(report: JobReport, order: Order) -> str:
         ("budget", format_usd(spend.budget_usd)),
         ("spent", money_line(spend)),
         *unproven_rows(spend),
-        *(left_rows(spend, report.buyer) or [("unused" if is_over else "left", f"{left_amount(spend)} USD")]),
+        *(left_rows(spend, for_later(report)) or [("unused" if is_over else "left", f"{left_amount(spend)} USD")]),
     ]
     parts = [f"{report.job}: {condition_word(report)}", table(rows)]
     if order.budget_changes:

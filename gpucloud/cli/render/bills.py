@@ -13,6 +13,7 @@ from gpucloud.domain.job.quantities import format_moment, format_span, format_us
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.money.costs import Row
 from gpucloud.domain.money.ledger import ZERO, Charge, ChargeKind, total
+from gpucloud.domain.state.state import JobStatus
 from gpucloud.usecases.jobstore.report import JobReport
 
 _SECOND = timedelta(seconds=1)
@@ -20,7 +21,7 @@ _SECOND = timedelta(seconds=1)
 
 def cost_text(report: JobReport, heads: Sequence[str], rows: Sequence[Row]) -> str:
     """Return a job's money: its sums in groups, and what is left of the budget."""
-    return "\n\n".join([*([rows_text(heads, rows)] if rows else []), spend_text(report.spend, report.buyer)])
+    return "\n\n".join([*([rows_text(heads, rows)] if rows else []), spend_text(report.spend, for_later(report))])
 
 
 def rows_text(heads: Sequence[str], rows: Sequence[Row]) -> str:
@@ -72,19 +73,27 @@ def unproven_rows(spend: Spend) -> list[tuple[str, str]]:
     return [("unproven", f"{format_usd(spend.unproven_usd)}: {why}")]
 
 
-def left_rows(spend: Spend, buyer: str | None = None) -> list[tuple[str, str]]:
-    """Return the row of what is left, in its parts, so that they sum up; none where no machine could use it now.
+_MORE_TIME = "for more time after that"
 
-    `buyer` is the job whose own machines drive it: they buy no time.
-    """
+
+def for_later(report: JobReport) -> str:
+    """Return what that is for which is left behind the paid time of the job's machines: nobody prolongs it of some."""
+    if report.status is JobStatus.SUCCEEDED:
+        return "unused"
+    if report.buyer is None or not report.spend.free_usd:
+        return _MORE_TIME
+    return f"{_MORE_TIME}, which gpucloud train {report.buyer} buys once they are off: they cannot"
+
+
+def left_rows(spend: Spend, later: str = _MORE_TIME) -> list[tuple[str, str]]:
+    """Return the row of what is left, in its parts, so that they sum up; none where no machine could use it now."""
     if spend.off_at is None:
         return []
-    later = f", which gpucloud train {buyer} buys once they are off: they cannot" if buyer and spend.free_usd else ""
     left, promised, kept, free = _summing_up(spend)
     parts = [
         f"{promised} for the machines until then",
         f"{kept} kept aside for the last save and the machines' end",
-        f"{free} for more time after that{later}",
+        f"{free} {later}",
     ]
     return [("left", f"{left} USD: {', '.join(parts)}")]
 
@@ -175,9 +184,9 @@ def whole_minute(at: datetime) -> datetime:
     return begun if begun == at else begun + timedelta(minutes=1)
 
 
-def spend_text(spend: Spend, buyer: str | None = None) -> str:
-    """Return the sums, one a line; `buyer` as of `left_rows`."""
-    rows = [("spent", money_line(spend)), *unproven_rows(spend), *left_rows(spend, buyer)]
+def spend_text(spend: Spend, later: str = _MORE_TIME) -> str:
+    """Return the sums, one a line."""
+    rows = [("spent", money_line(spend)), *unproven_rows(spend), *left_rows(spend, later)]
     if spend.forecast_usd is not None:
         rows.append(("forecast", f"{format_usd(spend.forecast_usd)} {_forecast_of(spend)}"))
     if spend.outside_budget_usd:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from gpucloud.cli.render.bills import charges_text, plain_amount, spend_json, spend_text
+from gpucloud.cli.render.bills import charges_text, for_later, plain_amount, spend_json, spend_text
 from gpucloud.cli.render.use import (
     condition_and_reason,
     may_tell,
@@ -59,7 +59,7 @@ def report_text(report: JobReport) -> str:
         at = format_moment(report.deadline_at, report.looked_at)
         parts.append(f"deadline {at}: then it ends, done or not, and saves first if its script does")
     parts += _tables(report)
-    parts.append(spend_text(report.spend, report.buyer))
+    parts.append(spend_text(report.spend, for_later(report)))
     parts.append(_nodes_text(report))
     if last := [line for line in (failed, stopped_text(report), stay_text(report)) if line is not None]:
         parts.append("\n".join(last))
