@@ -170,9 +170,10 @@ def objects(text: str) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-def is_said(written: str, usd: str) -> bool:
+def is_said(written: str, usd: str, *, is_most: bool = False) -> bool:
     """Whether a written sum is that one, rounded to the places that it is written with; "<0.001" is any below.
 
+    One that `is_most` is rounded up.
     "0" stands for nothing written, which means nothing at all.
     """
     amount = Decimal(usd)
@@ -181,7 +182,8 @@ def is_said(written: str, usd: str) -> bool:
     if written.startswith("<"):
         return Decimal(0) < amount < Decimal(written.removeprefix("<"))
     _, _, places = written.partition(".")
-    return abs(Decimal(written) - amount) <= Decimal(1).scaleb(-len(places)) / 2
+    more, place = Decimal(written) - amount, Decimal(1).scaleb(-len(places))
+    return 0 <= more < place if is_most else abs(more) <= place / 2
 
 
 def strangely_written(told: dict[str, Any]) -> Iterator[str]:
@@ -276,9 +278,9 @@ def at_odds(said: Said, stands: Stands) -> Iterator[str]:
 
 
 def _off_at_odds(said: Said, stands: Stands) -> Iterator[str]:
-    """An answer with the rate says by when all is off, where anything is on: in whole minutes, rounded up."""
+    """An answer with the rate says by when all is off, where anything is on: in minutes rounded up, as the sum is."""
     spend, paid = stands.told["spend"], stands.told["paid_until"]
-    until = datetime.fromisoformat(paid) if paid is not None and stands.told["nodes"] else None
+    until = datetime.fromisoformat(paid) if paid is not None and Decimal(spend["promised_usd"]) else None
     if until is None or until <= stands.now:
         if said.off is not None:
             yield f"it is off by {said.off}, and nothing is on"
@@ -288,5 +290,5 @@ def _off_at_odds(said: Said, stands: Stands) -> Iterator[str]:
     if said.off != expected:
         yield f"it is off by {said.off}, and it is paid until {paid}"
     most = sum((Decimal(spend[key]) for key in ("spent_usd", "unproven_usd", "promised_usd")), Decimal(0))
-    if said.off_usd is not None and not is_said(said.off_usd, str(most)):
+    if said.off_usd is not None and not is_said(said.off_usd, str(most), is_most=True):
         yield f"it costs {said.off_usd} by then, and the reference has {most}"

@@ -168,6 +168,14 @@ def test_a_written_sum_is_that_one_within_its_own_places(written, usd, is_it):
     assert is_said(written, usd) is is_it
 
 
+@pytest.mark.parametrize(
+    ("written", "usd", "is_it"),
+    [("2.36", "2.3549", True), ("2.35", "2.3549", False), ("2.36", "2.35", False), ("2.35", "2.35", True)],
+)
+def test_a_written_sum_that_is_the_most_is_rounded_up(written, usd, is_it):
+    assert is_said(written, usd, is_most=True) is is_it
+
+
 def test_sums_for_programs_have_eight_places_at_the_most():
     strange = {"spend": {"left_usd": "0.123456789", "kept_usd": None}, "rows": [{"usd": "1E-7"}, {"usd": "-1.5"}]}
     assert list(strangely_written(strange)) == ["left_usd is 0.123456789", "usd is 1E-7"]
@@ -211,7 +219,7 @@ def test_an_answer_that_says_another_thing_is_at_odds(said, line):
 
 def test_when_nothing_is_on_nothing_is_off_later():
     said = Said(rate="0", off="12:30", off_usd="0.27")
-    still = {**SPEND, "usd_per_hour": "0"}
+    still = {**SPEND, "usd_per_hour": "0", "promised_usd": "0"}
     assert list(at_odds(said, stands(nodes=[], spend=still))) == ["it is off by 12:30, and nothing is on"]
 
 

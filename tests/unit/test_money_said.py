@@ -316,6 +316,11 @@ def test_what_is_left_is_told_in_parts_that_sum_up() -> None:
     assert for_later(stopped) == for_later(replace(alone, buys_time=True)) == "for more time after that"
 
 
+def test_the_most_that_is_spent_when_all_is_off_is_rounded_up() -> None:
+    spend = Spend(budget_usd=Decimal(5), spent_usd=Decimal("2.3501"), promised_usd=Decimal(0), as_of=NOW, off_at=NOW)
+    assert money_line(spend) == "2.35 of 5.00 USD · off by 12:00 UTC at the latest, at 2.36 USD"
+
+
 def test_the_latest_time_at_which_all_is_off_is_not_said_a_minute_too_early() -> None:
     spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal("0.5"), as_of=NOW)
     for seconds, said in ((0, "13:00"), (1, "13:01"), (59, "13:01")):

@@ -114,6 +114,20 @@ def test_money_is_shown_with_digits_enough_and_never_scientific(usd: str, shown:
 
 
 @pytest.mark.parametrize(
+    ("usd", "shown"),
+    [
+        ("2.3501", "2.36 USD"),
+        ("2.35", "2.35 USD"),
+        ("0.03121", "0.0313 USD"),
+        ("0.9991", "1.00 USD"),
+        ("0", "0.00 USD"),
+    ],
+)
+def test_a_sum_that_is_the_most_is_rounded_up(usd, shown):
+    assert q.format_most(Decimal(usd)) == shown
+
+
+@pytest.mark.parametrize(
     ("seconds", "shown"),
     [
         (0, "0 s"),

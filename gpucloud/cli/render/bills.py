@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from decimal import ROUND_HALF_UP, Decimal
+from decimal import ROUND_HALF_UP, ROUND_UP, Decimal
 from typing import Any
 
 from gpucloud.cli.render.words import pool_json, quarantine_json, table, usd
@@ -118,18 +118,18 @@ def money_line(spend: Spend, width: int | None = None) -> str:
     if spend.off_at is None:
         return " · ".join([*parts, *rate])
     off = f"off by {format_moment(whole_minute(spend.off_at), spend.as_of, seconds=False)}"
-    most = f"{plain_amount(spend.off_usd)} USD"
+    most = f"{plain_amount(spend.off_usd, ROUND_UP)} USD"
     told = ([*parts, *rate, f"{off} at the latest, at {most}"], [*parts, *rate, f"{off} ({most})"])
     lines = [" · ".join(words) for words in (*told, [*parts, f"{off} ({most})"])]
     return next((line for line in lines if width is None or len(line) <= width), lines[-1])
 
 
-def plain_amount(usd: Decimal) -> str:
+def plain_amount(usd: Decimal, rounding: str = ROUND_HALF_UP) -> str:
     """Return a sum without its unit: two digits after the point, three where it has thousandths and is below one."""
     if usd and abs(usd) < Decimal("0.0005"):
         return "<0.001"
     places = "0.01" if abs(usd) >= 1 or not (usd * 100) % 1 else "0.001"
-    return f"{usd.quantize(Decimal(places), ROUND_HALF_UP):f}"
+    return f"{usd.quantize(Decimal(places), rounding):f}"
 
 
 def left_amount(spend: Spend) -> str:

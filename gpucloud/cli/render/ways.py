@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from gpucloud.cli.render.bills import left_amount
-from gpucloud.domain.job.quantities import counted, format_moment, format_span, format_usd
+from gpucloud.domain.job.quantities import counted, format_moment, format_most, format_span, format_usd
 from gpucloud.domain.node.output import advice_for
 from gpucloud.domain.state.order import OWN, Onward
 from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState
@@ -87,7 +87,7 @@ def stay_text(report: JobReport) -> str | None:
     why = f"ready for a mended {report.awaits}" if report.held_until is not None else "kept, for a look,"
     return (
         f"{some} {why} until {format_moment(until, report.looked_at)},"
-        f" {format_usd(report.spend.promised_usd)} more at the most; gpucloud down {report.job} ends"
+        f" {format_most(report.spend.promised_usd)} more at the most; gpucloud down {report.job} ends"
         f" {'it' if one else 'them'} now"
     )
 
@@ -190,7 +190,7 @@ def _costs_meanwhile(report: JobReport) -> str:
     if report.paid_until is not None:
         costs.append(f"until {format_moment(report.paid_until, report.looked_at)} at the latest")
     if spend.promised_usd:
-        costs.append(f"{format_usd(spend.promised_usd)} more at the most")
+        costs.append(f"{format_most(spend.promised_usd)} more at the most")
     if not costs:
         return ""
     stays = f"{'is' if one else 'are'} {'taken' if report.owned else 'on'}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from datetime import datetime, timedelta
-from decimal import Decimal
+from decimal import ROUND_UP, Decimal
 
 from gpucloud.domain.untrusted import quoted
 
@@ -102,12 +102,21 @@ def counted(count: int, thing: str) -> str:
 
 def format_usd(usd: Decimal) -> str:
     """Return "20.00 USD" or "0.0312 USD": two digits after the point, more where a small sum needs them."""
+    return f"{usd:.{_places(usd)}f} USD"
+
+
+def format_most(usd: Decimal) -> str:
+    """Return the sum as `format_usd` writes it, rounded up: a sum that is the most is no less than it says."""
+    return format_usd(usd.quantize(Decimal(1).scaleb(-_places(usd)), ROUND_UP))
+
+
+def _places(usd: Decimal) -> int:
     places = 2
     if usd and abs(usd) < 1 and (usd * 10**2) % 1 != 0:
         places = max(2, 2 - usd.adjusted())
         if abs(round(usd, places)) >= 1:
             places = 2
-    return f"{usd:.{places}f} USD"
+    return places
 
 
 def in_cents(usd: Decimal) -> str:
