@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.money.ledger import Terms
 from gpucloud.domain.offer import Offer, Pool
@@ -91,6 +92,21 @@ def test_machines_of_another_pool_are_written_down_before_they_are_asked_for(mac
     assert machine_provisioner.services.group.seen[-1] == (2, UNTIL, DEARER)
     assert machine_provisioner.services.jobs.armings()[-1].cap_usd_per_hour == 66
     assert machine_provisioner.services.jobs.believed()[0].pool == DEARER
+
+
+@pytest.mark.parametrize("until", [NOW + timedelta(minutes=20), UNTIL + timedelta(hours=1)])
+def test_a_shut_off_that_the_cloud_refuses_to_move_is_told_as_it_was(machine_provisioner, until):
+    machine_provisioner.act(Arm(until=UNTIL))
+
+    def refuse(group, until):
+        raise ProvisionError("no answer")
+
+    machine_provisioner.services.group.arm = refuse
+    with pytest.raises(ProvisionError):
+        machine_provisioner.act(Arm(until=until))
+    assert machine_provisioner.lease.state.paid_until == UNTIL
+    machine_provisioner.lease.renew()
+    assert machine_provisioner.services.jobs.load()[0].paid_until == UNTIL
 
 
 def test_what_an_arming_tells_of_already_is_not_written_again(machine_provisioner):

@@ -216,6 +216,18 @@ def test_whoever_has_the_lease_writes_down_the_order_once_the_cloud_has_its_shut
     assert found.paid_until == armed(asker) == NOW + timedelta(seconds=1730)
 
 
+@pytest.mark.parametrize("stored", [NOW, NOW + timedelta(hours=9), None])
+def test_what_is_paid_and_until_when_is_told_by_what_the_cloud_has_armed(asker, stored):
+    """Whoever armed another time may have died before that was written down, or have no right to write it."""
+    current, found = asker.jobs.load()
+    asker.jobs.replace(replace(current, paid_until=stored), found.version)
+    bring_closer(asker, lowered("1"), RULES)
+
+    told = asker.report()
+    assert told.paid_until == told.spend.off_at == armed(asker) == NOW + timedelta(seconds=3730)
+    assert asker.state_as_listed().paid_until == armed(asker)
+
+
 def test_a_process_that_dies_at_the_cloud_has_not_said_that_the_order_is_in_force(asker, monkeypatch):
     class Killed(BaseException):
         pass

@@ -255,7 +255,7 @@ def launch(begun: Begun, *, as_json: bool) -> int:
     try:
         run(begun, leaves=True)
     except Leave as leave:
-        say_what_is_left(asker.state(), asker.clock.now())
+        say_what_is_left(asker.state_as_listed(), asker.clock.now())
         return leave.exit_code
     driven = _is_driven(asker)
     report = begun.report()

@@ -96,7 +96,7 @@ class Asker:
         now = self.clock.now()
         tracker = SpendTracker(self.jobs, self.market, self.terms)
         listed = self.listed(state)
-        state = as_listed(state, listed, now)
+        state = _with_shutdown(as_listed(state, listed, now), listed)
         charges = tracker.charges(state, now)
         used = tracker.used(state, listed, now)
         given = self._orders.newest()
@@ -199,8 +199,7 @@ class Asker:
         state = self.state()
         with suppress(GpucloudError):
             listed = self.listed(state)
-            until = listed.armed_until if listed.exists else None
-            return replace(as_listed(state, listed, self.clock.now()), paid_until=until)
+            return _with_shutdown(as_listed(state, listed, self.clock.now()), listed)
         return state
 
     def supervisor(self) -> str | None:
@@ -288,6 +287,11 @@ class Asker:
         if loaded is None:
             raise UsageError(f"there is no job {self.jobs.job!r} in {self.jobs.store.url}", hint="gpucloud status")
         return loaded
+
+
+def _with_shutdown(state: JobState, listed: GroupView) -> JobState:
+    """Return the state with the shut-off that the cloud has: whoever moved it may not have written that down."""
+    return replace(state, paid_until=listed.armed_until if listed.exists else None)
 
 
 def _held_until(order: Order, state: JobState, listed: GroupView, now: datetime) -> datetime | None:

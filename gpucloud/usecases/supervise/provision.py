@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 
-from gpucloud.domain.errors import CleanupIncomplete, ProvisionError
+from gpucloud.domain.errors import CleanupIncomplete, GpucloudError, ProvisionError
 from gpucloud.domain.job.quantities import format_moment
 from gpucloud.domain.job.spec import Market, Resources
 from gpucloud.domain.money.costs import drill_charges
@@ -101,17 +101,22 @@ class MachineProvisioner:
     def _arm(self, group: str, until: datetime) -> None:
         """A state that promises more than the cloud enforces would be a lie: the cloud first; last, when it lowers.
 
-        Whoever dies in between leaves a state that promises too little. Nothing is decided by it: each pass writes down
-        what the cloud has armed.
+        Whoever dies in between leaves a state that promises too little, and whoever is refused takes that back. Nothing
+        is decided by it: each pass writes down what the cloud has armed.
         """
         promised = self.lease.state.paid_until
-        if promised is not None and until < promised:
-            self.lease.write(replace(self.lease.state, paid_until=until))
+        lowers = promised is not None and until < promised
         drives = self.services.order is not None or (self.lease.state.drives_itself and not self.services.on_machine)
-        if drives and (promised is None or until >= promised):
-            self._write_arming(until)
-        self.services.group.arm(group, until)
-        if drives and promised is not None and until < promised:
+        try:
+            if lowers:
+                self.lease.write(replace(self.lease.state, paid_until=until))
+            if drives and not lowers:
+                self._write_arming(until)
+            self.services.group.arm(group, until)
+        except GpucloudError:
+            self.lease.remember(replace(self.lease.state, paid_until=promised))
+            raise
+        if drives and lowers:
             self._write_arming(until)  # after it is so: what was armed before counts until then
         if self.lease.state.paid_until != until:
             self.lease.write(replace(self.lease.state, paid_until=until))
