@@ -18,8 +18,9 @@ from gpucloud.domain.job.quantities import parse_usd
 from gpucloud.domain.job.spec import Cloud, Job
 from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.state.order import is_finished, run_of
+from gpucloud.usecases.job.jobs import with_stored_outputs
 from gpucloud.usecases.jobstore.orders import current_run, require_own, sha256_of
-from gpucloud.usecases.jobstore.report import JobReport, with_forecast, with_stored_outputs
+from gpucloud.usecases.jobstore.report import JobReport, with_forecast
 from gpucloud.wiring import Gpucloud, KnownJob
 from gpucloud.wiring.jobs import asker_of, starter, visited_report
 

@@ -20,7 +20,7 @@ from gpucloud.domain.node.node import NO_GROUP, GroupView
 from gpucloud.domain.node.output import DatedPiece
 from gpucloud.domain.offer import rank
 from gpucloud.domain.state.order import Order, held_until, keeps, undrilled
-from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState
+from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState, MissingOutput
 from gpucloud.domain.supervision.budget import told_of_money
 from gpucloud.domain.supervision.capacity import standing
 from gpucloud.domain.supervision.self_driving import hands_over
@@ -287,6 +287,14 @@ class Asker:
         if loaded is None:
             raise UsageError(f"there is no job {self.jobs.job!r} in {self.jobs.store.url}", hint="gpucloud status")
         return loaded
+
+
+def with_stored_outputs(report: JobReport) -> JobReport:
+    """Return the report of a job that is over, whose outputs are in its store: they did not come home."""
+    why = f"in the job's store: gpucloud down {report.job} brings it home"
+    known = {missing.path for missing in report.missing_outputs}
+    stored = tuple(MissingOutput(path=path, why=why) for path in report.outputs if path not in known)
+    return replace(report, has_stored_outputs=True, missing_outputs=(*report.missing_outputs, *stored))
 
 
 def _with_shutdown(state: JobState, listed: GroupView) -> JobState:

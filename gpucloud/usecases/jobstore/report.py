@@ -425,14 +425,6 @@ def with_answers(report: JobReport, standing: tuple[NodeStanding, ...]) -> JobRe
     return replace(report, attempts=(*before, attempt))
 
 
-def with_stored_outputs(report: JobReport) -> JobReport:
-    """Return the report of a job that is over, whose outputs are in its store: they did not come home."""
-    why = f"in the job's store: gpucloud down {report.job} brings it home"
-    known = {missing.path for missing in report.missing_outputs}
-    stored = tuple(MissingOutput(path=path, why=why) for path in report.outputs if path not in known)
-    return replace(report, has_stored_outputs=True, missing_outputs=(*report.missing_outputs, *stored))
-
-
 def without_lost_outputs(report: JobReport) -> JobReport:
     """Return the report that says which outputs were on machines that are off by now, and that nobody brought home.
 
