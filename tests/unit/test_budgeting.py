@@ -225,7 +225,7 @@ def test_what_is_paid_and_until_when_is_told_by_what_the_cloud_has_armed(asker, 
 
     told = asker.report()
     assert told.paid_until == told.spend.off_at == armed(asker) == NOW + timedelta(seconds=3730)
-    assert asker.state_as_listed().paid_until == armed(asker)
+    assert asker.left_job().state.paid_until == armed(asker)
 
 
 def test_a_process_that_dies_at_the_cloud_has_not_said_that_the_order_is_in_force(asker, monkeypatch):

@@ -143,7 +143,15 @@ def test_a_job_that_is_handed_over_alarms_nobody():
         "its own machines go on with it: one of them takes over within a minute",
     ]
     assert report_json(handed)["condition"] == "handing_over"
+    ends = "its own machines see to its end: one of them takes over within a minute"
+    assert ends in report_text(replace(handed, ends=True))
     assert "live  handing over to its machines  " in jobs_text([handed])
+
+
+def test_a_job_that_is_to_end_and_that_nobody_supervises_says_what_ends_it():
+    text = report_text(replace(told(*TRAINS), ends=True))
+    assert "\nit is to end, and nobody sees to that: gpucloud down live does\n" in text
+    assert "gpucloud train" not in text
 
 
 def over(status, reason, *nodes, **changes):

@@ -18,18 +18,20 @@ from gpucloud.domain.market.plan import make_plan
 from gpucloud.domain.money.budget import PrepaidRule
 from gpucloud.domain.money.ledger import Terms
 from gpucloud.domain.offer import Offer, Pool, PricePoint
-from gpucloud.domain.state.state import JobState, UsageInterval
-from gpucloud.usecases.job.jobs import Asker, Kept
+from gpucloud.domain.state.state import ExitReason, JobState, JobStatus, UsageInterval
+from gpucloud.usecases.job.jobs import Asker, Kept, LeftJob
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.supervise.story import silence
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.fakes.node_group import FakeNodeGroup
-from tests.unit.worlds import NOW, job, put_job, snapshot, state, up
+from tests.unit.worlds import NOW, POOL, job, opened, put_job, snapshot, state, up
+
+ARMED = NOW + timedelta(minutes=30)
 
 
 def test_machines_that_were_asked_for_and_not_seen_yet_are_not_denied(capsys: pytest.CaptureFixture[str]) -> None:
-    say_what_is_left(replace(state(), nodes=(), paid_until=NOW + timedelta(minutes=30)), NOW)
+    say_what_is_left(LeftJob(state=replace(state(), nodes=(), paid_until=NOW + timedelta(minutes=30))), NOW)
     said = capsys.readouterr().err
     assert "no machines are alive" not in said
     assert (
@@ -39,12 +41,60 @@ def test_machines_that_were_asked_for_and_not_seen_yet_are_not_denied(capsys: py
 
 
 def test_without_an_armed_shut_off_there_are_no_machines(capsys: pytest.CaptureFixture[str]) -> None:
-    say_what_is_left(replace(state(), nodes=(), paid_until=None), NOW)
+    say_what_is_left(LeftJob(state=replace(state(), nodes=(), paid_until=None)), NOW)
     assert capsys.readouterr().err.endswith("no machines are alive\n")
 
 
+def last_line(capsys: pytest.CaptureFixture[str], **left: Any) -> str:
+    alive = UsageInterval(node_id="a", pool=POOL, launched_at=NOW)
+    known = {"group": "gpucloud-digits", "nodes": (alive,), "paid_until": ARMED, **left.pop("state", {})}
+    say_what_is_left(LeftJob(state=replace(state(), **known), **left), NOW)
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+OWN = {"drives_itself": True}
+STOPPED, HUNG = ExitReason.STOPPED, ExitReason.HUNG
+
+
+@pytest.mark.parametrize(
+    ("left", "line"),
+    [
+        ({"end": STOPPED, "supervisor": "process 1 on vm"}, "process 1 on vm sees to its end; {down} waits for it"),
+        ({"end": STOPPED}, "nobody sees to its end now: {down} does"),
+        ({"end": STOPPED, "state": OWN}, "its own machines see to its end; {down} waits for it"),
+        ({"state": {"attempts": (opened("a", ending_reason=STOPPED),)}}, "nobody sees to its end now: {down} does"),
+        ({"state": {"attempts": (opened("a", ending_reason=HUNG),)}}, "{train} goes on, {down} ends them now"),
+        ({"state": OWN}, "digits drives itself; `gpucloud logs -f digits` follows it, {down} ends it"),
+        ({"state": {**OWN, "nodes": ()}, "asked_for": 0}, "nobody looks for machines until {train}; {down} ends it"),
+        ({"state": {**OWN, "nodes": ()}, "asked_for": 1}, "nobody looks for machines until {train}; {down} ends it"),
+        ({"state": {"nodes": ()}, "asked_for": 0}, "{train} goes on, {down} ends it"),
+    ],
+)  # fmt: skip
+def test_who_leaves_reads_who_goes_on_with_the_job_or_with_its_end(
+    capsys: pytest.CaptureFixture[str], left: Any, line: str
+) -> None:
+    said = last_line(capsys, **left)
+    assert said == line.format(down="`gpucloud down digits`", train="`gpucloud train digits`")
+
+
+def test_only_a_group_that_asks_for_machines_may_have_one_that_no_listing_shows(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    none = replace(state(), nodes=(), paid_until=NOW + timedelta(minutes=30))
+    for asked_for, unseen in ((0, False), (1, True), (None, True)):
+        say_what_is_left(LeftJob(state=none, asked_for=asked_for), NOW)
+        said = capsys.readouterr().err
+        assert ("one that was asked for last is paid" in said) is unseen
+        assert ("no machines are alive" in said) is not unseen
+
+
+def test_a_job_that_has_ended_and_whose_end_was_ordered_is_not_to_end_any_more() -> None:
+    over = replace(state(), status=JobStatus.STOPPED)
+    assert LeftJob(state=over, end=STOPPED).ends
+    assert not LeftJob(state=replace(over, torn_down=True), end=STOPPED).ends
+
+
 HOSTS = Pool(instance_type="", zone="", market=Market.OWNED)
-ARMED = NOW + timedelta(minutes=30)
 AT_THEIR_END = "12:30:00 UTC"
 
 
@@ -78,7 +128,7 @@ FREE = Free()
 
 
 def test_own_hosts_are_left_as_taken_and_are_free_again_by_themselves(capsys: pytest.CaptureFixture[str]) -> None:
-    say_what_is_left(hosts_of_ones_own(), NOW)
+    say_what_is_left(LeftJob(state=hosts_of_ones_own()), NOW)
     assert f"alive and taken until {AT_THEIR_END}, then free again by themselves: gpu1\n" in capsys.readouterr().err
 
 

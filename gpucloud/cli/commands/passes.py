@@ -220,7 +220,7 @@ def down(target: str | None, *, as_json: bool) -> int:
             ender.end(shown, interrupts.wanted_end)
             bring_stored_home(cloud, cloud.ordered(known).newest(), known)
     except Leave as leave:
-        say_what_is_left(ender.asker.state_as_listed(), ender.asker.clock.now())
+        say_what_is_left(ender.asker.left_job(), ender.asker.clock.now())
         return leave.exit_code
     ender.require_empty()
     report = report_of(cloud, known)

@@ -25,11 +25,11 @@ from gpucloud.domain.errors import GpucloudError, LandingRefused, StoreError
 from gpucloud.domain.job.quantities import format_moment, format_span, format_usd, in_cents
 from gpucloud.domain.job.spec import Job, Market, OnNotice
 from gpucloud.domain.state.order import Until
-from gpucloud.domain.state.state import JobState, JobStatus
+from gpucloud.domain.state.state import JobStatus
 from gpucloud.domain.supervision.self_driving import TAKES_OVER, USUAL_TIME
 from gpucloud.domain.supervision.snapshot import Limits, Supervising
 from gpucloud.system.retries import Retry
-from gpucloud.usecases.job.jobs import Asker, Prepaid
+from gpucloud.usecases.job.jobs import Asker, LeftJob, Prepaid
 from gpucloud.usecases.job.ordered import adopt
 from gpucloud.usecases.job.start import Start
 from gpucloud.usecases.jobstore.report import JobReport
@@ -186,25 +186,41 @@ def answer(report: JobReport, *, as_json: bool) -> int:
     return report.exit_code or 0
 
 
-def say_what_is_left(state: JobState, now: datetime) -> None:
-    """Tell which machines are left, until when they are paid, and which command goes on or ends them."""
-    tell(f"left {state.job} as it is")
-    drives_itself = state.drives_itself and state.group is not None
+def say_what_is_left(left: LeftJob, now: datetime) -> None:
+    """Tell which machines are left, until when they are paid, and who or which command goes on or ends them."""
+    state = left.state
+    tell(f"left {state.job}, which is to end" if left.ends else f"left {state.job} as it is")
     alive = [interval.node_id for interval in state.alive]
     until = f" until {format_moment(state.paid_until, now)}" if state.paid_until else ""
     held, then = ("taken", "free again") if state.pool.market is Market.OWNED else ("paid", "off")
+    comes = bool(until) and not alive and left.asked_for != 0
     if alive:
         tell(f"alive and {held}{until}, then {then} by themselves: {', '.join(alive)}")
-    elif until:  # behind an armed shut-off machines may have been asked for that no listing has shown yet
+    elif comes:  # behind an armed shut-off machines may have been asked for that no listing has shown yet
         tell(f"no machine has been seen; one that was asked for last is {held}{until}, then {then} by itself")
-    if drives_itself and (alive or until):
-        tell(
-            f"{state.job} drives itself; `gpucloud logs -f {state.job}` follows it, `gpucloud down {state.job}` ends it"
-        )
-    elif alive or until:
-        tell(f"`gpucloud train {state.job}` goes on, `gpucloud down {state.job}` ends them now")
     else:
         tell("no machines are alive")
+    if (way := _way_on(left, machines=bool(alive), comes=comes)) is not None:
+        tell(way)
+
+
+def _way_on(left: LeftJob, *, machines: bool, comes: bool) -> str | None:
+    """Return who goes on with a job that is left, or which command does; None where nothing is left to go on with."""
+    job, drives_itself = left.state.job, left.state.drives_itself and left.state.group is not None
+    if left.ends and (left.supervisor is not None or (drives_itself and machines)):
+        sees = "its own machines see" if left.supervisor is None else f"{left.supervisor} sees"
+        return f"{sees} to its end; `gpucloud down {job}` waits for it"
+    if left.ends:
+        return f"nobody sees to its end now: `gpucloud down {job}` does"
+    if left.state.torn_down:
+        return None
+    if drives_itself and machines:
+        return f"{job} drives itself; `gpucloud logs -f {job}` follows it, `gpucloud down {job}` ends it"
+    if drives_itself:
+        return f"nobody looks for machines until `gpucloud train {job}`; `gpucloud down {job}` ends it"
+    if machines or comes:
+        return f"`gpucloud train {job}` goes on, `gpucloud down {job}` ends them now"
+    return f"`gpucloud train {job}` goes on, `gpucloud down {job}` ends it" if left.state.paid_until else None
 
 
 def _run(begun: Begun, leaves: bool, shown: Onlooker, interrupts: Interrupts) -> None:  # noqa: FBT001
@@ -218,7 +234,7 @@ def _run(begun: Begun, leaves: bool, shown: Onlooker, interrupts: Interrupts) ->
         who=Supervising(leaves=leaves),
         asked=interrupts.wanted_end,
         # As it was known last: store and cloud may be what fails.
-        left=lambda state: say_what_is_left(state, cloud.clock.now()),
+        left=lambda state: say_what_is_left(LeftJob(state=state), cloud.clock.now()),
     )
     offer = start.plan.offer if start.plan is not None else None
     going_on = partial(adopt, offer=offer, drills=start.order.drill, reopens=start.reopens, reruns=start.reruns)
@@ -255,7 +271,7 @@ def launch(begun: Begun, *, as_json: bool) -> int:
     try:
         run(begun, leaves=True)
     except Leave as leave:
-        say_what_is_left(asker.state_as_listed(), asker.clock.now())
+        say_what_is_left(asker.left_job(), asker.clock.now())
         return leave.exit_code
     driven = _is_driven(asker)
     report = begun.report()

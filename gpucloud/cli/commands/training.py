@@ -433,7 +433,7 @@ def _left_while_clearing(begun: Begun) -> int | None:
     try:
         run(begun, asks=False)
     except Leave as leave:
-        say_what_is_left(begun.asker.state_as_listed(), begun.asker.clock.now())
+        say_what_is_left(begun.asker.left_job(), begun.asker.clock.now())
         return leave.exit_code
     return None
 
@@ -443,7 +443,7 @@ def _supervise(begun: Begun, *, as_json: bool) -> int:
     try:
         run(begun)
     except Leave as leave:
-        say_what_is_left(asker.state_as_listed(), asker.clock.now())
+        say_what_is_left(asker.left_job(), asker.clock.now())
         return leave.exit_code
     except Detach:
         return _leave_by_the_newest(begun, as_json=as_json)

@@ -118,7 +118,7 @@ class _Trial:
         try:
             end_unsaved(self.cloud, begun.known)
         except Leave:
-            say_what_is_left(begun.asker.state_as_listed(), begun.asker.clock.now())
+            say_what_is_left(begun.asker.left_job(), begun.asker.clock.now())
         except GpucloudError as error:
             tell(f"{error}: gpucloud down {begun.name} ends it")
 

@@ -33,7 +33,8 @@ def lacking(report: JobReport) -> list[str]:
     )
     match report.kind:
         case ConditionKind.HANDING_OVER:
-            told.append("its own machines go on with it: one of them takes over within a minute")
+            does = "see to its end" if report.ends else "go on with it"
+            told.append(f"its own machines {does}: one of them takes over within a minute")
         case ConditionKind.SILENT:
             told.append(f"nobody can tell whether its attempt goes on{_costs_meanwhile(report)}")
         case ConditionKind.UNSUPERVISED:
@@ -149,6 +150,8 @@ def ended_words(state: JobState, now: datetime) -> str:
 def _ways_on(report: JobReport) -> list[str]:
     """Return which machines do not answer, and the two commands for a job that nobody sees to."""
     ways = f"gpucloud train {report.job} · end it: gpucloud down {report.job}"
+    if report.ends and report.kind in (ConditionKind.UNSUPERVISED, ConditionKind.SILENT, ConditionKind.LEFT):
+        return [f"it is to end, and nobody sees to that: gpucloud down {report.job} does"]
     if report.kind is ConditionKind.SILENT:
         return [f"look after it: {ways}"]
     told = [f"{', '.join(report.unanswered)} {_does_not(report)} answer"] if report.unanswered else []

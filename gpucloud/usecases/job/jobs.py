@@ -58,6 +58,26 @@ class Prepaid:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeftJob:
+    """A job as somebody leaves it: its state, who supervises it then, and how many machines its group asks for.
+
+    `end` is why its newest order wants its end; `asked_for` is None where nobody tells it.
+    """
+
+    state: JobState
+    supervisor: str | None = None
+    end: ExitReason | None = None
+    asked_for: int | None = None
+
+    @property
+    def ends(self) -> bool:
+        """Whether it is to end, and has not ended yet."""
+        state, attempt = self.state, self.state.attempt
+        wanted = self.end is not None or (attempt is not None and attempt.ends_for_good)
+        return wanted and not (state.status.ended and state.torn_down)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Asker:
     """Answers questions about one job; changes nothing but to leave a charge that it caused.
 
@@ -125,6 +145,7 @@ class Asker:
             run=given.order.run,
             limits=self.rules.limits,
             least_nodes=given.order.resolved.resources.least,
+            ends=LeftJob(state=state, end=given.order.end).ends,
             hands_over=supervisor is None
             and hands_over(state, given.order.unattended, stored.store_time - stored.modified),
             buys_time=_buys_time(state, supervisor),
@@ -194,13 +215,17 @@ class Asker:
             return None
         return {offer.cap_usd_per_hour for offer in rank(with_extras(offers, self.terms), job.resources)}
 
-    def state_as_listed(self) -> JobState:
-        """Return the state with machines and shut-off as the cloud lists them; where it does not answer, as stored."""
-        state = self.state()
+    def left_job(self) -> LeftJob:
+        """Return what somebody leaves who goes now; where the cloud does not answer, as it is stored."""
+        state, stored = self._loaded(self.jobs.believed())
+        left = LeftJob(state=state, supervisor=_supervisor(state, stored))
+        with suppress(GpucloudError):
+            left = replace(left, end=self.order().end)
         with suppress(GpucloudError):
             listed = self.listed(state)
-            return _with_shutdown(as_listed(state, listed, self.clock.now()), listed)
-        return state
+            state = _with_shutdown(as_listed(state, listed, self.clock.now()), listed)
+            left = replace(left, state=state, asked_for=listed.size)
+        return left
 
     def supervisor(self) -> str | None:
         """Return who supervises the job now, None when nobody does."""

@@ -106,6 +106,8 @@ class JobReport:
     drives_itself: bool = False
     buys_time: bool = True
     """Whether a process sees to it that prolongs its machines' paid time: they cannot themselves."""
+    ends: bool = False
+    """Whether it is to end: its newest order says so, or its attempt was told to end for good."""
     hands_over: bool = False
     """Whether nobody holds it, and one of its machines is about to take it."""
     outputs: tuple[str, ...] = ()
@@ -142,9 +144,8 @@ class JobReport:
     @property
     def died_unheard(self) -> bool:
         """Whether all machines of its open attempt are off, and nobody has seen to that."""
-        attempt = self.open_attempt
-        gone = attempt is not None and not self.status.ended and not self._machines_of(attempt)
-        return gone and self.supervisor is None
+        alone = self.supervisor is None and not self.status.ended
+        return alone and self.open_attempt is not None and not self._machines_of(self.open_attempt)
 
     @property
     def ran_out(self) -> bool:
@@ -175,8 +176,7 @@ class JobReport:
     @property
     def lost_machines(self) -> bool:
         """Whether a machine of its open attempt is off."""
-        attempt = self.open_attempt
-        return attempt is not None and self._machines_of(attempt) < len(attempt.members)
+        return self.open_attempt is not None and self._machines_of(self.open_attempt) < len(self.open_attempt.members)
 
     @property
     def to_come(self) -> tuple[str, ...]:
@@ -298,9 +298,7 @@ class JobReport:
 
     @property
     def _first_part(self) -> AttemptStatus | None:
-        attempt, parts = self.open_attempt, self._parts()
-        first = attempt.members[:1] if attempt is not None else ()
-        return next((parts[member.node_id] for member in first if member.node_id in parts), None)
+        return self._parts().get(self.open_attempt.members[0].node_id) if self.open_attempt is not None else None
 
     @property
     def reached(self) -> Reached | None:
