@@ -228,7 +228,13 @@ def test_what_was_said_of_money_at_the_end_is_said_anew_by_the_budget_and_sums_o
     ended = replace(job, message=used_up(job, Decimal("0.09"), Used(spent_usd=Decimal("0.034")), RULES.prepaid_rule))
 
     raised = told_of_money(ended, Decimal("0.12"), Used(spent_usd=Decimal("0.034")), RULES.prepaid_rule, nodes=1)
-    assert raised.startswith("the time that its machines were paid for is over (0.0340 USD spent, 0.0860 USD left)")
+    assert raised == (
+        "its budget was used up then (0.0340 USD spent, 0.0860 USD left now), nothing is saved: gpucloud train digits"
+        " goes on from there"
+    )
+    alone = replace(job, message=used_up(job, Decimal("0.12"), Used(spent_usd=Decimal("0.034")), RULES.prepaid_rule))
+    kept = told_of_money(alone, Decimal("0.13"), Used(spent_usd=Decimal("0.034")), RULES.prepaid_rule, nodes=1)
+    assert kept.startswith("the time that its machines were paid for is over (0.0340 USD spent, 0.0960 USD left), no")
     other = replace(job, message="unattended time is over")
     assert told_of_money(other, Decimal("0.12"), Used(), RULES.prepaid_rule, nodes=1) == "unattended time is over"
 

@@ -98,20 +98,23 @@ def shutdown_at(state: JobState, budget_usd: Decimal, standing: Standing, rules:
     return standing.now + min(prepaid_rule.horizon, span_of(seconds))
 
 
-def used_up(state: JobState, budget_usd: Decimal, used: Used, prepaid_rule: PrepaidRule, *, nodes: int = 1) -> str:
+def used_up(
+    state: JobState, budget_usd: Decimal, used: Used, prepaid_rule: PrepaidRule, *, nodes: int = 1, since: bool = False
+) -> str:
     """Return what to say when a job ends at its budget: what was not spent, and why; what is saved; how it goes on.
 
     It starts with all `nodes` that it asks for, and what is left may be enough for that: those that drive a job may not
-    have their paid time prolonged. The sum that it goes on with is enough for the steps that it still has to make on as
-    many machines as last, where these are known.
+    have their paid time prolonged, and it may be enough `since`, by another budget. The sum that it goes on with is
+    enough for the steps that it still has to make on as many machines as last, where these are known.
     """
     cap_usd, members = state.dearest_usd_per_hour, len(state.attempts[-1].members) if state.attempts else nodes
     nodes = max(nodes, members)
     start_usd = least_budget_usd(nodes, cap_usd, prepaid_rule)
     rest_usd, reserve = budget_usd - used.usd, reserve_usd(nodes, cap_usd, prepaid_rule)
     if cap_usd > 0 and rest_usd >= start_usd:
+        why, left = ("its budget was used up then", "left now") if since else (_TIME_IS_OVER, "left")
         return (
-            f"{_TIME_IS_OVER} ({used}, {format_usd(rest_usd)} left),"
+            f"{why} ({used}, {format_usd(rest_usd)} {left}),"
             f" {_saved(state)}: gpucloud train {state.job} goes on from there"
         )
     kept = f" ({used}, {_rest(rest_usd, reserve, prepaid_rule)})" if rest_usd > 0 else ""
@@ -134,7 +137,7 @@ def told_of_money(
     said = state.message
     if state.exit_reason is not ExitReason.BUDGET or said is None or not said.startswith((_BUDGET_OF, _TIME_IS_OVER)):
         return said
-    return used_up(state, budget_usd, used, prepaid_rule, nodes=nodes)
+    return used_up(state, budget_usd, used, prepaid_rule, nodes=nodes, since=said.startswith(_BUDGET_OF))
 
 
 def _rest(rest_usd: Decimal, reserve: Decimal, prepaid_rule: PrepaidRule) -> str:
