@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpucloud.cli.render.plans import plan_rows
 from gpucloud.domain.errors import BudgetTooSmall, PlanRefused
 from gpucloud.domain.job.spec import Job, Market, MarketPolicy, Resources
 from gpucloud.domain.market.plan import make_plan
@@ -99,6 +100,13 @@ def test_a_cent_below_the_least_is_refused_and_the_least_is_not():
         " machines' end"
     )
     assert refused.value.hint == "budget: 0.09 USD"
+
+
+def test_machines_that_are_there_are_planned_with_no_word_of_a_start():
+    there = PrepaidRule(start=timedelta(0))
+    assert "kept aside: trains" in plan_rows(planned("0.09", offer(), prepaid_rule=there))["budget"]
+    with pytest.raises(PlanRefused, match=r"is 0\.07 USD: 1 min to train at 0\.90 USD an hour, and"):
+        planned("0.05", offer(), prepaid_rule=there)
 
 
 def test_what_is_left_of_a_budget_is_refused_with_the_whole_sum_that_goes_on():

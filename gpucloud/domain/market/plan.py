@@ -141,12 +141,13 @@ def _too_small(job: Job, offer: Offer, prepaid_rule: PrepaidRule, used: Used) ->
     nodes, cap_usd = job.resources.nodes, offer.cap_usd_per_hour
     least = in_cents(used.usd + least_budget_usd(nodes, cap_usd, prepaid_rule))
     of, told = format_usd(job.budget_usd), ""
+    start = f"{format_span(prepaid_rule.start)} to start and " if prepaid_rule.start else ""
     if used.usd:
         of, told = f"what is left of {of}", f"{used}, "
     refused = BudgetTooSmall if used.usd else PlanRefused  # what a job has used up is no fault of its file
     return refused(
         f"{of} would end before {nodes} × {offer.pool} could train; the least that works is {least} USD:"
-        f" {told}{format_span(prepaid_rule.start)} to start and {format_span(prepaid_rule.least)} to train at"
+        f" {told}{start}{format_span(prepaid_rule.least)} to train at"
         f" {format_usd(cap_usd * nodes)} an hour,"
         f" and {format_usd(reserve_usd(nodes, cap_usd, prepaid_rule))} kept aside for"
         " the last save and the machines' end",
