@@ -106,7 +106,7 @@ def _node() -> Iterator[tuple[Server, Job]]:
                 AgentNode(home, Path()).destroy()
 
 
-def _undisturbed(server: Server, job: Job, package: Package) -> tuple[int, object]:
+def _undisturbed(server: Server, job: Job, package: Package) -> tuple[int, dict[str, object]]:
     """Return how many commands a bootstrap takes, and what it makes of the node."""
     with contextlib.closing(SshShell(server.key_file)) as shell:
         host = Struck(shell.host(server.node))
@@ -114,14 +114,17 @@ def _undisturbed(server: Server, job: Job, package: Package) -> tuple[int, objec
     return host.count, _state(server, fit)
 
 
-def _faults(server: Server, job: Job, package: Package, wanted: object, at: int, when: When) -> Iterator[str]:
+def _faults(
+    server: Server, job: Job, package: Package, wanted: dict[str, object], at: int, when: When
+) -> Iterator[str]:
     if not _killed(server, job, package, at, when):
         yield "it was not killed"
     with contextlib.closing(SshShell(server.key_file)) as shell:
         host = shell.host(server.node)
         state = _state(server, _fit(host, job, package))
-        if state != wanted:
-            yield f"it ends as {state}, not as {wanted}"
+        for name in sorted(wanted.keys() | state.keys()):
+            if state.get(name) != wanted.get(name):
+                yield f"{name} is {state.get(name)}, not {wanted.get(name)}"
         changed = _fit(host, job, package).changed
         if changed:
             yield f"once more changes {changed}"
@@ -144,17 +147,20 @@ def _fit(host: Any, job: Job, package: Package) -> Bootstrapped:
     return bootstrap(host, of_node(wanted, job, None, host.node, STORE), package, SystemClock())
 
 
-def _state(server: Server, fit: Bootstrapped) -> tuple[object, ...]:
+def _state(server: Server, fit: Bootstrapped) -> dict[str, object]:
     """Return what must be the same: lock record, package, one setup, an agent that lives, nothing half made."""
     home, folder = str(server.home), str(server.home.parent)
-    root = Path(fit.root)
-    package = Path(fit.package_path)
-    lock = repr(fit.lock).replace(folder, "…")
-    torn = sorted(path.name for path in root.rglob("*.new"))
-    setups = (server.home / "setups").read_text() if (server.home / "setups").exists() else ""
+    root, package = Path(fit.root), Path(fit.package_path)
     agent = AgentNode(server.home, package)
-    packages = [path.name for path in (root / "lib").glob("*.zip")]
-    return lock, packages, package.stat().st_size, setups, _is_alive(agent.pid), torn, fit.root.replace(home, "~")
+    return {
+        **{f"lock.{name}": repr(value).replace(folder, "…") for name, value in fit.lock.items()},
+        "packages": [path.name for path in (root / "lib").glob("*.zip")],
+        "package size": package.stat().st_size,
+        "setups": (server.home / "setups").read_text() if (server.home / "setups").exists() else "",
+        "agent lives": _is_alive(agent.pid),
+        "half made": sorted(path.name for path in root.rglob("*.new")),
+        "root": fit.root.replace(home, "~"),
+    }
 
 
 def _is_alive(pid: int) -> bool:
