@@ -155,13 +155,16 @@ def down(
 def rm(
     target: Target = None,
     with_checkpoints: Annotated[bool, typer.Option("--with-checkpoints", help="Its checkpoints too.")] = False,
+    with_outputs: Annotated[bool, typer.Option("--with-outputs", help="Results in its store too.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,
     as_json: Json = False,
 ) -> None:
     """Delete what is kept of a job that is over."""
     from gpucloud.cli.commands import passes
 
-    raise typer.Exit(passes.rm(target, with_checkpoints=with_checkpoints, yes=yes, as_json=as_json))
+    raise typer.Exit(
+        passes.rm(target, with_checkpoints=with_checkpoints, with_outputs=with_outputs, yes=yes, as_json=as_json)
+    )
 
 
 @jobs.command()

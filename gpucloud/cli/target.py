@@ -165,7 +165,8 @@ def report_of(cloud: Gpucloud, known: KnownJob, *, visits: bool = False) -> JobR
     """
     asker = asker_of(cloud, known)
     report = asker.report()
-    report = replace(report, job=called(cloud, known), superseded=_is_superseded(cloud, known, report))
+    superseded, has_home = _is_superseded(cloud, known, report), known.file.parent.is_dir()
+    report = replace(report, job=called(cloud, known), superseded=superseded, has_home=has_home)
     if report.status.ended and report.torn_down and report.outputs and cloud.has_stored_outputs(known):
         return with_stored_outputs(report)
     if visits or report.supervisor is None:

@@ -203,10 +203,10 @@ class Gpucloud:
         return bring_stored_home(self.store(job), name, job.source.parent / "outputs" / name, marks=True)
 
     def has_stored_outputs(self, known: KnownJob) -> bool:
-        """Return whether outputs of a job are in the store, and its folder is here for them to come home to."""
+        """Return whether outputs of a job are in its store."""
         from gpucloud.adapters.transfer.outputs import has_stored
 
-        return known.file.parent.is_dir() and has_stored(self.store_of(known), known.name)
+        return has_stored(self.store_of(known), known.name)
 
     def copy_stored(self, known: KnownJob, target: Path) -> tuple[str, ...]:
         """Bring what was put into the store below `target`, as it was, and leave it there; return where it is now."""

@@ -96,3 +96,24 @@ def test_no_pass_brings_outputs_to_where_there_is_no_folder_of_their_job(outside
     command(outside, "reconcile", "--all")
     assert outside.store.list(_ROOT)
     assert not (outside.folder / "elsewhere").exists()
+
+
+def test_results_whose_folder_was_moved_are_told_and_deleted_by_a_word_of_their_own_alone(outside: Outside) -> None:
+    outside.home.remember(replace(outside.home.known()[0], file=outside.folder / "elsewhere" / "small.yaml"))
+    copies = f"gpucloud cp -r {JOB}:@store/outputs FOLDER"
+    told = command(outside, "status", JOB, "--json").stdout
+    assert json.loads(told)["condition"] == "results_in_store"
+    assert json.loads(told)["missing_outputs"][0]["why"] == f"in the job's store: {copies} copies it"
+    assert (
+        f"{copies} copies what is in its store: its own folder is not here\n" in command(outside, "status", JOB).stdout
+    )
+    ended = command(outside, "down", JOB)
+    assert (ended.code, f"`{copies}` copies them" in ended.stderr) == (0, True)
+    refused = command(outside, "rm", JOB, "--with-checkpoints", "--yes")
+    assert (refused.code, f"hint: {copies} copies them; gpucloud rm {JOB} --with-outputs" in refused.stderr) == (
+        2,
+        True,
+    )
+    assert outside.store.list(_ROOT)
+    assert command(outside, "rm", JOB, "--with-checkpoints", "--with-outputs", "--yes").code == 0
+    assert outside.store.list(f"jobs/{JOB}/") == ()

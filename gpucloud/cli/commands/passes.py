@@ -121,8 +121,8 @@ def _made(cloud: Gpucloud, found: FoundJob) -> Passed | None:
 
 
 def _brought_late(cloud: Gpucloud, known: KnownJob) -> Passed | None:
-    """Bring home what is still in the store of a job that is over; None where there is none, as almost always."""
-    if not cloud.has_stored_outputs(known):
+    """Bring home what is still in the store of a job that is over; None where nothing can come, as almost always."""
+    if not (known.file.parent.is_dir() and cloud.has_stored_outputs(known)):
         return None
     tell(f"{known.name}: one pass")
     bring_stored_home(cloud, cloud.ordered(known).newest(), known)
@@ -256,8 +256,8 @@ def end_unsaved(cloud: Gpucloud, known: KnownJob) -> None:
 # `rm`: deletes what the store and this machine keep of a job that is over; a job with anything alive is refused.
 
 
-def rm(target: str | None, *, with_checkpoints: bool, yes: bool, as_json: bool) -> int:
-    """Delete a job that has ended: its state, output, bills, and its checkpoints if told so; return the exit code.
+def rm(target: str | None, *, with_checkpoints: bool, with_outputs: bool, yes: bool, as_json: bool) -> int:
+    """Delete a job that has ended: its state, output, bills; its checkpoints and results if told so; return the code.
 
     UsageError while anything of it is alive, and for checkpoints or results that nobody said may go.
     """
@@ -265,12 +265,13 @@ def rm(target: str | None, *, with_checkpoints: bool, yes: bool, as_json: bool) 
     known = known_job(cloud, target)
     require_one_run(cloud, target, "gpucloud rm JOB")
     name = called(cloud, known)
-    deleter = deleter_of(cloud, known, lambda: _require_over(cloud, known, name))
+    deleter = deleter_of(cloud, known, lambda: _require_over(cloud, known, name, with_outputs=with_outputs))
     deleter.require_over()
     stored = deleter.stored()
     _require_allowed(name, stored, with_checkpoints=with_checkpoints)
     tell(f"{name}: {stored} in {known.store}; `gpucloud cost` will no longer know it")
-    if not yes and not is_meant(f"gpucloud rm {name}{' --with-checkpoints' if with_checkpoints else ''} --yes"):
+    named = (("--with-checkpoints", with_checkpoints), ("--with-outputs", with_outputs), ("--yes", True))
+    if not yes and not is_meant(" ".join(["gpucloud rm", name, *(word for word, given in named if given)])):
         return 2
     if others := other_runs(cloud, known):
         tell(f"of {len(others) + 1} runs, only {name} is deleted; the others stay: {', '.join(others)}")
@@ -294,14 +295,17 @@ def _require_allowed(name: str, stored: Stored, *, with_checkpoints: bool) -> No
         )
 
 
-def _require_over(cloud: Gpucloud, known: KnownJob, name: str) -> None:
+def _require_over(cloud: Gpucloud, known: KnownJob, name: str, *, with_outputs: bool) -> None:
     state = asker_of(cloud, known).state()
     if not state.status.ended or not state.torn_down:
         raise _not_over(report_of(cloud, known), name)
     if left := leftovers(cloud, known):
         raise UsageError(f"of {name} is still listed: {', '.join(left)}", hint=f"gpucloud down {name}")
-    if cloud.has_stored_outputs(known):
-        raise UsageError(f"results of {name} are in the store", hint=f"gpucloud down {name} brings them home")
+    if not with_outputs and cloud.has_stored_outputs(known):
+        is_here = known.file.parent.is_dir()
+        way = f"down {name} brings them home" if is_here else f"cp -r {name}:@store/outputs FOLDER copies them"
+        hint = f"gpucloud {way}; gpucloud rm {name} --with-outputs deletes them too"
+        raise UsageError(f"results of {name} are in the store", hint=hint)
 
 
 def _not_over(report: JobReport, name: str) -> UsageError:
@@ -318,7 +322,7 @@ def _not_over(report: JobReport, name: str) -> UsageError:
             hint = f"{down} waits for that"
         case ConditionKind.ENDING | ConditionKind.ENDED:
             why = f"{report.job} has {report.status.value}, and is not wound up: machines or results may be left"
-            hint = f"{down} brings home what is there, and removes the rest"
+            hint = f"{down} {'brings home what is there, and ' if report.has_home else ''}removes the rest"
         case ConditionKind.TRAINED:
             why = f"{report.job} is not over: {condition_word(report)}"
             hint = f"{down} {'brings home what is there, and ' if report.to_come else ''}ends its machines"

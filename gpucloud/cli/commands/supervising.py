@@ -160,6 +160,11 @@ def bring_stored_home(cloud: Gpucloud, job: Job, known: KnownJob) -> None:
     is not, nobody would find it: it stays too.
     """
     if not known.file.parent.is_dir():
+        if cloud.has_stored_outputs(known):
+            tell(
+                f"the outputs of {known.name} stay in its store: there is no folder {known.file.parent};"
+                f" `gpucloud cp -r {called(cloud, known)}:@store/outputs FOLDER` copies them"
+            )
         return
     try:
         brought = cloud.bring_stored_home(job, known.name)

@@ -221,9 +221,20 @@ def _lacking_at_the_end(report: JobReport) -> list[str]:
         if report.nodes
         else []
     )
-    rest = "" if report.has_stored_outputs else ", and removes what is left on the cloud"
-    does = f"gpucloud down {report.job} brings home what is in its store{rest}"
+    does = _at_the_end(report)
     return ["\n".join([*alive, does])]
+
+
+def _at_the_end(report: JobReport) -> str:
+    """Return which command removes what is left of a job that is over, and which brings what is in its store."""
+    removes = "" if report.has_stored_outputs else "removes what is left on the cloud"
+    if report.has_home:
+        return f"gpucloud down {report.job} brings home what is in its store{f', and {removes}' if removes else ''}"
+    copies = (
+        f"gpucloud cp -r {report.job}:@store/outputs FOLDER copies what is in its store: its own folder is not here"
+    )
+    down = [f"gpucloud down {report.job} {removes}"] if removes else []
+    return "\n".join([*down, copies] if report.outputs else down)
 
 
 def _ago(report: JobReport) -> str:

@@ -316,7 +316,12 @@ class Asker:
 
 def with_stored_outputs(report: JobReport) -> JobReport:
     """Return the report of a job that is over, whose outputs are in its store: they did not come home."""
-    why = f"in the job's store: gpucloud down {report.job} brings it home"
+    way = (
+        f"down {report.job} brings it home"
+        if report.has_home
+        else f"cp -r {report.job}:@store/outputs FOLDER copies it"
+    )
+    why = f"in the job's store: gpucloud {way}"
     known = {missing.path for missing in report.missing_outputs}
     stored = tuple(MissingOutput(path=path, why=why) for path in report.outputs if path not in known)
     return replace(report, has_stored_outputs=True, missing_outputs=(*report.missing_outputs, *stored))

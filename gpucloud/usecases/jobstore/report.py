@@ -124,6 +124,8 @@ class JobReport:
     """Which run of that name it is, from 1."""
     superseded: bool = False
     """Whether a later run of the same job file is known here: it is what the same command goes on with."""
+    has_home: bool = True
+    """Whether the folder of its job file is here, for its outputs to come home to."""
     has_stored_outputs: bool = False
     """Whether outputs of one that is over are in its store alone: they found no room where they belong."""
     nobody_answers: bool = False
