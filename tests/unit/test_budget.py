@@ -235,6 +235,10 @@ def test_what_was_said_of_money_at_the_end_is_said_anew_by_the_budget_and_sums_o
     alone = replace(job, message=used_up(job, Decimal("0.12"), Used(spent_usd=Decimal("0.034")), RULES.prepaid_rule))
     kept = told_of_money(alone, Decimal("0.13"), Used(spent_usd=Decimal("0.034")), RULES.prepaid_rule, nodes=1)
     assert kept.startswith("the time that its machines were paid for is over (0.0340 USD spent, 0.0960 USD left), no")
+    late = told_of_money(
+        ended, Decimal("0.12"), Used(spent_usd=Decimal("0.034")), RULES.prepaid_rule, nodes=1, is_late=True
+    )
+    assert late.endswith("nothing is saved: with a later `deadline:`, gpucloud train digits goes on from there")
     other = replace(job, message="unattended time is over")
     assert told_of_money(other, Decimal("0.12"), Used(), RULES.prepaid_rule, nodes=1) == "unattended time is over"
 

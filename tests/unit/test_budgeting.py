@@ -21,12 +21,12 @@ from gpucloud.domain.errors import BudgetRefused, PlanRefused, ProvisionError, U
 from gpucloud.domain.job.quantities import in_cents
 from gpucloud.domain.job.spec import MarketPolicy, Resources
 from gpucloud.domain.market.plan import make_plan
-from gpucloud.domain.money.budget import PrepaidRule, Spend, most_prepaid, paid_until
+from gpucloud.domain.money.budget import PrepaidRule, Spend, Used, most_prepaid, paid_until
 from gpucloud.domain.money.ledger import Terms, usd_for
 from gpucloud.domain.node.node import NO_GROUP, Fault, Refusal
 from gpucloud.domain.offer import Offer, PricePoint
-from gpucloud.domain.state.state import ExitReason, JobStatus, Owner, Successor
-from gpucloud.domain.supervision.budget import least_to_lower_to
+from gpucloud.domain.state.state import ExitReason, JobStatus, Owner, Successor, UsageInterval
+from gpucloud.domain.supervision.budget import Resumption, least_to_lower_to, resumption
 from gpucloud.domain.supervision.capacity import cool_down, cooled
 from gpucloud.domain.supervision.self_driving import arming
 from gpucloud.domain.supervision.snapshot import Limits, Rules, Supervising, goal_of, rules_for
@@ -48,6 +48,7 @@ from tests.unit.worlds import NOW, OTHER_POOL, POOL, cooldown, goal, job, opened
 HOURS = timedelta(hours=8)
 GROUP = "gpucloud-digits"
 RULES = rules_for(HOURS, Rules())
+NODES = (UsageInterval(node_id="a", launched_at=NOW, pool=POOL),)
 TAKES_OVER = Successor(pool=POOL, cap_usd_per_hour=Decimal("0.9"), at=NOW)
 
 
@@ -578,6 +579,47 @@ def test_a_job_without_machines_keeps_the_budget_that_its_supervisor_starts_all_
     tracker, kept = SpendTracker(changer.asker.jobs, OnePrice(), Terms()), changer.asker.state()
     starts = [tracker.payable(kept, NO_GROUP, 8, NOW, Decimal(usd), PrepaidRule()).until for usd in ("0.74", "0.73")]
     assert [until is not None for until in starts] == [True, False]
+
+
+@pytest.mark.parametrize("nodes", [1, 8])
+@pytest.mark.parametrize("held", [False, True])
+def test_what_a_run_is_said_to_go_on_with_is_what_its_start_takes(nodes, held):
+    """Of machines that are held, none is started: they train for a minute, and 210 s of them are kept aside."""
+    over = state(group=None, cap_usd_per_hour=Decimal(1), nodes=NODES if held else ())
+    wanted, used = order(resolved=job(resources=Resources(nodes=nodes))), Used(spent_usd=Decimal("0.3"))
+    given, least = (
+        resumption(over, wanted, used, PrepaidRule(), NOW),
+        Decimal("0.3") + nodes * Decimal(330 - 60 * held) / 3600,
+    )
+
+    assert not given.is_late
+    assert given.budget_usd is None if least <= 1 else in_cents(given.budget_usd) == in_cents(least)
+    enough = replace(wanted, budget_usd=given.budget_usd or wanted.budget_usd)
+    assert resumption(over, enough, used, PrepaidRule(), NOW) == Resumption()
+    assert resumption(over, replace(enough, deadline_at=NOW), used, PrepaidRule(), NOW) == Resumption(is_late=True)
+
+
+def test_a_run_that_stopped_with_too_little_names_the_budget_that_its_start_accepts():
+    """Of 0.50 USD, two machines at 0.9 USD an hour train once more for 0.17 USD."""
+    asker = waiting(Prices(Decimal("0.9")), cap="0.9")
+    current, stored = asker.jobs.load()
+    over = {"status": JobStatus.STOPPED, "exit_reason": ExitReason.STOPPED, "exit_code": 10, "torn_down": True}
+    asker.jobs.replace(replace(current, **over), stored.version)
+    asker.jobs.keep_spec(b"name: digits\n")
+    Orders(jobs=asker.jobs, clock=asker.clock).change(lambda newest: replace(newest, budget_usd=Decimal("0.16")))
+    starter = Starter(
+        store=asker.jobs.store,
+        market=asker.market,
+        account=None,
+        clock=asker.clock,
+        rules=Rules(),
+        terms=asker.terms,
+    )
+    said = asker.report().resumption.conditions
+    with pytest.raises(PlanRefused):
+        starter.start(job(), b"name: digits\n", Asked())
+    assert said == ("--budget '0.17 USD'",)
+    assert starter.start(job(), b"name: digits\n", Asked(budget_usd=Decimal("0.17"))).plan is not None
 
 
 def test_a_job_that_has_ended_hears_that_its_raised_budget_starts_too_few_of_its_machines():

@@ -44,6 +44,7 @@ from gpucloud.domain.supervision.action import (
     TearDown,
     Wait,
 )
+from gpucloud.domain.supervision.budget import Resumption
 from gpucloud.domain.supervision.membership import time_left
 from gpucloud.domain.supervision.self_driving import hands_over
 from gpucloud.domain.supervision.snapshot import Limits, Readiness
@@ -894,6 +895,36 @@ def test_a_stopped_job_ends_with_how_it_goes_on_and_with_what(reason):
         .splitlines()[-1]
         .startswith("gpucloud train live goes on in the same run, from the beginning, with ")
     )
+
+
+@pytest.mark.parametrize(
+    ("needs", "stopped", "mended"),
+    [
+        (
+            Resumption(budget_usd=Decimal("5.291")),
+            "gpucloud train live --budget '5.30 USD' goes on in the same run, from step 5:"
+            " the 0.989 USD left of its budget are too little for a start",
+            "mend it and run the same command with --budget '5.30 USD': this run goes on from step 5:"
+            " the 0.989 USD left of its budget are too little for a start (--again begins a new run)",
+        ),
+        (
+            Resumption(is_late=True),
+            "with a later `deadline:`, gpucloud train live goes on in the same run, from step 5,"
+            " with the 0.989 USD left of its budget",
+            "mend it and run the same command with a later `deadline:`: this run goes on from step 5,"
+            " with the 0.989 USD left of its budget (--again begins a new run)",
+        ),
+    ],
+)
+def test_a_way_on_that_would_be_refused_names_what_has_to_be_given(needs, stopped, mended):
+    saved = {"torn_down": True, "checkpoint": CheckpointRef(step=5, sha256="0" * 64), "resumption": needs}
+    assert report_text(over(JobStatus.STOPPED, ExitReason.STOPPED, **saved)).splitlines()[-1] == stopped
+    failed = report_text(over(JobStatus.FAILED, ExitReason.USER_ERROR, **saved)).splitlines()[-1]
+    assert failed.endswith(f" · {mended}")
+    held = over(JobStatus.FAILED, ExitReason.USER_ERROR, up("a"), held_until=NOW + timedelta(minutes=5), **saved)
+    given = " and ".join(needs.conditions)
+    on = f"mend it and run the same command with {given}: this run goes on from step 5, on the 1 machine held for it"
+    assert on in report_text(held)
 
 
 def test_the_list_says_why_a_job_ended_where_its_status_does_not():

@@ -64,7 +64,9 @@ def failure_text(report: JobReport) -> str | None:
         return None
     said = f"{report.job}: failed" + (f": {report.message}" if report.message else " by its own error")
     advice = advice_for(report.message or "")
-    mend = [] if report.superseded else [f"mend it and run the same command: {_once_mended(report)}"]
+    given = " and ".join(report.resumption.conditions)
+    again = f"mend it and run the same command{f' with {given}' if given else ''}: {_once_mended(report)}"
+    mend = [] if report.superseded else [again]
     helps = [f"gpucloud logs {report.job}", *([advice] if advice else []), *mend]
     return " · ".join(in_one_line(part) for part in (said, *helps))
 
@@ -73,9 +75,8 @@ def stopped_text(report: JobReport) -> str | None:
     """Return how a stopped job goes on; None for others: at a used-up budget or deadline, the message says it."""
     if report.exit_reason not in (ExitReason.STOPPED, ExitReason.IDLE) or report.rehearses or report.superseded:
         return None
-    start = from_where(report.checkpoint)
-    left = f"the {left_amount(report.spend)} USD left of its budget"
-    return in_one_line(f"gpucloud train {report.job} goes on in the same run, from {start}, with {left}")
+    train, start = report.resumption.command(report.job), from_where(report.checkpoint)
+    return in_one_line(f"{train} goes on in the same run, from {start}{_with_the_rest(report)}")
 
 
 def stay_text(report: JobReport) -> str | None:
@@ -266,7 +267,13 @@ def _once_mended(report: JobReport) -> str:
         on = f"the {counted(len(report.nodes), 'machine')} held for it"
         return f"this run goes on from {start}, on {on}"
     anew = " (--again begins a new run)" if report.checkpoint is not None else ""
-    return f"this run goes on from {start}, with the {left_amount(report.spend)} USD left of its budget{anew}"
+    return f"this run goes on from {start}{_with_the_rest(report)}{anew}"
+
+
+def _with_the_rest(report: JobReport) -> str:
+    """Return what money a run goes on with: what is left, or how little that is for a start."""
+    left = f"{left_amount(report.spend)} USD left of its budget"
+    return f", with the {left}" if report.resumption.budget_usd is None else f": the {left} are too little for a start"
 
 
 def _unused(checkpoint: CheckpointRef | None) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 
 from gpucloud.domain.job.quantities import format_span, format_usd, in_cents, span_of
 from gpucloud.domain.money.budget import PrepaidRule, Used, least_budget_usd, reserve_usd, sooner
 from gpucloud.domain.money.ledger import usd_for
+from gpucloud.domain.state.order import Order
 from gpucloud.domain.state.state import ExitReason, JobState
 from gpucloud.domain.supervision.action import Arm, ObeyOrder
 from gpucloud.domain.supervision.snapshot import Goal, Rules, Snapshot
@@ -84,6 +85,43 @@ def least_to_go_on(state: JobState, standing: Standing, rules: Rules) -> Decimal
     return standing.spent_usd + least_budget_usd(standing.needed, state.dearest_usd_per_hour, rules.prepaid_rule)
 
 
+def prepaid_rule_for(state: JobState, prepaid_rule: PrepaidRule) -> PrepaidRule:
+    """Return the lengths to plan with: the start of machines that are there is spent already."""
+    return replace(prepaid_rule, start=timedelta(0)) if state.alive else prepaid_rule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumption:
+    """What a run that has ended goes on with: as it is, or with a larger budget, a later deadline, or both.
+
+    `budget_usd` is the least budget, None where what is left of its own is enough.
+    """
+
+    budget_usd: Decimal | None = None
+    is_late: bool = False
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """What has to be given, none where the run goes on as it is."""
+        later = ("a later `deadline:`",) if self.is_late else ()
+        return later if self.budget_usd is None else (*later, f"--budget '{in_cents(self.budget_usd)} USD'")
+
+    def command(self, job: str) -> str:
+        """Return what is to be typed, and written into the job file before."""
+        option = f" {self.conditions[-1]}" if self.budget_usd is not None else ""
+        return f"{'with a later `deadline:`, ' if self.is_late else ''}gpucloud train {job}{option}"
+
+
+def resumption(state: JobState, order: Order, used: Used, prepaid_rule: PrepaidRule, now: datetime) -> Resumption:
+    """Return what the run would go on with now, where it has ended."""
+    lengths, nodes = prepaid_rule_for(state, prepaid_rule), order.resolved.resources.nodes
+    least_usd = used.usd + least_budget_usd(nodes, state.dearest_usd_per_hour, lengths)
+    return Resumption(
+        budget_usd=least_usd if order.budget_usd < least_usd else None,
+        is_late=order.deadline_at is not None and now >= order.deadline_at,
+    )
+
+
 def shutdown_at(state: JobState, budget_usd: Decimal, standing: Standing, rules: Rules) -> datetime:
     """Return until when the budget pays for the machines that are alive, a start worth it or not.
 
@@ -99,24 +137,29 @@ def shutdown_at(state: JobState, budget_usd: Decimal, standing: Standing, rules:
 
 
 def used_up(
-    state: JobState, budget_usd: Decimal, used: Used, prepaid_rule: PrepaidRule, *, nodes: int = 1, since: bool = False
+    state: JobState,
+    budget_usd: Decimal,
+    used: Used,
+    prepaid_rule: PrepaidRule,
+    *,
+    nodes: int = 1,
+    is_late: bool = False,
 ) -> str:
     """Return what to say when a job ends at its budget: what was not spent, and why; what is saved; how it goes on.
 
     It starts with all `nodes` that it asks for, and what is left may be enough for that: those that drive a job may not
-    have their paid time prolonged, and it may be enough `since`, by another budget. The sum that it goes on with is
-    enough for the steps that it still has to make on as many machines as last, where these are known.
+    have their paid time prolonged, and it may be enough since it was told, by another budget. The sum that it goes on
+    with is enough for the steps that it still has to make on as many machines as last, where these are known.
     """
     cap_usd, members = state.dearest_usd_per_hour, len(state.attempts[-1].members) if state.attempts else nodes
     nodes = max(nodes, members)
     start_usd = least_budget_usd(nodes, cap_usd, prepaid_rule)
     rest_usd, reserve = budget_usd - used.usd, reserve_usd(nodes, cap_usd, prepaid_rule)
+    train = Resumption(is_late=is_late).command(state.job)
     if cap_usd > 0 and rest_usd >= start_usd:
+        since = state.message is not None and state.message.startswith(_BUDGET_OF)
         why, left = ("its budget was used up then", "left now") if since else (_TIME_IS_OVER, "left")
-        return (
-            f"{why} ({used}, {format_usd(rest_usd)} {left}),"
-            f" {_saved(state)}: gpucloud train {state.job} goes on from there"
-        )
+        return f"{why} ({used}, {format_usd(rest_usd)} {left}), {_saved(state)}: {train} goes on from there"
     kept = f" ({used}, {_rest(rest_usd, reserve, prepaid_rule)})" if rest_usd > 0 else ""
     more_usd, enough = max(budget_usd, start_usd), ""
     if (to_go := to_go_after(state)) is not None:
@@ -125,19 +168,19 @@ def used_up(
         enough = f", and pays for the {format_span(to_go)} to go"
     return (
         f"{_BUDGET_OF} {plain_usd(budget_usd)} USD pays for no more machine time{kept}, {_saved(state)}:"
-        f" gpucloud train {state.job} --budget '{plain_usd(Decimal(in_cents(budget_usd + more_usd)))} USD' goes on"
+        f" {train} --budget '{plain_usd(Decimal(in_cents(budget_usd + more_usd)))} USD' goes on"
         f" from there{enough}"
     )
 
 
 def told_of_money(
-    state: JobState, budget_usd: Decimal, used: Used, prepaid_rule: PrepaidRule, *, nodes: int
+    state: JobState, budget_usd: Decimal, used: Used, prepaid_rule: PrepaidRule, *, nodes: int, is_late: bool = False
 ) -> str | None:
     """Return the state's message; what it says of money by the budget and the sums of now, which others say too."""
     said = state.message
     if state.exit_reason is not ExitReason.BUDGET or said is None or not said.startswith((_BUDGET_OF, _TIME_IS_OVER)):
         return said
-    return used_up(state, budget_usd, used, prepaid_rule, nodes=nodes, since=said.startswith(_BUDGET_OF))
+    return used_up(state, budget_usd, used, prepaid_rule, nodes=nodes, is_late=is_late)
 
 
 def _rest(rest_usd: Decimal, reserve: Decimal, prepaid_rule: PrepaidRule) -> str:

@@ -21,7 +21,7 @@ from gpucloud.domain.node.output import DatedPiece
 from gpucloud.domain.offer import rank
 from gpucloud.domain.state.order import Order, held_until, keeps, undrilled
 from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState, MissingOutput
-from gpucloud.domain.supervision.budget import told_of_money
+from gpucloud.domain.supervision.budget import resumption, told_of_money
 from gpucloud.domain.supervision.capacity import standing
 from gpucloud.domain.supervision.self_driving import hands_over
 from gpucloud.domain.supervision.snapshot import Rules
@@ -121,12 +121,15 @@ class Asker:
         used = tracker.used(state, listed, now)
         given = self._orders.newest()
         spend = tracker.spend(state, listed, now, given.order.budget_usd, self.rules.prepaid_rule, used.unproven_usd)
-        told = report(state, spend, charges, listed, supervisor)
+        again = resumption(state, given.order, used, self.rules.prepaid_rule, stored.store_time)
+        told = replace(report(state, spend, charges, listed, supervisor), resumption=again)
         if (why := undrilled(given.order, state)) is not None:
             told = replace(told, message=why, exit_code=ExitReason.USER_ERROR.exit_code)
         else:
             nodes = given.order.resolved.resources.nodes
-            said = told_of_money(state, given.order.budget_usd, used, self.rules.prepaid_rule, nodes=nodes)
+            said = told_of_money(
+                state, given.order.budget_usd, used, self.rules.prepaid_rule, nodes=nodes, is_late=again.is_late
+            )
             told = replace(told, message=said)
         told = replace(
             told,

@@ -14,7 +14,7 @@ from gpucloud.domain.job.code import LARGEST_CODE_BYTES
 from gpucloud.domain.job.quantities import in_cents
 from gpucloud.domain.job.spec import Cloud, Job
 from gpucloud.domain.market.plan import Plan, make_plan
-from gpucloud.domain.money.budget import NOTHING_USED, PrepaidRule, Used, least_budget_usd
+from gpucloud.domain.money.budget import NOTHING_USED, Used, least_budget_usd
 from gpucloud.domain.money.ledger import ZERO, Terms
 from gpucloud.domain.node.node import NO_GROUP, GroupView
 from gpucloud.domain.state.order import (
@@ -27,7 +27,7 @@ from gpucloud.domain.state.order import (
     with_budget,
 )
 from gpucloud.domain.state.state import JobState
-from gpucloud.domain.supervision.budget import least_to_lower_to, refusal
+from gpucloud.domain.supervision.budget import least_to_lower_to, prepaid_rule_for, refusal
 from gpucloud.domain.supervision.capacity import pool_to_stay_in
 from gpucloud.domain.supervision.snapshot import Rules, rules_for
 from gpucloud.ports import Account, Clock, MarketData, NodeGroup, Signer
@@ -332,7 +332,7 @@ class Starter:
     def _require_rest(self, state: JobState, order: Order, spent: Decimal) -> None:
         """A run that goes on has what is left of its budget, which may be less than a start costs."""
         rest, nodes = order.budget_usd - spent, order.resolved.resources.nodes
-        prepaid_rule = _prepaid_rule_for(state, rules_for(order.unattended, self.rules).prepaid_rule)
+        prepaid_rule = prepaid_rule_for(state, rules_for(order.unattended, self.rules).prepaid_rule)
         least_usd = least_budget_usd(nodes, state.dearest_usd_per_hour, prepaid_rule)
         if rest < least_usd:
             raise BudgetTooSmall(
@@ -396,7 +396,7 @@ class Starter:
         listed = self._listed(state)
         require_start(state, order, now, listed, self.rules.limits)
         offers = self.planner.offers(job)
-        prepaid_rule = _prepaid_rule_for(state, self.rules.prepaid_rule)
+        prepaid_rule = prepaid_rule_for(state, self.rules.prepaid_rule)
         if state.group is not None:
             pool = pool_to_stay_in(state, listed, now, by_deadline=order.deadline_at is not None)
             return make_plan(job, offers, now, prepaid_rule, used=used, pool=pool)
@@ -418,11 +418,6 @@ class Starter:
 
     def _now(self, jobs: JobStore) -> datetime:
         return StoreClock(self.clock, jobs, lambda _: None).now()
-
-
-def _prepaid_rule_for(state: JobState, prepaid_rule: PrepaidRule) -> PrepaidRule:
-    """Return the lengths to plan with: the start of machines that are there is spent already."""
-    return replace(prepaid_rule, start=timedelta(0)) if state.alive else prepaid_rule
 
 
 def _requests(asked: Asked) -> dict[str, Any]:

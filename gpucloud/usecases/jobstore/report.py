@@ -24,6 +24,7 @@ from gpucloud.domain.state.state import (
     MissingOutput,
     Quarantine,
 )
+from gpucloud.domain.supervision.budget import Resumption
 from gpucloud.domain.supervision.membership import longest_leaving, time_to_go, unit_of
 from gpucloud.domain.supervision.snapshot import Limits
 from gpucloud.domain.supervision.transitions import as_told, lost_with_machines
@@ -89,6 +90,8 @@ class JobReport:
     torn_down: bool = False
     least_nodes: int = 1
     """How many machines an attempt takes at the least."""
+    resumption: Resumption = field(default_factory=Resumption)
+    """What it goes on with once it has ended."""
     owned: bool = False
     """Whether its machines are the user's own hosts: nobody pays for them, and nothing switches them off."""
     rehearses: bool = False
