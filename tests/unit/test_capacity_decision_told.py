@@ -61,6 +61,9 @@ def test_the_report_says_it_until_the_job_has_ended():
     turned_out = report(since_then, SPEND, (), snapshot().group, None)
     assert f"on demand from 12:00:00 UTC, decided at 12:09:00 UTC on {WHY}\n" in report_text(turned_out)
     assert report_json(turned_out)["capacity_decision"]["decided_at"] == "2026-03-01T12:09:00+00:00"
+    later = report_text(replace(turned_out, looked_at=NOW + timedelta(hours=5)))
+    assert "\nthe deadline will be missed (as of 12:09:00 UTC)\n" in later
+    assert "the deadline will be missed\n" in report_text(replace(turned_out, looked_at=NOW + timedelta(minutes=9)))
     over = state(capacity_decision=LATE, status=JobStatus.FAILED, exit_reason=ExitReason.DEADLINE)
     assert report_json(report(over, SPEND, (), snapshot().group, None))["capacity_decision"] is None
 

@@ -235,7 +235,9 @@ def test_machines_come_from_where_the_course_says_and_a_job_that_waits_has_none(
 
 def test_no_patience_ends_a_job_that_waits_for_its_deadline():
     long_ago = between(capacity_choice=to(Mode.IDLE), group_size=0, candidates=(SPOT,), of_state={"cooldowns": ()})
-    assert decide(GOAL, replace(long_ago, now=NOW + timedelta(hours=9)), RULES) == Wait(why="waiting: why")
+    assert decide(GOAL, replace(long_ago, now=NOW + timedelta(hours=9)), RULES) == Wait(
+        why="waiting: why (as of 12:00:00 UTC)"
+    )
 
 
 def test_a_pool_that_refuses_is_asked_again_after_five_minutes_each_time():

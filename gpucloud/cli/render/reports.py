@@ -28,6 +28,7 @@ from gpucloud.domain.state.state import (
     Cooldown,
     Interruption,
 )
+from gpucloud.domain.supervision.capacity import dated
 from gpucloud.domain.untrusted import in_one_line, set_off
 from gpucloud.usecases.jobstore.condition import ConditionKind
 from gpucloud.usecases.jobstore.report import JobReport
@@ -44,17 +45,9 @@ def report_text(report: JobReport) -> str:
     if report.missing_outputs:
         parts.append("\n".join(in_one_line(missing_line(output)) for output in report.missing_outputs))
     parts += map(in_one_line, report.backoff)
-    if report.capacity_decision is not None:
-        parts.append(
-            "\n".join(
-                in_one_line(said)
-                for said in (
-                    decision_line(report.capacity_decision, report.looked_at),
-                    report.capacity_decision.warning,
-                )
-                if said
-            )
-        )
+    if (made := report.capacity_decision) is not None:
+        warning = [dated(made.warning, made, report.looked_at)] if made.warning else []
+        parts.append("\n".join(map(in_one_line, (decision_line(made, report.looked_at), *warning))))
     if report.deadline_at is not None and not report.status.ended:
         at = format_moment(report.deadline_at, report.looked_at)
         parts.append(f"deadline {at}: then it ends, done or not, and saves first if its script does")

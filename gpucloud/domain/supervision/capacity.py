@@ -17,7 +17,7 @@ from gpucloud.domain.job.spec import Market
 from gpucloud.domain.market.policies import Mode
 from gpucloud.domain.node.node import Fault, GroupView, Refusal
 from gpucloud.domain.offer import Pool
-from gpucloud.domain.state.state import Attempt, Cooldown, ExitReason, JobState
+from gpucloud.domain.state.state import Attempt, CapacityDecision, Cooldown, ExitReason, JobState
 from gpucloud.domain.supervision.action import Action, CoolDown, Finish, Move, Resize, Wait
 from gpucloud.domain.supervision.quarantine import QUARANTINED
 from gpucloud.domain.supervision.snapshot import CapacityChoice, Goal, Limits, Snapshot
@@ -57,7 +57,17 @@ def pool_of_the_decision(goal: Goal, snapshot: Snapshot, to: CapacityChoice, lim
     if to.offer is not None:
         return Move(offer=to.offer)
     nowhere = all(is_cooling(snapshot.state, offer.pool, snapshot.now) for offer in snapshot.candidates)
-    return (_never(snapshot) if nowhere else None) or Wait(why=f"waiting: {to.capacity_decision.why}")
+    return (_never(snapshot) if nowhere else None) or Wait(why=f"waiting: {reasons(to, snapshot.now)}")
+
+
+def reasons(to: CapacityChoice, now: datetime) -> str:
+    """Return what it was decided on to run on that, and when, where that was earlier: its sums are of then."""
+    return dated(to.capacity_decision.why, to.capacity_decision, now)
+
+
+def dated(said: str, made: CapacityDecision, now: datetime | None) -> str:
+    """Return what is said of a decision with the moment that its sums are of, where that is not now."""
+    return said if made.decided_at == now else f"{said} (as of {format_moment(made.decided_at, now)})"
 
 
 def _give_back(snapshot: Snapshot) -> Action | None:

@@ -239,8 +239,8 @@ def _warning(case: Situation, shortfall: Shortfall | None) -> str | None:
         case Shortfall.MONEY:
             return (
                 f"the deadline cannot be kept for the money: the rest costs {format_usd(rest_usd(case))} on demand,"
-                f" {format_usd(max(case.money_left_usd, Decimal(0)))} are left. The budget holds, so it goes on with"
-                f" spot machines alone; `gpucloud budget` raises it"
+                f" and {format_usd(max(case.money_left_usd, Decimal(0)))} may be spent on it. The budget holds, so it"
+                f" goes on with spot machines alone; `gpucloud budget` raises it"
             )
 
 

@@ -27,7 +27,7 @@ from gpucloud.domain.node.status import Stop
 from gpucloud.domain.offer import Offer
 from gpucloud.domain.state.state import Attempt, ExitReason, Shortfall
 from gpucloud.domain.supervision.action import Action, Appoint, Arm, Dismiss, EndAttempt, Resize, TakeOver
-from gpucloud.domain.supervision.capacity import cool_down, has_enough, is_cooling, partial, refused
+from gpucloud.domain.supervision.capacity import cool_down, has_enough, is_cooling, partial, reasons, refused
 from gpucloud.domain.supervision.deadline import can_overlap, stands_ready
 from gpucloud.domain.supervision.membership import Pace, is_usable, pace_of
 from gpucloud.domain.supervision.snapshot import CapacityChoice, Goal, Limits, NodeSnapshot, Readiness, Rules, Snapshot
@@ -214,7 +214,7 @@ def order_to_move(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> EndAttemp
     if successor is not None:
         ready = to.mode is not Mode.BOTH and offer is not None and offer.pool == successor.pool
         return _order(f"{successor.pool} takes over") if ready and stands_ready(goal, snapshot) else None
-    return _order(f"{to.mode.value}: {to.capacity_decision.why}") if _leaves(to, snapshot, offer) else None
+    return _order(f"{to.mode.value}: {reasons(to, snapshot.now)}") if _leaves(to, snapshot, offer) else None
 
 
 def succeed(goal: Goal, snapshot: Snapshot) -> Action | None:
