@@ -10,7 +10,7 @@ import pytest
 from gpucloud.cli.commands.checkpoints import Asked, checkpoints
 from gpucloud.domain.checkpoint.manifest import Commit, Why, best_bytes, best_key, commit_key, data_key
 from gpucloud.domain.errors import LeaseHeld, UsageError
-from gpucloud.domain.state.state import Attempt, Member
+from gpucloud.domain.state.state import Attempt, JobStatus, Member, UsageInterval
 from gpucloud.system.retries import SystemClock
 from gpucloud.usecases.jobstore.lease import take
 from tests.standins.made_checkpoints import Made, known_job, state
@@ -104,6 +104,20 @@ def test_nothing_is_pruned_while_the_job_trains_or_is_supervised(jobs):
         with pytest.raises(UsageError, match="is not at its end: it trains, or has trained"):
             checkpoints("made", Asked(prune=True, yes=yes), as_json=True)
     assert [key for key in jobs.store.list("") if "checkpoints" in key] == before
+
+
+@pytest.mark.parametrize(
+    ("status", "stands", "ends"),
+    [(JobStatus.SUCCEEDED, "has succeeded", "them"), (JobStatus.WAITING, "is not at its end", "it")],
+)
+def test_nothing_is_pruned_of_a_job_whose_machines_may_be_there(jobs, status, stands, ends):
+    at = datetime(2026, 1, 2, tzinfo=timezone.utc)
+    with take(jobs, SystemClock()) as lease:
+        kept = UsageInterval(node_id="a", pool=lease.state.pool, launched_at=at)
+        lease.write(replace(lease.state, status=status, nodes=(kept,)))
+    with pytest.raises(UsageError, match=f"{stands}, and its machines are not known to have ended") as refused:
+        checkpoints("made", Asked(prune=True), as_json=True)
+    assert refused.value.hint == f"gpucloud down made ends {ends}; then the same command again"
 
 
 def test_pull_and_export_say_where_and_how_much(jobs, capsys, tmp_path):

@@ -253,7 +253,7 @@ class Pruner:
         """Return what may go, among all that is there; UsageError while the job trains or may train."""
         loaded = self.jobs.load()
         if loaded is not None:
-            self._require_idle(busy=_is_busy(loaded[0]))
+            self._require_idle(loaded[0])
         return self._look()
 
     def prune(self) -> tuple[tuple[Standing, ...], Superfluous]:
@@ -262,13 +262,13 @@ class Pruner:
         Raises UsageError while the job trains, LeaseHeld while somebody supervises it.
         """
         with take(self.jobs, self.clock) as lease:  # so that nobody starts the job meanwhile
-            self._require_idle(busy=_is_busy(lease.state))
+            self._require_idle(lease.state)
             standing, gone = self._look()
             newest = self._newest()
             for number, key in enumerate(gone.keys):
                 lease.confirm()
                 if number <= len(gone.commits):  # before each manifest, and before all data
-                    self._require_idle(busy=self._newest() != newest)
+                    self._require_idle(lease.state, saves=self._newest() != newest)
                 self.stored_checkpoints.store.delete(under(self.stored_checkpoints.prefix, key))
         return standing, gone
 
@@ -284,15 +284,18 @@ class Pruner:
             key[cut:] for key in self.stored_checkpoints.store.list(under(self.stored_checkpoints.prefix, "gen/"))
         )[:1]
 
-    def _require_idle(self, *, busy: bool) -> None:
-        if busy:
-            name = self.jobs.job
+    def _require_idle(self, state: JobState, *, saves: bool = False) -> None:
+        """Raise UsageError where the job trains, or has machines that might; `saves`: somebody does all the same."""
+        name = self.jobs.job
+        if state.attempt is not None or saves:
             raise UsageError(
                 f"{name} is not at its end: it trains, or has trained and its results are not home yet",
                 hint=f"gpucloud train {name} brings it to its end, gpucloud down {name} ends it now;"
                 " while it trains, it deletes by itself what it needs no longer",
             )
-
-
-def _is_busy(state: JobState) -> bool:
-    return state.attempt is not None or bool(state.alive)
+        if state.alive:
+            stands, what = (f"has {state.status.value}", "them") if state.status.ended else ("is not at its end", "it")
+            raise UsageError(
+                f"{name} {stands}, and its machines are not known to have ended",
+                hint=f"gpucloud down {name} ends {what}; then the same command again",
+            )
