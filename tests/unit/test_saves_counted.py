@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from gpucloud.agent.attempt.files import _progress
 from gpucloud.cli.render.reports import jobs_text, report_json, report_text
 from gpucloud.cli.render.use import step_words
+from gpucloud.domain.checkpoint.layouts import Additions
 from gpucloud.domain.checkpoint.manifest import (
     Commit,
     CounterDrop,
@@ -186,6 +188,13 @@ def test_an_attempt_whose_script_began_anew_has_its_own_steps_and_keeps_none_of_
         "attempt 2 began anew: the script did not take the checkpoint that was put back; "
         "tell it to resume by `checkpoint: {resume_args: …}`" in text
     )
+    given = replace(known, additions=Additions(words=("--resume",)))
+    for ordered_at, tried in ((attempt.started_at, True), (attempt.started_at + timedelta(seconds=1), False)):
+        said = report_text(replace(given, ordered_at=ordered_at))  # the order that is in force gives it to the next one
+        assert ("put back; --resume did not have it resume" in said) is tried
+        assert "attempt 2 began anew" in said
+    goes_on = of_attempts(before, replace(attempt, reason=ExitReason.STOPPED), lost(3, 21, 50, saved_step=20))
+    assert "did not have it" not in report_text(replace(goes_on, additions=given.additions))
     told_json = report_json(known)["attempts"]
     assert [(one["kept_to_step"], one["began_anew"]) for one in told_json] == [(0, False), (None, True)]
     third = lost(3, 21, 50, counts=Counts.STEPS, saved_step=20)

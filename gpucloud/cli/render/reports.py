@@ -259,13 +259,18 @@ def _attempt_row(attempt: Attempt, report: JobReport) -> tuple[str, ...]:
 
 
 def _anew_lines(report: JobReport) -> list[str]:
-    """Return in one part which attempts began anew though a checkpoint was put back, and what helps; none for none."""
-    advice = in_one_line(resume_advice(report.additions))
+    """Return in one part which attempts began anew though a checkpoint was put back, and what helps; none for none.
+
+    What the script gets by an order after the newest attempt's start has not been tried yet.
+    """
     anew = [str(attempt.number) for attempt in report.attempts if attempt.begun_anew]
     if not anew:
         return []
     which = f"attempt {anew[0]}" if len(anew) == 1 else f"attempts {', '.join(anew)}"
-    return [f"{which} began anew: the script did not take the checkpoint that was put back; {advice}"]
+    newest, ordered_at = report.attempts[-1], report.ordered_at
+    tried = report.additions == Additions() or ordered_at is None or newest.started_at >= ordered_at
+    advice = f"; {in_one_line(resume_advice(report.additions))}" if newest.begun_anew and tried else ""
+    return [f"{which} began anew: the script did not take the checkpoint that was put back{advice}"]
 
 
 def _kept_words(attempt: Attempt, report: JobReport) -> str:

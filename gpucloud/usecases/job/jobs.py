@@ -136,6 +136,7 @@ class Asker:
             backoff=standing(state, now, self.rules.limits),
             signed_by=self._signed_by(given),
             started_at=given.order.first_at,
+            ordered_at=given.order.at,
             deadline_at=given.order.deadline_at,
             held_until=_held_until(given.order, state, listed, now),
             kept_until=_kept_until(given.order, state, listed, now),

@@ -80,6 +80,8 @@ class JobReport:
     """Of the last attempt."""
     started_at: datetime | None = None
     """When its first order was given."""
+    ordered_at: datetime | None = None
+    """When its newest order was given."""
     ended_at: datetime | None = None
     held_until: datetime | None = None
     """Until when its machines wait for a mended script; None where they do not."""
@@ -126,7 +128,7 @@ class JobReport:
     run: int = 1
     """Which run of that name it is, from 1."""
     superseded: bool = False
-    """Whether a later run of the same job file is known here: it is what the same command goes on with."""
+    """Whether a later run of the same job is known: it is what the same command goes on with."""
     has_home: bool = True
     """Whether the folder of its job file is here, for its outputs to come home to."""
     has_stored_outputs: bool = False
