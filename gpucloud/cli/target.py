@@ -18,6 +18,8 @@ from gpucloud.domain.job.quantities import parse_usd
 from gpucloud.domain.job.spec import Cloud, Job
 from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.state.order import is_finished, run_of
+from gpucloud.domain.state.state import ExitReason, JobStatus
+from gpucloud.domain.supervision.budget import without_way_on
 from gpucloud.usecases.job.jobs import with_stored_outputs
 from gpucloud.usecases.jobstore.orders import current_run, require_own, sha256_of
 from gpucloud.usecases.jobstore.report import JobReport, with_forecast
@@ -165,8 +167,9 @@ def report_of(cloud: Gpucloud, known: KnownJob, *, visits: bool = False) -> JobR
     """
     asker = asker_of(cloud, known)
     report = asker.report()
-    superseded, has_home = _is_superseded(cloud, known, report), known.file.parent.is_dir()
-    report = replace(report, job=called(cloud, known), superseded=superseded, has_home=has_home)
+    report = replace(report, job=called(cloud, known), has_home=known.file.parent.is_dir())
+    if _is_superseded(cloud, known, report, looks=visits):
+        report = replace(report, superseded=True, message=_message_of_an_earlier_run(report))
     if report.status.ended and report.torn_down and report.outputs and cloud.has_stored_outputs(known):
         return with_stored_outputs(report)
     if visits or report.supervisor is None:
@@ -261,12 +264,25 @@ def _newest(cloud: Gpucloud, first: KnownJob, name: str) -> KnownJob:
     return first
 
 
-def _is_superseded(cloud: Gpucloud, known: KnownJob, report: JobReport) -> bool:
-    """Whether a later run is known; asked of runs that have ended alone: each that is found costs a request."""
+def _is_superseded(cloud: Gpucloud, known: KnownJob, report: JobReport, *, looks: bool) -> bool:
+    """Whether a later run is known; asked of runs that have ended alone: each that is found costs a request.
+
+    With `looks`, whether one is in its store, for a run that the same command would go on with else.
+    """
     if not report.status.ended:
         return False
     later = _later_runs(cloud, report.base, store=known.store)
-    return any((run_of(report.base, one.name) or 0) > report.run for one in later)
+    if any((run_of(report.base, one.name) or 0) > report.run for one in later):
+        return True
+    with suppress(GpucloudError):
+        return looks and report.status is not JobStatus.SUCCEEDED and not asker_of(cloud, known).is_newest_run()
+    return False
+
+
+def _message_of_an_earlier_run(report: JobReport) -> str | None:
+    if report.message is None or report.exit_reason not in (ExitReason.BUDGET, ExitReason.DEADLINE):
+        return report.message
+    return without_way_on(report.message)
 
 
 def _later_runs(cloud: Gpucloud, base: str, store: str | None = None) -> Iterator[KnownJob]:

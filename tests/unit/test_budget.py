@@ -8,7 +8,7 @@ from decimal import Decimal
 
 import pytest
 
-from gpucloud.domain.money.budget import Used
+from gpucloud.domain.money.budget import PrepaidRule, Used
 from gpucloud.domain.node.status import Stop
 from gpucloud.domain.state.order import BudgetChange
 from gpucloud.domain.state.state import CheckpointRef, ExitReason, Interruption, InterruptionKind, JobStatus
@@ -25,11 +25,13 @@ from gpucloud.domain.supervision.action import (
 from gpucloud.domain.supervision.budget import (
     Standing,
     least_to_lower_to,
+    overdue,
     plain_usd,
     refusal,
     shutdown_at,
     told_of_money,
     used_up,
+    without_way_on,
 )
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.snapshot import Rules
@@ -301,3 +303,12 @@ def test_the_end_at_the_deadline_says_what_is_saved_and_how_the_job_goes_on():
 @pytest.mark.parametrize(("usd", "text"), [("1", "1"), ("0.5", "0.50"), ("100", "100"), ("0.123", "0.123")])
 def test_sums_are_written_as_people_do(usd, text):
     assert plain_usd(Decimal(usd)) == text
+
+
+def test_what_an_earlier_run_ended_for_names_no_command_that_goes_on_with_a_later_one() -> None:
+    saved = state(checkpoint=CheckpointRef(step=40, sha256="0" * 64))
+    assert without_way_on(overdue(saved)) == "the deadline is over, step 40 is saved"
+    for budget_usd in (Decimal(1), Decimal(9)):
+        told = used_up(saved, budget_usd, Used(spent_usd=Decimal("0.9")), PrepaidRule())
+        assert "gpucloud train" in told
+        assert without_way_on(told).endswith("step 40 is saved")

@@ -22,7 +22,7 @@ from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.spec import KnownJob
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.node import NO_GROUP
-from gpucloud.domain.state.state import JobStatus
+from gpucloud.domain.state.state import ExitReason, JobStatus
 from gpucloud.store import open_store
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.report import JobReport, report
@@ -191,6 +191,30 @@ def test_people_and_programs_are_told_what_means_the_very_run(
     assert jobs_text([told]).splitlines()[1].startswith(f"{job}  failed")
     assert (report_json(told)["job"], money_json(told)["job"]) == (job, job)
     assert (report_json(told)["name"], money_json(told)["name"]) == (name, name)
+
+
+@pytest.mark.parametrize(("looks", "newest"), [(False, True), (True, True), (True, False)])
+@pytest.mark.parametrize(("name", "is_known"), [("boom", True), ("boom-10", False)])
+def test_the_message_of_an_earlier_run_names_no_command_that_goes_on_with_a_later_one(
+    cloud: Any, monkeypatch: pytest.MonkeyPatch, name: str, is_known: bool, looks: bool, newest: bool
+) -> None:
+    """A run that is not known here may have been begun elsewhere: its store is asked for the report of one job."""
+    ended = replace(listed(name, 0, JobStatus.FAILED), exit_reason=ExitReason.DEADLINE, base="boom")
+    kept = "the deadline is over, step 40 is saved"
+    said = f"{kept}: with a later one in the job file, gpucloud train boom goes on from there"
+    ended = replace(ended, message=said, run=int(name.partition("-")[2] or 1))
+    asked = SimpleNamespace(
+        report=lambda: ended,
+        with_stored_checkpoint=lambda told: told,
+        order=lambda: SimpleNamespace(base="boom"),
+        is_newest_run=lambda: newest,
+    )
+    monkeypatch.setattr("gpucloud.cli.target.asker_of", lambda *_: asked)
+    monkeypatch.setattr("gpucloud.cli.target.visited_report", lambda *given: given[-1])
+    told = report_of(cloud, cloud.home.find(name), visits=looks)
+    superseded = is_known or (looks and not newest)
+    assert told.superseded is superseded
+    assert told.message == (kept if superseded else said)
 
 
 @pytest.mark.parametrize("name", ["boom@1", "boom-2", "other", None, "./gpucloud.yaml"])

@@ -14,6 +14,7 @@ from gpucloud.domain.state.state import ExitReason, JobState
 from gpucloud.domain.supervision.action import Arm, ObeyOrder
 from gpucloud.domain.supervision.snapshot import Goal, Rules, Snapshot
 
+_IS_SAVED = " is saved"
 _BUDGET_OF, _TIME_IS_OVER = "the budget of", "the time that its machines were paid for is over"
 _SHOWN = Decimal("0.0001")
 _ABOUT = Decimal("1.25")
@@ -208,8 +209,14 @@ def overdue(state: JobState) -> str:
     return f"the deadline is over, {_saved(state)}: {later} {state.job} goes on from there"
 
 
+def without_way_on(message: str) -> str:
+    """Return what was said of a used-up budget or deadline, without the command: it goes on with a later run by now."""
+    told, saved, _ = message.partition(f"{_IS_SAVED}: ")
+    return f"{told}{_IS_SAVED}" if saved else message
+
+
 def _saved(state: JobState) -> str:
-    return f"{state.checkpoint} is saved" if state.checkpoint else "nothing is saved"
+    return f"{state.checkpoint or 'nothing'}{_IS_SAVED}"
 
 
 def plain_usd(usd: Decimal) -> str:
