@@ -71,9 +71,11 @@ def test_the_report_says_it_until_the_job_has_ended():
 def test_the_story_of_machines_that_take_over():
     asking = snapshot(up("a"), state=state(successor=SUCCESSOR), group_size=1)
     assert tell_story(Appoint(offer=OFFER), asking) == (
-        "asking for local.p2.xlarge spot in us-east-2b as well, 0.30 USD an hour; the attempt goes on meanwhile"
+        "asking for local.p2.xlarge spot in us-east-2b as well, 0.30 USD an hour a node; the attempt goes on meanwhile"
     )
     assert tell_story(Resize(size=2), asking) == "asking for 1 × local.p2.xlarge spot in us-east-2b"
+    more = snapshot(up("a"), up("b"), state=state(), group_size=2)
+    assert tell_story(Resize(size=8), more) == "asking for 6 × local.p2.xlarge spot in us-east-2a"
     assert tell_story(TakeOver(), asking) == "local.p2.xlarge spot in us-east-2b takes over"
     assert tell_story(Dismiss(), asking) == "giving back the machines that were asked for as well"
     assert tell_story(Resize(size=1), snapshot(up("a"))) == "keeping 1 × local.p2.xlarge spot in us-east-2a"

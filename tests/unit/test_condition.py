@@ -1096,11 +1096,17 @@ def frozen_one(now_s, node, *others, **changes):
     return replace(snapshot(node, *others, state=known), now=NOW + timedelta(seconds=now_s))
 
 
-def test_of_a_machine_that_does_not_answer_it_is_said_that_its_attempt_may_go_on():
-    silent = up("a", silent=9)
-    assert silences(frozen_one(0, silent), frozen_one(1, silent)) == [
-        ("no machine answers: a; the attempt there may go on until 12:30:00 UTC at the latest",),
+def test_of_machines_that_do_not_answer_it_is_said_that_their_attempt_may_go_on_and_of_one_when_it_is_given_up():
+    silent, other = up("a", silent=9), up("b", silent=9)
+    assert silences(frozen_one(0, silent, other), frozen_one(1, silent, other)) == [
+        ("no machine answers: a, b; the attempt there may go on until 12:30:00 UTC at the latest",),
         (),
+    ]
+    assert silences(frozen_one(0, silent)) == [
+        (
+            "no machine answers: a; it is given up as soon as it is known to be dead, or after 10 min in which nothing"
+            " shows that it lives",
+        )
     ]
     ends = frozen_one(0, silent, ending_reason=ExitReason.LOST)
     assert silences(ends) == [("no machine answers: a; paid until 12:30:00 UTC",)]

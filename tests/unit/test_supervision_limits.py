@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpucloud.domain.errors import NodeError
+from gpucloud.domain.errors import NodeError, ProvisionError
 from gpucloud.domain.money.budget import PrepaidRule
 from gpucloud.domain.node.hardware import GpuSample
 from gpucloud.domain.node.node import NO_GROUP, Fault
@@ -511,6 +511,29 @@ def test_what_stayed_on_machines_is_written_down_when_the_job_ends_between_two_a
     actor.act(Finish(reason=ExitReason.NO_CAPACITY), snapshot(state=before), GOAL)
 
     assert [(one.exit_reason, len(one.missing_outputs)) for one in written] == [(ExitReason.NO_CAPACITY, 1)]
+
+
+def test_a_time_is_told_as_paid_once_the_cloud_has_it_and_not_where_it_refuses():
+    told, refuses = [], [True, False]
+
+    def arm(action):
+        if refuses.pop(0):
+            raise ProvisionError("no answer")
+        told.append("armed")
+
+    actor = Actor(
+        services=SimpleNamespace(job=job(), rules=RULES),
+        lease=None,
+        watcher=SimpleNamespace(story=told.append),
+        machine_provisioner=SimpleNamespace(act=arm),
+        **dict.fromkeys(("bootstrapper", "inspector", "closing")),
+    )
+    arming = Arm(until=NOW + timedelta(hours=2))
+    with pytest.raises(ProvisionError):
+        actor.act(arming, snapshot(), GOAL)
+    assert told == []
+    actor.act(arming, snapshot(), GOAL)
+    assert told == ["armed", "paid until 14:00:00 UTC: then the machines shut themselves off"]
 
 
 @pytest.mark.parametrize(("is_own_fault", "kept"), [(True, [(0, b"log")]), (False, [])])

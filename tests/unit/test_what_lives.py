@@ -19,6 +19,7 @@ from gpucloud.domain.money.budget import PrepaidRule
 from gpucloud.domain.money.ledger import Terms
 from gpucloud.domain.offer import Offer, Pool, PricePoint
 from gpucloud.domain.state.state import ExitReason, JobState, JobStatus, UsageInterval
+from gpucloud.domain.supervision.snapshot import Limits
 from gpucloud.usecases.job.jobs import Asker, Kept, LeftJob
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.supervise.story import silence
@@ -151,7 +152,7 @@ def test_the_plan_of_own_hosts_costs_nothing_at_the_worst_and_switches_nothing_o
 
 def test_own_hosts_that_do_not_answer_are_taken_and_not_paid() -> None:
     alone = snapshot(up("gpu1"), state=hosts_of_ones_own(), armed=ARMED)
-    assert silence(alone) == f"no machine answers: gpu1; taken until {AT_THEIR_END}"
+    assert silence(alone, Limits()) == f"no machine answers: gpu1; taken until {AT_THEIR_END}"
 
 
 def test_own_hosts_that_a_run_keeps_are_taken_and_not_paid() -> None:

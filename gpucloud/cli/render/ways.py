@@ -12,6 +12,7 @@ from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState
 from gpucloud.domain.untrusted import in_one_line
 from gpucloud.usecases.jobstore.condition import ConditionKind, from_where
 from gpucloud.usecases.jobstore.report import JobReport
+from gpucloud.usecases.supervise.story import given_up
 
 
 def lacking(report: JobReport) -> list[str]:
@@ -174,15 +175,13 @@ def _waited_for(report: JobReport) -> list[str]:
     attempt, silent = report.open_attempt, len(report.silent)
     if attempt is None or not silent or attempt.ending_reason is not None:
         return []
-    span = format_span(report.limits.alone)
     if report.nobody_answers and len(report.nodes) > 1:  # only the cloud is believed: it may be the way to them
         until = f" until {format_moment(report.paid_until, report.looked_at)}" if report.paid_until else ""
         return [
             f"they may train all the same, and are waited for{until}; one of which the cloud says that it is gone is"
-            f" given up, and one that answers without a word after {span}"
+            f" given up, and one that answers without a word after {format_span(report.limits.alone)}"
         ]
-    it = "it is" if silent == 1 else "each is"
-    return [f"{it} given up as soon as it is known to be dead, or after {span} in which nothing shows that it lives"]
+    return [given_up(silent, report.limits)]
 
 
 def _costs_meanwhile(report: JobReport) -> str:

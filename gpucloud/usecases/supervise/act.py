@@ -133,7 +133,7 @@ class Announcements:
         """Once that no machine answers, which may be our own line, and once which of those do again."""
         alive = {node.node.id: node for node in snapshot.nodes if not is_gone(node)}
         if all_silent(snapshot, limits):
-            told = () if self._silent else (silence(snapshot),)
+            told = () if self._silent else (silence(snapshot, limits),)
             self._silent, self._silent_at = frozenset(alive), self._silent_at or snapshot.now
             return told
         again = sorted(one for one in self._silent & alive.keys() if self._has_spoken(alive[one]))
@@ -262,11 +262,19 @@ class Actor:
         news = self._announcements.news(action, snapshot, self.services.rules.limits, self.services.job.checkpoint)
         limits, directory = self.services.rules.limits, self.services.job.checkpoint.directory
         told = tell_story(action, snapshot, directory, self._told_until, limits)
+        arms = isinstance(action, Arm)  # nobody is paid until a time that the cloud has not heard of
+        self._tell(*news, None if arms else told)
+        self._do(action, snapshot, goal)
         if told and isinstance(action, Arm):
+            self._tell(told)
             self._told_until = action.until
-        for line in (*news, told):
+
+    def _tell(self, *lines: str | None) -> None:
+        for line in lines:
             if line:
                 self.watcher.story(line)
+
+    def _do(self, action: Action, snapshot: Snapshot, goal: Goal) -> None:
         if isinstance(action, OnTheCloud):
             self.machine_provisioner.act(action)
         elif isinstance(action, LedgerTransition):

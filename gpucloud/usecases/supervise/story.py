@@ -86,7 +86,7 @@ def tell_story(  # noqa: C901, PLR0911, PLR0912  (one flat match)
         case CoolDown(pool=pool, code=code, message=message):
             return f"{pool}: {message} ({code}); it is excluded for a while"
         case Appoint(offer=offer):
-            hourly = f"{format_usd(offer.usd_per_hour)} an hour"
+            hourly = f"{format_usd(offer.usd_per_hour)} an hour a node"
             return f"asking for {offer.pool} as well, {hourly}; the attempt goes on meanwhile"
         case Dismiss():
             return (
@@ -192,7 +192,7 @@ _MODES = {
 }
 
 
-def silence(snapshot: Snapshot) -> str:
+def silence(snapshot: Snapshot, limits: Limits) -> str:
     """Return the line for machines of which none answers: whether they or our line are down cannot be told apart."""
     until, attempt = snapshot.group.armed_until, snapshot.state.attempt
     told = f"no machine answers: {', '.join(node.id for node in snapshot.group.alive)}"
@@ -200,7 +200,15 @@ def silence(snapshot: Snapshot) -> str:
         return told
     by, held = format_moment(until, snapshot.now), "taken" if snapshot.state.pool.market is Market.OWNED else "paid"
     runs = attempt is not None and attempt.ending_reason is None
+    if runs and len(snapshot.group.alive) == 1:
+        return f"{told}; {given_up(1, limits)}"
     return f"{told}; {f'the attempt there may go on until {by} at the latest' if runs else f'{held} until {by}'}"
+
+
+def given_up(silent: int, limits: Limits) -> str:
+    """Return for how long so many machines of an attempt are waited for that do not answer."""
+    it, span = "it is" if silent == 1 else "each is", format_span(limits.alone)
+    return f"{it} given up as soon as it is known to be dead, or after {span} in which nothing shows that it lives"
 
 
 def answer_again(node_ids: Sequence[str]) -> str:
@@ -238,8 +246,8 @@ def _resized(size: int, snapshot: Snapshot) -> str:
         back = ", ".join(node.id for node in snapshot.group.counted)
         none = f"asking for no machine now{f': giving back {back}' if back else ''}"
         return f"keeping {size} × {state.pool}" if size else none
-    new = size - len(snapshot.group.counted) if state.successor is not None else size
-    return f"asking for {new} × {state.successor.pool if state.successor is not None else state.pool}"
+    lacking = size - len(snapshot.group.counted)
+    return f"asking for {lacking} × {state.successor.pool if state.successor is not None else state.pool}"
 
 
 def _why_replaced(node_id: str, snapshot: Snapshot) -> str:
