@@ -29,7 +29,7 @@ from gpucloud.domain.state.state import ExitReason, JobStatus, Owner, Successor,
 from gpucloud.domain.supervision.budget import Resumption, least_to_lower_to, resumption
 from gpucloud.domain.supervision.capacity import cool_down, cooled
 from gpucloud.domain.supervision.self_driving import arming
-from gpucloud.domain.supervision.snapshot import Limits, Rules, Supervising, goal_of, rules_for
+from gpucloud.domain.supervision.snapshot import DriveTrial, Limits, Rules, Supervising, goal_of, rules_for
 from gpucloud.store import open_store
 from gpucloud.usecases.job.jobs import Asker, Prepaid
 from gpucloud.usecases.job.passes import BudgetChanger, bring_closer, budget_standing, obey_here
@@ -227,6 +227,33 @@ def test_what_is_paid_and_until_when_is_told_by_what_the_cloud_has_armed(asker, 
     told = asker.report()
     assert told.paid_until == told.spend.off_at == armed(asker) == NOW + timedelta(seconds=3730)
     assert asker.left_job().state.paid_until == armed(asker)
+
+
+@pytest.mark.parametrize(
+    ("minutes", "launched_s", "tried", "comes"),
+    [
+        (0.5, 5, False, (True, True)),
+        (15, 5, False, (True, True)),  # longer than a minute, as long as it may make itself fit
+        (21, 5, False, (False, False)),
+        (0.5, 5, True, (True, False)),
+        (15, 5, True, (False, False)),  # it could long have come
+        (15, -5, False, (False, False)),  # it was there before: nobody has it make itself fit
+        (0.5, -5, False, (True, False)),
+    ],
+)
+def test_a_job_whose_supervisor_died_is_taken_over_once_a_new_machine_has_made_itself_fit(
+    asker, minutes, launched_s, tried, comes
+):
+    there = asker.group.describe(GROUP).alive[0]
+    current, stored = asker.jobs.load()
+    lives = UsageInterval(node_id=there.id, pool=POOL, launched_at=NOW + timedelta(seconds=launched_s))
+    asker.jobs.replace(replace(current, nodes=(lives,)), stored.version)
+    if tried:
+        asker.jobs.keep_trial(there.id, DriveTrial(number=1, refused=None))
+    asker.clock.sleep(minutes * 60)
+
+    told = asker.report()
+    assert (told.hands_over, told.fits_first) == comes
 
 
 def test_a_process_that_dies_at_the_cloud_has_not_said_that_the_order_is_in_force(asker, monkeypatch):

@@ -136,6 +136,14 @@ def test_machines_take_a_job_within_a_minute_or_not_at_all(changes, unattended, 
     assert hands_over(known, unattended, timedelta(seconds=quiet_s)) is hands
 
 
+def test_a_machine_that_still_makes_itself_fit_takes_the_job_once_it_is():
+    handed = replace(told(*TRAINS), hands_over=True, drives_itself=True, fits_first=True)
+    assert (
+        "its own machines go on with it: one of them takes over once it has made itself fit, which takes 20 min at the"
+        " most" in report_text(handed)
+    )
+
+
 def test_a_job_that_is_handed_over_alarms_nobody():
     handed = replace(told(*TRAINS), hands_over=True, drives_itself=True)
     assert report_text(handed).split("\n\n")[:2] == [

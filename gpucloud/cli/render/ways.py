@@ -34,8 +34,7 @@ def lacking(report: JobReport) -> list[str]:
     )
     match report.kind:
         case ConditionKind.HANDING_OVER:
-            does = "see to its end" if report.ends else "go on with it"
-            told.append(f"its own machines {does}: one of them takes over within a minute")
+            told.append(_handed_over(report))
         case ConditionKind.SILENT:
             told.append(f"nobody can tell whether its attempt goes on{_costs_meanwhile(report)}")
         case ConditionKind.UNSUPERVISED:
@@ -182,6 +181,14 @@ def _waited_for(report: JobReport) -> list[str]:
             f" given up, and one that answers without a word after {format_span(report.limits.alone)}"
         ]
     return [given_up(silent, report.limits)]
+
+
+def _handed_over(report: JobReport) -> str:
+    """Return when one of the job's machines takes it over, and for what."""
+    does = "see to its end" if report.ends else "go on with it"
+    most = format_span(report.limits.controller)
+    when = f"once it has made itself fit, which takes {most} at the most" if report.fits_first else "within a minute"
+    return f"its own machines {does}: one of them takes over {when}"
 
 
 def _costs_meanwhile(report: JobReport) -> str:

@@ -15,7 +15,7 @@ from gpucloud.domain.job.spec import Cloud, Job, Market
 from gpucloud.domain.money.ledger import ZERO, Charge, Terms, usd_for
 from gpucloud.domain.offer import EfaLayout, Pool
 from gpucloud.domain.state.state import JobState, Successor, UsageInterval
-from gpucloud.domain.supervision.snapshot import Rules
+from gpucloud.domain.supervision.snapshot import Limits, Rules
 
 ORDER_VERSION = 3
 _LONGEST_S = 3600.0  # between two passes or two writes: a supervisor outside has seconds
@@ -92,6 +92,11 @@ def hands_over(state: JobState, unattended: timedelta | None, quiet: timedelta) 
     """
     driven = state.drives_itself and unattended is not None and not state.status.ended
     return driven and bool(state.alive) and quiet < TAKES_OVER
+
+
+def makes_itself_fit(state: JobState, since: datetime, limits: Limits, now: datetime) -> bool:
+    """Whether a machine that was launched under the order given then may still make itself fit to drive the job."""
+    return any(one.launched_at >= since and now - one.launched_at < limits.controller for one in state.alive)
 
 
 def order_key(cluster: str) -> str:

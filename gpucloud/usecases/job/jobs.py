@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
+from enum import Enum
 
 from gpucloud.domain.checkpoint.layouts import additions_of
 from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
@@ -23,7 +24,7 @@ from gpucloud.domain.state.order import Order, held_until, keeps, undrilled
 from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState, MissingOutput
 from gpucloud.domain.supervision.budget import resumption, told_of_money
 from gpucloud.domain.supervision.capacity import standing
-from gpucloud.domain.supervision.self_driving import hands_over
+from gpucloud.domain.supervision.self_driving import hands_over, makes_itself_fit
 from gpucloud.domain.supervision.snapshot import Rules
 from gpucloud.domain.supervision.transitions import as_listed, with_commit
 from gpucloud.ports import Clock, MarketData, NodeGroup
@@ -35,6 +36,14 @@ from gpucloud.usecases.jobstore.orders import Given, Orders, Reader, current_run
 from gpucloud.usecases.jobstore.records import LogPart
 from gpucloud.usecases.jobstore.report import JobReport, report, without_lost_outputs
 from gpucloud.usecases.money.spend import SpendTracker
+
+
+class _Comes(Enum):
+    """How soon one of its machines takes a job that nobody holds."""
+
+    SOON = "within a minute"
+    FITS_FIRST = "once it has made itself fit"
+
 
 _LEAVING = timedelta(minutes=2)
 """From the question whether to leave until the time is armed: it stands for a minute, and then a supervisor begins."""
@@ -121,6 +130,7 @@ class Asker:
         used = tracker.used(state, listed, now)
         given = self._orders.newest()
         spend = tracker.spend(state, listed, now, given.order.budget_usd, self.rules.prepaid_rule, used.unproven_usd)
+        comes = self._comes(state, given.order, stored) if supervisor is None else None
         again = resumption(state, given.order, used, self.rules.prepaid_rule, stored.store_time)
         told = replace(report(state, spend, charges, listed, supervisor), resumption=again)
         if (why := undrilled(given.order, state)) is not None:
@@ -150,8 +160,8 @@ class Asker:
             limits=self.rules.limits,
             least_nodes=given.order.resolved.resources.least,
             ends=LeftJob(state=state, end=given.order.end).ends,
-            hands_over=supervisor is None
-            and hands_over(state, given.order.unattended, stored.store_time - stored.modified),
+            hands_over=comes is not None,
+            fits_first=comes is _Comes.FITS_FIRST,
             buys_time=_buys_time(state, supervisor),
             outputs=given.order.resolved.outputs,
             additions=additions_of(given.order.resolved.checkpoint.directory),
@@ -246,8 +256,7 @@ class Asker:
         loaded = self.jobs.load() if state.attempt is not None else None
         if loaded is None or _supervisor(*loaded) is not None:
             return None
-        quiet = loaded[1].store_time - loaded[1].modified
-        if loaded[0].drives_itself and hands_over(loaded[0], self.order().unattended, quiet):
+        if loaded[0].drives_itself and self._comes(loaded[0], self.order(), loaded[1]) is not None:
             return None
         return loaded[1].modified
 
@@ -305,6 +314,21 @@ class Asker:
     @property
     def _orders(self) -> Orders:
         return Orders(jobs=self.jobs, clock=self.clock)
+
+    def _comes(self, state: JobState, order: Order, stored: Stored) -> _Comes | None:
+        """Return how soon one of its machines takes the job that nobody holds; None where none does.
+
+        Once one has shown what came of its try to drive, no other is waited for that makes itself fit.
+        """
+        quiet, now = stored.store_time - stored.modified, stored.store_time
+        if not hands_over(state, order.unattended, timedelta(0)):
+            return None
+        if makes_itself_fit(state, order.at, self.rules.limits, now) and not self._has_tried(state):
+            return _Comes.FITS_FIRST
+        return _Comes.SOON if hands_over(state, order.unattended, quiet) else None
+
+    def _has_tried(self, state: JobState) -> bool:
+        return any(self.jobs.trial(interval.node_id) is not None for interval in state.alive)
 
     def _signed_by(self, given: Given) -> str | None:
         if self.reader is None or not given.envelope.key:

@@ -115,6 +115,8 @@ class JobReport:
     """Whether it is to end: its newest order says so, or its attempt was told to end for good."""
     hands_over: bool = False
     """Whether nobody holds it, and one of its machines is about to take it."""
+    fits_first: bool = False
+    """Whether that one still makes itself fit for it."""
     outputs: tuple[str, ...] = ()
     """What its order wants brought home from its machines when it has trained."""
     additions: Additions = field(default_factory=Additions)
@@ -376,7 +378,7 @@ def report(
     return JobReport(
         job=state.job,
         name=state.job,
-        status=status_of(state),
+        status=JobStatus.RUNNING if state.attempt is not None and not state.status.ended else state.status,
         exit_reason=state.exit_reason,
         exit_code=state.exit_code,
         message=state.message,
@@ -442,8 +444,3 @@ def without_lost_outputs(report: JobReport) -> JobReport:
     alone = f"lost with {attempt.members[0].node_id}, the machine of rank 0"
     why = lost_with_machines(attempt) if report.died_unheard else alone
     return replace(report, missing_outputs=tuple(MissingOutput(path=path, why=why) for path in report.outputs))
-
-
-def status_of(state: JobState) -> JobStatus:
-    """Return the status that users see: a job with an open attempt is running."""
-    return JobStatus.RUNNING if state.attempt is not None and not state.status.ended else state.status
