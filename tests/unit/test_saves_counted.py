@@ -254,3 +254,21 @@ def test_a_list_tells_the_step_that_the_output_of_a_supervised_job_told_as_its_s
     assert "135 (11:59:44)" in jobs_text([listed])
     alone = report_json(replace(listed, supervisor=None))  # what is saved may be newer than what was heard
     assert (alone["last_step"], alone["last_save"]) == (None, 2)
+
+
+def test_a_script_that_began_anew_is_at_the_step_that_it_prints_and_not_at_the_checkpoint_it_did_not_take() -> None:
+    before, second = lost(1, 1, 100, saved_step=100), opened("a", "b", number=2)
+    put_back = part(2, step=100, phase=UNTOLD, first_step=101, committed_step=None)
+    printed = up("a", replace(put_back, readings=replace(READ, step=30, total_steps=1000, step_seconds=0.5)))
+    saved = replace(STEP, step=100)
+    there = snapshot(printed, up("b"), state=state(job="live", attempts=(before, second), checkpoint=saved))
+    asked = replace(told(printed, up("b")), attempts=record(there).attempts, checkpoint=saved)
+    assert step_words(asked) == ["step 30 of 1000", "2 steps/s", "8 min 5 s to go"]
+    assert report_json(asked)["last_step"] == 30
+    listed = replace(asked, standing=(), supervisor="process 1 on vm")
+    assert report_json(listed)["last_step"] == 30
+    assert "30 (11:59:44)" in jobs_text([listed])
+    later = replace(put_back, readings=replace(READ, step=101, total_steps=1000))
+    behind = replace(saved, step=103)  # its node's word is older than what is saved by now
+    goes_on = replace(told(up("a", later), up("b")), attempts=asked.attempts, checkpoint=behind)
+    assert report_json(goes_on)["last_step"] == 103

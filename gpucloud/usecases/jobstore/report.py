@@ -323,13 +323,14 @@ class JobReport:
             return Reached(step=saved.step, total_steps=total, counts=saved.counts, is_saved=True)
         if progress is not None and progress.phase != UNTOLD:
             told = Counts.STEPS if progress.phase == OUTPUT else progress.counts
-            # A node's word may be older than what it has saved since.
-            step = max(progress.step, saved.step) if saved is not None and saved.counts is told else progress.step
+            # A node's word may be older than what it has saved since; a script below its first step has begun anew.
+            goes_on = saved is not None and saved.counts is told and progress.step >= progress.first_step
+            step = max(progress.step, saved.step) if saved is not None and goes_on else progress.step
             return Reached(step=step, total_steps=progress.total_steps, counts=told)
         unit = self.unit_of(attempt)
-        by_saves = self.supervisor is not None and progress is None and unit is Counts.SAVES
-        if by_saves and attempt.printed_step is not None:
-            return Reached(step=attempt.printed_step, at=self.told_at)
+        by_output = self.supervisor is not None and progress is None and attempt.printed_step is not None
+        if by_output and (unit is Counts.SAVES or attempt.last_step is None):
+            return Reached(step=attempt.printed_step or 0, at=self.told_at)
         if attempt.last_step is not None:
             kept = saved.step if saved is not None and saved.counts is unit else 0
             step = max(attempt.last_step, kept)
