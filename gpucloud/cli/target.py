@@ -41,15 +41,17 @@ class Target:
 def read_target(cloud: Gpucloud, target: str | None, on: Cloud | None = None) -> Target:
     """Return the job file that is meant, `on` another cloud than it names if given; a job's name remembers its own.
 
-    UsageError when there is no file, JobFileError when it is wrong.
+    UsageError when there is no file, or when that of a run is another job's by now; JobFileError when it is wrong.
     """
     known = _run_named(cloud, target) if target is not None and not _is_file(target) else None
     path = known.file if known is not None else _job_file(target)
     on = on or (known.cloud if known is not None else None)
     if not path.is_file():
-        hint = "gpucloud status lists known jobs" if target is not None and path == Path(target) else _to_write(path)
-        raise UsageError(f"there is no file {path}", hint=hint)
+        raise UsageError(f"there is no file {path}", hint=_instead_of(path, target, known))
     job = cloud.read_job(path)
+    if known is not None and run_of(job.name, known.name) is None:
+        hint = f"`name:` as it was means {target} again; {job.name} is meant by {path}"
+        raise UsageError(f"{path} is of {job.name} by now, and {target} is a run of another name", hint=hint)
     return Target(file=path, job=replace(job, cloud=on) if on is not None else job, spec=path.read_bytes())
 
 
@@ -167,7 +169,8 @@ def report_of(cloud: Gpucloud, known: KnownJob, *, visits: bool = False) -> JobR
     """
     asker = asker_of(cloud, known)
     report = asker.report()
-    report = replace(report, job=called(cloud, known), has_home=known.file.parent.is_dir())
+    lost = None if known.file.is_file() else known.file
+    report = replace(report, job=called(cloud, known), has_home=known.file.parent.is_dir(), lost_file=lost)
     if _is_superseded(cloud, known, report, looks=visits):
         report = replace(report, superseded=True, message=_message_of_an_earlier_run(report))
     if report.status.ended and report.torn_down and report.outputs and cloud.has_stored_outputs(known):
@@ -218,6 +221,13 @@ def _job_file(target: str | None) -> Path:
         )
     path = Path(target or DEFAULT_FILE)
     return path / DEFAULT_FILE if path.is_dir() else path
+
+
+def _instead_of(path: Path, target: str | None, known: KnownJob | None) -> str:
+    """Return what helps where there is no such job file."""
+    if known is not None:
+        return f"{target} was begun from it: name the file where it is now, or gpucloud down {target} ends the job"
+    return "gpucloud status lists known jobs" if target is not None and path == Path(target) else _to_write(path)
 
 
 def _to_write(path: Path) -> str:

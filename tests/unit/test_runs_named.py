@@ -174,6 +174,39 @@ def test_a_plan_knows_whose_name_it_is(two_files: tuple[Gpucloud, Path, Path]) -
     assert of_another_file(cloud, read_target(cloud, str(other))) is None
 
 
+def test_a_run_whose_file_is_another_jobs_by_now_is_not_gone_on_with_by_its_name(
+    two_files: tuple[Gpucloud, Path, Path],
+) -> None:
+    cloud, mine, _ = two_files
+    assert read_target(cloud, "live@1").job.name == "live"
+    mine.write_text(FILE.replace("name: live", "name: live-b"))
+    with pytest.raises(UsageError) as refused:
+        read_target(cloud, "live@1")
+    assert refused.value.message == f"{mine} is of live-b by now, and live@1 is a run of another name"
+    assert refused.value.hint == f"`name:` as it was means live@1 again; live-b is meant by {mine}"
+
+
+def test_a_run_whose_file_is_gone_says_what_a_start_needs(two_files: tuple[Gpucloud, Path, Path]) -> None:
+    cloud, _, other = two_files
+    known = cloud.home.find("live-2")
+    assert known is not None
+    assert "go on: gpucloud train live-2 · end it: gpucloud down live-2" in report_text(report_of(cloud, known))
+    other.unlink()
+    gone = report_of(cloud, known)
+    on = f"go on: gpucloud train FILE · end it: gpucloud down live-2\nFILE is its job file where it is now: {other} is "
+    assert on in report_text(gone)
+    stopped = replace(gone, status=JobStatus.STOPPED, exit_reason=ExitReason.STOPPED, torn_down=True)
+    assert report_text(stopped).splitlines()[-1] == (
+        "gpucloud train FILE goes on in the same run, from the beginning, with the 1.00 USD left of its budget;"
+        f" FILE is its job file where it is now: {other} is there no more"
+    )
+    with pytest.raises(UsageError) as refused:
+        read_target(cloud, "live-2")
+    assert refused.value.hint == (
+        "live-2 was begun from it: name the file where it is now, or gpucloud down live-2 ends the job"
+    )
+
+
 def test_a_first_run_with_later_ones_is_called_so_and_others_by_their_names(cloud: Any) -> None:
     assert {one.name: called(cloud, one) for one in cloud.home.known()} == {
         "boom": "boom@1", "boom-10": "boom-10", "boom-2": "boom-2", "other": "other@1", "other-2": "other-2",

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpucloud.cli.render.words import say, say_json, table, tell, usd
-from gpucloud.cli.target import group_of, known_job, one_node, read_target
+from gpucloud.cli.target import group_of, known_job, one_node
 from gpucloud.domain import codec
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.quantities import format_moment, format_span, format_usd, parse_span
@@ -57,7 +57,7 @@ def _job(target: str | None, *, full: bool, as_json: bool) -> int:
     known = known_job(cloud, target)
     state = asker_of(cloud, known).state()
     require_key(known, state, partial(cloud.machine_key, known))
-    services = cloud.services(read_target(cloud, known.name).job, known.name, goes_on=False)
+    services = cloud.services(cloud.ordered(known).newest(), known.name, goes_on=False)
     try:
         found = examine(services, state, full=full)
     finally:

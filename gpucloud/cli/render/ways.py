@@ -41,7 +41,7 @@ def lacking(report: JobReport) -> list[str]:
             told.append(f"nobody starts training again when a machine is interrupted now; all {ends}{until}")
         case ConditionKind.TRAINED if report.supervisor is None:
             does = "brings them home, and ends its machines" if report.to_come else "winds it up"
-            told.append(f"gpucloud train {report.job} {does}")
+            told.append(f"{_train(report)} {does}")
             told += _until_lost(report)
         case ConditionKind.LEFT if report.nodes:
             how = ": its script has failed" if report.has_failed_there else ""
@@ -54,7 +54,7 @@ def lacking(report: JobReport) -> list[str]:
             pass
         case ConditionKind.HELD | ConditionKind.KEPT | ConditionKind.ENDING | ConditionKind.ENDED:
             pass
-    told += _ways_on(report) if report.supervisor is None else []
+    told += [*_ways_on(report), *_lost_file(report)] if report.supervisor is None else []
     return ["\n".join(map(in_one_line, told))] if told else []
 
 
@@ -75,8 +75,9 @@ def stopped_text(report: JobReport) -> str | None:
     """Return how a stopped job goes on; None for others: at a used-up budget or deadline, the message says it."""
     if report.exit_reason not in (ExitReason.STOPPED, ExitReason.IDLE) or report.rehearses or report.superseded:
         return None
-    train, start = report.resumption.command(report.job), from_where(report.checkpoint)
-    return in_one_line(f"{train} goes on in the same run, from {start}{_with_the_rest(report)}")
+    train, start = report.resumption.command(_named(report)), from_where(report.checkpoint)
+    on = f"{train} goes on in the same run, from {start}{_with_the_rest(report)}"
+    return in_one_line("; ".join([on, *_lost_file(report)]))
 
 
 def stay_text(report: JobReport) -> str | None:
@@ -150,7 +151,7 @@ def ended_words(state: JobState, now: datetime) -> str:
 
 def _ways_on(report: JobReport) -> list[str]:
     """Return which machines do not answer, and the two commands for a job that nobody sees to."""
-    ways = f"gpucloud train {report.job} · end it: gpucloud down {report.job}"
+    ways = f"{_train(report)} · end it: gpucloud down {report.job}"
     if report.ends and report.kind in (ConditionKind.UNSUPERVISED, ConditionKind.SILENT, ConditionKind.LEFT):
         return [f"it is to end, and nobody sees to that: gpucloud down {report.job} does"]
     if report.kind is ConditionKind.SILENT:
@@ -159,7 +160,7 @@ def _ways_on(report: JobReport) -> list[str]:
     if report.kind is ConditionKind.LEFT and report.has_failed_there:
         start = from_where(report.checkpoint)
         told.append(f"see why: gpucloud logs {report.job}")
-        told.append(f"gpucloud train {report.job} ends it as failed; given once more, it goes on from {start}")
+        told.append(f"{_train(report)} ends it as failed; given once more, it goes on from {start}")
     elif report.kind is ConditionKind.LEFT and report.ran_out:
         # Where all of its machines live, its script may have failed by its own error, and then it does not go on.
         on = f"go on from {from_where(report.checkpoint)}" if report.lost_machines else "look after it"
@@ -167,6 +168,20 @@ def _ways_on(report: JobReport) -> list[str]:
     elif report.kind in (ConditionKind.UNSUPERVISED, ConditionKind.LEFT):
         told.append(f"go on: {ways}")
     return told
+
+
+def _train(report: JobReport) -> str:
+    """Return the command that goes on with the job."""
+    return f"gpucloud train {_named(report)}"
+
+
+def _named(report: JobReport) -> str:
+    return report.job if report.lost_file is None else "FILE"
+
+
+def _lost_file(report: JobReport) -> list[str]:
+    """Return what FILE is in a command, where the job file is not where it was."""
+    return [f"FILE is its job file where it is now: {report.lost_file} is there no more"] if report.lost_file else []
 
 
 def _waited_for(report: JobReport) -> list[str]:
