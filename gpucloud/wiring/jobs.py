@@ -49,6 +49,7 @@ def asker_of(gpucloud: Gpucloud, known: KnownJob) -> Asker:
         rules=cloud.cloud_profile.rules,
         tally=tally,
         reader=gpucloud.reader,
+        flush_s=cloud.cloud_profile.flush_s,
         look_s=max(_LOOK_S, cloud.cloud_profile.flush_s / 2),  # each look is paid for; output comes no more often
     )
 

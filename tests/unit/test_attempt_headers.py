@@ -16,6 +16,7 @@ from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.node.output import DatedPiece, Mark
 from gpucloud.domain.state.state import JobStatus
+from gpucloud.usecases.job.jobs import Unattended
 from gpucloud.usecases.jobstore.records import LogPart
 from tests.fakes.clock import JumpingClock
 from tests.unit.test_shown import Terminal
@@ -112,7 +113,7 @@ def test_a_tail_is_of_what_was_there_and_all_that_follows_comes(written: list[st
     shown.take(part(1), piece(b"one\ntwo\n 1%\r"))
     shown.take(part(1), piece(b"99%\rthree\n"))
     assert written == []
-    shown.caught_up()
+    shown.caught_up(None)
     shown.take(part(1), piece(b"four\nfive\nsix\n"))
     assert written == ["── attempt 1, 2 nodes, from step 1 ──", "two\n", " 1%\r99%\rthree\n", "four\nfive\nsix\n"]
 
@@ -121,14 +122,14 @@ def test_a_tail_is_of_each_rank_over_all_attempts(written: list[str]) -> None:
     shown = shown_to(written, logs.Wanted(tail=1))
     for attempt, rank, data in ((1, 0, b"zero\n"), (1, 1, b"one\ntwo\n"), (2, 0, b"three\nfour\n")):
         shown.take(part(attempt, rank), piece(data))
-    shown.caught_up()
+    shown.caught_up(None)
     assert [line for line in written if line.endswith("\n")] == ["two\n", "four\n"]
 
 
 def test_a_job_that_is_followed_and_has_written_nothing_says_so_once(written: list[str]) -> None:
     shown = shown_to(written, logs.Wanted(follow=True))
-    shown.caught_up()
-    shown.caught_up()
+    shown.caught_up(None)
+    shown.caught_up(None)
     assert written == ["digits has no output yet: following (Ctrl-C leaves, the job goes on)"]
 
 
@@ -289,20 +290,23 @@ class Silent(Stored):
         super().__init__()
         self.statuses = list(statuses)
         self.clock = JumpingClock(AT)
+        self.looks: list[Unattended | None] = [None]
+        self.off = False
 
     def stored_state(self) -> Any:
         status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
         return replace(STATE, status=status)
 
     def output(self, *, caught_up: Any, **_: Any) -> Any:
-        caught_up()
+        for look in self.looks:
+            caught_up(look)
         return iter(())
 
     def bill_pull(self, fetched: int) -> None:
         assert fetched == 0
 
-    def unfetched_since(self, _: Any) -> datetime | None:
-        return None
+    def is_off(self, *_: Any) -> bool:
+        return self.off
 
 
 def asked_of(monkeypatch: pytest.MonkeyPatch, asker: Silent, wanted: logs.Wanted) -> int:
@@ -323,21 +327,53 @@ def test_a_silent_job_that_was_followed_to_its_end_is_no_error(
     ]
 
 
-class Unfetched(Silent):
-    """A job that nobody has supervised for ten minutes."""
-
-    def unfetched_since(self, _: Any) -> datetime | None:
-        return AT - timedelta(minutes=10)
+UNTIL = AT - timedelta(minutes=10)
+LEFT = Unattended(state=state(attempts=(opened("a"),)), fetched_until=UNTIL)
+NO_OUTPUT = "digits has no output yet: following (Ctrl-C leaves"
 
 
-def test_output_that_nobody_fetches_is_said_to_be_of_an_earlier_time(
-    monkeypatch: pytest.MonkeyPatch, written: list[str]
+@pytest.mark.parametrize(
+    ("looks", "off", "said"),
+    [
+        (
+            [LEFT, LEFT],
+            False,
+            (
+                f"{NO_OUTPUT})",
+                f"fetched until {UNTIL:%H:%M:%S} UTC: nobody supervises digits,"
+                " so that what it wrote since is not here; gpucloud train digits goes on, and fetches it",
+            ),
+        ),
+        (
+            [None, LEFT],  # its supervisor dies while it is followed
+            True,
+            (
+                f"{NO_OUTPUT}, the job goes on)",
+                f"fetched until {UNTIL:%H:%M:%S} UTC: nobody supervises digits,"
+                " and what it wrote since went with its machines; gpucloud train digits goes on",
+            ),
+        ),
+        (
+            [replace(LEFT, state=state()), replace(LEFT, state=state())],
+            True,
+            (
+                f"{NO_OUTPUT})",
+                "nobody supervises digits: it writes nothing more until `gpucloud train digits` goes on",
+            ),
+        ),
+    ],
+)
+def test_who_follows_a_job_that_nobody_sees_to_is_told_once(
+    monkeypatch: pytest.MonkeyPatch,
+    written: list[str],
+    looks: list[Unattended | None],
+    off: bool,
+    said: tuple[str, ...],
 ) -> None:
-    asked_of(monkeypatch, Unfetched(JobStatus.RUNNING, JobStatus.SUCCEEDED), logs.Wanted(follow=True))
-    assert written[0] == (
-        f"fetched until {AT - timedelta(minutes=10):%H:%M:%S} UTC: nobody supervises digits,"
-        " so that what it wrote since is not here; gpucloud train digits goes on, and fetches it"
-    )
+    asker = Silent(JobStatus.RUNNING, JobStatus.SUCCEEDED)
+    asker.looks, asker.off = looks, off
+    asked_of(monkeypatch, asker, logs.Wanted(follow=True))
+    assert tuple(written[:-1]) == said
 
 
 @pytest.mark.parametrize("status", [JobStatus.SUCCEEDED, JobStatus.RUNNING])

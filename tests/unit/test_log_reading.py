@@ -22,7 +22,7 @@ from gpucloud.domain.codec import to_json
 from gpucloud.domain.errors import HostUnreachable, StoreError
 from gpucloud.domain.node.output import DatedPiece
 from gpucloud.domain.node.status import Outcome
-from gpucloud.domain.state.state import ExitReason
+from gpucloud.domain.state.state import ExitReason, JobStatus
 from gpucloud.domain.supervision.snapshot import Rules
 from gpucloud.domain.untrusted import masked, words_of
 from gpucloud.ports import Completed
@@ -33,7 +33,7 @@ from gpucloud.usecases.supervise import closing
 from gpucloud.usecases.supervise.closing import Closing
 from gpucloud.usecases.supervise.look import LogReader
 from tests.fakes.clock import JumpingClock
-from tests.unit.worlds import NOW, job, node, opened, part, snapshot, state, up
+from tests.unit.worlds import NOW, job, node, opened, part, put_job, snapshot, state, up
 
 MIB = 1 << 20
 
@@ -221,13 +221,9 @@ def test_a_few_bytes_that_were_dropped_make_room_for_saying_so(jobs, reader):
     assert kept(jobs) == b"one\n(100 bytes of output came faster than they could be read)\n"
 
 
-class Ended(Asker):
-    def stored_state(self):
-        return SimpleNamespace(status=SimpleNamespace(ended=True))
-
-
 def test_what_two_supervisors_kept_comes_once(jobs):
-    asker = Ended(jobs=jobs, market=None, group=None, clock=None, terms=None)
+    put_job(jobs, state(job=jobs.job, status=JobStatus.SUCCEEDED))
+    asker = Asker(jobs=jobs, market=None, group=None, clock=None, terms=None)
     jobs.records.append_log(1, 0, 0, DatedPiece(data=b"one\ntwo\n"))
     jobs.records.append_log(1, 0, 4, DatedPiece(data=b"two\nthree\n"))
     jobs.records.append_log(1, 0, 8, DatedPiece(data=b"three\n"))

@@ -18,7 +18,7 @@ from gpucloud.domain.job.spec import KnownJob
 from gpucloud.domain.money.ledger import ChargeKind, Rates, Terms
 from gpucloud.domain.state.order import with_budget
 from gpucloud.domain.state.state import ExitReason, JobStatus, Owner
-from gpucloud.usecases.job.jobs import Asker
+from gpucloud.usecases.job.jobs import Asker, Unattended
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import take
 from gpucloud.usecases.jobstore.orders import Orders
@@ -425,9 +425,35 @@ def test_output_of_a_job_that_one_of_its_machines_is_about_to_take_is_not_said_t
     orders(outside).give(replace(found.order, number=found.order.number + 1, unattended=timedelta(hours=2)), found)
     asked = logs_asker(outside)
     outside.clock.sleep(lease_s)
-    assert asked.unfetched_since(state(outside)) is None
+    assert unattended(asked) is None
     outside.clock.sleep(3600)
-    assert asked.unfetched_since(state(outside)) is not None  # none has taken it
+    assert unattended(asked) is not None  # none has taken it
+
+
+@pytest.mark.parametrize("flush_s", [1, 5])
+def test_what_was_not_yet_kept_when_its_supervisor_died_is_not_said_to_be_fetched(
+    tmp_path: Path, flush_s: float
+) -> None:
+    outside = Outside(tmp_path, training=Training(steps=400, every=100))
+    give(outside, "train", "small.yaml", at=300)
+    outside.clock.sleep(state(outside).lease_s)
+    loaded = jobs(outside).load()
+    assert loaded is not None
+    asked = replace(logs_asker(outside), flush_s=flush_s)
+    left = unattended(asked)
+    assert left is not None
+    assert left.fetched_until == loaded[1].modified - timedelta(seconds=flush_s)
+    attempt = left.state.attempt
+    assert attempt is not None
+    assert not asked.is_off(attempt, left.state)
+    outside.clock.sleep(24 * 3600)
+    assert asked.is_off(attempt, left.state)
+
+
+def unattended(asker: Asker) -> Unattended | None:
+    looks: list[Unattended | None] = []
+    assert list(asker.output(attempt=None, rank=7, follow=False, caught_up=looks.append)) == []
+    return looks[0]
 
 
 def logs_asker(outside: Outside) -> Asker:

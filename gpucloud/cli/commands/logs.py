@@ -19,7 +19,7 @@ from gpucloud.domain.job.quantities import counted, format_moment, parse_span
 from gpucloud.domain.node.output import DatedPiece
 from gpucloud.domain.state.state import Attempt, JobState
 from gpucloud.domain.untrusted import in_one_line
-from gpucloud.usecases.job.jobs import Asker
+from gpucloud.usecases.job.jobs import Asker, Unattended
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.records import BEFORE, LogPart
 from gpucloud.wiring import Gpucloud
@@ -51,9 +51,6 @@ def logs(target: str | None, wanted: Wanted) -> int:
     ranks.require_wanted()
     writer = log_writer(follow=wanted.follow, as_json=wanted.as_json, timestamps=wanted.timestamps, place=ranks.place)
     shown = Shown(ranks=ranks, writer=writer, wanted=wanted, since=since)
-    stale = _stale_line(asker, state)
-    if stale is not None and wanted.follow:
-        tell(stale)
     try:
         for part, piece in asker.output(
             attempt=wanted.attempt, rank=wanted.rank, follow=wanted.follow, caught_up=shown.caught_up
@@ -68,22 +65,22 @@ def logs(target: str | None, wanted: Wanted) -> int:
         if not wanted.follow or state.status.ended:
             raise none
         tell(none.message)  # it was followed to its end, as asked
-    if stale is not None and not wanted.follow:
-        tell(stale)
+    left = shown.unattended
+    if left is not None and left.state.attempt is not None and not wanted.follow:
+        tell(_unattended_line(asker, left))
     _say_what_is_left_out(shown, since)
     return 0
 
 
-def _stale_line(asker: Asker, state: JobState) -> str | None:
+def _unattended_line(asker: Asker, left: Unattended) -> str:
     """Return what to say of output that nobody fetches: what is here may be old, and the script may be far ahead."""
-    since = asker.unfetched_since(state)
-    if since is None:
-        return None
-    until = format_moment(since, asker.clock.now())
-    return (
-        f"fetched until {until}: nobody supervises {state.job}, so that what it wrote since is not here;"
-        f" gpucloud train {state.job} goes on, and fetches it"
-    )
+    job, attempt = left.state.job, left.state.attempt
+    if attempt is None:
+        return f"nobody supervises {job}: it writes nothing more until `gpucloud train {job}` goes on"
+    told = f"fetched until {format_moment(left.fetched_until, asker.clock.now())}: nobody supervises {job}"
+    if asker.is_off(attempt, left.state):
+        return f"{told}, and what it wrote since went with its machines; gpucloud train {job} goes on"
+    return f"{told}, so that what it wrote since is not here; gpucloud train {job} goes on, and fetches it"
 
 
 @dataclass(slots=True)
@@ -191,6 +188,8 @@ class Shown:
     since: Since | None = None
     read_any: bool = False
     wrote_any: bool = False
+    unattended: Unattended | None = None
+    """How a job stood last that nobody sees to."""
     _attempt: int | None = None
     _tail: Tail | None = None
     _is_new: bool = False
@@ -211,15 +210,21 @@ class Shown:
             elif left:
                 self._write(part, left, at)
 
-    def caught_up(self) -> None:
-        """Write the last lines; all that comes from now on is new. Say so where nothing has come yet."""
+    def caught_up(self, unattended: Unattended | None) -> None:
+        """Write the last lines; all that comes from now on is new. Say so where nothing has come yet.
+
+        Say too, once, that nobody sees to the job which is followed.
+        """
         tail, self._tail = self._tail, None
         for part, data, at in tail.left() if tail is not None else ():
             self._write(part, data, at)
         if self.wanted.follow and not self._is_new and not self.wrote_any and not self.ranks.state.status.ended:
             of_it = "nothing new" if self.read_any else "no output"
-            tell(f"{self.ranks.state.job} has {of_it} yet: following (Ctrl-C leaves, the job goes on)")
-        self._is_new = True
+            leaves = "Ctrl-C leaves" if unattended is not None else "Ctrl-C leaves, the job goes on"
+            tell(f"{self.ranks.state.job} has {of_it} yet: following ({leaves})")
+        if self.wanted.follow and unattended is not None and self.unattended is None:
+            tell(_unattended_line(self.ranks.asker, unattended))
+        self._is_new, self.unattended = True, unattended
 
     def _dated(self, piece: DatedPiece) -> Iterator[tuple[bytes, datetime | None]]:
         if self.since is not None or self.wanted.timestamps or self.wanted.as_json:

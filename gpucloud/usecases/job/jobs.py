@@ -11,7 +11,7 @@ from enum import Enum
 
 from gpucloud.domain.checkpoint.layouts import additions_of
 from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
-from gpucloud.domain.job.quantities import counted, format_moment
+from gpucloud.domain.job.quantities import counted, format_moment, span_of
 from gpucloud.domain.job.spec import Job, Market
 from gpucloud.domain.money.budget import Bound, most_prepaid
 from gpucloud.domain.money.costs import Sundries, charges_of
@@ -21,7 +21,7 @@ from gpucloud.domain.node.node import NO_GROUP, GroupView
 from gpucloud.domain.node.output import DatedPiece
 from gpucloud.domain.offer import rank
 from gpucloud.domain.state.order import Order, held_until, keeps, undrilled
-from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState, MissingOutput
+from gpucloud.domain.state.state import Attempt, CheckpointRef, ExitReason, JobState, MissingOutput
 from gpucloud.domain.supervision.budget import resumption, told_of_money
 from gpucloud.domain.supervision.capacity import standing
 from gpucloud.domain.supervision.self_driving import hands_over, makes_itself_fit
@@ -87,10 +87,19 @@ class LeftJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unattended:
+    """A job that is not over and that nobody sees to, and until when its output was fetched."""
+
+    state: JobState
+    fetched_until: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Asker:
     """Answers questions about one job; changes nothing but to leave a charge that it caused.
 
-    `tally` counts what is asked of the job's store, where output that is followed is looked for every `look_s`.
+    `tally` counts what is asked of the job's store, where output that is followed is looked for every `look_s`; whoever
+    fetches it keeps it there every `flush_s`.
     `reader` knows whose signatures count here, and is made for an order that is signed: that takes cryptography.
     """
 
@@ -102,6 +111,7 @@ class Asker:
     rules: Rules = field(default_factory=Rules)
     tally: Tally = field(default_factory=Tally)
     look_s: float = 0.3
+    flush_s: float = 1.0
     reader: Callable[[], Reader] | None = None
 
     def state(self) -> JobState:
@@ -246,19 +256,12 @@ class Asker:
         loaded = self.jobs.believed()  # the lease lasts as long as the user's side said
         return _supervisor(*loaded) if loaded is not None else None
 
-    def unfetched_since(self, state: JobState) -> datetime | None:
-        """Return since when nobody fetches output of the attempt that is open; None where somebody does, or none is.
-
-        One of its machines that is about to take the job fetches it.
-
-        Nothing is decided by it; where an attempt is open, it costs one request.
-        """
-        loaded = self.jobs.load() if state.attempt is not None else None
-        if loaded is None or _supervisor(*loaded) is not None:
-            return None
-        if loaded[0].drives_itself and self._comes(loaded[0], self.order(), loaded[1]) is not None:
-            return None
-        return loaded[1].modified
+    def is_off(self, attempt: Attempt, state: JobState) -> bool:
+        """Whether the cloud lists none of the attempt's machines; False where it does not answer."""
+        members = {member.node_id for member in attempt.members}
+        with suppress(GpucloudError):
+            return not any(node.id in members for node in self.listed(state).alive)
+        return False
 
     def order(self) -> Order:
         """Return the newest order for the job, whoever signed it; UsageError when there is no such job."""
@@ -287,17 +290,22 @@ class Asker:
                 self.jobs.bill_outside_budget(f"pull-{now:%Y%m%dT%H%M%S.%f}", charges)
 
     def output(
-        self, *, attempt: int | None, rank: int | None, follow: bool, caught_up: Callable[[], None] = lambda: None
+        self,
+        *,
+        attempt: int | None,
+        rank: int | None,
+        follow: bool,
+        caught_up: Callable[[Unattended | None], None] = lambda _: None,
     ) -> Iterator[tuple[LogPart, DatedPiece]]:
         """Yield the kept output in order with its times; with `follow`, until the job has ended and all is told.
 
         Where two supervisors kept the same stretch in different pieces, it comes once. `caught_up` is called whenever
-        all that is kept by then was told.
+        all that is kept by then was told, with what stands there of a job that nobody sees to.
         """
         told: set[str] = set()
         ends: dict[tuple[int, int], int] = {}
         while True:
-            ended = self.stored_state().status.ended
+            state, stored = self._loaded(self.jobs.load())
             for part in self.jobs.records.log_parts(attempt):
                 if part.key not in told and rank in (None, part.rank):
                     told.add(part.key)
@@ -306,10 +314,18 @@ class Asker:
                     if end > told_to:
                         ends[part.attempt, part.rank] = end
                         yield part, piece.after(max(0, told_to - part.offset))
-            caught_up()
-            if not follow or ended:
+            caught_up(self._unattended(state, stored))
+            if not follow or state.status.ended:
                 return
             self.clock.sleep(self.look_s)
+
+    def _unattended(self, state: JobState, stored: Stored) -> Unattended | None:
+        """One of its machines that is about to take the job sees to it."""
+        if state.status.ended or _supervisor(state, stored) is not None:
+            return None
+        if state.drives_itself and self._comes(state, self.order(), stored) is not None:
+            return None
+        return Unattended(state=state, fetched_until=stored.modified - span_of(self.flush_s))
 
     @property
     def _orders(self) -> Orders:
