@@ -20,6 +20,7 @@ CONDITIONS = {
     "TRAINING, NOBODY SUPERVISES": "training_unsupervised",
     "NO MACHINE ANSWERS, NOBODY SUPERVISES": "silent",
     "NO MACHINE OF ITS ATTEMPT ANSWERS, NOBODY SUPERVISES": "attempt_silent",
+    "A MACHINE OF ITS ATTEMPT IS OFF, NOBODY SUPERVISES": "attempt_broken",
     "its script has failed, nobody supervises": "failed_unsupervised",
     "ending its attempt": "ending_attempt",
     "training, no machine answers": "training_unheard",
@@ -43,7 +44,14 @@ CONDITIONS = {
 }
 """Every phrase for how a job stands, and the condition that programs read for it."""
 _NOBODYS = {
-    *("training_unsupervised", "silent", "attempt_silent", "waiting_unsupervised", "failed_unsupervised"),
+    *(
+        "training_unsupervised",
+        "silent",
+        "attempt_silent",
+        "attempt_broken",
+        "waiting_unsupervised",
+        "failed_unsupervised",
+    ),
     *("prepared", "handing_over", "not_wound_up", "not_torn_down", "results_in_store"),
 }
 _SOMEBODYS = {
@@ -69,7 +77,8 @@ _CHECKPOINT = re.compile(r"^checkpoint at (?:step|save) (?P<step>\d+)", re.MULTI
 _STEP = re.compile(r", (?:step|save) (?P<step>\d+)")
 _CELL = re.compile(r"\s{2,}(?:save )?(?P<step>\d+|-)(?: \([0-9:]+\))?\s{2,}\d+\s{2,}\S+ of ")
 _GOES_ON = re.compile(
-    r" trains on \d+ machines? \((?:step|save) (?P<step>\d+)\)| goes on: attempt \d+ at (?:step|save) (?P<unheard>\d+)"
+    r" (?:trains on \d+ machines?|has lost a machine) \((?:step|save) (?P<step>\d+)\)"
+    r"| goes on: attempt \d+ at (?:step|save) (?P<unheard>\d+)"
 )
 
 

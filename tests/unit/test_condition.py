@@ -294,6 +294,46 @@ def test_a_job_that_nobody_supervises_says_so_with_steps_of_now_and_what_to_do()
     assert report_json(told(*TRAINS))["condition"] == "training_unsupervised"
 
 
+@pytest.mark.parametrize(
+    ("age_s", "changes", "words"),
+    [
+        (9.0, {}, ["step 605 of 768", "10 steps/s", "16.3 s to go"]),
+        (11.0, {}, ["step 605 of 768", "no step for 11 s"]),
+        (10800.0, {}, ["step 605 of 768", "no step for 3 h"]),
+        (11.0, {"longest_s": 8.0}, ["step 605 of 768", "10 steps/s", "16.3 s to go"]),  # one took 8 s before
+        (11.0, {"step_seconds": 3.0}, ["step 605 of 768", "0.333 steps/s", "8 min 9 s to go"]),
+        (600.0, {"phase": "evaluate"}, ["step 605 of 768", "10 steps/s", "16.3 s to go"]),
+        (600.0, {"step": 768}, ["step 768 of 768", "10 steps/s"]),  # it made all that it will
+    ],
+)
+def test_a_script_that_makes_no_step_for_long_has_no_pace(age_s, changes, words):
+    node = up("a", part(1, **{"step": 605, "total_steps": 768, "age_s": age_s, **changes}))
+    assert step_words(told(node, up("b"))) == words
+    world = snapshot(node, up("b", part(1)), state=state(attempts=(opened("a", "b"),)))
+    shown = panel_state(world, Wait(why="running"), SPEND)
+    (stands,) = [word for word in words if word.startswith("no step")] or [None]
+    assert (f", {stands}, spent " in line_of(shown)) is (stands is not None)
+    console = Console(file=io.StringIO(), width=100)
+    console.print(live._panel(shown, (), 100))
+    for text in (line_of(shown), console.file.getvalue()):
+        assert ("to go" in text) is any("to go" in word for word in words)
+        assert stands is None or stands in text
+
+
+def test_an_attempt_of_whose_machines_one_is_off_is_not_called_training():
+    broken = told(up("a", part(1, step=605, total_steps=768, age_s=45.0)))
+    assert report_text(broken).split("\n\n")[:2] == [
+        "live: A MACHINE OF ITS ATTEMPT IS OFF, NOBODY SUPERVISES, step 605 of 768, no step for 45 s",
+        "its supervisor, process 20984 on vm, was last seen at 11:59:44 UTC, 16 s ago\n"
+        "a machine of its attempt is off, and nobody starts training again;"
+        " all others switch themselves off at 12:30:00 UTC\n"
+        "go on: gpucloud train live · end it: gpucloud down live",
+    ]
+    assert report_json(broken)["condition"] == "attempt_broken"
+    assert going_on_line(broken).startswith("live goes on: attempt 1 has lost a machine (step 605); ")
+    assert replace(broken, supervisor="process 1 on vm").condition is Condition.TRAINING
+
+
 UNHEARD = (up("a"), up("b"))
 """Machines whose status nobody gets."""
 

@@ -99,7 +99,7 @@ def test_a_machine_that_came_in_place_of_the_attempts_own_runs_nothing_of_it() -
     assert text.startswith("live: waiting, nobody supervises\n")
     assert "nothing trains on its 1 machine; all is off by itself at 12:30:00 UTC" in text
     assert "1–385  unheard since 11:59 UTC, its machines are off" in text
-    assert report_text(told(up("b"), up("c"))).startswith("live: TRAINING, NOBODY SUPERVISES")
+    assert report_text(told(up("b"), up("c"))).startswith("live: A MACHINE OF ITS ATTEMPT IS OFF, NOBODY SUP")
 
 
 TRAINED = (up("a", part(1, Outcome.DONE)), up("b", part(1, Outcome.DONE)))

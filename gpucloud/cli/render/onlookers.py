@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from gpucloud.cli.render.bills import money_line, to_go_words
 from gpucloud.cli.render.output import MOVING_EVERY_S, FirstRank, Paced
-from gpucloud.cli.render.use import brief, printed_words, untold_words
+from gpucloud.cli.render.use import brief, printed_words, stalled_words, untold_words
 from gpucloud.cli.render.words import silence, tell
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import format_span
@@ -186,7 +186,7 @@ def line_of(now: PanelState) -> str:
     parts += now.printed
     if now.gpus:
         parts.append(now.gpus)
-    parts += to_go_words(now.time_left, now.spend) if not now.unheard else []
+    parts += [*stalled_words(now.stalled_for), *to_go_words(now.time_left, now.spend)] if not now.unheard else []
     return f"{', '.join(parts)}, spent {money_line(now.spend)}"
 
 
@@ -232,6 +232,8 @@ class PanelState:
     """The attempt's machines of which nothing is heard, and since when."""
     told_at: datetime | None = None
     """When the step was told; None where its machine is heard."""
+    stalled_for: timedelta | None = None
+    """For how long its script makes no step; None while steps come."""
 
 
 def panel_state(snapshot: Snapshot, action: Action, spend: Spend, limits: Limits = _LIMITS) -> PanelState:
@@ -248,6 +250,7 @@ def panel_state(snapshot: Snapshot, action: Action, spend: Spend, limits: Limits
         total_steps=progress.total_steps if progress else None,
         loss=progress.loss if progress else None,
         time_left=time_left(snapshot),
+        stalled_for=progress.stalled_for if progress else None,
         committed_step=progress.committed_step if progress else None,
         counts=progress.counts if progress else Counts.STEPS,
         printed=tuple(printed_words(printed)),

@@ -136,7 +136,13 @@ def step_words(report: JobReport) -> list[str]:
     if progress is None:
         return [str(reached)]
     pace = [f"{1 / progress.step_seconds:.3g} steps/s"] if progress.step_seconds else []
+    pace = stalled_words(progress.stalled_for) or pace
     return [str(reached), *pace, *to_go_words(time_to_go(progress), report.spend)]
+
+
+def stalled_words(span: timedelta | None) -> list[str]:
+    """Return for how long a script makes no step, in place of its pace and of when its last step would come."""
+    return [f"no step for {format_span(span)}"] if span is not None else []
 
 
 def untold_words(attempt: Attempt, attempts: Sequence[Attempt], now: datetime) -> str:

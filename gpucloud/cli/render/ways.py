@@ -37,6 +37,9 @@ def lacking(report: JobReport) -> list[str]:
             told.append(_handed_over(report))
         case ConditionKind.SILENT:
             told.append(f"nobody can tell whether its attempt goes on{_costs_meanwhile(report)}")
+        case ConditionKind.UNSUPERVISED if report.lost_machines:
+            rest = f"; all others switch themselves off{until}"
+            told.append(f"a machine of its attempt is off, and nobody starts training again{rest}")
         case ConditionKind.UNSUPERVISED:
             told.append(f"nobody starts training again when a machine is interrupted now; all {ends}{until}")
         case ConditionKind.TRAINED if report.supervisor is None:
@@ -112,7 +115,8 @@ def going_on_line(report: JobReport) -> str | None:
     if report.kind is ConditionKind.SILENT:
         return f"{report.job} goes on: attempt {attempt.number}{_unheard_since(report)}"
     step = f" ({report.unit_of(attempt).named(attempt.last_step)})" if attempt.last_step is not None else ""
-    on = f"attempt {attempt.number} trains on {counted(len(report.nodes), 'machine')}{step}"
+    stands = "has lost a machine" if report.lost_machines else f"trains on {counted(len(report.nodes), 'machine')}"
+    on = f"attempt {attempt.number} {stands}{step}"
     on += f"; {', '.join(report.unanswered)} {_does_not(report)} answer" if report.unanswered else ""
     if report.last_supervisor is None or report.written_at is None:
         return f"{report.job} goes on: {on}"

@@ -31,6 +31,7 @@ _MOST, _MOST_TOTAL, _LONGEST_S, _LONGEST_TEXT, _MOST_GPUS = 1 << 60, 1 << 64, 1e
 MOST_PATTERNS, LONGEST_NAME = 16, 32
 """Of patterns that a job file may have for its script's output; and characters of their names."""
 _LONGEST_LEAVING_S = 3600.0
+_PAUSE_S, _STEPS_IN_A_PAUSE, _LONGER = 10.0, 5, 1.5
 _EXIT_CODES = range(-128, 256)  # below nothing: the signal that ended it
 
 
@@ -129,6 +130,19 @@ class Progress:
     """What its numbers are of: of a script that does not report, perhaps its saves."""
     counter_drop: CounterDrop | None = None
     """By what its first save was behind the checkpoint that was put back: it began anew; None where it was not."""
+
+    @property
+    def stalled_for(self) -> timedelta | None:
+        """For how long a script that trains has made no step, where a step does not take so long; else None.
+
+        It may come all the same: what is taken for a hang is far longer. What the script reports to do beside, such as
+        saving and evaluating, takes its own time, and so does what it does after its last step.
+        """
+        over = self.total_steps is not None and self.step >= self.total_steps
+        if over or self.phase not in ("train", OUTPUT) or self.step_seconds is None:
+            return None
+        usual_s = max(_PAUSE_S, _STEPS_IN_A_PAUSE * self.step_seconds, _LONGER * (self.longest_s or 0.0))
+        return timedelta(seconds=self.age_s) if self.age_s > usual_s else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

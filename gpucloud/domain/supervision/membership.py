@@ -94,7 +94,7 @@ def time_left(snapshot: Snapshot) -> timedelta | None:
 
 def time_to_go(progress: Progress | None) -> timedelta | None:
     """Return the time to the last step at that pace; None while it cannot be known."""
-    if progress is None or progress.total_steps is None or progress.step_seconds is None:
+    if progress is None or progress.total_steps is None or progress.step_seconds is None or progress.stalled_for:
         return None
     return span_of(max(0, progress.total_steps - progress.step) * progress.step_seconds)
 

@@ -39,6 +39,7 @@ class Condition(str, Enum):
     UNSUPERVISED = "training_unsupervised"
     SILENT = "silent"  # none of its machines answers
     ATTEMPT_SILENT = "attempt_silent"  # none of those that run its attempt; another one answers
+    ATTEMPT_BROKEN = "attempt_broken"  # nobody supervises, and a machine of its attempt is off
     HANDING_OVER = "handing_over"
     TRAINED = "trained"  # its results are not home yet
     WINDING_UP = "winding_up"  # without outputs: somebody ends it
@@ -121,6 +122,7 @@ WORDS = {
     Condition.UNSUPERVISED: "TRAINING, NOBODY SUPERVISES",
     Condition.SILENT: "NO MACHINE ANSWERS, NOBODY SUPERVISES",
     Condition.ATTEMPT_SILENT: "NO MACHINE OF ITS ATTEMPT ANSWERS, NOBODY SUPERVISES",
+    Condition.ATTEMPT_BROKEN: "A MACHINE OF ITS ATTEMPT IS OFF, NOBODY SUPERVISES",
     Condition.HANDING_OVER: "handing over to its machines",
     Condition.TRAINED: "trained, its results are not home yet",
     Condition.WINDING_UP: "trained, being wound up",

@@ -168,8 +168,7 @@ class JobReport:
         attempt = self.open_attempt
         if attempt is None or self.supervisor is not None or self.status.ended or self._is_trained(attempt):
             return False
-        members, parts = {member.node_id for member in attempt.members}, self._parts()
-        asked = [one for one in self.standing if one.node_id in members]
+        parts, asked = self._parts(), self._asked
         told = [parts.get(one.node_id) for one in asked if one.status is not None]
         over = bool(told) and all(part is not None and part.state is RunState.EXITED for part in told)
         done = all(part is not None and part.outcome is Outcome.DONE for part in told)
@@ -203,6 +202,8 @@ class JobReport:
         match kind:
             case ConditionKind.TRAINING:
                 found = self._trains
+            case ConditionKind.UNSUPERVISED if self.lost_machines:
+                found = Condition.ATTEMPT_BROKEN
             case ConditionKind.SILENT if len(self.unanswered) < len(self.standing):
                 found = Condition.ATTEMPT_SILENT
             case ConditionKind.TRAINED if not self.to_come:
@@ -244,7 +245,8 @@ class JobReport:
         if found is ConditionKind.WAITING and len(self.nodes) >= self.least_nodes:
             return ConditionKind.STARTING
         if found is ConditionKind.UNSUPERVISED and attempt is not None:
-            found = ConditionKind.SILENT if self._is_silent(attempt) else ConditionKind.LEFT if self.ran_out else found
+            silent = bool(self._asked) and all(one.status is None for one in self._asked)
+            found = ConditionKind.SILENT if silent else ConditionKind.LEFT if self.ran_out else found
         if found is ConditionKind.ENDED and self.has_stored_outputs:
             return ConditionKind.ENDING
         nobody = found in (ConditionKind.UNSUPERVISED, ConditionKind.SILENT, ConditionKind.LEFT)
@@ -356,17 +358,17 @@ class JobReport:
         members = {member.node_id for member in attempt.members}
         return sum(node.id in members for node in self.nodes)
 
-    def _is_silent(self, attempt: Attempt) -> bool:
-        """Whether machines that run the attempt were asked, and none answers."""
-        members = {member.node_id for member in attempt.members}
-        asked = [one.status for one in self.standing if one.node_id in members]
-        return bool(asked) and all(status is None for status in asked)
+    @property
+    def _asked(self) -> tuple[NodeStanding, ...]:
+        """The machines that run the open attempt, as far as they were asked."""
+        members = {member.node_id for member in self.open_attempt.members} if self.open_attempt is not None else ()
+        return tuple(one for one in self.standing if one.node_id in members)
 
     def _parts(self) -> dict[str, AttemptStatus]:
         """Return what asked nodes tell of the open attempt, by their ids; what they tell of an earlier one is over."""
         number = self.open_attempt.number if self.open_attempt is not None else None
-        parts = ((one.node_id, one.status.attempt) for one in self.standing if one.status is not None)
-        return {node_id: part for node_id, part in parts if part is not None and part.attempt == number}
+        told = ((one.node_id, one.status.attempt) for one in self._asked if one.status is not None)
+        return {node_id: part for node_id, part in told if part is not None and part.attempt == number}
 
     def _is_trained(self, attempt: Attempt) -> bool:
         """By the nodes' own word where nobody supervises: else who does knows, and tells all who ask the same."""
