@@ -25,12 +25,14 @@ from gpucloud.domain.state.state import (
 )
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import CloseAttempt, Replace
-from gpucloud.domain.supervision.snapshot import NodeSnapshot, Readiness
+from gpucloud.domain.supervision.snapshot import NodeSnapshot, Readiness, Rules
 from gpucloud.store.checkpoints import Newest
 from gpucloud.usecases.job import jobs
 from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.jobstore.condition import NodeStanding
 from gpucloud.usecases.jobstore.report import JobReport, with_answers, without_lost_outputs
+from gpucloud.usecases.supervise import observe
+from gpucloud.usecases.supervise.observe import Observer
 from gpucloud.usecases.supervise.story import tell_story
 from tests.unit.test_condition import told
 from tests.unit.worlds import NOW, gone, opened, part, snapshot, state, up
@@ -66,6 +68,45 @@ def test_the_story_of_its_end_names_the_step_that_was_committed() -> None:
     world = snapshot(gone("a"), state=state(attempts=(HEARD,)), checkpoint=LAST)
     line = tell_story(CloseAttempt(reason=ExitReason.LOST), world)
     assert line == "attempt 1 ended at step 400: lost, checkpoint at step 400"
+
+
+SAVED_50 = part(1, step=50, committed_step=50)
+
+
+@pytest.mark.parametrize(
+    ("changes", "ends", "looks"),
+    [
+        ({}, False, [1, 1, 1, 1]),  # it says what it commits
+        ({"silent": 2.0}, False, [1, 1, 1, 1]),  # a moment without a word
+        ({"silent": 60.0}, False, [1, 1, 2, 2]),  # the network to its machine is down, that to the store is not
+        ({"silent": 60.0}, True, [1, 2, 3, 4]),  # its end is waited for, and may be written down at any look
+    ],
+)
+def test_what_a_script_commits_that_nobody_hears_is_looked_for_in_the_store(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], ends: bool, looks: list[int]
+) -> None:
+    asked: list[int] = []
+
+    def newest(*_: object) -> Newest:
+        asked.append(1)
+        return Newest(400, "a" * 64)
+
+    monkeypatch.setattr(observe, "newest_commit", newest)
+    services: Any = SimpleNamespace(rules=Rules(), store=None, jobs=SimpleNamespace(checkpoints=""))
+    nothing: dict[str, Any] = dict.fromkeys(
+        ("bootstrapper", "inspector", "home", "tracker", "logs", "pool", "history", "usage", "peer_reports", "learning")
+    )
+    observer = Observer(services=services, **nothing)
+    attempt = replace(HEARD, started_at=NOW, ending_reason=ExitReason.STOPPED if ends else None)
+    known = state(attempts=(attempt,), checkpoint=replace(LAST, step=50))
+    found = []
+    for second in (1, 20, 40, 50):
+        world = replace(snapshot(up("a", SAVED_50, **changes), state=known), now=NOW + timedelta(seconds=second))
+        newest_known = observer._newest(attempt, world, over=False)
+        assert newest_known is not None
+        assert newest_known.step == 400
+        found.append(len(asked))
+    assert found == looks
 
 
 def left(monkeypatch: pytest.MonkeyPatch, checkpoint: CheckpointRef = LAST, **changes: Any) -> JobReport:

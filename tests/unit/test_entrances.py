@@ -27,6 +27,7 @@ from gpucloud.domain.errors import CredentialsError, ProvisionError, StoreError,
 from gpucloud.domain.job.spec import Cloud, Job, KnownJob
 from gpucloud.domain.state.order import repeats_at_a_cost, run_of, undrillable
 from gpucloud.domain.state.state import ExitReason, JobState, JobStatus
+from gpucloud.store import newest_commit
 from gpucloud.usecases.job.start import Prospect
 from gpucloud.usecases.jobstore.condition import NodeStanding
 from gpucloud.usecases.jobstore.jobstore import JobStore
@@ -381,11 +382,19 @@ def test_whoever_cannot_save_a_job_that_is_to_end_says_why_and_ends_it(training,
     shutil.rmtree(training.folder / "home" / "cache")
     for key in training.store.list(f"jobs/{JOB}/control/code/"):
         training.store.delete(key)
+    before = state(training).checkpoint
+    training.pass_by(600)
+    newest = newest_commit(training.store, JobStore(training.store, JOB).checkpoints)
+    assert newest is not None
+    assert before is None or newest.step > before.step
     ended, _ = come(training, command, JOB)
 
     assert ended.stderr.count("is not there") == 1, ended.stderr
     assert "ending the machines without a last save" in ended.stderr
     assert (alive(training), state(training).torn_down) == (0, True)
+    told = state(training)  # what the script saved when nobody listened is known all the same
+    assert told.checkpoint is not None
+    assert (told.checkpoint.step, told.attempts[-1].last_step) == (newest.step, newest.step)
 
 
 def test_a_store_that_is_out_for_a_moment_costs_no_last_save(training, monkeypatch) -> None:

@@ -38,8 +38,7 @@ def lacking(report: JobReport) -> list[str]:
         case ConditionKind.SILENT:
             told.append(f"nobody can tell whether its attempt goes on{_costs_meanwhile(report)}")
         case ConditionKind.UNSUPERVISED if report.lost_machines:
-            rest = f"; all others switch themselves off{until}"
-            told.append(f"a machine of its attempt is off, and nobody starts training again{rest}")
+            told.append(f"a machine of its attempt is off, and nobody starts training again; all others {ends}{until}")
         case ConditionKind.UNSUPERVISED:
             told.append(f"nobody starts training again when a machine is interrupted now; all {ends}{until}")
         case ConditionKind.TRAINED if report.supervisor is None:

@@ -21,9 +21,9 @@ from gpucloud.domain.supervision.action import Appoint
 from gpucloud.domain.supervision.capacity import is_cooling
 from gpucloud.domain.supervision.deadline import capacity_choice, lesson
 from gpucloud.domain.supervision.elastic import appointed, enough_since
-from gpucloud.domain.supervision.membership import is_over, members_of, progress_of
+from gpucloud.domain.supervision.membership import is_gone, is_over, members_of, progress_of
 from gpucloud.domain.supervision.quarantine import failures, noted, silences
-from gpucloud.domain.supervision.snapshot import DriveTrial, Goal, NodeSnapshot, Readiness, Snapshot
+from gpucloud.domain.supervision.snapshot import DriveTrial, Goal, Limits, NodeSnapshot, Readiness, Snapshot
 from gpucloud.store import TooMany, newest_commit
 from gpucloud.usecases.money.spend import Payable, SpendTracker
 from gpucloud.usecases.services import Learning, Services
@@ -38,6 +38,7 @@ _ANSWER_S = 0.4  # how long one pass waits for a node; one that is late is silen
 _OFFERS_LAST = timedelta(seconds=60)
 _TRY_AGAIN = timedelta(seconds=30)
 _TRIES = 2
+_COMMITS_UNHEARD = timedelta(seconds=30)
 _HEARTBEAT = timedelta(seconds=4)  # an agent that writes nothing for so long is dead, whatever SSH says
 
 
@@ -109,7 +110,7 @@ class Observer:
     _noted: int = 0
     _drivable: int | None = None
     _offers: _Offers = field(default_factory=_Offers)
-    _checkpoint: tuple[tuple[int | None, bool], CheckpointRef | None] = ((None, False), None)
+    _checkpoint: tuple[tuple[int | None, bool, datetime | None], CheckpointRef | None] = ((None, False, None), None)
 
     def observe(self, state: JobState, goal: Goal) -> Snapshot:
         """Return what is seen now; `goal` says what is worth a look."""
@@ -320,21 +321,36 @@ class Observer:
     def _newest(self, attempt: Attempt, snapshot: Snapshot, *, over: bool) -> CheckpointRef | None:
         """The manifest is read again when the script says that it has committed another step, and when it is over.
 
-        What it committed last it may not have lived to say. Where a script filled the folder beyond what is listed,
-        what was known before stays: nobody is kept from the job by that.
+        What it committed last it may not have lived to say. One that is not heard may commit all the same: it is read
+        now and then, and at every look while its end is waited for.
         """
         progress = progress_of(attempt, snapshot)
-        news = (progress.committed_step if progress else None, over)
-        if news != (None, False) and news != self._checkpoint[0]:
-            self._checkpoint = (news, self._committed(snapshot.state))
+        at = snapshot.now if _is_unheard(attempt, snapshot, self.services.rules.limits) else None
+        if at is not None and not attempt.ends_for_good:
+            at -= (at - attempt.started_at) % _COMMITS_UNHEARD
+        news = (progress.committed_step if progress else None, over, at)
+        if news != (None, False, None) and news != self._checkpoint[0]:
+            self._checkpoint = (news, newest_checkpoint(self.services, snapshot.state))
         return self._checkpoint[1]
 
-    def _committed(self, state: JobState) -> CheckpointRef | None:
-        try:
-            newest = newest_commit(self.services.store, self.services.jobs.checkpoints)
-        except TooMany:
-            return state.checkpoint
-        return CheckpointRef(**newest._asdict()) if newest else None
+
+def newest_checkpoint(services: Services, state: JobState) -> CheckpointRef | None:
+    """Return the job's newest checkpoint, as its store says; None before the first. Raises StoreError.
+
+    Where a script filled the folder beyond what is listed, what was known before stays: nobody is kept from the job by
+    that.
+    """
+    try:
+        newest = newest_commit(services.store, services.jobs.checkpoints)
+    except TooMany:
+        return state.checkpoint
+    return CheckpointRef(**newest._asdict()) if newest else None
+
+
+def _is_unheard(attempt: Attempt, snapshot: Snapshot, limits: Limits) -> bool:
+    """Whether a machine that runs the attempt tells nothing; a moment without a word is no silence."""
+    members = (node for node in members_of(attempt, snapshot) if node is not None and not is_gone(node))
+    return any(max(node.silent_for, node.mute_for) >= limits.silent for node in members)
 
 
 def _wanted_end(goal: Goal, now: datetime) -> ExitReason | None:

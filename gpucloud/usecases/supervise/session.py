@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from gpucloud.domain.errors import GpucloudError, LeaseHeld, OrderChanged, RunIsOver
+from gpucloud.domain.errors import GpucloudError, LeaseHeld, OrderChanged, RunIsOver, StoreError
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.state.order import Order, is_closed
 from gpucloud.domain.state.state import ExitReason, JobState, UsageInterval
@@ -35,7 +35,7 @@ from gpucloud.usecases.supervise.closing import Closing, OutputsHome
 from gpucloud.usecases.supervise.inspection import Inspector
 from gpucloud.usecases.supervise.look import LogReader, PeerReports
 from gpucloud.usecases.supervise.needs import JobData
-from gpucloud.usecases.supervise.observe import Observer
+from gpucloud.usecases.supervise.observe import Observer, newest_checkpoint
 from gpucloud.usecases.supervise.prepare import Bootstrapper
 from gpucloud.usecases.supervise.provision import MachineProvisioner
 from gpucloud.usecases.supervise.usage import UsageHistory, UsageMeter
@@ -105,7 +105,8 @@ class Session:
             else:
                 _enter(entering, orders, lease)
             if not saves and not lease.state.status.ended:
-                lease.write(transitions.abandon(lease.state, services.clock.now(), services.job.outputs))
+                known = _with_newest(services, lease.state)
+                lease.write(transitions.abandon(known, services.clock.now(), services.job.outputs))
             with supervisor(services, who, orders, lease, self.watcher, self.asked) as one, self._telling(lease):
                 if not who.node:
                     one.begin()
@@ -148,6 +149,18 @@ def _enter(entering: Entering, orders: Orders, lease: Lease) -> Order:
 T = TypeVar("T")
 
 _PATIENCE = Retry(first_s=2.0, factor=1.0, within_s=120.0)
+
+
+def _with_newest(services: Services, state: JobState) -> JobState:
+    """Return the state with what its open attempt committed when nobody listened, where the store tells it."""
+    newest = None
+    with suppress(StoreError):
+        newest = newest_checkpoint(services, state) if state.attempt is not None else None
+    if newest is None:
+        return state
+    return replace(
+        state, checkpoint=newest, attempts=transitions.with_commit(state.attempts, newest.step, newest.counts)
+    )
 
 
 class CannotLeave(Exception):
