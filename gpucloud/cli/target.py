@@ -20,9 +20,9 @@ from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.state.order import is_finished, run_of
 from gpucloud.domain.state.state import ExitReason, JobStatus
 from gpucloud.domain.supervision.budget import without_way_on
-from gpucloud.usecases.job.jobs import with_stored_outputs
+from gpucloud.usecases.job.jobs import with_forecast, with_stored_outputs
 from gpucloud.usecases.jobstore.orders import current_run, require_own, sha256_of
-from gpucloud.usecases.jobstore.report import JobReport, with_forecast
+from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.wiring import Gpucloud, KnownJob
 from gpucloud.wiring.jobs import asker_of, starter, visited_report
 

@@ -48,7 +48,7 @@ from gpucloud.domain.supervision.budget import Resumption
 from gpucloud.domain.supervision.membership import time_left
 from gpucloud.domain.supervision.self_driving import hands_over
 from gpucloud.domain.supervision.snapshot import Limits, Readiness
-from gpucloud.usecases.job.jobs import with_stored_outputs
+from gpucloud.usecases.job.jobs import with_forecast, with_stored_outputs
 from gpucloud.usecases.jobstore.condition import (
     USUAL,
     WORDS,
@@ -59,7 +59,7 @@ from gpucloud.usecases.jobstore.condition import (
     Silence,
     condition_of,
 )
-from gpucloud.usecases.jobstore.report import report, with_answers, with_forecast
+from gpucloud.usecases.jobstore.report import report, with_answers
 from gpucloud.usecases.supervise.act import Announcements
 from gpucloud.usecases.supervise.story import end_unheard, tell_story
 from tests import handbook

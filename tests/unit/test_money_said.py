@@ -32,7 +32,7 @@ from gpucloud.domain.money.budget import Spend, Used
 from gpucloud.domain.state.state import JobStatus
 from gpucloud.domain.supervision.action import Arm, Wait
 from gpucloud.domain.supervision.deadline import capacity_choice
-from gpucloud.usecases.jobstore.report import with_forecast
+from gpucloud.usecases.job.jobs import with_forecast
 from gpucloud.usecases.supervise.story import tell_story
 from tests.fakes.market import A100, NOW, V100
 from tests.unit.test_capacity_decision import RULES, goal, world

@@ -24,9 +24,9 @@ from gpucloud.ports import PortForward, Shell
 from gpucloud.store import ObjectStore
 from gpucloud.store.contract import TooLarge
 from gpucloud.store.landing import Landing
-from gpucloud.usecases.job.jobs import Asker
+from gpucloud.usecases.job.jobs import Asker, with_forecast
 from gpucloud.usecases.jobstore.condition import Condition
-from gpucloud.usecases.jobstore.report import JobReport, with_forecast
+from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.usecases.money.sundries import bytes_in
 from gpucloud.usecases.supervise.look import visited
 from gpucloud.wiring import Gpucloud, KnownJob, local_file, local_folder

@@ -24,6 +24,7 @@ from gpucloud.domain.state.order import Order, held_until, keeps, undrilled
 from gpucloud.domain.state.state import Attempt, CheckpointRef, ExitReason, JobState, MissingOutput
 from gpucloud.domain.supervision.budget import resumption, told_of_money
 from gpucloud.domain.supervision.capacity import standing
+from gpucloud.domain.supervision.membership import longest_leaving, time_to_go
 from gpucloud.domain.supervision.self_driving import hands_over, makes_itself_fit
 from gpucloud.domain.supervision.snapshot import Rules
 from gpucloud.domain.supervision.transitions import as_listed, with_commit
@@ -356,6 +357,21 @@ class Asker:
         if loaded is None:
             raise UsageError(f"there is no job {self.jobs.job!r} in {self.jobs.store.url}", hint="gpucloud status")
         return loaded
+
+
+def with_forecast(report: JobReport) -> JobReport:
+    """Return the report with what the whole job will have cost, where its nodes say how far they are.
+
+    Where nobody supervises it, its machines go on until they switch themselves off, whatever their script does.
+    """
+    if not report.nodes or report.status.ended:
+        return report
+    alone = report.supervisor is None and not report.can_be_handed_over and report.spend.off_at is not None
+    if alone:
+        return replace(report, spend=report.spend.until_off())
+    to_go = time_to_go(None if report.ran_out else report.progress)
+    spend = replace(report.spend, leaves=longest_leaving(one.status for one in report.standing))
+    return replace(report, spend=spend.for_job_of(to_go, report.deadline_at, buys_time=report.buys_time))
 
 
 def with_stored_outputs(report: JobReport) -> JobReport:

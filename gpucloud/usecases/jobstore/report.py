@@ -26,7 +26,7 @@ from gpucloud.domain.state.state import (
     Quarantine,
 )
 from gpucloud.domain.supervision.budget import Resumption
-from gpucloud.domain.supervision.membership import longest_leaving, time_to_go, unit_of
+from gpucloud.domain.supervision.membership import unit_of
 from gpucloud.domain.supervision.snapshot import Limits
 from gpucloud.domain.supervision.transitions import as_told, lost_with_machines
 from gpucloud.usecases.jobstore.condition import (
@@ -410,21 +410,6 @@ def report(
         silences=silences(state),
         nobody_answers=bool(state.alive) and all(interval.silent_at is not None for interval in state.alive),
     )
-
-
-def with_forecast(report: JobReport) -> JobReport:
-    """Return the report with what the whole job will have cost, where its nodes say how far they are.
-
-    Where nobody supervises it, its machines go on until they switch themselves off, whatever their script does.
-    """
-    if not report.nodes or report.status.ended:
-        return report
-    alone = report.supervisor is None and not report.can_be_handed_over and report.spend.off_at is not None
-    if alone:
-        return replace(report, spend=report.spend.until_off())
-    to_go = time_to_go(None if report.ran_out else report.progress)
-    spend = replace(report.spend, leaves=longest_leaving(one.status for one in report.standing))
-    return replace(report, spend=spend.for_job_of(to_go, report.deadline_at, buys_time=report.buys_time))
 
 
 def with_answers(report: JobReport, standing: tuple[NodeStanding, ...]) -> JobReport:
