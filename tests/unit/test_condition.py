@@ -785,6 +785,53 @@ def test_training_goes_on_again_with_a_step_that_a_script_prints_though_it_is_be
     assert silent.resumed_at is None
 
 
+@pytest.mark.parametrize("counts", [Counts.SAVES, Counts.STEPS])
+def test_training_did_not_go_on_again_with_the_first_save_of_a_script_that_tells_no_steps(counts):
+    """It was started again after a minute, and saves once an hour."""
+    lost = Interruption(node_id="b", kind=InterruptionKind.LOST, attempt=1, noticed_at=NOW - timedelta(minutes=63))
+    first = replace(opened("a", "b"), reason=ExitReason.LOST, first_step=1, last_step=2, saved_step=2, counts=counts)
+    attempts = (first, replace(opened("a", number=2), started_at=NOW - timedelta(minutes=62)))
+    for step in (2, 3):
+        saves = part(
+            2, step=step, first_step=3, phase=UNTOLD, counts=counts, committed_step=step, step_seconds=None, age_s=1.0
+        )
+        there = snapshot(up("a", saves), state=state(job="live", attempts=attempts, interruptions=(lost,)))
+        known = transitions.record(there)
+        assert known.interruptions[0].resumed_at is None
+        said = replace(report(known, SPEND, (), there.group, "here"), looked_at=NOW)
+        row = next(line for line in report_text(said).splitlines() if line.startswith("b "))
+        assert row.endswith("started after 1 min, tells no steps")
+
+
+def interrupted(*nodes, **changes):
+    lost = Interruption(node_id="c", kind=InterruptionKind.LOST, attempt=1, noticed_at=NOW - timedelta(minutes=14))
+    first = replace(opened("a", "c"), reason=ExitReason.LOST, first_step=1, last_step=385, step_seconds=0.1)
+    second = replace(opened("a", "b", number=2), started_at=NOW - timedelta(minutes=12))
+    return replace(told(*nodes, **changes), attempts=(first, second), interruptions=(lost,))
+
+
+def test_an_attempt_that_has_failed_is_not_said_to_run_and_to_tell_its_steps_yet():
+    failed = interrupted(up("a", part(2, Outcome.FAILED)), up("b", part(2, Outcome.FAILED)))
+    assert failed.ran_out
+    assert "started after 2 min, told no step\n" in report_text(failed)
+    runs = interrupted(up("a", part(2)), up("b", part(2)))
+    assert "running for 12 min, no step yet\n" in report_text(runs)
+
+
+@pytest.mark.parametrize("supervisor", [None, "process 1 on vm"])
+def test_an_attempt_of_which_no_machine_answers_is_not_said_to_run_in_the_table_either(supervisor):
+    silent = unheard(*UNHEARD, supervisor=supervisor)
+    since = tuple(Silence(node_id=one, since=NOW - timedelta(seconds=30)) for one in ("a", "b"))
+    silent = replace(silent, silences=since if supervisor is not None else ())
+    text = report_text(silent)
+    assert silent.is_unheard
+    assert "1        2      1–385  unheard since 11:59 UTC  44 s\n" in text
+    assert "running" not in text
+    again = interrupted(*UNHEARD, supervisor=supervisor)
+    again = replace(again, standing=silent.standing, silences=silent.silences)
+    assert "running" not in report_text(again)
+
+
 def test_training_did_not_stop_with_the_last_save_of_a_script_whose_saves_are_counted():
     saved, left = NOW - timedelta(minutes=9), NOW - timedelta(seconds=12)
     noticed = Interruption(node_id="b", kind=InterruptionKind.NOTICE, attempt=1, noticed_at=NOW - timedelta(seconds=20))
@@ -1192,9 +1239,17 @@ def test_the_list_of_jobs_has_the_step_that_nodes_say_now():
 
 def test_a_job_with_a_deadline_says_until_when_it_trains_at_the_most() -> None:
     known = replace(told(up("a"), up("b")), deadline_at=NOW + timedelta(hours=1))
+    assert "\n\ndeadline 13:00:00 UTC: nobody is there who ends it then\n\n" in report_text(known)
+    supervised = replace(known, supervisor="process 1 on vm")
+    then = "then it ends, done or not, and saves first if its script does"
+    assert f"\n\ndeadline 13:00:00 UTC: {then}\n\n" in report_text(supervised)
+    passed = NOW - timedelta(minutes=5)
+    assert "\n\ndeadline 11:55:00 UTC: it is over, and the job ends\n\n" in report_text(
+        replace(supervised, deadline_at=passed)
+    )
     assert (
-        "\n\ndeadline 13:00:00 UTC: then it ends, done or not, and saves first if its script does\n\n"
-        in report_text(known)
+        "\n\nits deadline was at 11:55:00 UTC: without a later one, whoever supervises it next ends it\n\n"
+        in report_text(replace(known, deadline_at=passed))
     )
     assert report_json(known)["deadline_at"] == "2026-03-01T13:00:00+00:00"
     assert "deadline" not in report_text(replace(known, status=JobStatus.SUCCEEDED, torn_down=True))

@@ -11,6 +11,7 @@ from gpucloud.cli.render.use import (
     condition_and_reason,
     may_tell,
     step_words,
+    tells_steps,
     untold_words,
     use_json,
     use_rows,
@@ -49,14 +50,26 @@ def report_text(report: JobReport) -> str:
         warning = [dated(made.warning, made, report.looked_at)] if made.warning else []
         parts.append("\n".join(map(in_one_line, (decision_line(made, report.looked_at), *warning))))
     if report.deadline_at is not None and not report.status.ended:
-        at = format_moment(report.deadline_at, report.looked_at)
-        parts.append(f"deadline {at}: then it ends, done or not, and saves first if its script does")
+        parts.append(_deadline_words(report, report.deadline_at))
     parts += _tables(report)
     parts.append(spend_text(report.spend, for_later(report)))
     parts.append(_nodes_text(report))
     if last := [line for line in (failed, stopped_text(report), stay_text(report)) if line is not None]:
         parts.append("\n".join(last))
     return "\n\n".join(parts)
+
+
+def _deadline_words(report: JobReport, deadline_at: datetime) -> str:
+    """Return what happens at the deadline, and who sees to that: machines know of their paid time alone."""
+    at = format_moment(deadline_at, report.looked_at)
+    is_over = report.looked_at is not None and deadline_at <= report.looked_at
+    if report.supervisor is not None or report.can_be_handed_over:
+        return (
+            f"deadline {at}: {'it is over, and the job ends' if is_over else 'then it is saved and ends, done or not'}"
+        )
+    if is_over:
+        return f"its deadline was at {at}: without a later one, whoever supervises it next ends it"
+    return f"deadline {at}: nobody is there who ends it then"
 
 
 def _headline(report: JobReport) -> str:
@@ -251,10 +264,11 @@ def _attempt_row(attempt: Attempt, report: JobReport) -> tuple[str, ...]:
         steps = f"{unit.value} {steps}"
     until = _worked_until(attempt, report)
     reason = attempt.reason.value if attempt.reason else _open_word(report)
-    if attempt.reason is None and report.died_unheard and report.told_at is not None:
+    if attempt.reason is None and (report.died_unheard or report.is_unheard) and report.told_at is not None:
         until = max(report.told_at, attempt.started_at)
-        unheard = format_moment(report.told_at, report.looked_at, seconds=False)
-        reason = f"unheard since {unheard}, its {'hosts are free' if report.owned else 'machines are off'}"
+        reason = f"unheard since {format_moment(report.told_at, report.looked_at, seconds=False)}"
+        off = f", its {'hosts are free' if report.owned else 'machines are off'}"
+        reason += off if report.died_unheard else ""
     return str(attempt.number), str(len(attempt.members)), steps, reason, format_span(until - attempt.started_at)
 
 
@@ -311,7 +325,7 @@ def _interruption_row(interruption: Interruption, report: JobReport) -> tuple[st
     again = "-"
     if interruption.resumed_at is not None:
         again = format_span(interruption.resumed_at - (interruption.stopped_at or interruption.noticed_at))
-    elif later is not None and later.first_step is None:
+    elif later is not None:
         again = _untold_again(interruption, later, report)
     attempt = str(interruption.attempt) if interruption.attempt is not None else "none"
     return interruption.node_id, interruption.kind.value, attempt, again
@@ -320,9 +334,10 @@ def _interruption_row(interruption: Interruption, report: JobReport) -> tuple[st
 def _untold_again(interruption: Interruption, later: Attempt, report: JobReport) -> str:
     """Return how the attempt after an interruption stands that has told no step: while it is open, one may come."""
     now, attempts = report.looked_at or datetime.now(timezone.utc), report.attempts
-    if later.reason is None and not report.died_unheard and may_tell(later, attempts, now):
+    gone = report.died_unheard or report.is_unheard or report.ran_out
+    if later.reason is None and not gone and may_tell(later, attempts, now):
         return untold_words(later, attempts, now)
-    told = "told no step" if any(one.first_step is not None for one in attempts) else "tells no steps"
+    told = "told no step" if any(map(tells_steps, attempts)) else "tells no steps"
     stopped = interruption.stopped_at or interruption.noticed_at
     return f"started after {format_span(later.started_at - stopped)}, {told}"
 

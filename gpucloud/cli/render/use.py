@@ -8,6 +8,7 @@ from typing import Any
 
 from gpucloud.cli.render.bills import money_line, to_go_words
 from gpucloud.domain import codec
+from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import format_moment, format_span, span_of
 from gpucloud.domain.node.hardware import GpuSample, HostSample
 from gpucloud.domain.node.use import GpuSpan, Span
@@ -153,7 +154,13 @@ def untold_words(attempt: Attempt, attempts: Sequence[Attempt], now: datetime) -
 
 def may_tell(attempt: Attempt, attempts: Sequence[Attempt], now: datetime) -> bool:
     """Whether a step may still come of an open attempt that has told none."""
-    return now - attempt.started_at < _LAUNCHES_FOR or any(one.first_step is not None for one in attempts)
+    return now - attempt.started_at < _LAUNCHES_FOR or any(map(tells_steps, attempts))
+
+
+def tells_steps(attempt: Attempt) -> bool:
+    """Whether its script has told steps, and not its saves alone."""
+    unsaved = attempt.counts is not Counts.SAVES and attempt.last_step not in (None, attempt.saved_step)
+    return unsaved or attempt.step_seconds is not None or attempt.printed_step is not None
 
 
 def printed_words(numbers: tuple[tuple[str, float], ...]) -> list[str]:

@@ -239,7 +239,7 @@ class Interruption:
     stopped_at: datetime | None = None
     """When training stopped for it: it may be noticed long after. Of a notice it is None until training goes on."""
     resumed_at: datetime | None = None
-    """When the attempt after its own made its first step."""
+    """When the attempt after its own made its first step; None of a script that tells no steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

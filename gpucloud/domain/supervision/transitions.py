@@ -9,7 +9,7 @@ from decimal import Decimal
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import span_of
 from gpucloud.domain.node.node import EndCause, GroupView, Node, NodeState
-from gpucloud.domain.node.status import OUTPUT, Outcome, Progress, Stop
+from gpucloud.domain.node.status import OUTPUT, UNTOLD, Outcome, Progress, Stop
 from gpucloud.domain.state.state import (
     Attempt,
     ExitReason,
@@ -352,10 +352,11 @@ def as_told(attempt: Attempt, progress: Progress) -> Attempt:
 
 
 def _with_resumed(snapshot: Snapshot, state: JobState) -> JobState:
-    """Add the script's own steps, where only its saves are counted, and that training goes on after interruptions."""
+    """Add the script's own steps, and that training goes on after interruptions: a save does not tell since when."""
     attempt = state.attempt
     shown = shown_of(attempt, snapshot)[0] if attempt is not None else None
-    if attempt is None or shown is None or (shown.step < shown.first_step and shown.phase != OUTPUT):
+    untold = shown is None or shown.phase == UNTOLD or (shown.phase != OUTPUT and shown.step < shown.first_step)
+    if attempt is None or shown is None or untold:
         return state
     attempt = replace(attempt, printed_step=shown.step if shown.phase == OUTPUT else None)
     return replace(_with_attempt(state, attempt), interruptions=_resumed(state, attempt, shown, snapshot.now))

@@ -258,6 +258,12 @@ class JobReport:
         return self.hands_over and not (self.standing and len(self.unanswered) == len(self.standing))
 
     @property
+    def is_unheard(self) -> bool:
+        """Whether nobody can tell how its open attempt stands: none of the machines that run it says anything."""
+        unheard = (Condition.UNHEARD, Condition.ENDING_UNHEARD, Condition.SILENT, Condition.ATTEMPT_SILENT)
+        return self.condition in unheard
+
+    @property
     def silent(self) -> tuple[Silence, ...]:
         """The attempt's machines that whoever supervises it does not hear; a moment without a word is no silence."""
         if self.supervisor is None or self.looked_at is None:
