@@ -64,9 +64,8 @@ def _deadline_words(report: JobReport, deadline_at: datetime) -> str:
     at = format_moment(deadline_at, report.looked_at)
     is_over = report.looked_at is not None and deadline_at <= report.looked_at
     if report.supervisor is not None or report.can_be_handed_over:
-        return (
-            f"deadline {at}: {'it is over, and the job ends' if is_over else 'then it is saved and ends, done or not'}"
-        )
+        then = "then it ends, done or not, and saves first if its script does"
+        return f"deadline {at}: {'it is over, and the job ends' if is_over else then}"
     if is_over:
         return f"its deadline was at {at}: without a later one, whoever supervises it next ends it"
     return f"deadline {at}: nobody is there who ends it then"

@@ -37,10 +37,8 @@ def lacking(report: JobReport) -> list[str]:
             told.append(_handed_over(report))
         case ConditionKind.SILENT:
             told.append(f"nobody can tell whether its attempt goes on{_costs_meanwhile(report)}")
-        case ConditionKind.UNSUPERVISED if report.lost_machines:
-            told.append(f"a machine of its attempt is off, and nobody starts training again; all others {ends}{until}")
         case ConditionKind.UNSUPERVISED:
-            told.append(f"nobody starts training again when a machine is interrupted now; all {ends}{until}")
+            told.append(f"{_without_supervisor(report)} {ends}{until}")
         case ConditionKind.TRAINED if report.supervisor is None:
             does = "brings them home, and ends its machines" if report.to_come else "winds it up"
             told.append(f"{_train(report)} {does}")
@@ -171,6 +169,13 @@ def _ways_on(report: JobReport) -> list[str]:
     elif report.kind in (ConditionKind.UNSUPERVISED, ConditionKind.LEFT):
         told.append(f"go on: {ways}")
     return told
+
+
+def _without_supervisor(report: JobReport) -> str:
+    """Return what an attempt lacks that nobody supervises, up to what ends its machines."""
+    if report.lost_machines:
+        return "a machine of its attempt is off, and nobody starts training again; all others"
+    return "nobody starts training again when a machine is interrupted now; all"
 
 
 def _train(report: JobReport) -> str:
