@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from gpucloud.adapters.home import Home
+from gpucloud.cli.commands import checkpoints
 from gpucloud.cli.commands.asking import Asked, cost, status
 from gpucloud.cli.commands.training import plan
 from gpucloud.cli.render.bills import money_json
 from gpucloud.cli.render.reports import jobs_text, newest_first, report_json, report_text
 from gpucloud.cli.target import called, known_job, of_another_file, other_runs, read_target, report_of, require_one_run
-from gpucloud.domain.errors import UsageError
+from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.domain.job.spec import KnownJob
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.node import NO_GROUP
@@ -205,6 +206,30 @@ def test_a_run_whose_file_is_gone_says_what_a_start_needs(two_files: tuple[Gpucl
     assert refused.value.hint == (
         "live-2 was begun from it: name the file where it is now, or gpucloud down live-2 ends the job"
     )
+
+
+@pytest.mark.parametrize("said", ["checkpoint: {keep: 1}\n", "checkpoint: [\n", None])
+def test_how_many_checkpoints_are_kept_is_what_was_ordered_whatever_the_file_says_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str | None
+) -> None:
+    monkeypatch.setenv("GPUCLOUD_HOME", str(tmp_path / "home"))
+    cloud, file = Gpucloud(), tmp_path / "gpucloud.yaml"
+    (tmp_path / "train.py").touch()
+    file.write_text(FILE + "checkpoint: {keep: 10}\n")
+    jobs = JobStore(open_store(cloud.home.store), "live")
+    put_job(jobs, state(job="live"), resolved=cloud.read_job(file), base="live", host=cloud.home.identity)
+    cloud.home.remember(KnownJob(name="live", store=jobs.store.url, file=file))
+    if said is None:
+        file.unlink()
+    else:
+        file.write_text(FILE + said)
+    assert checkpoints._job("live", checkpoints.Asked()).stored_checkpoints.keep == 10
+    order_key = "jobs/live/control/order.json"
+    jobs.store.delete(order_key)
+    jobs.store.put(order_key, b"{")  # damaged: what can be read of the job can be read all the same
+    assert checkpoints._job("live", checkpoints.Asked()).name == "live"
+    with pytest.raises(StoreError):
+        checkpoints._job("live", checkpoints.Asked(prune=True))
 
 
 def test_a_first_run_with_later_ones_is_called_so_and_others_by_their_names(cloud: Any) -> None:

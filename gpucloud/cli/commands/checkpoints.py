@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,7 +60,7 @@ class _Job:
 def checkpoints(target: str | None, asked: Asked, *, as_json: bool) -> int:
     """Do what is asked and return the exit code: 15 when `verify` finds damage, 130 after Ctrl-C."""
     _require_one(asked)
-    job = _job(target)
+    job = _job(target, asked)
     if asked.prune and asked.yes:
         require_one_run(job.cloud, target, "gpucloud checkpoints JOB --prune --yes")
     act, stopped = _meant(asked)
@@ -90,13 +89,17 @@ def _require_one(asked: Asked) -> None:
             raise UsageError(f"{option} says nothing alone", hint=f"{option} goes with {' or '.join(sorted(of))}")
 
 
-def _job(target: str | None) -> _Job:
+def _job(target: str | None, asked: Asked) -> _Job:
+    """Return the job, with how many checkpoints its order keeps: nothing is deleted by a guess at that."""
     cloud = Gpucloud()
     known = known_job(cloud, target)
     jobs = JobStore(cloud.store_of(known), known.name)
     keep = CheckpointPolicy().keep
-    with suppress(GpucloudError):  # its file may be gone, or be another by now
-        keep = cloud.read_job(known.file).checkpoint.keep
+    try:
+        keep = asker_of(cloud, known).order().resolved.checkpoint.keep
+    except GpucloudError:
+        if asked.prune:
+            raise
     return _Job(
         cloud=cloud,
         known=known,
