@@ -79,7 +79,7 @@ SPEND = Spend(budget_usd=Decimal(1), spent_usd=Decimal("0.011"), promised_usd=De
         (False, True, False, False, 0, ConditionKind.LEFT),  # all of them are off by now
         (False, True, True, False, 2, ConditionKind.TRAINED),
         (False, True, True, True, 2, ConditionKind.TRAINED),
-        (False, True, True, False, 0, ConditionKind.LEFT),  # its results went with its machines
+        (False, True, True, False, 0, ConditionKind.TRAINED),  # though its results went with its machines
         (False, False, False, True, 2, ConditionKind.WAITING),
         (False, False, False, True, 0, ConditionKind.WAITING),
         (False, False, False, False, 2, ConditionKind.LEFT),

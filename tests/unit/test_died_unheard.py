@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpucloud.cli.render.reports import jobs_text, report_text
+from gpucloud.cli.render.reports import jobs_text, report_json, report_text
 from gpucloud.domain.node.status import Outcome
 from gpucloud.domain.state.state import (
     Attempt,
@@ -204,9 +204,15 @@ def test_results_that_went_with_the_machine_of_rank_0_do_not_come_home_from_the_
 
 def test_ranks_that_were_seen_to_be_done_on_machines_that_are_off_have_no_results_to_bring_home() -> None:
     done = tuple(replace(member, outcome=Outcome.DONE) for member in HEARD.members)
-    off = replace(told(), attempts=(replace(HEARD, members=done),), paid_until=NOW - timedelta(minutes=1))
-    assert report_text(off).startswith("live: waiting, nobody supervises")
-    assert "brings them home" not in report_text(off)
+    over = replace(HEARD, members=done, last_step=400, last_step_at=NOW - timedelta(minutes=9))
+    off = replace(told(), attempts=(over,), paid_until=NOW - timedelta(minutes=1), outputs=("out/",))
+    off = replace(without_lost_outputs(off), checkpoint=replace(LAST, step=300))
+    head, ways, *rest = report_text(off).split("\n\n")
+    assert head == "live: trained, not wound up, step 400 of 400 as of 11:59:44 UTC"
+    assert ways.splitlines()[1:] == ["gpucloud train live winds it up"]
+    assert rest[0] == "outputs: out/ lost with the machines of attempt 1"
+    assert "1        1      1–400  trained  " in report_text(off)
+    assert (report_json(off)["condition"], report_json(off)["last_step"]) == ("not_wound_up", 400)
 
 
 BAD = Quarantine(node_id="a", why="ECC errors", at=NOW)

@@ -263,7 +263,8 @@ def _attempt_row(attempt: Attempt, report: JobReport) -> tuple[str, ...]:
         steps = f"{unit.value} {steps}"
     until = _worked_until(attempt, report)
     reason = attempt.reason.value if attempt.reason else _open_word(report)
-    if attempt.reason is None and (report.died_unheard or report.is_unheard) and report.told_at is not None:
+    unheard = report.is_unheard or (report.died_unheard and report.kind is not ConditionKind.TRAINED)
+    if attempt.reason is None and unheard and report.told_at is not None:
         until = max(report.told_at, attempt.started_at)
         reason = f"unheard since {format_moment(report.told_at, report.looked_at, seconds=False)}"
         off = f", its {'hosts are free' if report.owned else 'machines are off'}"

@@ -233,7 +233,7 @@ def _costs_meanwhile(report: JobReport) -> str:
 
 def _until_lost(report: JobReport) -> list[str]:
     """Return until when results can be brought home from machines that nobody sees to, in minutes rounded down."""
-    if report.paid_until is None or report.drives_itself:
+    if report.paid_until is None or report.drives_itself or not report.nodes:
         return []
     until = format_moment(report.paid_until, report.looked_at, seconds=False)
     verb = "is" if len(report.to_come) == 1 else "are"

@@ -79,11 +79,12 @@ def condition_of(
 ) -> ConditionKind:
     """Return what kind of condition a job is in, its machines taken at their last word.
 
-    An attempt whose machines are all gone trains nowhere, whatever the state says; `trained`: all its ranks are done.
+    An attempt whose machines are all gone trains nowhere, whatever the state says. `trained`: all its ranks are done,
+    and nothing has to be paid for again.
     """
     if ended:
         return _of_ended(machines, left)
-    if open_attempt and trained and (machines or supervised):
+    if open_attempt and trained:
         return ConditionKind.TRAINED
     if open_attempt and (machines or supervised):
         return ConditionKind.TRAINING if supervised else ConditionKind.UNSUPERVISED

@@ -327,7 +327,8 @@ class JobReport:
         last = self.attempts[-1] if self.attempts else None
         if self.status is JobStatus.SUCCEEDED and last is not None and last.last_step is not None:
             return Reached(step=last.last_step, total_steps=last.total_steps, counts=self.unit_of(last))
-        if self.status.ended or attempt is None or self.ran_out or not self._machines_of(attempt):
+        left = attempt is not None and not self._machines_of(attempt) and not self._is_trained(attempt)
+        if self.status.ended or attempt is None or self.ran_out or left:
             total = attempt.total_steps if attempt is not None else None
             if saved is None:
                 return None
