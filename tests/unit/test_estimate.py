@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from gpucloud.cli.render.estimates import deadline_chart, estimate_json, estimat
 from gpucloud.cli.render.plans import plan_rows, plan_text
 from gpucloud.domain.checkpoint.protection import Code, Protection, Saving, protection_of
 from gpucloud.domain.errors import PlanRefused, UsageError
+from gpucloud.domain.job.quantities import parse_span
 from gpucloud.domain.job.spec import (
     CheckpointDirectory,
     CheckpointPolicy,
@@ -567,6 +569,63 @@ def test_a_budget_that_hardly_any_replay_holds_is_refused_with_one_that_nine_in_
     taken = estimated(replace(SPOT_PAIR, budget_usd=Decimal(said[2])), A100).outlook  # as it is typed
     assert taken is not None
     assert taken.missed <= 8
+
+
+def test_no_sum_is_named_for_spot_machines_on_which_fewer_than_nine_in_ten_come_to_an_end() -> None:
+    for hours, ends in (
+        (8, r"within 1.00 USD in 0 of 72 replays, and in \d\d whatever"),
+        (400, "in no replay, whatever"),
+    ):
+        asked = replace(SPOT_PAIR, work=hours * HOUR, budget_usd=Decimal(1))
+        with pytest.raises(PlanRefused, match=f"spot in us-east-1a ends {ends} its budget; on demand") as caught:
+            estimated(asked, replace(A100, zones="a"), saving=Saving.NOTHING)
+        assert (caught.value.hint or "").startswith("`resources: {market: on_demand}` with ")
+
+
+def _drawn(draw: random.Random) -> tuple[Job, Kind, Saving]:
+    kind = draw.choice([V100, A100, replace(A100, zones="a")])
+    saving = draw.choice([Saving.RESUME, Saving.DIRECTORY, Saving.NOTHING, Saving.NONE])
+    work = draw.choice([0.05, 1, 8, 30, 400]) * HOUR
+    job = replace(
+        JOB,
+        work=work,
+        deadline=draw.choice([None, None, 0.9 * work, 1.02 * work, 2 * work]),
+        resources=Resources(nodes=draw.choice([1, 2, 4]), gpus=kind.gpus, market=draw.choice(list(MarketPolicy))),
+        checkpoint=CheckpointPolicy(
+            none=saving is Saving.NONE,
+            directory=CheckpointDirectory(path="out") if saving is Saving.DIRECTORY else None,
+        ),
+        budget_usd=Decimal(draw.choice(["0.01", "2", "20"])),
+    )
+    return job, kind, saving
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_budget_or_a_deadline_that_a_refusal_names_is_accepted_and_gives_what_was_said(seed: int) -> None:
+    job, kind, saving = _drawn(random.Random(seed))
+    said = hint = ""
+    try:
+        estimated(job, kind, saving=saving)
+    except PlanRefused as error:
+        said, hint = error.message, error.hint or ""
+
+    if later := re.match(r"deadline: (\S+ ?\w*?)(?= \(|,)", hint):
+        kept = replace(job, deadline=parse_span(later[1]), budget_usd=Decimal(10**6))
+        found = estimated(kept, kind, saving=saving).outlook
+        if found is not None and saving is not Saving.NOTHING and job.resources.market is not MarketPolicy.SPOT:
+            assert found.missed == 0
+    if more := re.match(r"budget: (\S+) USD", hint):
+        found = estimated(replace(job, budget_usd=Decimal(more[1])), kind, saving=saving).outlook
+        if "nine of ten" in said:
+            assert found is not None
+            assert 10 * found.unfinished <= found.windows
+        elif found is not None and saving is not Saving.NOTHING and "the least that works" not in said:
+            assert (found.over_budget, found.mean_usd <= Decimal(more[1])) == (0, True)
+    if safe := re.search(r"on_demand}` with (\S+) USD", hint):
+        on_demand = replace(job.resources, market=MarketPolicy.ON_DEMAND)
+        taken = estimated(replace(job, budget_usd=Decimal(safe[1]), resources=on_demand), kind, saving=saving)
+        assert taken.outlook is not None
+        assert taken.outlook.mean_usd + taken.plan.kept_usd <= Decimal(safe[1])
 
 
 @pytest.mark.parametrize("hours", [0.2, 1, 30, 400])

@@ -225,12 +225,11 @@ def test_a_budget_that_is_refused_for_spot_machines_names_what_on_demand_takes_w
     with pytest.raises(PlanRefused) as caught:
         planner_of(small, ONE_ZONE, saving=Saving.NOTHING).plan(small)
 
-    assert caught.value.message.endswith("; on demand, where nothing interrupts it, it needs 144.78 USD at the most")
-    said = re.match(
-        r"budget: (\S+) USD, `resources: {market: on_demand}` with 144.78 USD, or no", caught.value.hint or ""
+    assert caught.value.message.endswith(
+        "; on demand, where nothing interrupts it, it needs 144.78 USD at the most, with a changeover of 12 min and"
+        " what is kept aside for its end"
     )
-    assert said is not None
-    assert Decimal(said[1]) > Decimal("144.78")
+    assert (caught.value.hint or "").startswith("`resources: {market: on_demand}` with 144.78 USD, or no `work:`")
     fixed = replace(small, budget_usd=Decimal("144.78"), resources=Resources(market=MarketPolicy.ON_DEMAND))
     assert planner_of(fixed, ONE_ZONE, saving=Saving.NOTHING).plan(fixed).offer.pool.market is Market.ON_DEMAND
 
@@ -253,6 +252,12 @@ def test_what_is_expected_is_of_the_runs_that_finish() -> None:
     assert (found.mean_usd, found.took, found.interruptions, found.launches) == (Decimal("20.00"), 6 * HOUR, 1, 2)
     assert (found.p90_usd, found.worst_usd, found.over_budget) == (Decimal("40.00"), Decimal("40.00"), 2)
     assert summary(ended).mean_usd == Decimal("40.00")
+
+
+def test_nine_in_ten_are_of_all_replays_and_those_without_an_end_are_taken_to_cost_more_than_any() -> None:
+    nine = [outcome("10", 5)] * 9
+    assert (summary([*nine, outcome("3", None)]).p90_usd, summary([*nine, outcome("3", None)]).worst_usd) == (10, None)
+    assert summary([*nine, outcome("3", None), outcome("3", None)]).p90_usd is None
 
 
 def test_a_figure_of_some_runs_says_so_and_a_job_without_a_deadline_misses_none() -> None:

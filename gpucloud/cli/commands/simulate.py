@@ -281,7 +281,7 @@ def _against_deadlines(results: Sequence[Result]) -> Series:
     return Series(
         label=policy_named(results[0].policy),
         points=tuple((hours, float(one.mean_usd)) for hours, one in found),
-        upper=tuple(float(one.p90_usd) for _, one in found),
+        upper=tuple(float(one.p90_usd or one.mean_usd) for _, one in found),
     )
 
 

@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 from gpucloud.cli.render.plans import labelled, plan_json, plan_rows, saved_rows
-from gpucloud.cli.render.words import pool_json, table, usd
+from gpucloud.cli.render.words import pool_json, replayed_usd, table, usd, usd_or_null
 from gpucloud.domain.checkpoint.protection import NEVER, Protection, Saving
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.quantities import format_size, format_span, format_usd
@@ -60,7 +60,7 @@ def deadline_chart(job: Job, estimate: Estimate) -> Chart:
         )
     hours = [point.deadline / timedelta(hours=1) for point in estimate.curve]
     costs = [float(point.outlook.mean_usd) for point in estimate.curve]
-    p90s = tuple(float(point.outlook.p90_usd) for point in estimate.curve)
+    p90s = tuple(float(point.outlook.p90_usd or mean) for point, mean in zip(estimate.curve, costs, strict=True))
     series = [Series(label="expected; shaded: 9 in 10", points=tuple(zip(hours, costs, strict=True)), upper=p90s)]
     top = max(p90s)
     if estimate.on_demand is not None:
@@ -227,7 +227,8 @@ def _cost_text(outlook: Summary, on_demand: Summary | None, budget_usd: Decimal)
     if outlook.uses_up(budget_usd, one_in=10):
         return f"{mean}; {off}; {beside}"
     apart = ";" if outlook.unfinished else ","
-    return f"{mean}{apart} nine times in ten at most {format_usd(outlook.p90_usd)}; {beside}"
+    most = f" nine times in ten at most {format_usd(outlook.p90_usd)};" if outlook.p90_usd is not None else ""
+    return f"{mean}{apart}{most} {beside}"
 
 
 def _runs_on(outlook: Summary | None) -> str:
@@ -300,7 +301,7 @@ def _cells(outlook: Summary | None, plan: Plan) -> tuple[str, ...]:
         return ("?", "?", "?", "?", "?")
     dear = tuple(outlook.uses_up(plan.budget_usd, one_in=times) for times in (2, 10))
     sums = (outlook.mean_usd, outlook.p90_usd)
-    mean, p90 = ("over budget" if over else f"{sum_usd:.2f}" for over, sum_usd in zip(dear, sums, strict=True))
+    mean, p90 = ("over budget" if over else replayed_usd(of) for over, of in zip(dear, sums, strict=True))
     if not dear[0] and outlook.windows and outlook.is_mostly_unfinished:
         mean = "unfinished"
     elif not dear[0] and outlook.unfinished:
@@ -408,8 +409,8 @@ def _outlook_json(outlook: Summary | None) -> dict[str, Any] | None:
     return {
         "windows": outlook.windows,
         "expected_usd": usd(outlook.mean_usd),
-        "p90_usd": usd(outlook.p90_usd),
-        "worst_replayed_usd": usd(outlook.worst_usd),
+        "p90_usd": usd_or_null(outlook.p90_usd),
+        "worst_replayed_usd": usd_or_null(outlook.worst_usd),
         "done_after_s": outlook.took.total_seconds() if outlook.took is not None else None,
         "interruptions": outlook.interruptions,
         "missed": outlook.missed,

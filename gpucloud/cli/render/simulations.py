@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 from gpucloud.cli.render.estimates import stored_json, stored_text
-from gpucloud.cli.render.words import table, usd
+from gpucloud.cli.render.words import replayed_usd, table, usd, usd_or_null
 from gpucloud.domain import codec
 from gpucloud.domain.job.quantities import format_hours, format_span, format_usd
 from gpucloud.domain.job.spec import Policy
@@ -140,8 +140,8 @@ def _row(scenario: Scenario, market: RecordedMarket, result: Result) -> tuple[st
         zones_named(market, result.zones),
         policy_named(result.policy, asked=result.deadline is not None),
         _mean(found, is_over=over),
-        "over budget" if once_in_ten else f"{found.p90_usd:.2f}",
-        f"{found.worst_usd:.2f}",
+        "over budget" if once_in_ten else replayed_usd(found.p90_usd),
+        replayed_usd(found.worst_usd),
         "-" if over else f"{_of_on_demand(scenario, market, found.mean_usd):.1%}",
         format_hours(found.took) if told and found.took is not None else "unfinished",
         f"{found.interruptions:.1f}" if told else "-",
@@ -219,8 +219,8 @@ def _result_json(scenario: Scenario, market: RecordedMarket, result: Result) -> 
         "policy": _asked_policy(result),
         "runs_on": policy_named(result.policy, asked=result.deadline is not None),
         "mean_usd": usd(found.mean_usd),
-        "p90_usd": usd(found.p90_usd),
-        "worst_usd": usd(found.worst_usd),
+        "p90_usd": usd_or_null(found.p90_usd),
+        "worst_usd": usd_or_null(found.worst_usd),
         "of_on_demand": round(_of_on_demand(scenario, market, found.mean_usd), 4),
         "missed": found.missed,
         "over_budget": found.over_budget,

@@ -177,6 +177,16 @@ def usd(amount: Decimal) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def usd_or_null(amount: Decimal | None) -> str | None:
+    """Return money that may not be known as JSON has it."""
+    return None if amount is None else usd(amount)
+
+
+def replayed_usd(amount: Decimal | None) -> str:
+    """Return a cost of replays as a cell; of those that came to no end, nobody knows any."""
+    return "unfinished" if amount is None else f"{amount:.2f}"
+
+
 def pool_json(pool: Pool) -> dict[str, str]:
     """Return a pool's three words."""
     return {"instance_type": pool.instance_type, "zone": pool.zone, "market": pool.market.value}

@@ -11,21 +11,23 @@ from decimal import ROUND_UP, Decimal
 from gpucloud.domain.errors import PlanRefused
 from gpucloud.domain.job.quantities import format_span, format_usd, written_span
 from gpucloud.domain.job.spec import Job, Market, MarketPolicy
-from gpucloud.domain.market.outcome import Summary, undisturbed
+from gpucloud.domain.market.outcome import Summary
 from gpucloud.domain.market.policies import NOTHING, Mode, Observation, Reason, Task, ZoneState
-from gpucloud.domain.market.policy import decide, least_span_s, least_task_budget_usd
+from gpucloud.domain.market.policy import decide, least_span_s
 from gpucloud.domain.market.scenario import changeover_words, restart_within
 from gpucloud.domain.market.sizing import work_of
 from gpucloud.domain.money.budget import PrepaidRule, least_budget_usd, reserve_usd
+from gpucloud.domain.money.ledger import ZERO, usd_for
 from gpucloud.domain.offer import Offer
 
 _CENT = Decimal("0.01")
 _ANY_SUM = Decimal(10**9)
 _AS_FAR_AS_IT_GOES = "no `work:`, to train as far as it goes"
+_UNSAVED = "; that is of a script that saves, as this one does not"
 _HOPELESS = 10  # a budget within which fewer than one replay in so many comes to its end
 
 Foresee = Callable[["Needs", Decimal], Summary | None]
-"""What replays of a job come to within such a budget; None where nothing is known of such machines."""
+"""What replays of a job come to within such a budget; None where none comes to an end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +61,11 @@ def needs_of(job: Job, offers: Sequence[Offer], changeover: timedelta) -> Needs 
 
 def task_of(job: Job, needs: Needs) -> Task:
     """Return the job as policies are told of it; without anything on demand, what it could cost there at the most."""
-    on_demand = needs.fallback.usd_per_hour if needs.fallback is not None else needs.offer.cap_usd_per_hour
     return Task(
         work_s=needs.work.total_seconds(),
         span_s=math.inf if job.deadline is None else job.deadline.total_seconds(),
         changeover_s=needs.changeover.total_seconds(),
-        on_demand_usd_per_hour=float(on_demand),
+        on_demand_usd_per_hour=float(_last_offer_usd(needs)),
         nodes=job.resources.nodes,
         least_nodes=job.resources.least_nodes,
         checkpoint_none=job.checkpoint.none,
@@ -72,7 +73,13 @@ def task_of(job: Job, needs: Needs) -> Task:
 
 
 def refuse_what_cannot_be_kept(
-    job: Job, offers: Sequence[Offer], changeover: timedelta, prepaid_rule: PrepaidRule, foresee: Foresee | None = None
+    job: Job,
+    offers: Sequence[Offer],
+    changeover: timedelta,
+    prepaid_rule: PrepaidRule,
+    foresee: Foresee | None = None,
+    *,
+    saves: bool = True,
 ) -> None:
     """Raise PlanRefused for a deadline or a budget that cannot be kept: the hint is the number that must move.
 
@@ -80,19 +87,20 @@ def refuse_what_cannot_be_kept(
     finish on demand, it must be able to, and both hold together only with cap ≥ k·(C0 + d) + p·d and what is kept
     aside for the last save. (Wu et al., "Can't Be Late", NSDI 2024; work C0, deadline R0, changeover d, prices k on
     demand and p spot.) A budget that does not surely suffice may do, as machines interrupted early may be free:
-    `foresee` tells. A job of which nobody knows how much work it is finds out.
+    `foresee` tells, where such machines are known. A script that does not save may need more (`saves`): policies take
+    it for one that does. A job of which nobody knows how much work it is finds out.
     """
     if _must_end(job) and all(offer.pool.market is Market.SPOT for offer in offers):
         raise PlanRefused(
             "the deadline needs machines on demand for when spot is not enough, and none may be rented",
             hint="gpucloud quota show, or `market: spot`, which waits for spot and promises nothing",
         )
-    needs = needs_of(job, offers, changeover)
+    needs, of = needs_of(job, offers, changeover), "" if saves else _UNSAVED
     if needs is None:
         _refuse_what_no_start_fits(job, offers[0], changeover)
         return
     if job.deadline is not None:
-        _refuse_the_deadline(job, needs, job.deadline)
+        _refuse_the_deadline(job, needs, job.deadline, of)
     least = least_usd(job, needs, prepaid_rule).quantize(_CENT, ROUND_UP)
     if job.budget_usd >= least:
         return
@@ -102,21 +110,19 @@ def refuse_what_cannot_be_kept(
         raise PlanRefused(
             f"{work} may cost {format_usd(least)}, when the deadline has it end on {needs.fallback.pool};"
             f" the budget is {format_usd(job.budget_usd)}",
-            hint=f"budget: {least:f} USD, or `market: spot`, which may miss the deadline",
+            hint=f"budget: {least:f} USD, or `market: spot`, which may miss the deadline{of}",
         )
-    any_sum = foresee(needs, _ANY_SUM) if foresee is not None else None
-    if foresee is None or any_sum is None:
+    if foresee is None:
         raise PlanRefused(
-            f"{work} needs {format_usd(least)}, with what is kept aside for its end;"
-            f" the budget is {format_usd(job.budget_usd)}",
+            f"{work} needs {format_usd(least)}, {_with_parts(needs)}; the budget is {format_usd(job.budget_usd)}",
             hint=f"budget: {least:f} USD, or {_AS_FAR_AS_IT_GOES}",
         )
-    _refuse_what_hardly_ends(job, needs, prepaid_rule, foresee, any_sum)
+    _refuse_what_hardly_ends(job, needs, prepaid_rule, foresee)
 
 
 def on_demand_usd(job: Job, needs: Needs) -> Decimal:
-    """Return what the job costs on demand, where nothing interrupts it: at its spot machine's own price there."""
-    return undisturbed(task_of(job, needs)).mean_usd
+    """Return what the job costs on demand at the most, where nothing interrupts it."""
+    return usd_for(_last_offer_usd(needs) * job.resources.nodes, needs.work + needs.changeover)
 
 
 def is_safer_on_demand(job: Job, needs: Needs, spot: Summary | None) -> bool:
@@ -152,13 +158,16 @@ def begins_on_demand_for(job: Job, offers: Sequence[Offer], needs: Needs, left_u
 
 def least_usd(job: Job, needs: Needs, prepaid_rule: PrepaidRule) -> Decimal:
     """Return the least sum that surely pays for the job, at today's prices and with no machine for nothing."""
-    nodes, last = job.resources.nodes, needs.offer
-    hours = (needs.work + needs.changeover) / timedelta(hours=1)
-    usd = float(needs.offer.usd_per_hour) * nodes * hours
+    nodes, last, tried_usd = job.resources.nodes, needs.offer, ZERO
     if _must_end(job) and needs.offer.pool.market is Market.SPOT and needs.fallback is not None:
-        last = needs.fallback
-        usd = least_task_budget_usd(task_of(job, needs), float(needs.offer.usd_per_hour))
-    return Decimal(str(usd)) + reserve_usd(nodes, last.cap_usd_per_hour, prepaid_rule)
+        last, tried_usd = needs.fallback, usd_for(needs.offer.usd_per_hour * nodes, needs.changeover)
+    usd = usd_for(last.usd_per_hour * nodes, needs.work + needs.changeover)
+    return usd + tried_usd + reserve_usd(nodes, last.cap_usd_per_hour, prepaid_rule)
+
+
+def _last_offer_usd(needs: Needs) -> Decimal:
+    """Return what a machine costs an hour on which nothing interrupts the job: its spot machine, where none does."""
+    return needs.fallback.usd_per_hour if needs.fallback is not None else needs.offer.cap_usd_per_hour
 
 
 def _must_end(job: Job) -> bool:
@@ -181,7 +190,7 @@ _FIRST_LOOK = 5 / 12
 """Of a changeover: network and group are made before a policy looks for the first time (5 min, where it takes 12)."""
 
 
-def _refuse_the_deadline(job: Job, needs: Needs, deadline: timedelta) -> None:
+def _refuse_the_deadline(job: Job, needs: Needs, deadline: timedelta, of: str) -> None:
     tried = needs.offer.pool.market is Market.SPOT
     least = timedelta(seconds=least_span_s(task_of(job, needs))) if tried else needs.work + needs.changeover
     if deadline >= least:
@@ -194,39 +203,49 @@ def _refuse_the_deadline(job: Job, needs: Needs, deadline: timedelta) -> None:
         f"{format_span(needs.work)} of work and {lost} take"
         f" {format_span(least)}, and the deadline is after {format_span(deadline)}",
         hint=f"deadline: {written_span(least + first)}{made}, or more or faster machines"
-        + ("; `market: on_demand` needs one changeover only" if once else ""),
+        + ("; `market: on_demand` needs one changeover only" if once else of),
     )
 
 
-def _refuse_what_hardly_ends(
-    job: Job, needs: Needs, prepaid_rule: PrepaidRule, foresee: Foresee, any_sum: Summary
-) -> None:
-    """Raise PlanRefused where hardly a replay ends within the budget; `any_sum` is what replays come to without one."""
+def _refuse_what_hardly_ends(job: Job, needs: Needs, prepaid_rule: PrepaidRule, foresee: Foresee) -> None:
+    """Raise PlanRefused where hardly a replay ends within the budget; names a sum that nine in ten end within."""
+    any_sum = foresee(needs, _ANY_SUM)
     nodes, cap_usd = job.resources.nodes, needs.offer.cap_usd_per_hour
     work, kept_usd = _work_words(job, needs), reserve_usd(nodes, cap_usd, prepaid_rule)
     safe_usd = (on_demand_usd(job, needs) + kept_usd).quantize(_CENT, ROUND_UP)
+    safe = f"{format_usd(safe_usd)} at the most, {_with_parts(needs)}"
     if needs.fallback is not None and is_safer_on_demand(job, needs, any_sum):  # it is begun there: `Planner.plan`
         if job.budget_usd >= safe_usd:
             return
         raise PlanRefused(
-            f"{work} would be better done on demand, for {format_usd(safe_usd)} at the most: spot machines are expected"
+            f"{work} would be better done on demand, for {safe}: spot machines are expected"
             f" to cost no less; the budget is {format_usd(job.budget_usd)}",
             hint=f"budget: {safe_usd:f} USD, or {_AS_FAR_AS_IT_GOES}",
         )
-    found = foresee(needs, job.budget_usd - kept_usd)
-    ended = found.windows - found.unfinished if found is not None else 0
-    if ended * _HOPELESS >= any_sum.windows:
+    within = foresee(needs, job.budget_usd - kept_usd) if any_sum is not None else None
+    if any_sum is not None and _ended(within) * _HOPELESS >= any_sum.windows:
         return
-    least = max(any_sum.p90_usd + kept_usd, least_budget_usd(nodes, cap_usd, prepaid_rule)).quantize(_CENT, ROUND_UP)
-    safe, instead = "", ""
-    if safe_usd < least:
-        safe = f"; on demand, where nothing interrupts it, it needs {format_usd(safe_usd)} at the most"
-        instead = f", `resources: {{market: on_demand}}` with {safe_usd:f} USD"
-    raise PlanRefused(
-        f"{work} ends within {format_usd(job.budget_usd)} in {ended} of {any_sum.windows} replays, and within"
-        f" {format_usd(least)} in nine of ten, with {format_usd(kept_usd)} kept aside{safe}",
-        hint=f"budget: {least:f} USD{instead}, or {_AS_FAR_AS_IT_GOES}",
-    )
+    least, ends, ways = None, "in no replay, whatever its budget", []
+    if any_sum is not None:
+        ends = f"within {format_usd(job.budget_usd)} in {_ended(within)} of {any_sum.windows} replays"
+        ends += f", and in {_ended(any_sum)} whatever its budget" if any_sum.p90_usd is None else ""
+    if any_sum is not None and any_sum.p90_usd is not None:
+        least = max(any_sum.p90_usd + kept_usd, least_budget_usd(nodes, cap_usd, prepaid_rule))
+        least = least.quantize(_CENT, ROUND_UP)
+        ends += f", and within {format_usd(least)} in nine of ten, with {format_usd(kept_usd)} kept aside"
+        ways.append(f"budget: {least:f} USD")
+    if least is None or safe_usd < least:
+        ends += f"; on demand, where nothing interrupts it, it needs {safe}"
+        ways.append(f"`resources: {{market: on_demand}}` with {safe_usd:f} USD")
+    raise PlanRefused(f"{work} ends {ends}", hint=", ".join([*ways, f"or {_AS_FAR_AS_IT_GOES}"]))
+
+
+def _ended(found: Summary | None) -> int:
+    return found.windows - found.unfinished if found is not None else 0
+
+
+def _with_parts(needs: Needs) -> str:
+    return f"with a changeover of {format_span(needs.changeover)} and what is kept aside for its end"
 
 
 def _work_words(job: Job, needs: Needs) -> str:

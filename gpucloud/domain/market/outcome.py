@@ -222,8 +222,10 @@ class Summary:
 
     windows: int
     mean_usd: Decimal
-    p90_usd: Decimal
-    worst_usd: Decimal
+    p90_usd: Decimal | None
+    """What nine in ten of all did not pass; None where more than the tenth came to no end."""
+    worst_usd: Decimal | None
+    """None where any came to no end."""
     missed: int
     over_budget: int
     interruptions: float
@@ -263,17 +265,17 @@ def summary(outcomes: Sequence[Outcome]) -> Summary:
     """Return the outcomes taken together; means are of those that came to their end, for the others would cost more.
 
     The 90th percentile is by nearest rank: the least cost that nine in ten did not pass; it and the worst are of those
-    that the budget ended, too. Where none came to its end, means are of these; and where no outcome has any end, costs
-    are what was paid until the recording's.
+    that the budget ended, too, and those without an end are taken to cost more than any. Where none came to its end,
+    means are of these; and where no outcome has any end, they are of what was paid until the recording's.
     """
-    ended = [one for one in outcomes if one.ended] or list(outcomes)
+    ended = [one for one in outcomes if one.ended]
     done = [one for one in outcomes if one.took is not None]
-    told, costs = done or ended, sorted(one.usd for one in ended)
+    told, costs = done or ended or outcomes, sorted(one.usd for one in ended)
     return Summary(
         windows=len(outcomes),
         mean_usd=(sum((one.usd for one in told), Decimal(0)) / len(told)).quantize(_CENT),
-        p90_usd=costs[math.ceil(0.9 * len(costs)) - 1].quantize(_CENT, ROUND_UP),
-        worst_usd=costs[-1].quantize(_CENT, ROUND_UP),
+        p90_usd=_of_rank(costs, math.ceil(0.9 * len(outcomes))),
+        worst_usd=_of_rank(costs, len(outcomes)),
         missed=sum(one.missed for one in outcomes),
         over_budget=sum(one.over_budget for one in outcomes),
         interruptions=_mean(told, lambda one: one.interruptions),
@@ -283,6 +285,10 @@ def summary(outcomes: Sequence[Outcome]) -> Summary:
         unended=sum(not one.ended for one in outcomes),
         on_demand_alone=sum(one.on_demand_alone for one in outcomes),
     )
+
+
+def _of_rank(costs: Sequence[Decimal], rank: int) -> Decimal | None:
+    return costs[rank - 1].quantize(_CENT, ROUND_UP) if rank <= len(costs) else None
 
 
 def _mean(outcomes: Sequence[Outcome], count: Callable[[Outcome], int]) -> float:
@@ -313,12 +319,12 @@ class Stored:
     cheapest_usd: Decimal
 
 
-def undisturbed(task: Task, start: timedelta | None = None) -> Summary:
+def undisturbed(task: Task, start: timedelta) -> Summary:
     """Return what a job comes to on machines that nobody takes, at the task's price; of no window at all.
 
-    `start` is their time until they train; None, for a bound, for a whole changeover with what a notice undoes.
+    `start` is their time until they train.
     """
-    took = timedelta(seconds=task.work_s) + (start if start is not None else timedelta(seconds=task.changeover_s))
+    took = timedelta(seconds=task.work_s) + start
     hourly = Decimal(str(task.on_demand_usd_per_hour)) * task.nodes
     usd = (hourly * Decimal(took / timedelta(hours=1))).quantize(_CENT)
     return Summary(
@@ -335,23 +341,31 @@ def undisturbed(task: Task, start: timedelta | None = None) -> Summary:
 
 
 def shortened(task: Task, factor: float) -> Task:
-    """Return the task with work and deadline so many times shorter; a start takes as long as ever."""
-    return replace(task, work_s=task.work_s / factor, span_s=task.span_s / factor)
+    """Return the task with its work so many times shorter, and what its deadline leaves beside its two changeovers.
+
+    These take as long as ever: what can just be kept still can.
+    """
+    starts_s = 2 * task.changeover_s
+    return replace(task, work_s=task.work_s / factor, span_s=starts_s + (task.span_s - starts_s) / factor)
 
 
-def stretched(summary: Summary, factor: float) -> Summary:
-    """Return what a job comes to that is so many times as long as the one that was replayed."""
+def stretched(summary: Summary, factor: float, budget_usd: Decimal) -> Summary:
+    """Return what a job comes to that is so many times as long as the one that was replayed; within its budget."""
     times = Decimal(str(factor))
     return replace(
         summary,
-        mean_usd=(summary.mean_usd * times).quantize(_CENT),
-        p90_usd=(summary.p90_usd * times).quantize(_CENT, ROUND_UP),
-        worst_usd=(summary.worst_usd * times).quantize(_CENT, ROUND_UP),
+        mean_usd=min(budget_usd, (summary.mean_usd * times).quantize(_CENT)),
+        p90_usd=_times(summary.p90_usd, times, budget_usd),
+        worst_usd=_times(summary.worst_usd, times, budget_usd),
         interruptions=summary.interruptions * factor,
         launches=summary.launches * factor,
         took=summary.took * factor if summary.took is not None else None,
         on_spot=summary.on_spot * factor,
     )
+
+
+def _times(usd: Decimal | None, times: Decimal, most_usd: Decimal) -> Decimal | None:
+    return None if usd is None else min(most_usd, (usd * times).quantize(_CENT, ROUND_UP))
 
 
 def between(summary: Summary) -> timedelta | None:

@@ -219,7 +219,7 @@ def _zones(offers: list[Offer]) -> int:
 def _stage_of(job: Job, offers: tuple[Offer, ...], needs: Needs, terms: Terms, saving: Saving) -> Stage | None:
     """Return where the job's spot machines are replayed; None where it has none that a market takes."""
     offer = needs.offer
-    if offer.pool.market is not Market.SPOT or job.cloud is not Cloud.AWS:
+    if not _is_replayed(job, offer):
         return None
     alike = [o for o in offers if (o.pool.instance_type, o.pool.market) == (offer.pool.instance_type, Market.SPOT)]
     extras_usd = terms.extras_usd_per_hour
@@ -232,6 +232,11 @@ def _stage_of(job: Job, offers: tuple[Offer, ...], needs: Needs, terms: Terms, s
         fallback=needs.fallback is not None,
         recovery=recovery_within(needs.changeover, saving, job.checkpoint),
     )
+
+
+def _is_replayed(job: Job, offer: Offer) -> bool:
+    """Whether there are recordings of such machines, which a market takes."""
+    return offer.pool.market is Market.SPOT and job.cloud is Cloud.AWS
 
 
 def _asked(job: Job, stage: Stage, policy: Policy) -> Policy | None:
@@ -353,7 +358,9 @@ class Planner:
         def foresee(needs: Needs, budget_usd: Decimal) -> Summary | None:
             return self._foresee(job, offers, needs, budget_usd)
 
-        refuse_what_cannot_be_kept(job, offers, self.changeover, self.prepaid_rule, foresee)
+        known = foresee if self.outlooks is not None and _is_replayed(job, offers[0]) else None
+        saves = self.saving(job) is not Saving.NOTHING
+        refuse_what_cannot_be_kept(job, offers, self.changeover, self.prepaid_rule, known, saves=saves)
 
     def offers(self, job: Job) -> tuple[Offer, ...]:
         """Return the market's offers, at the price of a node with what it has beside."""

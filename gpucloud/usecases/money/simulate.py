@@ -138,6 +138,11 @@ class Stage:
     fallback: bool = True
     recovery: Recovery = USUAL
 
+    def starts_usd(self, task: Task) -> Decimal:
+        """What a changeover costs on spot machines and one on demand: a part of the task has as many as the whole."""
+        hourly = self.spot_usd_per_hour + self.on_demand_usd_per_hour + 2 * self.terms.extras_usd_per_hour
+        return usd_for(hourly * task.nodes, timedelta(seconds=task.changeover_s))
+
 
 @dataclass(slots=True, kw_only=True)
 class Outlooks:
@@ -178,10 +183,11 @@ class Outlooks:
         factor = max(1.0, followed_s(task, fallback=stage.fallback) / longest_s)
         if factor > 1.0 and stage.recovery.begins_anew:
             return None
-        short = replace(shortened(task, factor), tick_s=float(LOOK_S))
-        cap_usd = budget_usd / Decimal(str(factor))
+        short = replace(shortened(task, factor) if factor > 1.0 else task, tick_s=float(LOOK_S))
+        starts_usd = stage.starts_usd(task)
+        cap_usd = starts_usd + (budget_usd - starts_usd) / Decimal(str(factor))
         found = summary(tuple(self._outcomes(policy, short, stage, cap_usd, windows)))
-        return stretched(found, factor) if found.unended < found.windows else None
+        return stretched(found, factor, budget_usd) if found.unended < found.windows else None
 
     def _outcomes(
         self, policy: Policy | None, task: Task, stage: Stage, budget_usd: Decimal, windows: int
