@@ -372,6 +372,19 @@ def test_tokens_say_how_much_work_the_job_is_on_the_machine_that_it_gets(simulat
     assert json.loads(answer)["work_s"] == pytest.approx(151_592, abs=1)
 
 
+def test_a_job_on_aws_that_names_no_region_is_rehearsed_as_it_is_planned_without_an_account(
+    answers, folder, monkeypatch
+):
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(folder / "none"))
+    (folder / "train.yaml").write_text(AWS_JOB.replace(", regions: [us-west-2]", ""))
+    for more in ((), ("--price", "3 USD")):
+        code, answer, story = answers("simulate", "train.yaml", "--policy", "on_demand", *QUICK, *more)
+        assert (code, "error" in story) == (0, False)
+        assert "a restart takes 10 min (" in answer
+
+
 def test_a_small_job_in_a_large_group_is_said_to_lose_its_nodes_last(simulate):
     words = ("--recording", "gcp-a100-2021-12", "--work", "8h", "--deadline", "10h", "--policy", "greedy")
     _, answer, _ = simulate("train.yaml", *words, *QUICK)

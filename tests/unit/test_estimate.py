@@ -31,6 +31,7 @@ from gpucloud.domain.job.spec import (
     Market,
     MarketPolicy,
     Model,
+    OnNotice,
     Policy,
     Resources,
     Strategy,
@@ -270,7 +271,19 @@ def test_a_script_that_saves_by_itself_costs_no_less_than_one_that_saves_on_a_no
     assert nothing.outlook is not None
     assert estimate.outlook.mean_usd <= found.outlook.mean_usd < nothing.outlook.mean_usd
     text = estimate_text(by_itself, found, width=None, protection=Protection(saving=Saving.DIRECTORY, row="out"))
-    assert "replayed as a script that saves every 10 min by itself" in text
+    undone = "replayed as a script that saves by itself: an interruption undoes "
+    assert f"{undone}up to 10 min of work, and so does a change of machines" in text
+
+
+def test_a_script_that_is_asked_by_a_signal_is_said_to_be_replayed_with_its_notice() -> None:
+    kept = CheckpointDirectory(path="out", on_notice=OnNotice.SIGTERM)
+    asked = replace(JOB, checkpoint=CheckpointPolicy(directory=kept))
+    found = estimated(asked, V100, saving=Saving.DIRECTORY)
+    text = estimate_text(asked, found, width=None, protection=protection_of(asked, Code(script="train.py")))
+    assert (
+        "saves      asked by SIGTERM at a notice, and what is whole in out/; an interruption without one costs" in text
+    )
+    assert "saves by itself: an interruption undoes the 2 min of its notice" in text
 
 
 def test_a_job_that_says_that_it_saves_nothing_keeps_its_deadline() -> None:

@@ -81,6 +81,13 @@ NONE = CheckpointPolicy(none=True)
         ),
         (
             Code(script="train.py"),
+            CheckpointPolicy(directory=CheckpointDirectory(path="out", on_notice=OnNotice.SIGTERM)),
+            Saving.DIRECTORY,
+            "asked by SIGTERM at a notice, and what is whole in out/; an interruption without one costs the work since",
+            None,
+        ),
+        (
+            Code(script="train.py"),
             NONE,
             Saving.NONE,
             "nothing, as the job file says; an interruption starts it at the beginning",

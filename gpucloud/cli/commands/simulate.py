@@ -95,6 +95,7 @@ def rehearse(target: str | None, asked: Asked, *, as_json: bool) -> int:
     """Say what the job would have cost on recorded markets; return the exit code."""
     cloud = Gpucloud()
     file = read_target(cloud, target)
+    file = replace(file, job=everywhere(cloud, file.job) or file.job)
     priced = _priced(cloud, file.job, asked)
     saving = how_it_saves(file.job).saving
     scenario = _scenario(cloud, file, asked, priced, saving)
@@ -166,7 +167,6 @@ def _priced(cloud: Gpucloud, job: Job, asked: Asked) -> _Priced:
     """Return the machine that the job gets, on AWS at the catalog's prices: the one that `plan` would take."""
     if asked.price is not None or job.cloud is not Cloud.AWS:
         return _Priced(gpus=job.resources.gpus, on_demand_usd=_read(parse_usd, "--price", asked.price))
-    job = everywhere(cloud, job) or job
     aws = cloud.aws(job.aws, job.resources)
     whole = aws.cloud_profile.terms
     offers = fitting(job, with_extras(aws.listed_market().offers(job.resources), whole))

@@ -47,6 +47,8 @@ from gpucloud.usecases.supervise.session import CannotLeave
 from gpucloud.wiring import Gpucloud, KnownJob, how_it_saves
 from gpucloud.wiring.jobs import asker_of, estimator, first_plan, plot_into, starter
 
+_SPOT_OF_THE_CATALOG = "spot prices that were never read are estimates of AWS's advisor"
+
 
 def plan(target: str | None, *, on: Cloud | None, plot: Path | None, as_json: bool) -> int:
     """Say what would be rented and what it costs; nothing is made. Return the exit code."""
@@ -82,7 +84,8 @@ def _named(cloud: Gpucloud, job: Job) -> Job | None:
     """Return the job of somebody who has named no AWS region as it is in all that the catalog knows; else None."""
     widened = everywhere(cloud, job)
     if widened is not None:
-        tell("no AWS region is named (`resources: {regions: [us-east-1]}`, or AWS_REGION): planned by list prices")
+        tell("no AWS region is named (`resources: {regions: [us-east-1]}`, or AWS_REGION)")
+        tell(f"planned in all regions, by the catalog's prices; {_SPOT_OF_THE_CATALOG}")
         tell(cloud.aws(widened.aws, widened.resources).list_remark())
     return widened
 
@@ -110,7 +113,7 @@ def _is_known(cloud: Gpucloud, job: Job) -> bool:
         if job.cloud is not Cloud.AWS:
             raise
         tell(error.message)
-        tell("planned by the catalog's prices instead; spot prices that were never read are estimates of AWS's advisor")
+        tell(f"planned by the catalog's prices instead; {_SPOT_OF_THE_CATALOG}")
         tell(cloud.aws(job.aws, job.resources).list_remark())
         return False
     return True

@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 from gpucloud.cli.render.plans import labelled, plan_json, plan_rows, saved_rows
-from gpucloud.cli.render.words import pool_json, replayed_usd, table, usd, usd_or_null
+from gpucloud.cli.render.words import pool_json, replayed_usd, table, undone_text, usd, usd_or_null
 from gpucloud.domain.checkpoint.protection import NEVER, Protection, Saving
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.quantities import format_size, format_span, format_usd
@@ -17,7 +17,7 @@ from gpucloud.domain.market.catalog import aged
 from gpucloud.domain.market.outcome import Saves, Stored, Summary
 from gpucloud.domain.market.plan import Plan, memory_needed
 from gpucloud.domain.market.recordings import RecordedMarket
-from gpucloud.domain.market.scenario import USUAL, restart_within
+from gpucloud.domain.market.scenario import recovery_within, restart_within
 from gpucloud.domain.offer import Offer
 from gpucloud.ports import Chart, Series
 from gpucloud.usecases.money.estimate import QUICK, AtDeadline, Candidate, Estimate, Need
@@ -47,7 +47,7 @@ def estimate_text(job: Job, estimate: Estimate, *, width: int | None, protection
         parts.append(table([*_policy_rows(job, estimate)]))
     if width is not None and len(estimate.curve) > 1:
         parts.append(_sparkline(estimate.curve))
-    remarks = [*_sources(job, estimate), *_kept(estimate, protection)]
+    remarks = [*_sources(job, estimate), *_kept(job, estimate, protection)]
     return "\n\n".join([*parts, "\n".join(remarks)])
 
 
@@ -352,12 +352,13 @@ def _rule(job: Job, estimate: Estimate) -> str:
     return "waiting for spot machines"
 
 
-def _kept(estimate: Estimate, protection: Protection | None) -> Iterator[str]:
+def _kept(job: Job, estimate: Estimate, protection: Protection | None) -> Iterator[str]:
     """Say what an interruption was taken to cost the script, and where it trains for less."""
     if protection is None or not estimate.recorded:
         return
     if protection.saving is Saving.DIRECTORY:
-        yield f"replayed as a script that saves every {format_span(timedelta(seconds=USUAL.save_s))} by itself"
+        recovery = recovery_within(estimate.changeover, protection.saving, job.checkpoint)
+        yield f"replayed as a script that saves by itself: {undone_text(recovery)}"
     if protection.saving in NEVER:
         yield "replayed as a script that begins anew whenever its machines go"
         if protection.saving is Saving.NOTHING and estimate.policy is not None:

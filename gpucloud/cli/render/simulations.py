@@ -9,13 +9,13 @@ from decimal import Decimal
 from typing import Any
 
 from gpucloud.cli.render.estimates import stored_json, stored_text
-from gpucloud.cli.render.words import replayed_usd, table, usd, usd_or_null
+from gpucloud.cli.render.words import replayed_usd, table, undone_text, usd, usd_or_null
 from gpucloud.domain import codec
 from gpucloud.domain.job.quantities import format_hours, format_span, format_usd
 from gpucloud.domain.job.spec import Policy
 from gpucloud.domain.market.outcome import Stored, Summary
 from gpucloud.domain.market.recordings import RecordedMarket, RecordedZone, mean_price, supply
-from gpucloud.domain.market.scenario import Recovery, Scenario, task_of
+from gpucloud.domain.market.scenario import Scenario, task_of
 from gpucloud.domain.offer import region_of
 from gpucloud.usecases.money.simulate import Result, Study
 
@@ -49,7 +49,7 @@ def simulation_text(job: str, scenario: Scenario, done: Simulation) -> str:
     recovery, market = scenario.recovery, done.market
     lines = [
         f"{title(job, scenario)} on {scenario.nodes} × {market.machine}{_fewer(scenario)}",
-        f"a restart takes {_span(recovery.restart_s)} (--restart); {_lost(recovery)}",
+        f"a restart takes {_span(recovery.restart_s)} (--restart); {undone_text(recovery)}",
         f"market {market.name}: {market.about}, {_recorded(market)}, {format_span(market.length)};"
         f" {format_usd(market.on_demand_usd_per_hour)} an hour on demand,"
         f" spot prices {'recorded' if market.prices_recorded else 'assumed'}",
@@ -289,15 +289,6 @@ def policy_named(policy: Policy | None, *, asked: bool = True) -> str:
     if policy is None:
         return "spot, else on demand"
     return "spot alone" if policy is Policy.GREEDY and not asked else policy.value
-
-
-def _lost(recovery: Recovery) -> str:
-    if recovery.begins_anew:
-        return "it saves nothing: whenever its machines go, it begins anew"
-    if recovery.notice_s is not None:
-        return f"an interruption undoes the {_span(recovery.notice_s)} of its notice"
-    other = "" if recovery.saves_when_asked else ", and so does a change of machines"
-    return f"an interruption undoes up to {_span(recovery.save_s)} of work{other}"
 
 
 def _seconds(span: timedelta | None) -> float | None:

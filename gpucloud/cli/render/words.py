@@ -8,12 +8,15 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from datetime import timedelta
 from decimal import Decimal
 from typing import Any, TextIO
 
 from gpucloud.cli.help import GROUPS
 from gpucloud.domain import codec
 from gpucloud.domain.errors import GpucloudError, JobFileError
+from gpucloud.domain.job.quantities import format_span
+from gpucloud.domain.market.scenario import Recovery
 from gpucloud.domain.offer import Pool
 from gpucloud.domain.state.state import Quarantine
 from gpucloud.domain.untrusted import in_one_line, lines_of, set_off
@@ -180,6 +183,16 @@ def usd(amount: Decimal) -> str:
 def usd_or_null(amount: Decimal | None) -> str | None:
     """Return money that may not be known as JSON has it."""
     return None if amount is None else usd(amount)
+
+
+def undone_text(recovery: Recovery) -> str:
+    """Return what an interruption undoes in replays."""
+    if recovery.begins_anew:
+        return "it saves nothing: whenever its machines go, it begins anew"
+    if recovery.notice_s is not None:
+        return f"an interruption undoes the {format_span(timedelta(seconds=recovery.notice_s))} of its notice"
+    other = "" if recovery.saves_when_asked else ", and so does a change of machines"
+    return f"an interruption undoes up to {format_span(timedelta(seconds=recovery.save_s))} of work{other}"
 
 
 def replayed_usd(amount: Decimal | None) -> str:

@@ -8,7 +8,7 @@ from enum import Enum
 
 from gpucloud.domain.checkpoint.manifest import Commit
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.job.spec import Cloud, Job, MarketPolicy
+from gpucloud.domain.job.spec import Cloud, Job, MarketPolicy, OnNotice
 
 
 class Saving(str, Enum):
@@ -77,7 +77,9 @@ def protection_of(job: Job, code: Code) -> Protection:
         row = f"by gpucloud.resume; {COSTS_A_RESTART}"
         return Protection(saving=Saving.RESUME, row=row, script=script)
     if kept is not None:
-        row = f"what is whole in {kept.path}/; an interruption costs the work since"
+        told = f"asked by {kept.on_notice.value} at a notice, and " if kept.on_notice is not OnNotice.NONE else ""
+        without = " without one" if told else ""
+        row = f"{told}what is whole in {kept.path}/; an interruption{without} costs the work since"
         return Protection(saving=Saving.DIRECTORY, row=row, script=script)
     if job.checkpoint.none:
         row = "nothing, as the job file says; an interruption starts it at the beginning"
