@@ -23,6 +23,7 @@ from gpucloud.domain.supervision.action import (
     Wait,
 )
 from gpucloud.domain.supervision.budget import (
+    Resumption,
     Standing,
     least_to_lower_to,
     overdue,
@@ -229,20 +230,32 @@ def test_what_was_said_of_money_at_the_end_is_said_anew_by_the_budget_and_sums_o
     job = replace(state(attempts=(opened("a"),)), exit_reason=ExitReason.BUDGET, status=JobStatus.FAILED)
     ended = replace(job, message=used_up(job, Decimal("0.09"), Used(spent_usd=Decimal("0.034")), RULES.prepaid_rule))
 
-    raised = told_of_money(ended, Decimal("0.12"), Used(spent_usd=Decimal("0.034")), RULES.prepaid_rule, nodes=1)
+    raised = told_of_money(
+        ended, Decimal("0.12"), Used(spent_usd=Decimal("0.034")), RULES.prepaid_rule, nodes=1, again=Resumption()
+    )
     assert raised == (
         "its budget was used up then (0.0340 USD spent, 0.0860 USD left now), nothing is saved: gpucloud train digits"
         " goes on from there"
     )
     alone = replace(job, message=used_up(job, Decimal("0.12"), Used(spent_usd=Decimal("0.034")), RULES.prepaid_rule))
-    kept = told_of_money(alone, Decimal("0.13"), Used(spent_usd=Decimal("0.034")), RULES.prepaid_rule, nodes=1)
+    kept = told_of_money(
+        alone, Decimal("0.13"), Used(spent_usd=Decimal("0.034")), RULES.prepaid_rule, nodes=1, again=Resumption()
+    )
     assert kept.startswith("the time that its machines were paid for is over (0.0340 USD spent, 0.0960 USD left), no")
     late = told_of_money(
-        ended, Decimal("0.12"), Used(spent_usd=Decimal("0.034")), RULES.prepaid_rule, nodes=1, is_late=True
+        ended,
+        Decimal("0.12"),
+        Used(spent_usd=Decimal("0.034")),
+        RULES.prepaid_rule,
+        nodes=1,
+        again=Resumption(is_late=True),
     )
     assert late.endswith("nothing is saved: with a later `deadline:`, gpucloud train digits goes on from there")
     other = replace(job, message="unattended time is over")
-    assert told_of_money(other, Decimal("0.12"), Used(), RULES.prepaid_rule, nodes=1) == "unattended time is over"
+    assert (
+        told_of_money(other, Decimal("0.12"), Used(), RULES.prepaid_rule, nodes=1, again=Resumption())
+        == "unattended time is over"
+    )
 
 
 def test_what_is_enough_for_another_start_is_never_called_too_little():
@@ -297,6 +310,11 @@ def test_the_end_at_the_deadline_says_what_is_saved_and_how_the_job_goes_on():
     assert ended.message == (
         "the deadline is over, step 70 is saved:"
         " with a later one in the job file, gpucloud train digits goes on from there"
+    )
+    short = Resumption(budget_usd=Decimal("1.2"), is_late=True)
+    assert told_of_money(ended, Decimal(1), Used(), RULES.prepaid_rule, nodes=2, again=short) == (
+        "the deadline is over, step 70 is saved:"
+        " with a later one in the job file, gpucloud train digits --budget '1.20 USD' goes on from there"
     )
 
 

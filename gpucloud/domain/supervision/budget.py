@@ -175,13 +175,15 @@ def used_up(
 
 
 def told_of_money(
-    state: JobState, budget_usd: Decimal, used: Used, prepaid_rule: PrepaidRule, *, nodes: int, is_late: bool = False
+    state: JobState, budget_usd: Decimal, used: Used, prepaid_rule: PrepaidRule, *, nodes: int, again: Resumption
 ) -> str | None:
     """Return the state's message; what it says of money by the budget and the sums of now, which others say too."""
     said = state.message
+    if said == overdue(state):
+        return overdue(state, again)
     if state.exit_reason is not ExitReason.BUDGET or said is None or not said.startswith((_BUDGET_OF, _TIME_IS_OVER)):
         return said
-    return used_up(state, budget_usd, used, prepaid_rule, nodes=nodes, is_late=is_late)
+    return used_up(state, budget_usd, used, prepaid_rule, nodes=nodes, is_late=again.is_late)
 
 
 def _rest(rest_usd: Decimal, reserve: Decimal, prepaid_rule: PrepaidRule) -> str:
@@ -203,10 +205,11 @@ def to_go_after(state: JobState) -> timedelta | None:
     return span_of(max(0, last.total_steps - saved) * pace_s)
 
 
-def overdue(state: JobState) -> str:
+def overdue(state: JobState, again: Resumption = Resumption(is_late=True)) -> str:
     """Return what to say when a job ends at its deadline: what is kept, and how it goes on."""
-    later = "with a later one in the job file, gpucloud train"
-    return f"the deadline is over, {_saved(state)}: {later} {state.job} goes on from there"
+    later = "with a later one in the job file, " if again.is_late else ""
+    train = replace(again, is_late=False).command(state.job)
+    return f"the deadline is over, {_saved(state)}: {later}{train} goes on from there"
 
 
 def without_way_on(message: str) -> str:

@@ -148,9 +148,7 @@ class Asker:
             told = replace(told, message=why, exit_code=ExitReason.USER_ERROR.exit_code)
         else:
             nodes = given.order.resolved.resources.nodes
-            said = told_of_money(
-                state, given.order.budget_usd, used, self.rules.prepaid_rule, nodes=nodes, is_late=again.is_late
-            )
+            said = told_of_money(state, given.order.budget_usd, used, self.rules.prepaid_rule, nodes=nodes, again=again)
             told = replace(told, message=said)
         told = replace(
             told,
