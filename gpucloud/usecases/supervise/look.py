@@ -401,22 +401,30 @@ def visited(report: JobReport, shell: Shell, sleep: Callable[[float], object] | 
     """Return the report with what its nodes say now; one that does not answer has no status.
 
     They are asked of an open attempt, and where one of them is to take the job over. With `sleep`, nodes that nobody
-    supervises are asked twice: what stands still is of an earlier time, as on a node whose disk is full, and counts as
-    no answer.
+    supervises, and those that tell their supervisor nothing, are asked twice: what stands still is of an earlier time,
+    as on a node whose disk is full, and counts as no answer.
     """
     nodes = [node for node in report.nodes if node.state is NodeState.RUNNING and node.host_key is not None]
     if not nodes or (report.open_attempt is None and not report.hands_over):
         return report
     with ThreadPoolExecutor(max_workers=min(_AT_ONCE, len(nodes))) as pool:
         standing = tuple(pool.map(lambda node: _visit(node, shell), nodes))
-        if sleep is not None and report.supervisor is None and any(one.status is not None for one in standing):
+        silent = {one.node_id for one in report.silent}
+        doubted = [
+            node
+            for node, one in zip(nodes, standing, strict=True)
+            if one.status is not None and (report.supervisor is None or node.id in silent)
+        ]
+        if sleep is not None and doubted:
             sleep(_TWO_BEATS_S)
-            again = pool.map(lambda node: _visit(node, shell), nodes)
-            standing = tuple(_moved(before, now) for before, now in zip(standing, again, strict=True))
+            again = {one.node_id: one for one in pool.map(lambda node: _visit(node, shell), doubted)}
+            standing = tuple(_moved(one, again.get(one.node_id)) for one in standing)
     return with_answers(report, standing)
 
 
-def _moved(before: NodeStanding, now: NodeStanding) -> NodeStanding:
+def _moved(before: NodeStanding, now: NodeStanding | None) -> NodeStanding:
+    if now is None:
+        return before
     stands = before.status is not None and now.status is not None and before.status.heartbeat == now.status.heartbeat
     return replace(now, status=None) if stands else now
 
