@@ -116,8 +116,13 @@ def what_a_start_finds(cloud: Gpucloud, read: Target, *, offline: bool) -> str |
         return f"warning: `gpucloud train` is refused: {refused.message}{hint}"
     except GpucloudError:  # what it finds is for the start to say
         return None
-    if found is None or is_finished(found.state):
+    if found is None or (is_finished(found.state) and not found.state.script_failed):
         return None
+    supervisor = asker_of(cloud, cloud.known(job, found.name, read.file)).supervisor()
+    if supervisor is not None:
+        return (
+            f"warning: {supervisor} supervises {found.name}: `gpucloud train` is refused; this is the plan of a new run"
+        )
     stands = "is unfinished" if not found.state.status.ended else f"has {found.state.status.value}"
     after = f" after {found.state.checkpoint}" if found.state.checkpoint is not None else ""
     return f"{found.name} {stands}: `gpucloud train` goes on with it{after}; this is the plan of a new run"

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from gpucloud.cli.commands import reaching
 from gpucloud.cli.commands.reaching import _look
 from gpucloud.cli.render import live
 from gpucloud.cli.render.bills import money_json
@@ -246,6 +247,32 @@ def test_watch_leaves_a_job_whose_machines_stay(held):
     looks = SimpleNamespace(show=shown.append)
     last = _look(asker, SimpleNamespace(), lambda _: pytest.fail("it waits"), looks, every_s=1.0)
     assert (last.condition, len(shown)) == (Condition.HELD if held else Condition.KEPT, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, "none of its attempt is up"),
+        ({"attempts": ()}, "no attempt is open"),
+        ({"status": JobStatus.STOPPED}, "the job has ended"),
+    ],
+)
+def test_who_watches_a_job_none_of_whose_machines_is_asked_hears_why(changes, why):
+    assert live._nobody(replace(told(visited=False), **changes)) == f"no machine was asked: {why}"
+
+
+def test_who_leaves_watching_hears_that_nothing_is_changed_and_not_that_the_job_goes_on(monkeypatch, capsys):
+    def leave(*_, **__):
+        raise KeyboardInterrupt
+
+    cloud = SimpleNamespace(clock=SimpleNamespace(sleep=None))
+    monkeypatch.setattr(reaching, "Gpucloud", lambda: cloud)
+    monkeypatch.setattr(reaching, "known_job", lambda *_: SimpleNamespace(name="live"))
+    monkeypatch.setattr(reaching, "visitor", lambda *_: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(reaching, "asker_of", lambda *_: None)
+    monkeypatch.setattr(reaching, "_look", leave)
+    assert reaching.watch("live", as_json=False) == 130
+    assert capsys.readouterr().err == "the watching ends: nothing of live is changed by it\n"
 
 
 def test_who_watches_a_job_that_nobody_supervises_is_told_the_newest_checkpoint_of_its_store():

@@ -16,7 +16,7 @@ from gpucloud.domain.job.quantities import parse_span
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.node import NO_GROUP
 from gpucloud.domain.state.order import held_until, is_closed, keeps, without_drill_done
-from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState, JobStatus
+from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState, JobStatus, Owner
 from gpucloud.domain.supervision.action import Arm, Done, TearDown
 from gpucloud.domain.supervision.capacity import shortest_start
 from gpucloud.domain.supervision.reconcile import decide
@@ -238,8 +238,44 @@ def test_what_failed_and_was_not_torn_down_is_torn_down_and_gone_on_with_by_one_
     with take(JobStore(outside.store, JOB), outside.clock) as lease:
         lease.write(replace(failed, torn_down=False))
     outside.fleet.training = Training()
-    assert give(outside, "train", "small.yaml").code == 0
+    mended = give(outside, "train", "small.yaml")
+    assert mended.code == 0
     assert len(stored(outside).attempts) == 2  # type: ignore[union-attr]
+    assert "what is left of small is torn down first\n" in mended.stderr  # none of it waited for a script
+    assert "wait no longer" not in mended.stderr
+
+
+def test_a_machine_that_was_taken_while_it_was_held_is_not_counted_to_those_that_are_gone_on_with(
+    outside: Outside,
+) -> None:
+    give(outside, "train", "small.yaml")
+    outside.fleet.training = Training()
+    held = stored(outside)
+    assert held is not None
+    outside.cloud.resize(GROUP, 1, held.pool)  # none comes in its place
+    if alive(outside) == 2:
+        outside.cloud.interrupt(GROUP, held.alive[0].node_id, notice=False)
+    assert alive(outside) == 1
+    mended = give(outside, "train", "small.yaml")
+    assert "from step 4, on the 1 machine held for it" in mended.stderr
+    assert mended.code == 0
+
+
+def test_a_plan_says_that_a_run_whose_machines_are_held_is_gone_on_with_and_of_a_supervised_one_that_it_is_not(
+    outside: Outside,
+) -> None:
+    give(outside, "train", "small.yaml")
+    first = give(outside, "plan", "small.yaml").stderr.splitlines()[0]
+    on = "`gpucloud train` goes on with it after step 4; this is the plan of a new run"
+    assert first == f"small has failed: {on}"
+    jobs = JobStore(outside.store, JOB)
+    loaded = jobs.load()
+    assert loaded is not None
+    owner = Owner(id="1", host="elsewhere", pid=1, started="1", since=outside.clock.now())
+    jobs.replace(replace(loaded[0], owner=owner), loaded[1].version)
+    first = give(outside, "plan", "small.yaml").stderr.splitlines()[0]
+    refused = "`gpucloud train` is refused; this is the plan of a new run"
+    assert first == f"warning: process 1 on elsewhere supervises small: {refused}"
 
 
 @pytest.mark.parametrize("hold", [MINUTES, None])

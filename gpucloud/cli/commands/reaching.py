@@ -69,7 +69,7 @@ def watch(target: str | None, *, as_json: bool) -> int:
         with _live() if live else _Lines(as_json=as_json) as shown:
             last = _look(asker_of(cloud, known), shell, cloud.clock.sleep, shown, every_s=_LIVE_S if live else _PLAIN_S)
     except KeyboardInterrupt:
-        tell(f"{known.name} goes on as before")
+        tell(f"the watching ends: nothing of {known.name} is changed by it")
         return 130
     finally:
         shell.close()

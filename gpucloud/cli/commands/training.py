@@ -14,12 +14,7 @@ from gpucloud.cli.commands.supervising import Begun, answer, bring_stored_home, 
 from gpucloud.cli.interrupts import Detach, Leave
 from gpucloud.cli.render.estimates import deadline_chart, estimate_json, estimate_text
 from gpucloud.cli.render.plans import plan_text
-from gpucloud.cli.render.ways import (
-    ended_words,
-    going_on_line,
-    new_run_line,
-    onward_line,
-)
+from gpucloud.cli.render.ways import clearing_line, ended_words, going_on_line, new_run_line, onward_line
 from gpucloud.cli.render.words import is_yes, say_json, say_words, tell, width_of
 from gpucloud.cli.target import Target, read_target, refuse_to_forget, report_of, what_a_start_finds
 from gpucloud.domain.checkpoint.protection import REMEDY, Protection, must_be_meant
@@ -189,7 +184,7 @@ def _once(begin: Callable[[], Begun], go: Callable[[Begun], int]) -> int:
     """
     begun = begin()
     if begun.start.clears:
-        tell(f"the machines of {begun.name} wait no longer for a mended script: they are torn down first")
+        tell(clearing_line(begun.name, waited=begun.start.waited))
         if (left := _left_while_clearing(begun)) is not None:
             return left
         begun = begin()
@@ -331,7 +326,7 @@ def _hold(job: Job) -> timedelta | None:
 
 def _say_what_it_follows(prospect: Prospect, now: datetime) -> None:
     if prospect.onward is not None and prospect.state is not None:
-        tell(onward_line(prospect.onward, prospect.state, now))
+        tell(onward_line(prospect.onward, prospect.state, now, prospect.held))
     if prospect.after is not None:
         tell(new_run_line(prospect.after, prospect.name, now))
     if prospect.kept is not None:

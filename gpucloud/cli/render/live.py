@@ -158,7 +158,11 @@ def _style(row: tuple[str, ...]) -> str:
 
 
 def _nobody(report: JobReport) -> str:
-    return "no machine was asked: " + ("the job has ended" if report.status.ended else "none is training yet")
+    if report.status.ended:
+        return "no machine was asked: the job has ended"
+    return (
+        f"no machine was asked: {'no attempt is open' if report.open_attempt is None else 'none of its attempt is up'}"
+    )
 
 
 def _panel(now: PanelState, moving: tuple[str, ...], width: int) -> Panel:

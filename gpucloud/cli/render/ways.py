@@ -121,12 +121,12 @@ def going_on_line(report: JobReport) -> str | None:
     return f"{report.job} goes on: {on}; its supervisor, {report.last_supervisor}, was last seen at {seen}"
 
 
-def onward_line(onward: Onward, state: JobState, now: datetime) -> str:
+def onward_line(onward: Onward, state: JobState, now: datetime, held: int) -> str:
     """Return how a run goes on that there is already: from where, on which machines, and how to have a new one."""
     start = from_where(state.checkpoint)
     match onward:
         case Onward.HELD:
-            machines = counted(len(state.alive), "machine")
+            machines = counted(held, "machine")
             return f"{state.job} goes on with the script as it is now, from {start}, on the {machines} held for it"
         case Onward.MENDED:
             goes_on = f"it goes on from {start} with the script as it is now (`--again` begins a new run)"
@@ -136,6 +136,13 @@ def onward_line(onward: Onward, state: JobState, now: datetime) -> str:
                 f"{state.job} goes on: `--again` begins a new run of what has succeeded, failed by its own error or"
                 f" passed its deadline (another `name:` does for any, and gpucloud rm {state.job} forgets this one)"
             )
+
+
+def clearing_line(job: str, *, waited: bool) -> str:
+    """Return what is torn down before a run goes on whose script has failed."""
+    if waited:
+        return f"the machines of {job} wait no longer for a mended script: they are torn down first"
+    return f"what is left of {job} is torn down first"
 
 
 def new_run_line(before: JobState, name: str, now: datetime) -> str:

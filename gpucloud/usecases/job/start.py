@@ -89,6 +89,8 @@ class Prospect:
     kept: Kept | None = None
     """The machines that it keeps, which the new one does not use: their rights and bills are that run's."""
     onward: Onward | None = None
+    held: int = 0
+    """How many machines the cloud lists that were held for it."""
 
     @property
     def reopens(self) -> bool:
@@ -126,8 +128,8 @@ class Start:
 
     `plan` is None for a run whose attempt goes on: it has its machines. `changed` says what differs from the
     last start. `last` is the order of the ended run that this new one comes after, where its word counts. `reopens`:
-    the script of this run failed, and its machines wait for the mended one. `clears`: they waited in vain, and are
-    torn down before anything else begins. `reruns`: the script is started otherwise from now on (`run`).
+    the script of this run failed, and its machines wait for the mended one. `clears`: they waited in vain, or not at
+    all (`waited`), and are torn down first. `reruns`: the script is started otherwise from now on (`run`).
     `after_teardown`: the run had ended, and nothing was left of it but its state.
     """
 
@@ -140,6 +142,7 @@ class Start:
     last: Order | None = None
     reopens: bool = False
     clears: bool = False
+    waited: bool = False
     reruns: bool = False
     after_teardown: bool = False
 
@@ -298,7 +301,11 @@ class Starter:
             self._require_payable(jobs, state, before, order, now)
         check(
             Prospect(
-                name=found.name, plan=plan, state=state, onward=onward_of(state, reopens=reopens, again=asked.again)
+                name=found.name,
+                plan=plan,
+                state=state,
+                onward=onward_of(state, reopens=reopens, again=asked.again),
+                held=len(self._listed(state).alive) if reopens else 0,
             )
         )
         self._pin(jobs, order.code_sha256, packed)
@@ -316,6 +323,7 @@ class Starter:
             reruns=before.resolved.run != job.run,
             after_teardown=state.torn_down,
             clears=ends and state.script_failed,
+            waited=held_until(found.given.order, state) is not None,
         )
 
     def _waits(self, found: Found, job: Job, now: datetime, *, trusted: bool) -> bool:
