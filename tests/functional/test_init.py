@@ -9,6 +9,7 @@ import pytest
 from gpucloud.__main__ import main
 from gpucloud.adapters.home import bundled
 from gpucloud.adapters.jobfile import job_templates, read_job
+from gpucloud.domain.errors import JobFileError
 
 TEMPLATES = [
     "accelerate",
@@ -61,6 +62,39 @@ def test_a_template_becomes_a_job_that_reads_with_its_script(folder, monkeypatch
     assert f"gpucloud train {template}.yaml" not in (folder / "gpucloud.yaml").read_text()
     # What is in the repository reads as well, under its own name.
     assert read_job(bundled("templates", "jobs", f"{template}.yaml")).name == template
+
+
+def test_a_file_for_a_script_that_is_not_there_yet_says_so(folder, monkeypatch, capsys):
+    code, told, _ = gpucloud(monkeypatch, capsys, "init")
+    assert (code, told) == (
+        0,
+        "wrote gpucloud.yaml; `gpucloud train` runs it once this is mended:\n"
+        'gpucloud.yaml:3:6: run: there is no script "train.py" in the code folder'
+        " (`code:` names its folder; gpucloud init --list)\n",
+    )
+    (folder / "fit.py").touch()
+    (folder / "sum.py").touch()
+    told = gpucloud(monkeypatch, capsys, "init", "--force")[1]
+    assert told.endswith('there is no script "train.py" in the code folder (there is fit.py, sum.py)\n')
+    (folder / "train.py").touch()
+    assert gpucloud(monkeypatch, capsys, "init", "--force")[1] == "wrote gpucloud.yaml; `gpucloud train` runs it\n"
+
+
+def test_a_script_with_a_space_in_its_name_is_written_in_quotes_and_refused_without(folder, monkeypatch, capsys):
+    (folder / "trän ing.py").touch()
+    for words in ((), ("--run", "trän ing.py")):
+        told = gpucloud(monkeypatch, capsys, "init", "--force", *words)[1]
+        assert told == "wrote gpucloud.yaml; `gpucloud train` runs it\n"
+        assert read_job(folder / "gpucloud.yaml").run == "'trän ing.py'"
+    text = (folder / "gpucloud.yaml").read_text()
+    (folder / "gpucloud.yaml").write_text(re.sub("(?m)^run: .*$", "run: trän ing.py --lr 1", text))
+    code, _, story = gpucloud(monkeypatch, capsys, "plan")
+    assert code == 2
+    assert '"trän ing.py" is a script here, and without quotes "trän" is taken for a command' in story
+    assert """(run: "'trän ing.py' --lr 1")""" in story
+    (folder / "gpucloud.yaml").write_text(re.sub("(?m)^run: .*$", """run: "'trän in.py'" """, text))
+    with pytest.raises(JobFileError, match=r'there is no script "trän in\.py"'):
+        read_job(folder / "gpucloud.yaml")
 
 
 def test_a_short_file_is_written_for_the_script_that_is_there_and_with_full_one_with_every_key(

@@ -6,6 +6,7 @@ They look at the raw values, so that their faults are found together with the ot
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 import shlex
@@ -26,10 +27,12 @@ from gpucloud.domain.variables import GPUCLOUD_RESUME_ARGS
 
 _OF_A_DIRECTORY = ("layout", "done_file", "on_notice", "settle", "per_node", "resume_args", "resume_variables")
 _PLACEHOLDER = re.compile(r"\{[A-Za-z_]+\}")
+_NAMES_A_SCRIPT = re.compile(r"(.*?\.py)(\s.*|$)")
 _IN_LINE = re.compile(rf"\$(?:{GPUCLOUD_RESUME_ARGS}\b|\{{{GPUCLOUD_RESUME_ARGS}\b)")
 _QUOTED_IN_LINE = re.compile(rf"[\"']\$\{{?{GPUCLOUD_RESUME_ARGS}\}}?[\"']")
 _OF_A_SCRIPT = re.compile(r"\.py\b(?:(?!\s\d?[<>])[^|;&<>\n])*")
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
+_SHOWN = 3
 KEY = "[key]"  # at the end of a path: the key itself, as pydantic writes it
 Report = Callable[[Key, str], Fault]
 
@@ -59,7 +62,10 @@ def beside(folder: Path, written: str) -> Path:
 
 def script_of(run: str) -> str | None:
     """Return the Python script that `run` starts, or None when it is a command line."""
-    words = run.split(maxsplit=1)
+    try:
+        words = shlex.split(run)
+    except ValueError:
+        words = run.split(maxsplit=1)
     return words[0] if words and words[0].endswith(".py") else None
 
 
@@ -84,13 +90,28 @@ def _run(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fault
         yield fault(("run",), f"{quoted(run)}: a script gets no shell; put 'single quotes' around $ ` * ? ; | # …")
         return
     place = beside(folder, code)
-    if script is None or not _is_folder(place):
+    if not _is_folder(place):
         return
-    if script.startswith("/") or ".." in script.split("/"):
+    if script is None:
+        yield from _unquoted(run, place, fault)
+    elif script.startswith("/") or ".." in script.split("/"):
         yield fault(("run",), f"{quoted(script)} is not a script inside the code folder")
     elif not os.path.isfile(place / script):  # noqa: PTH113  answers False for every name that no file can have
         told = fault(("run",), f"there is no script {quoted(script)} in the code folder")
-        yield replace(told, hint=nearest(script, _scripts_beside(place / script, place)))
+        there = sorted(_scripts_beside(place / script, place))
+        others = f"there is {', '.join(there[:_SHOWN])}" if there else "`code:` names its folder; gpucloud init --list"
+        yield replace(told, hint=nearest(script, there) or others)
+
+
+def _unquoted(run: str, place: Path, fault: Report) -> Iterator[Fault]:
+    """A script whose name is several words would be taken for a command and its words."""
+    found = _NAMES_A_SCRIPT.match(run.strip())
+    if found is not None and os.path.isfile(place / found[1]):  # noqa: PTH113  never raises
+        taken = quoted(found[1].split()[0])
+        told = fault(
+            ("run",), f"{quoted(found[1])} is a script here, and without quotes {taken} is taken for a command"
+        )
+        yield replace(told, hint=f"run: {json.dumps(shlex.quote(found[1]) + found[2], ensure_ascii=False)}")
 
 
 def _scripts_beside(script: Path, code: Path) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gpucloud.cli.render.estimates import need_json
 from gpucloud.cli.render.words import is_meant, say, say_json, table, tell
 from gpucloud.cli.target import DEFAULT_FILE, read_target
-from gpucloud.domain.errors import UsageError
+from gpucloud.domain.errors import JobFileError, UsageError
 from gpucloud.domain.job.quantities import format_usd
 from gpucloud.domain.job.spec import AwsChoices, Cloud, Job, Resources
 from gpucloud.domain.market.catalog import Catalog, QuotaRequest
@@ -46,7 +47,7 @@ def init(request: InitRequest, *, as_json: bool) -> int:
     name = request.name or _name_of(Path.cwd())
     if request.template is not None and (request.run is not None or request.full):
         raise UsageError("--template brings its own script and file", hint="leave --run and --full out")
-    run = request.run or _script_of(Path.cwd())
+    run = _quoted(request.run or _script_of(Path.cwd()))
     text, code = (
         template_job(request.template, name) if request.template else (sample_job(name, run, full=request.full), {})
     )
@@ -60,8 +61,23 @@ def init(request: InitRequest, *, as_json: bool) -> int:
     if as_json:
         say_json({"file": DEFAULT_FILE, "code": [str(path) for path in code]})
     else:
-        say(f"wrote {', '.join(map(str, files))}; `gpucloud train` runs it")
+        say(f"wrote {', '.join(map(str, files))}; `gpucloud train` runs it{_once_it_reads()}")
     return 0
+
+
+def _quoted(run: str) -> str:
+    """Return the line, in quotes where it is the name of a file here that is no word of its own."""
+    is_name = Path(run).is_file() and shlex.quote(run) != run
+    return shlex.quote(run) if is_name else run
+
+
+def _once_it_reads() -> str:
+    """Return what must be mended first in the file that was written; nothing where it is whole."""
+    try:
+        Gpucloud().read_job(Path(DEFAULT_FILE))
+    except JobFileError as error:
+        return f" once this is mended:\n{error.message}"
+    return ""
 
 
 def templates(*, as_json: bool) -> int:
