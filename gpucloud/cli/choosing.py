@@ -200,7 +200,7 @@ def doctor(
 def gc(
     cloud: Annotated[
         Optional[list[Cloud]],  # noqa: UP045
-        typer.Option("--cloud", help="Where; the embedded fleet, and AWS if jobs ran there."),
+        typer.Option("--cloud", help="Where; the embedded fleet, and AWS if jobs ran there. Own hosts have none."),
     ] = None,
     region: Annotated[Optional[list[str]], typer.Option(help="On AWS, where; may be repeated.")] = None,  # noqa: UP045
     store: Annotated[Optional[str], typer.Option(help="Of jobs in this store; all known ones.")] = None,  # noqa: UP045

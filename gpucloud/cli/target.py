@@ -318,7 +318,7 @@ def one_node(cloud: Gpucloud, known: KnownJob, node_id: str | None) -> Node:
     listed = asker.group.describe(group_of(cloud, known)).alive
     running = [node for node in listed if node.state is NodeState.RUNNING]
     if not running:
-        raise UsageError(f"{known.name} has no machine that is up", hint=f"gpucloud status {known.name}")
+        raise none_is_up(known.name, len(listed))
     if node_id is None:
         return running[0]
     exact = [node for node in running if node.id == node_id]
@@ -327,6 +327,12 @@ def one_node(cloud: Gpucloud, known: KnownJob, node_id: str | None) -> Node:
         why = "has no node" if not found else "has several nodes that begin with"
         raise UsageError(f"{known.name} {why} {node_id}", hint=f"one of {', '.join(n.id for n in running)}")
     return found[0]
+
+
+def none_is_up(job: str, coming: int) -> UsageError:
+    """Return the error for a job without a machine that can be asked, of which so many are on their way."""
+    more = f": {coming} {'is' if coming == 1 else 'are'} still being started" if coming else ""
+    return UsageError(f"{job} has no machine that is up{more}", hint=f"gpucloud status {job}")
 
 
 def node_of(cloud: Gpucloud, known: KnownJob, node_id: str | None) -> Node:

@@ -119,7 +119,10 @@ def sweepers(
 def swept_clouds(gpucloud: Gpucloud, clouds: tuple[CloudName, ...]) -> tuple[CloudName, ...]:
     """Return the clouds that are looked at: those named, else the embedded fleet and known jobs'. UsageError."""
     if any(one.traits.owned for one in clouds):
-        raise UsageError("own hosts have no strays: what stands there is yours", hint="gpucloud gc")
+        raise UsageError(
+            "own hosts have no strays: a job's files are removed when it ends, its software stays in ~/.gpucloud there",
+            hint="`rm -r ~/.gpucloud` on a host that no job uses any more",
+        )
     known = gpucloud.home.known()
     return clouds or tuple(one for one in _SWEPT if one is CloudName.LOCAL or _on(known, one))
 
@@ -131,14 +134,17 @@ def _sweeper(gpucloud: Gpucloud, census: Census, store: ObjectStore, story: Call
 
 def _aws_of(gpucloud: Gpucloud, regions: tuple[str, ...], known: tuple[KnownJob, ...]) -> AwsCloud:
     """Return AWS in the regions that are named, else in the profile's own and those of known jobs' files."""
-    if regions or not known:
+    if regions:
         return gpucloud.aws(AwsChoices(), Resources(regions=regions))
-    cloud = gpucloud.aws(AwsChoices(profile=known[0].profile), Resources())
-    found = dict.fromkeys((cloud.aws.region,))
+    choices = AwsChoices(profile=known[0].profile if known else None)
+    own = gpucloud.aws(choices, Resources()).aws
+    found = dict.fromkeys([own.region] if own.knows_region else [])
     for one in known:
         with suppress(GpucloudError):
             found.update(dict.fromkeys(gpucloud.read_job(one.file).resources.regions))
-    return gpucloud.aws(AwsChoices(profile=known[0].profile), Resources(regions=tuple(found)))
+    if not found:
+        raise UsageError("no AWS region is known", hint="--region us-east-1, or set AWS_REGION")
+    return gpucloud.aws(choices, Resources(regions=tuple(found)))
 
 
 def _on(known: tuple[KnownJob, ...], cloud: CloudName) -> tuple[KnownJob, ...]:

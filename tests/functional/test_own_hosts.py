@@ -203,6 +203,9 @@ def test_a_host_with_another_key_is_not_spoken_to_and_ends_a_job_that_needs_it(l
     assert answer.code == 13, answer.stderr
     assert f"{hosts.name(1)}: " in answer.stderr
     assert "the host key is not the pinned one; nothing was sent" in answer.stderr
+    said = " ".join(answer.stderr.split())
+    assert f"compare `ssh-keyscan -p {hosts.servers[1].node.port} 127.0.0.1` with /etc/ssh/ssh_host_ed25519" in said
+    assert "start a new one" not in said
     nothing_is_left(hosts)
 
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -177,8 +178,12 @@ def test_every_entry_has_a_name_of_its_own(hosts, names):
     assert tuple(place.name for place in places(SshChoices(hosts=hosts), sources())) == names
 
 
-def test_every_host_without_an_accepted_key_is_named():
+def test_every_host_without_an_accepted_key_is_named(tmp_path):
     hosts = (OwnHost(address="gpu1"), OwnHost(address="gpu2", host_key=KEY), OwnHost(address="gpu3", port=2222))
     with pytest.raises(HostKeyMismatch, match="host key of gpu1, gpu3:2222 is not known; nothing was sent") as refused:
         places(SshChoices(hosts=hosts), sources(None))
-    assert str(refused.value.hint).startswith("ssh-keyscan -p 22 gpu1 | tee -a /home/ada/.ssh/known_hosts | ")
+    scan = "ssh-keyscan -p 22 gpu1 | tee -a"
+    assert str(refused.value.hint).startswith(f"mkdir -p -m 700 /home/ada/.ssh; {scan} /home/ada/.ssh/known_hosts | ")
+    with pytest.raises(HostKeyMismatch) as refused:
+        places(SshChoices(hosts=hosts), replace(sources(None), known_hosts=tmp_path / "known_hosts"))
+    assert str(refused.value.hint).startswith(f"{scan} {tmp_path}/known_hosts | ")

@@ -11,7 +11,7 @@ import pytest
 
 from gpucloud.cli.target import one_node
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.node.node import NO_GROUP, GroupView
+from gpucloud.domain.node.node import NO_GROUP, GroupView, NodeState
 from tests.faults.process import run
 from tests.faults.rig import GROUP, JOB, Outside
 from tests.faults.strikes import Strikes
@@ -54,6 +54,28 @@ def test_a_whole_name_with_which_another_one_begins_means_its_machine(monkeypatc
     cloud: Any = SimpleNamespace()
     known: Any = SimpleNamespace(name=JOB)
     assert one_node(cloud, known, "vm-1").id == "vm-1"
+
+
+@pytest.mark.parametrize(
+    ("states", "said"),
+    [
+        ((), f"{JOB} has no machine that is up"),
+        ((NodeState.TERMINATED,), f"{JOB} has no machine that is up"),
+        ((NodeState.PENDING,), f"{JOB} has no machine that is up: 1 is still being started"),
+        ((NodeState.PENDING, NodeState.PENDING), f"{JOB} has no machine that is up: 2 are still being started"),
+    ],
+)
+def test_machines_that_are_on_their_way_are_told_where_none_is_up(
+    monkeypatch: pytest.MonkeyPatch, states: tuple[NodeState, ...], said: str
+) -> None:
+    machines = tuple(replace(node(f"vm-{at}"), state=state) for at, state in enumerate(states))
+    group = SimpleNamespace(describe=lambda _: replace(NO_GROUP, nodes=machines))
+    asker = SimpleNamespace(group=group, state=lambda: SimpleNamespace(group=GROUP))
+    monkeypatch.setattr("gpucloud.cli.target.asker_of", lambda *_: asker)
+    known: Any = SimpleNamespace(name=JOB)
+    with pytest.raises(UsageError) as refused:
+        one_node(SimpleNamespace(), known, None)  # type: ignore[arg-type]
+    assert (refused.value.message, refused.value.hint) == (said, f"gpucloud status {JOB}")
 
 
 def unique(name: str, other: str) -> str:

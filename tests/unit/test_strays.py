@@ -151,8 +151,19 @@ def test_gc_says_where_it_looked_and_who_was_not_asked(tmp_path, monkeypatch, ca
 
 def test_own_hosts_have_no_strays(tmp_path, monkeypatch):
     monkeypatch.setenv("GPUCLOUD_HOME", str(tmp_path))
-    with pytest.raises(UsageError, match="own hosts have no strays: what stands there is yours"):
+    with pytest.raises(UsageError, match=r"own hosts have no strays: .* stays in ~/\.gpucloud") as refused:
         gc(Sweep(clouds=(Cloud.SSH,)), as_json=False)
+    assert refused.value.hint == "`rm -r ~/.gpucloud` on a host that no job uses any more"
+
+
+def test_who_sweeps_aws_without_a_region_is_told_of_the_commands_own_option(tmp_path, monkeypatch):
+    monkeypatch.setenv("GPUCLOUD_HOME", str(tmp_path))
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    with pytest.raises(UsageError, match="no AWS region is known") as refused:
+        gc(Sweep(clouds=(Cloud.AWS,)), as_json=False)
+    assert refused.value.hint == "--region us-east-1, or set AWS_REGION"
 
 
 @pytest.mark.parametrize("damage", [None, b"{"], ids=["gone", "damaged"])

@@ -79,7 +79,10 @@ class SshProvisioner:
         for node_id in self._group.uncleared(group):
             story(f"{node_id} does not answer: files of the job may be left there, below ~/.gpucloud/jobs")
         self._records.remove(group)
-        story("own hosts: all are free, nothing of the job is left on those that answer")
+        story(
+            "own hosts: all are free, and the job's files are removed on those that answer; software that was"
+            " installed for it stays in ~/.gpucloud there, for jobs to come"
+        )
 
 
 # The job file's hosts as SSH reaches them: name, login, pinned key, way.
@@ -139,9 +142,10 @@ _USUAL_PORT = OwnHost(address="").port
 def _not_accepted(hosts: list[tuple[str, int]], file: Path) -> HostKeyMismatch:
     names = ", ".join(address if port == _USUAL_PORT else f"{address}:{port}" for address, port in hosts)
     address, port = hosts[0]
+    made = "" if file.parent.is_dir() else f"mkdir -p -m 700 {file.parent}; "
     return HostKeyMismatch(
         f"the host key of {names} is not known; nothing was sent",
-        hint=f"ssh-keyscan -p {port} {address} | tee -a {file} | ssh-keygen -lf - and compare with"
+        hint=f"{made}ssh-keyscan -p {port} {address} | tee -a {file} | ssh-keygen -lf - and compare with"
         " ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub there; or `host_key: ssh-ed25519 AAAA…` in the job file",
     )
 

@@ -9,6 +9,7 @@ import paramiko
 from paramiko.ssh_exception import IncompatiblePeer, MessageOrderError
 
 from gpucloud.domain.errors import HostKeyMismatch, HostUnreachable, KeyRefused, NodeError
+from gpucloud.domain.job.spec import Market
 from gpucloud.domain.node.node import Node
 
 GONE = "the node may still boot, be gone, or be behind a firewall: see `gpucloud status`"
@@ -50,9 +51,15 @@ def node_error(error: Exception, node: Node) -> NodeError:
 
 def key_mismatch(node: Node) -> HostKeyMismatch:
     """Return the error for a host that does not prove the pinned key."""
+    mend = "end the node and start a new one"
+    if node.pool.market is Market.OWNED:
+        mend = (
+            f"compare `ssh-keyscan -p {node.port} {node.address}` with /etc/ssh/ssh_host_ed25519_key.pub there, and"
+            " mend `host_key:` in the job file, or its line in known_hosts"
+        )
     return HostKeyMismatch(
         f"{node.id} ({node.address}:{node.port}): the host key is not the pinned one; nothing was sent",
-        hint="another machine has this address now, or somebody listens in: end the node and start a new one",
+        hint=f"another machine has this address now, or somebody listens in: {mend}",
     )
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpucloud.cli.render.words import say, say_json, table, tell, usd
-from gpucloud.cli.target import group_of, known_job, one_node
+from gpucloud.cli.target import group_of, known_job, none_is_up, one_node
 from gpucloud.domain import codec
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.quantities import format_moment, format_span, format_usd, parse_span
@@ -60,13 +60,11 @@ def _job(target: str | None, *, full: bool, as_json: bool) -> int:
     services = cloud.services(cloud.ordered(known).newest(), known.name, goes_on=False)
     try:
         found = examine(services, state, full=full)
+        alive = services.group.describe(state.group).alive if state.group is not None else ()
     finally:
         services.shell.close()
     if not found:
-        raise UsageError(
-            f"{known.name} has no machine that is up",
-            hint=f"gpucloud {'status' if state.status.ended else 'up'} {known.name}",
-        )
+        raise none_is_up(known.name, len(alive))
     fit = all(one.checked is not None and is_fit(one.checked) for one in found)
     if as_json:
         say_json({"job": known.name, "nodes": [_node_json(one) for one in found], "fit": fit})
