@@ -126,6 +126,14 @@ def test_a_start_is_taken_as_guessed_until_three_were_seen_or_one_was_longer():
     assert changeover(*three) == seconds(300)
 
 
+def test_the_first_save_of_a_script_that_tells_no_steps_is_not_its_first_step():
+    hourly = started(1, "a", after_s=3600), started(2, "b", after_s=4000)
+    assert changeover(*hourly) == seconds(4000)
+    saves = [(replace(attempt, counts=Counts.SAVES), interval) for attempt, interval in hourly]
+    assert changeover(*saves) == timedelta(minutes=12)
+    assert pace(*(a for a, _ in saves), nodes=[i for _, i in saves]).handover == pace(nodes=()).handover
+
+
 def test_the_first_machines_may_have_stood_ready_for_long():
     assert changeover(started(1, "a", after_s=3600)) == timedelta(minutes=12)
 

@@ -342,10 +342,10 @@ def _changeovers(state: JobState, limits: Limits) -> list[timedelta]:
     found, before = [], None
     for attempt in state.attempts:
         since = max((launched[m.node_id] for m in attempt.members if m.node_id in launched), default=None)
-        is_new = since is not None and (before is None or since > before.started_at)
+        stepped = None if attempt.counts is Counts.SAVES else attempt.stepped_at  # a first save comes late
         resized = before is not None and before.reason is ExitReason.RESIZED  # its machines had stood ready
-        if is_new and since is not None and attempt.stepped_at is not None and not resized:
-            span = attempt.stepped_at - since
+        if since and stepped and not resized and (before is None or since > before.started_at):
+            span = stepped - since
             # The first machines may have stood ready for long, since `up`.
             found.append((min(span, limits.boot) if before is None else span) + _lost(before, attempt))
         before = attempt
@@ -361,7 +361,7 @@ def _lost(before: Attempt | None, attempt: Attempt) -> timedelta:
 
 def _handovers(state: JobState) -> list[timedelta]:
     """Return what it took to save and leave on request, and with it the longest way from there to a step."""
-    starts = [a.stepped_at - a.started_at for a in state.attempts if a.stepped_at is not None]
+    starts = [a.stepped_at - a.started_at for a in state.attempts if a.stepped_at and a.counts is not Counts.SAVES]
     ends = [a.ended_at - a.ending_at for a in state.attempts if a.ended_at and a.ending_at]
     return [start + max(ends, default=timedelta(0)) for start in starts]
 
