@@ -36,7 +36,7 @@ from gpucloud.agent.metrics.node_metrics import NodeMetrics
 from gpucloud.agent.network import watcher_from
 from gpucloud.agent.single_process import agent_process
 from gpucloud.domain.node.node import Notice
-from gpucloud.domain.node.status import AttemptStatus, Launch, Outcome, RunState, Status
+from gpucloud.domain.node.status import LEAVES_AHEAD, OUTPUT, AttemptStatus, Launch, Outcome, RunState, Status
 from gpucloud.system import processes
 
 _NONE = OwnEnd()
@@ -207,7 +207,7 @@ class Agent:
         self._node_metrics = node_metrics
         self._boot_id = processes.boot_id()
         self._prepaid: Prepaid | None = None
-        self._leaves_s: float | None = None
+        self._leaves_s: tuple[float, float] | None = None
         self._powered_off = False
         self._saved_early: tuple[datetime, int] | None = None
         self._running: RunningAttempt | None = None
@@ -353,10 +353,19 @@ class Agent:
     def _saving(self) -> Saving | None:
         return self._running.folder.saving() or self._saving_before if self._running else None
 
+    def _leaves(self, prepaid: Prepaid, running: RunningAttempt) -> tuple[float, float]:
+        """Return how long before its paid time ends what runs leaves, now and at the most; 0 for the deaf."""
+        told = self._attempt.shown if self._attempt is not None else None
+        if told is not None and told.phase == OUTPUT and not running.saves_alone:
+            return 0.0, 0.0
+        saving = self._saving()
+        at_most = saving.most_ahead if saving is not None else LEAVES_AHEAD
+        return prepaid.ahead(saving).total_seconds(), at_most.total_seconds()
+
     def _report(self) -> None:
         self._measure()
         if self._running and self._prepaid:
-            self._leaves_s = max(0.0, self._prepaid.ahead(self._saving()).total_seconds())
+            self._leaves_s = self._leaves(self._prepaid, self._running)
         status = Status(
             heartbeat=0,
             epoch=self._inbox.epoch,
@@ -368,7 +377,8 @@ class Agent:
             unhealthy=self._node_metrics.unhealthy,
             host=self._node_metrics.host,
             rebalance=self._rebalance(),
-            leaves_s=self._leaves_s,
+            leaves_s=self._leaves_s[0] if self._leaves_s else None,
+            leaves_at_most_s=self._leaves_s[1] if self._leaves_s else None,
         )
         self._outbox.publish(status, now_s=time.monotonic())
 

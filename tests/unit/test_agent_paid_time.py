@@ -13,7 +13,17 @@ from gpucloud.agent import daemon
 from gpucloud.agent.attempt.decide import OwnEnd, Saving
 from gpucloud.agent.daemon import Agent
 from gpucloud.domain.codec import to_json
-from gpucloud.domain.node.status import AttemptStatus, Desired, Launch, Outcome, RunState, Stop, desired_to_json
+from gpucloud.domain.node.status import (
+    AttemptStatus,
+    Desired,
+    Launch,
+    Outcome,
+    Readings,
+    RunState,
+    Stop,
+    desired_to_json,
+    status_from_json,
+)
 from tests.unit.worlds import NOW
 
 
@@ -156,3 +166,31 @@ def test_what_the_attempt_itself_measured_comes_before_what_an_earlier_one_did(b
 def test_a_late_start_is_refused_no_earlier_for_what_an_earlier_attempt_measured(bench):
     bench.measured(1, '{"seconds": 300.0, "step": 5.0}')
     assert begun_late(bench, attempt=2).agent._running is not None
+
+
+# What is told of when the attempt leaves: as its paid time is now, and at the most.
+
+
+def told_by(bench):
+    status = status_from_json(bench.desired.with_name("status.json").read_text())
+    return status.leaves_s, status.leaves_at_most_s
+
+
+def test_an_attempt_that_has_not_saved_leaves_at_the_last_fifth_of_its_time_and_a_minute_before_at_the_most(bench):
+    bench.told(0, 120, launch=True)
+    assert told_by(bench) == (24, 60)
+    bench.agent._running.folder.measured = Saving(save=timedelta(seconds=2), step=timedelta(seconds=1))
+    bench.told(1, 160, launch=True)
+    assert told_by(bench) == (11, 11)
+
+
+@pytest.mark.parametrize(("saves_alone", "told"), [(False, (0, 0)), (True, (24, 60))])
+def test_a_script_that_only_prints_its_steps_hears_nothing_and_does_not_leave(bench, monkeypatch, saves_alone, told):
+    readings = Readings(
+        step=3, first_step=1, total_steps=9, loss=None, step_seconds=1.0, longest_s=None, age_s=0.0, values=()
+    )
+    printed = replace(Running.advance(None, None), readings=readings)
+    monkeypatch.setattr(Running, "advance", lambda *_: printed)
+    monkeypatch.setattr(Running, "saves_alone", saves_alone, raising=False)
+    bench.told(0, 120, launch=True)
+    assert told_by(bench) == told

@@ -95,11 +95,12 @@ def test_a_loss_that_is_not_a_number_is_valid_json_and_comes_back():
     assert again.step_seconds == math.inf
 
 
+@pytest.mark.parametrize("key", ["leaves_s", "leaves_at_most_s"])
 @pytest.mark.parametrize(("leaves_s", "is_so"), [(0.0, True), (720.0, True), (-1.0, False), (1e300, False)])
-def test_a_time_to_leave_that_cannot_be_is_believed_of_no_node(leaves_s, is_so):
-    said = status_to_json(Status(heartbeat=1, epoch=1, boot_id="b", notice=None, attempt=None, leaves_s=leaves_s))
+def test_a_time_to_leave_that_cannot_be_is_believed_of_no_node(key, leaves_s, is_so):
+    said = status_to_json(Status(heartbeat=1, epoch=1, boot_id="b", notice=None, attempt=None, **{key: leaves_s}))
     if is_so:
-        assert status_from_json(said).leaves_s == leaves_s
+        assert getattr(status_from_json(said), key) == leaves_s
     else:
         with pytest.raises(Malformed):
             status_from_json(said)

@@ -163,7 +163,7 @@ def test_a_start_is_as_long_in_the_time_that_is_expected_as_in_what_the_budget_p
     planner = planner_of(local, Kind("local.p2.xlarge", None, 1, None, Decimal("0.9")))
     quick = replace(planner, changeover=timedelta(seconds=30))  # of which a notice undoes the half
     text = estimate_text(local, Estimator(planner=quick, outlooks=OUTLOOKS).estimate(local), width=None)
-    assert "less what is kept aside and 1 min paid for a start:" in text
+    assert "less what is kept aside, 0.0175 USD of time after its last step and 1 min paid for a start:" in text
     assert "done after 12 h 1 min, 1 min paid for a start included;" in text
 
 
@@ -517,14 +517,14 @@ def test_machines_that_mostly_fail_come_after_those_that_finish() -> None:
 def test_a_budget_is_said_to_train_at_every_price_that_is_named_without_what_is_kept_aside(estimate: Estimate) -> None:
     text = estimate_text(JOB, estimate, width=None)
     assert (
-        "200.00 USD less what is kept aside and 1 min paid for a start: trains 8 d 8 h at this price,"
-        " 66 h 36 min at 3.00 USD an hour, 5 h 59 min at 33.00 USD an hour\n"
+        "200.00 USD less what is kept aside, 0.0583 USD of time after its last step and 1 min paid for a start:"
+        " trains 8 d 8 h at this price, 66 h 34 min at 3.00 USD an hour, 5 h 58 min at 33.00 USD an hour\n"
         "  kept aside 0.175 USD for the last save and the machines' end,"
         " which no training may use: 3 min 30 s at 3.00 USD an hour, or 1.92 USD at 33.00 USD an hour\n" in text
     )
     alone = estimate_text(JOB, estimated(JOB, V100), width=None)
     assert (
-        "paid for a start: trains 8 d 8 h at this price, 66 h 36 min at 3.00 USD an hour\n  kept aside 0.175" in alone
+        "paid for a start: trains 8 d 8 h at this price, 66 h 34 min at 3.00 USD an hour\n  kept aside 0.175" in alone
     )
 
 
@@ -532,8 +532,8 @@ def test_a_plan_names_what_is_spent_of_the_budget_and_no_time_beyond_a_year() ->
     plan = planner_of(JOB, V100).plan(JOB)
     rows = plan_rows(replace(plan, used=Used(spent_usd=Decimal("0.25")), trains=timedelta(days=36525)))
     assert rows["budget"] == (
-        "200.00 USD less 0.25 USD spent, less what is kept aside and 1 min paid for a start:"
-        " trains more than a year at this price, 66 h 36 min at 3.00 USD an hour"
+        "200.00 USD less 0.25 USD spent, less what is kept aside, 0.0583 USD of time after its last step and 1 min paid"
+        " for a start: trains more than a year at this price, 66 h 34 min at 3.00 USD an hour"
     )
 
 

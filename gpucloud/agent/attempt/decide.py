@@ -7,10 +7,8 @@ from datetime import datetime, timedelta
 from enum import Enum
 
 from gpucloud.domain.node.node import Notice
-from gpucloud.domain.node.status import Desired, Launch, Stop
+from gpucloud.domain.node.status import LEAVES_AHEAD, LEAVES_SHARE, Desired, Launch, Stop
 
-_SAVE_AHEAD = timedelta(seconds=60)
-_SAVE_SHARE = 0.2  # of a short lease: else it would be spent on saving
 _LONGEST_SHARE = 0.4  # of any lease: below the half at which a supervisor renews it
 _LONGEST = timedelta(minutes=12)  # the same of 30 minutes, the horizon of a lease that is renewed again and again
 _MARGIN = (timedelta(seconds=1), timedelta(seconds=5))  # for ranks to leave, and for a slower store than before
@@ -37,6 +35,11 @@ class Saving:
         margin = max(least, min(most, lease / 10))
         return min(2 * (self.save + self.step) + margin, _LONGEST_SHARE * lease, _LONGEST)
 
+    @property
+    def most_ahead(self) -> timedelta:
+        """The same before the end of a long time."""
+        return min(2 * (self.save + self.step) + _MARGIN[1], _LONGEST)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepaid:
@@ -59,8 +62,8 @@ class Prepaid:
 
         While no save was measured, 60 s before, or at the last fifth if that is shorter.
         """
-        lease = self.until - self.heard_at
-        return min(_SAVE_AHEAD, _SAVE_SHARE * lease) if saving is None else saving.ahead(lease)
+        lease = max(timedelta(0), self.until - self.heard_at)
+        return min(LEAVES_AHEAD, LEAVES_SHARE * lease) if saving is None else saving.ahead(lease)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,14 +57,15 @@ def plan_rows(plan: Plan) -> dict[str, str]:
         price += f"; on others, where these are not to be had, up to {format_usd(plan.dearest_usd_per_hour)}"
         kept += f", or {format_usd(plan.kept_at_dearest_usd)} at {dearest}"
     spent = f" less {plan.used}," if plan.used.usd else ""
-    start = f" and {format_span(plan.start)} paid for a start" if plan.start else ""
+    saving = f"{format_usd(plan.saving_usd)} of time after its last step"
+    less = f", {saving} and {format_span(plan.start)} paid for a start" if plan.start else f" and {saving}"
     then = (
         "nothing is paid for your own hosts" if plan.offer.pool.market is Market.OWNED else "then all machines are off"
     )
     return {
         "machines": f"{plan.nodes} × {plan.offer.pool}, {workers}{fewer}",
         "price": price,
-        "budget": f"{format_usd(plan.budget_usd)}{spent} less what is kept aside{start}: {trains}",
+        "budget": f"{format_usd(plan.budget_usd)}{spent} less what is kept aside{less}: {trains}",
         "kept aside": f"{format_usd(plan.kept_usd)} for the last save and the machines' end, which no training may use:"
         f" {kept}",
         "worst cost": f"{format_usd(plan.worst_usd)}, {then}",

@@ -14,7 +14,15 @@ from gpucloud.domain.job.spec import Cloud, Job, Market
 from gpucloud.domain.market.catalog import Headroom
 from gpucloud.domain.market.policies import Reason
 from gpucloud.domain.market.sizing import Memory, memory, way_to_fit, work_of
-from gpucloud.domain.money.budget import NOTHING_USED, PrepaidRule, Used, least_budget_usd, reserve_usd, trains_for
+from gpucloud.domain.money.budget import (
+    NOTHING_USED,
+    PrepaidRule,
+    Prolonged,
+    Used,
+    least_budget_usd,
+    prolonged,
+    reserve_usd,
+)
 from gpucloud.domain.node.gate.models import MODELS
 from gpucloud.domain.offer import Offer, Pool, rank, worth
 
@@ -28,7 +36,8 @@ class Plan:
     `offers` are all that would do, the chosen one first. `trains` is for how long the budget trains at today's price,
     `trains_at_cap` at the chosen offer's highest price, `trains_at_dearest` at that of the dearest of all: without
     what is `used`, after a first start, which takes `start`, and without `reserve` at the highest price, which only the
-    last save and the machines' end may use: `kept_usd`, on the dearest `kept_at_dearest_usd`.
+    last save and the machines' end may use: `kept_usd`, on the dearest `kept_at_dearest_usd`. `saving_usd` is paid for
+    time after its last step: it is asked to save and leave before its paid time is over.
     """
 
     job: str
@@ -43,6 +52,7 @@ class Plan:
     used: Used
     kept_usd: Decimal
     kept_at_dearest_usd: Decimal
+    saving_usd: Decimal
     reserve: timedelta
     start: timedelta
     trains: timedelta
@@ -74,7 +84,7 @@ class Plan:
         return self.offers[1:4]
 
 
-def make_plan(
+def make_plan(  # noqa: PLR0913  each is a part of the question
     job: Job,
     offers: tuple[Offer, ...],
     now: datetime,
@@ -82,10 +92,12 @@ def make_plan(
     *,
     used: Used = NOTHING_USED,
     pool: Pool | None = None,
+    saves: bool = True,
 ) -> Plan:
     """Return the plan for the job: the cheapest offer that does what it asks and that the budget can start.
 
-    A run that goes on in its `pool` asks for no other machines first, where these still do what it asks.
+    A run that goes on in its `pool` asks for no other machines first, where these still do what it asks. What never
+    `saves` is not asked to, and trains until its machines end.
 
     Raises PlanRefused, naming what must change, or BudgetTooSmall where it is what was spent that leaves too little.
     """
@@ -106,12 +118,19 @@ def make_plan(
     best = payable[0]
     dearest_usd = _dearest_usd(payable)
 
-    def trains(usd_per_hour: Decimal, cap_usd_per_hour: Decimal) -> timedelta:
-        if not usd_per_hour:
-            return timedelta(days=365)
-        return trains_for(
-            left, nodes=nodes, usd_per_hour=usd_per_hour, cap_usd_per_hour=cap_usd_per_hour, prepaid_rule=prepaid_rule
+    def paid_for(usd_per_hour: Decimal, cap_usd_per_hour: Decimal) -> Prolonged:
+        return prolonged(
+            left,
+            nodes=nodes,
+            usd_per_hour=usd_per_hour,
+            cap_usd_per_hour=cap_usd_per_hour,
+            prepaid_rule=prepaid_rule,
+            saves=saves,
         )
+
+    def trains(usd_per_hour: Decimal, cap_usd_per_hour: Decimal) -> timedelta:
+        asked_in = paid_for(usd_per_hour, cap_usd_per_hour).asked_in if usd_per_hour else timedelta(days=365)
+        return max(timedelta(0), asked_in - prepaid_rule.start)
 
     return Plan(
         job=job.name,
@@ -126,6 +145,7 @@ def make_plan(
         used=used,
         kept_usd=reserve_usd(nodes, best.cap_usd_per_hour, prepaid_rule),
         kept_at_dearest_usd=reserve_usd(nodes, dearest_usd, prepaid_rule),
+        saving_usd=paid_for(best.usd_per_hour, best.cap_usd_per_hour).unused_usd,
         reserve=prepaid_rule.reserve,
         start=prepaid_rule.start,
         trains=trains(best.usd_per_hour, best.cap_usd_per_hour),
@@ -147,7 +167,7 @@ def _too_small(job: Job, offer: Offer, prepaid_rule: PrepaidRule, used: Used) ->
     refused = BudgetTooSmall if used.usd else PlanRefused  # what a job has used up is no fault of its file
     return refused(
         f"{of} would end before {nodes} × {offer.pool} could train; the least that works is {least} USD:"
-        f" {told}{start}{format_span(prepaid_rule.least)} to train at"
+        f" {told}{start}{format_span(prepaid_rule.least)} to train and save at"
         f" {format_usd(cap_usd * nodes)} an hour,"
         f" and {format_usd(reserve_usd(nodes, cap_usd, prepaid_rule))} kept aside for"
         " the last save and the machines' end",

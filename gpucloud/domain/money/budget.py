@@ -18,6 +18,7 @@ from itertools import product
 
 from gpucloud.domain.job.quantities import format_usd, span_of
 from gpucloud.domain.money.ledger import ZERO, usd_for
+from gpucloud.domain.node.status import LEAVES_AHEAD, LEAVES_SHARE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +80,9 @@ class Spend:
     cap_usd_per_hour: Decimal = ZERO
     """What all those machines cost an hour at the most."""
     leaves: timedelta = timedelta(0)
-    """How long before its paid time ends the job is asked to save and leave."""
+    """How long before its paid time ends the job is asked to save and leave, as that time is now,"""
+    leaves_at_most: timedelta = timedelta(0)
+    """and at the most, once it has been prolonged."""
     gain: timedelta = timedelta(0)
     """By less than that, paid time is not prolonged at the end of the budget."""
     ahead_usd: Decimal = ZERO
@@ -97,11 +100,7 @@ class Spend:
         However little is left, what runs goes on: its paid time, at the highest price, is prolonged as long as there is
         anything to pay it of. What is left for a last save is more the longer that takes.
         """
-        if not self.usd_per_hour:
-            return None
-        usd = self._usable_usd + self.ahead_usd - usd_for(self.cap_usd_per_hour, self.gain)
-        paid = self.off_at - self.as_of - self.leaves if self.off_at and self.as_of else timedelta(0)
-        return max(timedelta(0), timedelta(hours=float(usd / self.usd_per_hour)), paid)
+        return self._prolonged.asked_in if self.usd_per_hour else None
 
     @property
     def is_used_up(self) -> bool:
@@ -138,8 +137,20 @@ class Spend:
         return replace(self, forecast_usd=self.spent_usd + min(usd, most_usd), is_short=usd > most_usd)
 
     @property
+    def _prolonged(self) -> Prolonged:
+        return Prolonged(
+            usd=self.left_usd - self.kept_usd + self.ahead_usd,
+            usd_per_hour=self.usd_per_hour,
+            cap_usd_per_hour=self.cap_usd_per_hour,
+            paid=self.off_at - self.as_of if self.off_at and self.as_of else timedelta(0),
+            leaves=self.leaves,
+            leaves_at_most=self.leaves_at_most,
+            gain=self.gain,
+        )
+
+    @property
     def _usable_usd(self) -> Decimal:
-        return self.left_usd - self.kept_usd - usd_for(self.cap_usd_per_hour, self.leaves)
+        return self.left_usd - self.kept_usd - usd_for(self.cap_usd_per_hour, self._prolonged.leaves_then)
 
     def _usd_within(self, span: timedelta) -> Decimal:
         """Return what the machines that live will have cost after that time, beside what is spent."""
@@ -161,6 +172,51 @@ class Spend:
     def off_usd(self) -> Decimal:
         """What the job will have cost at the most when its machines end by themselves."""
         return self.spent_usd + self.unproven_usd + self.promised_usd
+
+
+# When a budget ends.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prolonged:
+    """Machines whose paid time is prolonged while there is money: `usd` is all that may pay for time from now on.
+
+    They are `paid` for so long, at their highest price, and asked to save and leave so long before that is over:
+    longer, up to the most, the longer their paid time gets. It is prolonged by no less than `gain`, so that they may go
+    on that much longer than is said here.
+    """
+
+    usd: Decimal
+    usd_per_hour: Decimal
+    cap_usd_per_hour: Decimal
+    paid: timedelta
+    leaves: timedelta
+    leaves_at_most: timedelta
+    gain: timedelta
+
+    @property
+    def asked_in(self) -> timedelta:
+        """How long from now they are asked to save and leave."""
+        usd = self.usd - usd_for(self.cap_usd_per_hour, self.leaves_then + self.gain)
+        return max(timedelta(0), span_of(float(usd * 3600 / self.usd_per_hour)), self.paid - self.leaves)
+
+    @property
+    def unused_usd(self) -> Decimal:
+        """What is left then."""
+        return self.usd - usd_for(self.usd_per_hour, self.asked_in) if self.usd_per_hour else ZERO
+
+    @property
+    def leaves_then(self) -> timedelta:
+        """How long before their paid time ends they are asked, as that will be at the end of the money.
+
+        Of each second that is paid in addition, LEAVES_SHARE is for the last save, at the highest price.
+        """
+        if not self.usd_per_hour or self.leaves_at_most <= self.leaves:
+            return self.leaves
+        trains = span_of(float((self.usd - usd_for(self.cap_usd_per_hour, self.gain)) * 3600 / self.usd_per_hour))
+        dearer = float(self.cap_usd_per_hour / self.usd_per_hour) - 1
+        grown = (self.leaves + LEAVES_SHARE * (trains - self.paid)) / (1 + LEAVES_SHARE * dearer)
+        return min(self.leaves_at_most, max(self.leaves, grown))
 
 
 # Until when machines are paid for.
@@ -204,12 +260,28 @@ def least_budget_usd(nodes: int, cap_usd_per_hour: Decimal, prepaid_rule: Prepai
     )
 
 
-def trains_for(
-    usd: Decimal, *, nodes: int, usd_per_hour: Decimal, cap_usd_per_hour: Decimal, prepaid_rule: PrepaidRule
-) -> timedelta:
-    """Return how long `nodes` machines at that price train for the sum: their start and the reserve are paid of it."""
-    spendable = usd - reserve_usd(nodes, cap_usd_per_hour, prepaid_rule)
-    return max(timedelta(0), span_of(float(spendable * 3600 / (usd_per_hour * nodes))) - prepaid_rule.start)
+def prolonged(
+    usd: Decimal,
+    *,
+    nodes: int,
+    usd_per_hour: Decimal,
+    cap_usd_per_hour: Decimal,
+    prepaid_rule: PrepaidRule,
+    saves: bool = True,
+) -> Prolonged:
+    """Return `nodes` machines at that price that are about to start for the sum, as they are paid for until they have.
+
+    Where they save, they are taken to do so as those of which no save was measured yet.
+    """
+    return Prolonged(
+        usd=usd - reserve_usd(nodes, cap_usd_per_hour, prepaid_rule),
+        usd_per_hour=usd_per_hour * nodes,
+        cap_usd_per_hour=cap_usd_per_hour * nodes,
+        paid=prepaid_rule.start,
+        leaves=timedelta(0),
+        leaves_at_most=LEAVES_AHEAD if saves else timedelta(0),
+        gain=prepaid_rule.least_gain,
+    )
 
 
 def paid_until(  # noqa: PLR0913  each is a part of the sum

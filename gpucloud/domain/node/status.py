@@ -100,6 +100,11 @@ class Outcome(str, Enum):
 EXCUSED = frozenset({Outcome.BARRED, Outcome.KILLED})
 """No fault of the script: another attempt may do better."""
 
+LEAVES_AHEAD = timedelta(seconds=60)
+"""So long before its paid time ends a job is asked to save and leave of which no save was measured,"""
+LEAVES_SHARE = 0.2
+"""and this share of a short paid time."""
+
 OUTPUT = "output"
 """The phase of a script whose steps are read from its output."""
 UNTOLD = "script"
@@ -248,6 +253,8 @@ class Status:
     rebalance: datetime | None = None
     leaves_s: float | None = None
     """How long before its paid time ends what runs, or ran last, is asked to save and leave; None where nothing was."""
+    leaves_at_most_s: float | None = None
+    """The same once that time has been prolonged for long; None where nothing was."""
 
 
 def desired_to_json(desired: Desired) -> str:
@@ -327,6 +334,7 @@ def _is_possible(status: Status) -> bool:
         and 0 <= status.epoch < COUNTED
         and (status.attempt is None or is_possible_part(status.attempt))
         and 0 <= (status.leaves_s or 0.0) <= _LONGEST_LEAVING_S
+        and 0 <= (status.leaves_at_most_s or 0.0) <= _LONGEST_LEAVING_S
         and all(len(text) <= _LONGEST_TEXT for text in texts)
         and len(status.gpus) <= _MOST_GPUS
         and all(0 <= sample.index < _MOST_GPUS for sample in status.gpus)

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import span_of
 from gpucloud.domain.job.spec import Market
+from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.money.ledger import FREE_WHEN_INTERRUPTED_WITHIN
 from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.node.status import OUTPUT, AttemptStatus, Outcome, Progress, RunState, Status, Stop
@@ -99,13 +100,15 @@ def time_to_go(progress: Progress | None) -> timedelta | None:
     return span_of(max(0, progress.total_steps - progress.step) * progress.step_seconds)
 
 
-def longest_leaving(statuses: Iterable[Status | None]) -> timedelta:
-    """Return how long before the end of what is paid the first of the machines is asked to save and leave.
+def with_leaving(spend: Spend, statuses: Iterable[Status | None]) -> Spend:
+    """Return the money with how long before the end of what is paid the first of the machines saves and leaves.
 
     All of the ranks leave with it. Nothing where none tells.
     """
-    told = (status.leaves_s for status in statuses if status is not None and status.leaves_s is not None)
-    return timedelta(seconds=max(told, default=0.0))
+    told = [status for status in statuses if status is not None]
+    leaves_s = max((status.leaves_s or 0.0 for status in told), default=0.0)
+    at_most_s = max((status.leaves_at_most_s or 0.0 for status in told), default=0.0)
+    return replace(spend, leaves=timedelta(seconds=leaves_s), leaves_at_most=timedelta(seconds=at_most_s))
 
 
 def is_over(attempt: Attempt, node: NodeSnapshot | None) -> bool:

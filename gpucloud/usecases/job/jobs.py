@@ -24,7 +24,7 @@ from gpucloud.domain.state.order import Order, held_until, keeps, undrilled
 from gpucloud.domain.state.state import Attempt, CheckpointRef, ExitReason, JobState, MissingOutput
 from gpucloud.domain.supervision.budget import resumption, told_of_money
 from gpucloud.domain.supervision.capacity import standing
-from gpucloud.domain.supervision.membership import longest_leaving, time_to_go
+from gpucloud.domain.supervision.membership import time_to_go, with_leaving
 from gpucloud.domain.supervision.self_driving import hands_over, makes_itself_fit
 from gpucloud.domain.supervision.snapshot import Rules
 from gpucloud.domain.supervision.transitions import as_listed, with_commit
@@ -368,7 +368,7 @@ def with_forecast(report: JobReport) -> JobReport:
     if alone:
         return replace(report, spend=report.spend.until_off())
     to_go = time_to_go(None if report.ran_out else report.progress)
-    spend = replace(report.spend, leaves=longest_leaving(one.status for one in report.standing))
+    spend = with_leaving(report.spend, (one.status for one in report.standing))
     return replace(report, spend=spend.for_job_of(to_go, report.deadline_at, buys_time=report.buys_time))
 
 

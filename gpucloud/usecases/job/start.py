@@ -404,12 +404,12 @@ class Starter:
         listed = self._listed(state)
         require_start(state, order, now, listed, self.rules.limits)
         offers = self.planner.offers(job)
-        prepaid_rule = prepaid_rule_for(state, self.rules.prepaid_rule)
+        prepaid_rule, saves = prepaid_rule_for(state, self.rules.prepaid_rule), self.planner.saves(job)
         if state.group is not None:
             pool = pool_to_stay_in(state, listed, now, by_deadline=order.deadline_at is not None)
-            return make_plan(job, offers, now, prepaid_rule, used=used, pool=pool)
+            return make_plan(job, offers, now, prepaid_rule, used=used, pool=pool, saves=saves)
         # Asked of a run without a group alone: machines of its own would count as used of its quota.
-        plan = make_plan(job, self.planner.allowed(job, offers), now, prepaid_rule, used=used)
+        plan = make_plan(job, self.planner.allowed(job, offers), now, prepaid_rule, used=used, saves=saves)
         return self.planner.safer(job, plan, prepaid_rule, used=used)
 
     def _require_payable(self, jobs: JobStore, state: JobState, before: Order, order: Order, now: datetime) -> None:

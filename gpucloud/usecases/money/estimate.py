@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from decimal import Decimal
 
-from gpucloud.domain.checkpoint.protection import Saving
+from gpucloud.domain.checkpoint.protection import NEVER, Saving
 from gpucloud.domain.errors import BudgetTooSmall, CredentialsError, NoCapacity, PlanRefused, UsageError
 from gpucloud.domain.job.spec import Cloud, Job, Market, MarketPolicy, Policy
 from gpucloud.domain.market.catalog import Headroom, QuotaRequest
@@ -274,6 +274,10 @@ class Planner:
         """How long a start takes: as in the replays that stand beside it, and no less than the budget pays it for."""
         return max(restart_within(self.changeover), self.prepaid_rule.start)
 
+    def saves(self, job: Job) -> bool:
+        """Whether the job's script saves at all, as far as can be seen."""
+        return self.saving(job) not in NEVER
+
     def undisturbed(self, job: Job, needs: Needs) -> Summary:
         """Return what the job comes to on machines that nothing interrupts."""
         return undisturbed(task_of(job, needs), self.start)
@@ -285,7 +289,7 @@ class Planner:
         """
         offers = self.allowed(job, self.offers(job))
         try:
-            plan = make_plan(job, offers, self.clock.now(), self.prepaid_rule)
+            plan = make_plan(job, offers, self.clock.now(), self.prepaid_rule, saves=self.saves(job))
         except PlanRefused:
             # The whole work wants more than a start: the larger sum is the one to name.
             if found := fitting(job, offers):
@@ -341,7 +345,8 @@ class Planner:
         """Return the plan on those of its machines that are had on demand; None where there is no such plan."""
         fixed = tuple(offer for offer in plan.offers if offer.pool.market is Market.ON_DEMAND)
         try:
-            return make_plan(job, fixed, plan.made_at, prepaid_rule, used=used) if fixed else None
+            saves = self.saves(job)
+            return make_plan(job, fixed, plan.made_at, prepaid_rule, used=used, saves=saves) if fixed else None
         except (PlanRefused, BudgetTooSmall):
             return None
 

@@ -20,7 +20,7 @@ from gpucloud.domain.state.order import Order, is_closed
 from gpucloud.domain.state.state import ExitReason, JobState, UsageInterval
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import Action, Done, Pause, StayOn, Wait
-from gpucloud.domain.supervision.membership import longest_leaving, time_left
+from gpucloud.domain.supervision.membership import time_left, with_leaving
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.snapshot import OUTSIDE, Goal, Snapshot, Supervising, goal_of
 from gpucloud.domain.untrusted import masked, words_of
@@ -200,7 +200,7 @@ class Supervisor:
         spend = self.tracker.spend(recorded, listed, snapshot.now, goal.budget_usd, rule, unproven)
         if (line := self.observer.usage.warning()) is not None:
             self.watcher.story(line)
-        spend = replace(spend, leaves=longest_leaving(node.status for node in snapshot.nodes))
+        spend = with_leaving(spend, (node.status for node in snapshot.nodes))
         left, buys_time = time_left(snapshot), goal.buys_time
         self.watcher.tick(snapshot, action, spend.for_job_of(left, goal.deadline_at, buys_time=buys_time))
         self.actor.act(action, snapshot, goal)
