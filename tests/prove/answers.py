@@ -71,7 +71,8 @@ _UNPROVEN = re.compile(rf"^unproven +(?P<usd>{_SUM}) USD", re.MULTILINE)
 _LEFT = re.compile(rf"^(?:left|unused) +(?P<usd>{_SUM}) USD", re.MULTILINE)
 _SUPERVISED = re.compile(r"supervised by (its own node \S+?|process \d+ on \S+?)(?= since|,|$)", re.MULTILINE)
 _ATTEMPTS = re.compile(
-    r"^\d+ +\d+ +(?:(?:steps )?\d+–(?P<last>\d+)(?:, kept to \d+|, none kept)?|none) +(?P<ended>\S.*?)  ", re.MULTILINE
+    r"^\d+ +\d+ +(?:(?:steps )?\d+–(?P<last>\d+)(?: or more)?(?:, kept to \d+|, none kept)?|none) +(?P<ended>\S.*?)  ",
+    re.MULTILINE,
 )
 _CHECKPOINT = re.compile(r"^checkpoint at (?:step|save) (?P<step>\d+)", re.MULTILINE)
 _STEP = re.compile(r", (?:step|save) (?P<step>\d+)")

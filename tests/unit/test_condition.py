@@ -516,6 +516,25 @@ def test_an_attempt_of_which_nothing_runs_any_more_is_not_called_training():
     assert "running" not in report_text(saved)
 
 
+def test_an_attempt_that_lost_the_machine_of_rank_0_unheard_made_steps_that_nobody_knows():
+    """Its supervisor died 25 s after its start and 1 s after step 31; that machine went 40 s after the start."""
+    over = told(up("b", part(1, Outcome.FAILED)), up("c"))
+    (attempt,) = over.attempts
+    began = attempt.started_at
+    heard = replace(attempt, first_step=1, last_step=31, last_step_at=began + timedelta(seconds=24), pace_s=0.8)
+    lived = Charge(
+        node_id="a", attempt=1, start=began, end=began + timedelta(seconds=40), usd_per_hour=Decimal(1), usd=Decimal(0)
+    )
+    still = replace(lived, node_id="b", end=NOW)
+    known = replace(over, attempts=(heard,), charges=(lived, still))
+    assert "1        2      1–31 or more, none kept  its ranks have ended  40 s" in report_text(known)
+    assert "1–31, none kept  its ranks have ended  40 s" in report_text(
+        replace(known, attempts=(replace(heard, last_step_at=began + timedelta(seconds=39)),))
+    )
+    closed = replace(heard, reason=ExitReason.LOST, ended_at=began + timedelta(minutes=2))
+    assert "1–31 or more, none kept  lost   40 s" in report_text(replace(known, attempts=(closed,)))
+
+
 def test_an_attempt_that_ended_on_machines_that_all_live_has_failed_by_itself():
     both = told(up("a", FAILED), up("b", part(1, Outcome.FAILED)))
     assert report_text(both).startswith("live: its script has failed, nobody supervises\n")
@@ -525,7 +544,7 @@ def test_an_attempt_that_ended_on_machines_that_all_live_has_failed_by_itself():
         "gpucloud train live ends it as failed; given once more, it goes on from the beginning\n" in report_text(both)
     )
     assert "given once more, it goes on from step 4\n" in report_text(replace(both, checkpoint=SAVED))
-    assert "1        2      1–385  its ranks have ended  20 s" in report_text(both)
+    assert "1        2      1–385, none kept  its ranks have ended  20 s" in report_text(both)
     assert headline(both).splitlines()[0] == "live: its script has failed, nobody supervises, attempt 1"
     barred = told(up("a", FAILED), up("b", part(1, Outcome.BARRED)))
     assert report_text(barred).startswith("live: waiting, nobody supervises\n")

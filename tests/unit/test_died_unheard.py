@@ -109,6 +109,22 @@ def test_what_a_script_commits_that_nobody_hears_is_looked_for_in_the_store(
     assert found == looks
 
 
+@pytest.mark.parametrize(
+    ("checkpoint", "reason", "line"),
+    [
+        (replace(LAST, step=100), ExitReason.LOST, "ended: lost, last heard at step 146, checkpoint at step 100"),
+        (None, ExitReason.LOST, "ended: lost, last heard at step 146, nothing saved"),
+        (None, ExitReason.HUNG, "ended at step 146: hung, nothing saved"),
+        (None, ExitReason.SUCCEEDED, "ended at step 146: succeeded"),
+    ],
+)
+def test_the_story_of_an_end_says_what_was_heard_last_and_what_is_kept(
+    checkpoint: CheckpointRef | None, reason: ExitReason, line: str
+) -> None:
+    world = snapshot(gone("a"), state=state(attempts=(HEARD,)), checkpoint=checkpoint)
+    assert tell_story(CloseAttempt(reason=reason), world) == f"attempt 1 {line}"
+
+
 def left(monkeypatch: pytest.MonkeyPatch, checkpoint: CheckpointRef = LAST, **changes: Any) -> JobReport:
     """Return the report of a job whose machines are off, with what its store has."""
     monkeypatch.setattr(jobs, "newest_commit", lambda *_: Newest(checkpoint.step, checkpoint.sha256))

@@ -151,7 +151,7 @@ def test_steps_of_an_attempt_that_saved_nothing_are_no_saves_once_a_later_one_sa
     numbers = ("first_step", "last_step", "kept_to_step", "first_save", "last_save", "kept_to_save")
     assert [first[name] for name in numbers] == [1, 40, 0, None, None, None]
     assert tell_story(CloseAttempt(reason=ExitReason.LOST), snapshot(state=state(attempts=(steps,)))).startswith(
-        "attempt 1 ended at step 40"
+        "attempt 1 ended: lost, last heard at step 40"
     )
 
 

@@ -21,12 +21,13 @@ from gpucloud.cli.render.words import pool_json, quarantine_json, table
 from gpucloud.domain import codec
 from gpucloud.domain.checkpoint.layouts import Additions, resume_advice
 from gpucloud.domain.checkpoint.manifest import Counts
-from gpucloud.domain.job.quantities import counted, format_moment, format_span
+from gpucloud.domain.job.quantities import counted, format_moment, format_span, span_of
 from gpucloud.domain.node.node import Node
 from gpucloud.domain.state.state import (
     Attempt,
     CapacityDecision,
     Cooldown,
+    ExitReason,
     Interruption,
 )
 from gpucloud.domain.supervision.capacity import dated
@@ -256,12 +257,13 @@ def _cooldown_json(cooldown: Cooldown) -> dict[str, Any]:
 
 def _attempt_row(attempt: Attempt, report: JobReport) -> tuple[str, ...]:
     """Return an attempt's cells."""
-    steps = f"{attempt.first_step}–{attempt.last_step}{_kept_words(attempt, report)}"
+    until = _worked_until(attempt, report)
+    more = " or more" if _worked_on_unheard(attempt, until, report) else ""
+    steps = f"{attempt.first_step}–{attempt.last_step}{more}{_kept_words(attempt, report)}"
     if attempt.last_step is None:
         steps = "none"
     elif (unit := report.unit_of(attempt)) is not report.counts:
         steps = f"{unit.value} {steps}"
-    until = _worked_until(attempt, report)
     reason = attempt.reason.value if attempt.reason else _open_word(report)
     unheard = report.is_unheard or (report.died_unheard and report.kind is not ConditionKind.TRAINED)
     if attempt.reason is None and unheard and report.told_at is not None:
@@ -305,17 +307,30 @@ def _open_word(report: JobReport) -> str:
 def _worked_until(attempt: Attempt, report: JobReport) -> datetime:
     """Return when the attempt or its script ended, or now.
 
-    It worked no longer than its machines, whenever its end was seen.
+    It worked no longer than the first of its machines to end, whenever its end was seen.
     """
     members = {member.node_id for member in attempt.members}
-    paid = [charge.end for charge in report.charges if charge.node_id in members]
+    ends: dict[str, datetime] = {}
+    for charge in report.charges:
+        if charge.node_id in members:
+            ends[charge.node_id] = max(charge.end, ends.get(charge.node_id, charge.end))
     ended = (
         attempt.ended_at
         or (None if attempt.reason else report.trained_at)
         or report.looked_at
         or datetime.now(timezone.utc)
     )
-    return max(min(ended, max(paid, default=ended)), attempt.started_at)
+    return max(min([ended, *ends.values()]), attempt.started_at)
+
+
+def _worked_on_unheard(attempt: Attempt, until: datetime, report: JobReport) -> bool:
+    """Whether steps of the attempt are unknown: rank 0's machine went, and nobody had heard it for some of them."""
+    is_gone = (
+        report.ran_out and report.progress is None if attempt.reason is None else attempt.reason is ExitReason.LOST
+    )
+    if not is_gone or attempt.last_step_at is None or report.kept_to(attempt) is None:
+        return False
+    return until - attempt.last_step_at > report.limits.silent + 2 * span_of(attempt.pace_s or 0.0)
 
 
 def _interruption_row(interruption: Interruption, report: JobReport) -> tuple[str, ...]:

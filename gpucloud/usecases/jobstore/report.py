@@ -283,7 +283,7 @@ class JobReport:
             return None
         if progress is not None and self.looked_at is not None:
             return self.looked_at - span_of(max(0.0, progress.age_s))
-        return attempt.last_step_at
+        return attempt.last_step_at if attempt.members[0].node_id in {node.id for node in self.nodes} else None
 
     @property
     def told_at(self) -> datetime | None:
@@ -358,6 +358,7 @@ class JobReport:
 
     def kept_to(self, attempt: Attempt) -> int | None:
         """Return the last of the attempt's steps that counts, one before its first for none; None where all do."""
+        attempt = replace(attempt, reason=attempt.reason or (ExitReason.LOST if self.ran_out else None))
         return kept_to(attempt, self.attempts, self.checkpoint, succeeded=self.status is JobStatus.SUCCEEDED)
 
     def _machines_of(self, attempt: Attempt) -> int:

@@ -325,6 +325,8 @@ def _closed(reason: ExitReason, snapshot: Snapshot) -> str:
     saved = snapshot.checkpoint or snapshot.state.checkpoint
     counts = saved.counts if saved else Counts.STEPS
     attempt = with_commit(snapshot.state.attempts, saved.step if saved else None, counts)[-1]
-    step = f" at {unit_of(attempt, saved).named(attempt.last_step)}" if attempt.last_step else ""
-    kept = f", checkpoint at {saved}" if saved else ""
-    return f"attempt {attempt.number} ended{step}: {reason.value}{kept}"
+    step = unit_of(attempt, saved).named(attempt.last_step) if attempt.last_step else ""
+    kept = f", checkpoint at {saved}" if saved else ", nothing saved" if step and reason.retried else ""
+    if step and reason is ExitReason.LOST and (saved is None or saved.step != attempt.last_step):
+        return f"attempt {attempt.number} ended: {reason.value}, last heard at {step}{kept}"
+    return f"attempt {attempt.number} ended{f' at {step}' if step else ''}: {reason.value}{kept}"
