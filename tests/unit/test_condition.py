@@ -186,6 +186,11 @@ def test_machines_that_are_held_or_kept_say_until_when_what_they_cost_and_how_th
     assert report_text(kept).splitlines()[-1] == (
         "1 machine is kept, for a look, until 12:05:00 UTC, 0.15 USD more at the most; gpucloud down live ends it now"
     )
+    again = over(JobStatus.SUCCEEDED, ExitReason.SUCCEEDED, up("new"), kept_until=until)
+    (*_, last) = report_text(again).splitlines()
+    assert last.endswith(
+        "ends it now. The cloud started new since: nothing of the job ran there, and there is nothing to look at"
+    )
     assert [report_json(one)["condition"] for one in (held, kept)] == ["held", "kept"]
     assert report_json(kept)["kept_until"] == "2026-03-01T12:05:00+00:00"
     assert headline(held).startswith("live: failed, machines held")

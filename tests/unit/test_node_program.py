@@ -8,13 +8,14 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from gpucloud.adapters.transfer.copying import program_argv, program_text, request
+from gpucloud.adapters.transfer.copying import Copier, program_argv, program_text, request
 from gpucloud.adapters.transfer.localfiles import local_tree
 from gpucloud.adapters.transfer.sync import make_tree
-from gpucloud.domain.errors import StoreError
+from gpucloud.domain.errors import RemoteCommandFailed, StoreError
 
 TEXT = ast.parse(program_text())
 
@@ -42,6 +43,22 @@ def test_what_is_no_operation_of_it_is_refused(tmp_path: Path):
         program_argv(sys.executable), input=request(str(tmp_path), "", "erase", paths=["x"]), capture_output=True
     )
     assert (done.returncode, done.stderr) == (1, b"'erase' is no operation\n")
+
+
+class HereWithoutCode:
+    """A node whose commands run here; nothing of a job has run there."""
+
+    node = SimpleNamespace(id="i-1", root="none/of/it")
+
+    def run(self, argv, stdin=b"", timeout_s=None):
+        done = subprocess.run(argv, input=stdin, capture_output=True, timeout=timeout_s)
+        return SimpleNamespace(exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr)
+
+
+def test_where_nothing_of_a_job_ran_no_repetition_is_advised():
+    with pytest.raises(RemoteCommandFailed, match="i-1: there is no code folder on this node") as caught:
+        Copier(HereWithoutCode(), python=sys.executable).listing(["results/"])
+    assert caught.value.hint == "gpucloud status says which machines the job has: nothing of it ran on this one"
 
 
 def test_stored_code_cannot_choose_an_operation(tmp_path: Path):

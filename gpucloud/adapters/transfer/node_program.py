@@ -37,6 +37,7 @@ from typing import Any, BinaryIO
 
 from gpucloud.adapters.transfer.node_trees import CHUNK_BYTES, CUT_OFF, chunks_of, stays, tree
 
+NO_CODE = "there is no code folder on this node"
 _LONG_NAME = 200  # bytes: a file system takes 255 with what a part adds
 PART = re.compile(r"\..*\.[0-9a-f]{16}\.part", re.DOTALL)
 
@@ -77,7 +78,7 @@ def _base(base: str, root: str) -> Path:
         return Path(launch["directory"])
     trees = [tree for tree in (agent / "code").glob("[0-9a-f]*") if tree.is_dir()]
     if not trees:
-        raise SystemExit("there is no code folder on this node")
+        raise SystemExit(NO_CODE)
     return max(trees, key=lambda tree: tree.stat().st_mtime_ns)
 
 

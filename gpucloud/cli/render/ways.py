@@ -91,8 +91,17 @@ def stay_text(report: JobReport) -> str | None:
     return (
         f"{some} {why} until {format_moment(until, report.looked_at)},"
         f" {format_most(report.spend.promised_usd)} more at the most; gpucloud down {report.job} ends"
-        f" {'it' if one else 'them'} now"
+        f" {'it' if one else 'them'} now{_bare(report)}"
     )
+
+
+def _bare(report: JobReport) -> str:
+    """Return which kept machines have nothing to look at: the cloud started them in place of others."""
+    members = {member.node_id for one in report.attempts[-1:] for member in one.members}
+    bare = [node.id for node in report.nodes if node.id not in members]
+    if report.kept_until is None or not members or not bare:
+        return ""
+    return f". The cloud started {', '.join(bare)} since: nothing of the job ran there, and there is nothing to look at"
 
 
 def signature_lines(name: str | None) -> list[str]:
