@@ -398,14 +398,14 @@ def plan_is_simulate() -> Found:
             on_demand_usd_per_hour=float(on_demand),
         )
         stage = Stage(gpus=gpus, zones=zones, spot_usd_per_hour=spot, on_demand_usd_per_hour=on_demand)
-        planned = outlooks.outlook(Policy.UNIFORM, task, stage, budget_usd=Decimal(1000), windows=144)
+        planned = outlooks.outlook(Policy.UNIFORM, task, stage, budget_usd=Decimal(1000))
         assert planned is not None
         means = []
         for market in outlooks.recordings(gpus):
             priced = market.at_prices(on_demand, spot)
             for sets in zone_sets(priced, zones):
                 study = Study(
-                    zone_sets=sets, policies=(Policy.UNIFORM,), deadlines=(scenario.deadline,), windows=48, seed=3
+                    zone_sets=sets, policies=(Policy.UNIFORM,), deadlines=(scenario.deadline,), windows=100, seed=3
                 )
                 found = [float(one.summary.mean_usd) for one in simulate(scenario, priced, study, TableMaker)]
                 means.append(sum(found) / len(found))

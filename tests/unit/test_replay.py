@@ -20,7 +20,15 @@ from gpucloud.domain.market.outcome import ON_DEMAND, Lifetime
 from gpucloud.domain.market.policies import Choice, Mode, Task
 from gpucloud.domain.market.policy import decide
 from gpucloud.domain.market.recordings import timeline, zone_set
-from gpucloud.domain.market.scenario import NOTICE, USUAL, Recovery, recovery_of, recovery_within, restart_within
+from gpucloud.domain.market.scenario import (
+    NOTICE,
+    USUAL,
+    Recovery,
+    recovery_of,
+    recovery_within,
+    restart_within,
+    starts,
+)
 from gpucloud.domain.market.simulation import bill_usd, charges, replay
 from gpucloud.domain.money.ledger import total
 from gpucloud.domain.node.node import EndCause
@@ -42,6 +50,14 @@ def run(policy, market, *, task=TASK, recovery=NOTICED, nodes=1, budget=None):
 
 def lifetime(zone, start, end, cause=EndCause.CHOICE, nodes=1):
     return Lifetime(zone=zone, nodes=nodes, launched_s=start, ended_s=end, cause=cause)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_jobs_are_submitted_once_in_every_part_of_a_recording_whatever_the_seed(seed):
+    market, tick = tiny_market({"a": ("1" * 20, "1.00")}), timedelta(seconds=180)  # at looks 0 to 19
+    assert [look // 5 for look in starts(market, tick, 4, seed)] == [0, 1, 2, 3]
+    assert starts(market, tick, 60, seed) == tuple(look for look in range(20) for _ in range(3))
+    assert starts(market, tick, 4, seed) != starts(market, tick, 4, seed + 1)
 
 
 # Zone a is taken at 9 min with 6 of work done, one of them lost; b at 15 min with 2 more. At 18 min, when c comes, only

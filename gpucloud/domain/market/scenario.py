@@ -103,9 +103,10 @@ def _another_restart(scenario: Scenario) -> str:
 
 
 def starts(market: RecordedMarket, followed: timedelta, count: int, seed: int) -> tuple[int, ...]:
-    """Return the looks at which `count` jobs are submitted, at random, all followed for so long within the recording.
+    """Return the looks at which `count` jobs are submitted, all followed for so long within the recording.
 
-    The same seed gives the same looks. Raises UsageError where the recording is too short.
+    One at random in each of as many equal parts of it: calm and busy weeks have their share, whatever the seed. The
+    same seed gives the same looks. Raises UsageError where the recording is too short.
     """
     room = int(market.length.total_seconds() - followed.total_seconds()) // LOOK_S
     if room < 0:
@@ -114,7 +115,7 @@ def starts(market: RecordedMarket, followed: timedelta, count: int, seed: int) -
             hint="a longer market (gpucloud simulate --list), or --deadline",
         )
     draw = random.Random(seed)  # noqa: S311  windows, not secrets
-    return tuple(draw.randint(0, room) for _ in range(count))
+    return tuple(min(room, int((room + 1) * (part + draw.random()) / count)) for part in range(count))
 
 
 def deadlines(scenario: Scenario, market: RecordedMarket) -> tuple[timedelta, ...]:
