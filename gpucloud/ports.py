@@ -268,19 +268,26 @@ class Shell(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Brought:
-    """What became of a job's outputs: where they are now, and what of them is missing."""
+    """What became of a job's outputs: where they are now, and what of them is missing.
+
+    `size` is how many bytes came, or were here already; `set_aside` are files that lay in the place of others and
+    differed, by the names that they have now.
+    """
 
     paths: tuple[str, ...] = ()
+    size: int = 0
+    set_aside: tuple[str, ...] = ()
     missing: tuple[MissingOutput, ...] = ()
 
 
 class Outputs(Protocol):
     """Takes a job's results home."""
 
-    def bring_home(self, host: Host, code: str, moves: Callable[[], None] | None = None) -> Brought:
+    def bring_home(self, host: Host, code: str, attempt: int, moves: Callable[[], None] | None = None) -> Brought:
         """Copy the outputs from the folder `code` on the host; what is not there is no error. NodeError, StoreError.
 
-        `moves` is called whenever something has arrived; what it raises ends the copy.
+        What lies in the place of a file of that attempt, and differs, is set aside. `moves` is called whenever
+        something has arrived; what it raises ends the copy.
         """
         ...
 

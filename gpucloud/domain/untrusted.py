@@ -77,7 +77,7 @@ def in_calendar(at: datetime) -> bool:
 
 _MOST = (
     (r"jobs/[^/]+/outputs/files/.*", OBJECT_BYTES),
-    (r"jobs/[^/]+/outputs/notes\.json", NOTES_BYTES),
+    (r"jobs/[^/]+/outputs/notes(?:/[^/]+)?\.json", NOTES_BYTES),
     (r"jobs/[^/]+/launches/(?:\d+/)?lock\.json", RECORD_BYTES),
     (r"jobs/[^/]+/(?:status|launches)/.*", STATUS_BYTES),
     (r"jobs/[^/]+/logs/.*", LOG_BYTES + LOG_TIMES_BYTES),

@@ -20,8 +20,8 @@ from gpucloud.domain.job.quantities import format_size
 from gpucloud.domain.untrusted import STAGING, Arriving, Tree, judge, judge_together, landing_of, parent_of, shown
 from gpucloud.store.contract import ObjectStore
 from gpucloud.system.processes import try_lock
+from gpucloud.system.wholefile import free_name, is_there, same, sha256_of
 
-_CHUNK_BYTES = 1 << 20
 _PIECE_BYTES = 16 << 20
 _STAGINGS = 16  # copies into one folder at once
 _MOST_LINKS = 40  # after one another, as Linux counts
@@ -35,13 +35,15 @@ class Landing:
 
     Enter it, `expect` the tree, fill a `part` for each file, `keep` it, and `settle`. Left before that, it has changed
     nothing; with `resumes`, what was cut off is there for the next landing of the same files in the same folder, though
-    not when what was sent is at fault. Errors: LandingRefused for what the sender named, StoreError for what is in the
-    way here.
+    not when what was sent is at fault. With `aside`, what lies in a file's place and differs is kept, by that ending of
+    its name. Errors: LandingRefused for what the sender named, StoreError for what is in the way here.
     """
 
-    def __init__(self, root: Path, *, resumes: bool = False) -> None:
+    def __init__(self, root: Path, *, resumes: bool = False, aside: str | None = None) -> None:
         self.root = root
+        self.set_aside: list[Path] = []
         self._resumes = resumes
+        self._aside = aside
         self._tree = Tree()
         self._kept: dict[str, str] = {}
         self._made: list[Path] = []
@@ -104,7 +106,7 @@ class Landing:
             if descriptor is None:
                 return False
             try:
-                return os.fstat(descriptor).st_size == file.size and _sha256(descriptor) == sha256
+                return os.fstat(descriptor).st_size == file.size and sha256_of(descriptor) == sha256
             finally:
                 os.close(descriptor)
         return False
@@ -133,15 +135,22 @@ class Landing:
                 os.close(self._folder(name, mode))
             with _Current(self) as current:
                 for name in sorted(self._kept, key=parent_of):
-                    place = name.rpartition("/")[2]
-                    os.rename(self._kept[name], place, src_dir_fd=self._staging, dst_dir_fd=current.folder_of(name))
+                    self._move(self._kept[name], name, current.folder_of(name))
                 for name, target in sorted(self._tree.links):
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink("link", dir_fd=self._staging)
                     os.symlink(target, "link", dir_fd=self._staging)
-                    place = name.rpartition("/")[2]
-                    os.rename("link", place, src_dir_fd=self._staging, dst_dir_fd=current.folder_of(name))
+                    self._move("link", name, current.folder_of(name))
         self._is_settled = True
+
+    def _move(self, part: str, name: str, folder: int) -> None:
+        """Move a part, or a link, to its place; what lies there makes room under another name if it is to be kept."""
+        place = name.rpartition("/")[2]
+        if self._aside is not None and is_there(place, folder) and not same((part, self._staging), (place, folder)):
+            other = free_name(place, self._aside, folder)
+            os.rename(place, other, src_dir_fd=folder, dst_dir_fd=folder)
+            self.set_aside.append(self.root / parent_of(name) / other)
+        os.rename(part, place, src_dir_fd=self._staging, dst_dir_fd=folder)
 
     def folder_of(self, name: str) -> int:
         """Return a descriptor of the folder that the name lies in; it and those above it are made if need be."""
@@ -235,7 +244,7 @@ class Landing:
     def _folds(self) -> bool:
         """Whether the disk takes names for the same that differ in case, or in how letters are composed."""
         os.close(os.open("probe-\u00c9", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=self._staging))
-        found = [_is_there(other, self._staging) for other in ("PROBE-\u00c9", "probe-\u00e9", "probe-E\u0301")]
+        found = [is_there(other, self._staging) for other in ("PROBE-\u00c9", "probe-\u00e9", "probe-E\u0301")]
         os.unlink("probe-\u00c9", dir_fd=self._staging)
         return any(found)
 
@@ -368,7 +377,7 @@ class Part:
 
     def sha256(self) -> str:
         """Return the hash of what is there."""
-        return _sha256(self.descriptor)
+        return sha256_of(self.descriptor)
 
 
 class _Current:
@@ -427,19 +436,3 @@ def _new_or_own(name: str, flags: int, folder: int) -> int:
 
 def _part_name(name: str, content: str) -> str:
     return hashlib.sha256(f"{name}\0{content}".encode(errors="surrogateescape")).hexdigest()
-
-
-def _sha256(descriptor: int) -> str:
-    digest, at = hashlib.sha256(), 0
-    while chunk := os.pread(descriptor, _CHUNK_BYTES, at):
-        digest.update(chunk)
-        at += len(chunk)
-    return digest.hexdigest()
-
-
-def _is_there(name: str, folder: int) -> bool:
-    try:
-        os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True

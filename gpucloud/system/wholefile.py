@@ -1,13 +1,19 @@
-"""Files that appear whole: written beside, then renamed."""
+"""Files that appear whole: written beside, then renamed. And what is asked of folders by their descriptors."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import itertools
 import os
+import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+_CHUNK_BYTES = 1 << 20
+_NAME_BYTES = 255
 
 
 def write_whole(path: Path, content: str | bytes, *, mode: int = 0o600, lasting: bool = False) -> None:
@@ -63,3 +69,54 @@ def read_last_lines(path: Path, size: int) -> str:
         return text if path.stat().st_size <= size else text.partition("\n")[2]
     except OSError:
         return ""
+
+
+# Of folders that are open. All raise OSError.
+
+
+def is_there(name: str, folder: int) -> bool:
+    """Whether anything has that name."""
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def free_name(name: str, ending: str, folder: int) -> str:
+    """Return the name with that ending, and a number if it is taken; a long one is cut to what a disk takes."""
+    for number in itertools.count(1):
+        end = f".{ending}" if number == 1 else f".{ending}.{number}"
+        stem = name
+        while len(os.fsencode(stem + end)) > _NAME_BYTES:
+            stem = stem[:-1]
+        if not is_there(stem + end, folder):
+            return stem + end
+    raise AssertionError("numbers do not end")
+
+
+def same(one: tuple[str, int], other: tuple[str, int]) -> bool:
+    """Whether two names, each in a folder, are files of one content, or links that say the same."""
+    modes = [os.stat(name, dir_fd=at, follow_symlinks=False) for name, at in (one, other)]
+    if all(stat.S_ISLNK(found.st_mode) for found in modes):
+        return len({os.readlink(name, dir_fd=at) for name, at in (one, other)}) == 1
+    if not all(stat.S_ISREG(found.st_mode) for found in modes) or modes[0].st_size != modes[1].st_size:
+        return False
+    return len({_sha256_there(*place) for place in (one, other)}) == 1
+
+
+def sha256_of(descriptor: int) -> str:
+    """Return the hash of an open file."""
+    digest, at = hashlib.sha256(), 0
+    while chunk := os.pread(descriptor, _CHUNK_BYTES, at):
+        digest.update(chunk)
+        at += len(chunk)
+    return digest.hexdigest()
+
+
+def _sha256_there(name: str, folder: int) -> str:
+    descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        return sha256_of(descriptor)
+    finally:
+        os.close(descriptor)

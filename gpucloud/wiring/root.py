@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpucloud.adapters.transfer.sync import Sources
     from gpucloud.domain.supervision.self_driving import Unable
     from gpucloud.domain.supervision.snapshot import Limits
-    from gpucloud.ports import Clock, DataSets, Shell, Signer, Trust
+    from gpucloud.ports import Brought, Clock, DataSets, Shell, Signer, Trust
     from gpucloud.usecases.job.ordered import OrderedJob
     from gpucloud.usecases.jobstore.jobstore import JobStore
     from gpucloud.usecases.jobstore.orders import Orders, Reader
@@ -194,10 +194,12 @@ class Gpucloud:
 
         return why_unable(job, self.cloud(job).cloud_profile, self.store(job).url, self._cache)
 
-    def bring_stored_home(self, job: Job, name: str) -> tuple[str, ...]:
+    def bring_stored_home(self, job: Job, name: str) -> Brought:
         """Bring home what a machine that drove the job put into the store; return where it is now."""
+        from gpucloud.ports import Brought
+
         if not job.outputs and job.profile_steps is None:
-            return ()
+            return Brought()
         from gpucloud.adapters.transfer.outputs import bring_stored_home
 
         return bring_stored_home(self.store(job), name, job.source.parent / "outputs" / name, marks=True)
@@ -208,7 +210,7 @@ class Gpucloud:
 
         return has_stored(self.store_of(known), known.name)
 
-    def copy_stored(self, known: KnownJob, target: Path) -> tuple[str, ...]:
+    def copy_stored(self, known: KnownJob, target: Path) -> Brought:
         """Bring what was put into the store below `target`, as it was, and leave it there; return where it is now."""
         from gpucloud.adapters.transfer.outputs import copy_stored
 

@@ -75,7 +75,7 @@ def modes(folder: Path) -> dict[str, str]:
 def test_files_arrive_with_their_bytes_their_modes_and_their_times(
     case: Case, hosts: tuple[Host, Host], code: Path
 ) -> None:
-    case.outputs.bring_home(hosts[0], str(code))
+    case.outputs.bring_home(hosts[0], str(code), 1)
     case.arrive()
     assert modes(case.home) == {
         "best.pt": ANY,
@@ -89,7 +89,7 @@ def test_files_arrive_with_their_bytes_their_modes_and_their_times(
 
 
 def test_links_arrive_as_links(case: Case, hosts: tuple[Host, Host], code: Path) -> None:
-    case.outputs.bring_home(hosts[0], str(code))
+    case.outputs.bring_home(hosts[0], str(code), 1)
     case.arrive()
     assert (case.home / "results" / "last").readlink() == Path("deep/model")
 
@@ -98,7 +98,7 @@ def test_a_file_that_nobody_may_read_or_write_is_its_owners_at_home(
     case: Case, hosts: tuple[Host, Host], code: Path
 ) -> None:
     (code / "run.sh").chmod(0o111)
-    case.outputs.bring_home(hosts[0], str(code))
+    case.outputs.bring_home(hosts[0], str(code), 1)
     case.arrive()
     assert modes(case.home)["run.sh"] == "-rwx--x--x"
 
@@ -106,18 +106,18 @@ def test_a_file_that_nobody_may_read_or_write_is_its_owners_at_home(
 def test_what_a_second_machine_brings_takes_nothing_from_the_first(
     case: Case, hosts: tuple[Host, Host], code: Path
 ) -> None:
-    case.outputs.bring_home(hosts[0], str(code))
+    case.outputs.bring_home(hosts[0], str(code), 1)
     (code / "results" / "tool").unlink()
     (code / "results" / "last").unlink()
     (code / "results" / "other").symlink_to("deep/model")
-    case.outputs.bring_home(hosts[1], str(code))
+    case.outputs.bring_home(hosts[1], str(code), 1)
     case.arrive()
     assert modes(case.home)["results/tool"] == "-rwxr-xr-x"
     assert sorted(path.name for path in (case.home / "results").iterdir() if path.is_symlink()) == ["last", "other"]
 
 
 def test_nothing_is_brought_twice(case: Case, hosts: tuple[Host, Host], code: Path) -> None:
-    case.outputs.bring_home(hosts[0], str(code))
+    case.outputs.bring_home(hosts[0], str(code), 1)
     case.arrive()
     (case.home / "run.sh").write_text("mine")
     case.arrive()
@@ -129,7 +129,7 @@ def test_what_is_not_there_is_named_with_what_is_nearest_and_all_else_arrives(
 ) -> None:
     (code / "metrics").rename(code / "metric")
     (code / "best.pt").rename(code / "best.pth")
-    brought = case.outputs.bring_home(hosts[0], str(code))
+    brought = case.outputs.bring_home(hosts[0], str(code), 1)
     case.arrive()
     assert brought.missing == (
         MissingOutput(path="metrics/", why="is not there", nearest="metric"),
@@ -142,7 +142,7 @@ def test_where_nothing_is_there_all_of_it_is_named_and_nothing_fails(
     case: Case, hosts: tuple[Host, Host], tmp_path: Path
 ) -> None:
     (tmp_path / "bare").mkdir()
-    brought = case.outputs.bring_home(hosts[0], str(tmp_path / "bare"))
+    brought = case.outputs.bring_home(hosts[0], str(tmp_path / "bare"), 1)
     case.arrive()
     assert (brought.paths, [one.path for one in brought.missing]) == ((), list(NAMED))
     assert not case.home.exists()
@@ -155,7 +155,7 @@ def test_what_leads_elsewhere_or_is_no_file_is_named_as_left_out(
     (code / "results" / "run-1").symlink_to(tmp_path / "scratch")
     os.mkfifo(code / "results" / "pipe")
     (code / "last.pt").symlink_to("gone.pt")
-    brought = case.outputs.bring_home(hosts[0], str(code))
+    brought = case.outputs.bring_home(hosts[0], str(code), 1)
     case.arrive()
     assert brought.missing == (
         MissingOutput(
@@ -167,4 +167,31 @@ def test_what_leads_elsewhere_or_is_no_file_is_named_as_left_out(
 
 
 def test_of_what_is_all_there_nothing_is_missing(case: Case, hosts: tuple[Host, Host], code: Path) -> None:
-    assert case.outputs.bring_home(hosts[0], str(code)).missing == ()
+    assert case.outputs.bring_home(hosts[0], str(code), 1).missing == ()
+
+
+def test_nothing_that_came_home_before_is_written_over(case: Case, hosts: tuple[Host, Host], code: Path) -> None:
+    """Each attempt's words stay, whether it came home before the next one began or lay in the store with it."""
+    steps, home = code / "results" / "steps.txt", case.home / "results"
+    for attempt, words in ((1, "one"), (2, "two"), (3, "two"), (4, "three")):
+        steps.write_text(words)
+        (code / "results" / "last").unlink()
+        (code / "results" / "last").symlink_to("tool" if attempt > 1 else "deep/model")
+        case.outputs.bring_home(hosts[0], str(code), attempt)
+        if attempt != 1:
+            case.arrive()
+    found = {path.name: path.read_text() for path in home.glob("steps*")}
+    assert found == {"steps.txt": "three", "steps.txt.before-attempt-2": "one", "steps.txt.before-attempt-4": "two"}
+    assert (home / "last").readlink() == Path("tool")
+    assert (home / "last.before-attempt-2").readlink() == Path("deep/model")
+    assert sorted(path.name for path in home.glob("tool*")) == ["tool"]
+
+
+def test_what_the_user_has_put_there_is_kept_too(case: Case, hosts: tuple[Host, Host], code: Path) -> None:
+    (case.home / "results").mkdir(parents=True)
+    (case.home / "results" / "tool").write_text("mine")
+    (case.home / "results" / "tool.before-attempt-1").write_text("older")
+    case.outputs.bring_home(hosts[0], str(code), 1)
+    case.arrive()
+    found = {path.name: path.read_text() for path in (case.home / "results").glob("tool*")}
+    assert found == {"tool": "results/tool", "tool.before-attempt-1": "older", "tool.before-attempt-1.2": "mine"}

@@ -137,9 +137,9 @@ class _Composition(Rigged):
     def services(self, job: Job, name: str, **named: Any) -> Services:
         return replace(super().services(job, name, **named), outputs=_Outputs(self.together, name))
 
-    def bring_stored_home(self, job: Job, name: str) -> tuple[str, ...]:
+    def bring_stored_home(self, job: Job, name: str) -> Brought:
         """Nothing is in the store: it is brought from the machines."""
-        return ()
+        return Brought()
 
 
 @dataclass(slots=True)

@@ -72,9 +72,9 @@ def test_a_fetch_that_was_cut_off_goes_on_where_it_was(host, there, tmp_path):
     with pytest.raises(HostUnreachable):
         copier(Cut(host, 2), there).fetch(found, tmp_path, here)
     assert not (tmp_path / "here").exists()
-    assert copier(host, there).fetch(found, tmp_path, here) == PIECE + 5
+    assert copier(host, there).fetch(found, tmp_path, here) == (PIECE + 5, ())
     assert (tmp_path / "here").read_bytes() == data
-    assert copier(host, there).fetch(found, tmp_path, here) == 0
+    assert copier(host, there).fetch(found, tmp_path, here) == (0, ())
     assert staged(tmp_path) == []
 
 
@@ -105,7 +105,7 @@ def test_a_part_that_was_damaged_meanwhile_is_fetched_again(host, there, tmp_pat
     (part,) = staged(tmp_path)
     with part.open("r+b") as opened:
         opened.write(b"damage")
-    assert copier(host, there).fetch(found, tmp_path, here) == PIECE + 2 * PIECE
+    assert copier(host, there).fetch(found, tmp_path, here) == (PIECE + 2 * PIECE, ())
     assert (tmp_path / "here").read_bytes() == data
 
 
@@ -169,7 +169,7 @@ def test_outputs_are_never_written_through_a_link_that_lies_here(host, there, tm
     (tmp_path / "outputs" / "results").symlink_to(tmp_path / "elsewhere")
     home = OutputsFolder(("results/",), tmp_path / "outputs", python=sys.executable)
     with pytest.raises(StoreError, match="results is a link"):
-        home.bring_home(host, str(there))
+        home.bring_home(host, str(there), 1)
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 

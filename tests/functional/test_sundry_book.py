@@ -23,7 +23,7 @@ from gpucloud.store import open_store
 from gpucloud.store.contract import CountingStore, Tally
 from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.jobstore.jobstore import JobStore
-from gpucloud.usecases.money.sundries import SundryLedger
+from gpucloud.usecases.money.sundries import SundryLedger, bytes_in
 from tests.standins.made_checkpoints import Made
 from tests.standins.made_checkpoints import state as made_state
 from tests.unit.worlds import NOW, opened, put_job, state
@@ -61,8 +61,8 @@ def test_an_attempt_is_billed_once_for_its_room_and_requests_and_what_came_home(
     made = state(attempts=(first, second))
     world.tally.add(puts=2000)
 
-    SundryLedger(services=world).bill(made, second, (str(tmp_path / "results"),))
-    SundryLedger(services=world).bill(made, second, (str(tmp_path / "results"),))
+    SundryLedger(services=world).bill(made, second, bytes_in((str(tmp_path / "results"),)))
+    SundryLedger(services=world).bill(made, second, bytes_in((str(tmp_path / "results"),)))
 
     charges = {charge.kind.value: charge for charge in world.jobs.charges()}
     assert sorted(charges) == ["requests", "storage", "transfer"]
@@ -84,15 +84,15 @@ def test_data_in_another_region_is_billed_once_for_each_machine_that_takes_part(
     first = opened("a", "b", ended_at=NOW, reason=ExitReason.LOST)
     second = opened("b", "c", number=2)
     pool = replace(state().pool, zone="us-east-2a")
-    SundryLedger(services=world).bill(state(pool=pool, attempts=(first,)), first, ())
-    SundryLedger(services=world).bill(state(pool=pool, attempts=(first, second)), second, ())
+    SundryLedger(services=world).bill(state(pool=pool, attempts=(first,)), first, 0)
+    SundryLedger(services=world).bill(state(pool=pool, attempts=(first, second)), second, 0)
     billed = [(charge.attempt, charge.usd) for charge in world.jobs.charges() if charge.kind.value == "data"]
     assert billed == [(1, Decimal("0.04")), (2, Decimal("0.02"))]
 
 
 def test_a_store_that_costs_nothing_is_not_even_looked_at(world):
     free = SimpleNamespace(**{**vars(world), "terms": Terms(), "jobs": None})
-    SundryLedger(services=free).bill(state(attempts=(opened("a"),)), opened("a"), ())
+    SundryLedger(services=free).bill(state(attempts=(opened("a"),)), opened("a"), 0)
 
 
 def test_bytes_that_are_pulled_later_are_a_charge_of_no_attempt(world):

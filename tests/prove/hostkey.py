@@ -78,7 +78,7 @@ class Stage:
             "sync": lambda host: host.sync(code, "code"),
             "cp to": lambda host: Copier(host, ".", python=sys.executable).send([sent(code / "train.py", "x")]),
             "cp from": lambda host: Copier(host, ".", python=sys.executable).listing(["x"]),
-            "outputs": lambda host: OutputsFolder(("x",), self.folder / "out").bring_home(host, "code"),
+            "outputs": lambda host: OutputsFolder(("x",), self.folder / "out").bring_home(host, "code", 1),
             "shell": lambda host: host.interact(("true",)),
         }
 

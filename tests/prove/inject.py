@@ -196,7 +196,7 @@ def _files(folder: Path, server: Server) -> list[str]:
         copier.send(files, links)
         wrong += _unlike("cp to", code, synced / "copy")
         home = OutputsFolder(("copy",), folder / "outputs", python=sys.executable)
-        home.bring_home(host, str(synced))
+        home.bring_home(host, str(synced), 1)
         return wrong + _unlike("outputs", code, folder / "outputs" / "copy")
     finally:
         shell.close()

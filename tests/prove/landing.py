@@ -116,7 +116,7 @@ def _copied(chance: Random, home: Path, target: Path) -> None:
 
 def _brought(chance: Random, home: Path, target: Path) -> None:
     asked = chance.choice((("results/",), ("a", "b"), ("*",), ("p/q", "p/*")))
-    OutputsFolder(asked, target).bring_home(_liar(chance, home, asked[0].rstrip("/")), "code")
+    OutputsFolder(asked, target).bring_home(_liar(chance, home, asked[0].rstrip("/")), "code", 1)
 
 
 def _profiled(chance: Random, home: Path, target: Path) -> None:
@@ -279,14 +279,14 @@ def _copy_back(there: Path, home: Path) -> Path:
 
 
 def _bring_back(there: Path, home: Path) -> Path:
-    OutputsFolder(("top/",), home).bring_home(cast(Any, _Here()), str(there))
+    OutputsFolder(("top/",), home).bring_home(cast(Any, _Here()), str(there), 1)
     return home / "top"
 
 
 def _store_back(there: Path, home: Path) -> Path:
     store = MemoryStore(JumpingClock())
     outputs = StoredOutputs(store, "j", home.with_name("drive"), lambda target: OutputsFolder(("top/",), target))
-    outputs.bring_home(cast(Any, _Here()), str(there))
+    outputs.bring_home(cast(Any, _Here()), str(there), 1)
     bring_stored_home(store, "j", home)
     return home / "top"
 

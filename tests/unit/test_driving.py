@@ -605,7 +605,7 @@ class Script:
     def __init__(self, target):
         self.target = target
 
-    def bring_home(self, host, code, moves=None):
+    def bring_home(self, host, code, attempt, moves=None):
         (self.target / "results" / "deep").mkdir(parents=True)
         (self.target / "results" / "deep" / "model").write_bytes(b"weights")
         (self.target / "results" / "last").symlink_to("deep/model")
@@ -617,7 +617,7 @@ class Script:
 
 def test_an_output_of_any_size_goes_into_the_store_in_little_memory(tmp_path):
     class Large(Script):
-        def bring_home(self, host, code, moves=None):
+        def bring_home(self, host, code, attempt, moves=None):
             self.target.mkdir()
             (self.target / "empty").touch()
             with (self.target / "model").open("wb") as file:
@@ -627,7 +627,7 @@ def test_an_output_of_any_size_goes_into_the_store_in_little_memory(tmp_path):
     store = DirectoryStore(tmp_path / "store")
     tracemalloc.start()
     try:
-        brought = StoredOutputs(store, "digits", tmp_path / "node", Large).bring_home(None, "code")
+        brought = StoredOutputs(store, "digits", tmp_path / "node", Large).bring_home(None, "code", 1)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -637,17 +637,17 @@ def test_an_output_of_any_size_goes_into_the_store_in_little_memory(tmp_path):
 
 def test_outputs_come_home_by_way_of_the_store_once(tmp_path):
     store = DirectoryStore(tmp_path / "store")
-    StoredOutputs(store, "digits", tmp_path / "node", Script).bring_home(None, "code")
+    StoredOutputs(store, "digits", tmp_path / "node", Script).bring_home(None, "code", 1)
     home = tmp_path / "outputs"
 
-    assert bring_stored_home(store, "digits", home) == (
+    assert bring_stored_home(store, "digits", home).paths == (
         str(home / "results" / "deep" / "model"),
         str(home / "results" / "last"),
     )
     assert (home / "results" / "last").read_bytes() == b"weights"
     assert not (tmp_path / "node").exists()
     assert store.list("jobs/") == ()
-    assert bring_stored_home(store, "digits", home) == ()
+    assert bring_stored_home(store, "digits", home).paths == ()
 
 
 @pytest.mark.parametrize(
@@ -677,7 +677,7 @@ def test_outputs_from_the_store_never_go_through_a_link_that_came_with_them_or_b
         bring_stored_home(store, "digits", home)
     assert list((tmp_path / "here" / "ssh").iterdir()) == []
     (home / "z").unlink()
-    assert bring_stored_home(store, "digits", home) == (str(home / "z" / "authorized_keys"),)
+    assert bring_stored_home(store, "digits", home).paths == (str(home / "z" / "authorized_keys"),)
 
 
 @pytest.mark.parametrize("size", [3, 5, 10**400])

@@ -261,3 +261,17 @@ def test_modes_and_times_arrive_but_nothing_that_others_may_write_or_that_runs_a
     modes = [(here / name).stat().st_mode & 0o7777 for name in ("d/x", "y", "d", "empty")]
     assert modes == [0o755, 0o600, 0o755, 0o700]
     assert ((here / "d" / "x").stat().st_mtime_ns, (here / "y").stat().st_mtime_ns) == (10**18, 0)
+
+
+def test_a_long_name_is_cut_for_what_is_set_aside(here: Path) -> None:
+    name = "ä" * 127
+    (here / name).write_text("mine")
+    with Landing(here, aside="before-attempt-1") as landing:
+        file = Arriving(name=name, size=4)
+        landing.expect(Tree(files=(file,)))
+        with landing.part(file, "x") as part:
+            part.write(0, b"evil")
+        landing.keep(file, "x")
+        landing.settle()
+    (kept,) = landing.set_aside
+    assert (kept.read_text(), kept.suffix, (here / name).read_text()) == ("mine", ".before-attempt-1", "evil")

@@ -21,8 +21,7 @@ from gpucloud.ports import Brought, Completed
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.report import report
 from gpucloud.usecases.services import Services
-from gpucloud.usecases.supervise.closing import brought_line
-from gpucloud.usecases.supervise.story import missing_line
+from gpucloud.usecases.supervise.story import brought_line, brought_lines, missing_line
 from tests.fakes.nodes import node_at
 from tests.faults.process import Ended, run
 from tests.faults.rig import JOB, NoOutputs, Outside, Rigged
@@ -45,9 +44,9 @@ class Whole(Rigged):
         outputs.bring_home = self._bring  # type: ignore[method-assign]
         return replace(super().services(job, name, **named), outputs=outputs)
 
-    def bring_stored_home(self, job: Job, name: str) -> tuple[str, ...]:
+    def bring_stored_home(self, job: Job, name: str) -> Brought:
         del job, name
-        return ()
+        return Brought()
 
 
 def trained(folder: Path, bring: Any) -> tuple[Ended, tuple[MissingOutput, ...]]:
@@ -67,7 +66,7 @@ def test_a_job_succeeds_all_the_same_and_story_state_and_answer_name_what_is_mis
     ended, missing = trained(tmp_path, lambda *_: Brought(paths=(str(home),), missing=(METRICS,)))
     assert (ended.code, missing) == (0, (METRICS,))
     assert json.loads(ended.stdout)["missing_outputs"] == [
-        {"path": "metrics/", "why": "is not there", "nearest": "metric"}
+        {"path": "metrics/", "why": "is not there", "nearest": "metric", "attempt": None}
     ]
     told = [line.partition(" ")[2] for line in ended.stderr.splitlines()]
     assert told[told.index(f"brought home: {home}") + 1] == LINE
@@ -112,13 +111,13 @@ class Naming:
 def test_a_name_that_cannot_be_told_is_no_hint_and_what_was_not_asked_for_is_not_missing(
     tmp_path: Path, nearest: str | None
 ) -> None:
-    brought = OutputsFolder(("results/",), tmp_path).bring_home(Naming(nearest), "code")  # type: ignore[arg-type]
+    brought = OutputsFolder(("results/",), tmp_path).bring_home(Naming(nearest), "code", 1)  # type: ignore[arg-type]
     assert brought == Brought(missing=(MissingOutput(path="results/", why="is not there"),))
 
 
 def test_a_name_that_was_left_out_is_escaped(tmp_path: Path) -> None:
     node: Any = Naming(None, ((0, "a\x1b[2J"),))
-    (missing,) = OutputsFolder(("results/",), tmp_path).bring_home(node, "code").missing
+    (missing,) = OutputsFolder(("results/",), tmp_path).bring_home(node, "code", 1).missing
     assert missing_line(missing) == (
         "outputs: results/ came without 'results/a\\x1b[2J', which leads elsewhere or is no file"
     )
@@ -132,3 +131,17 @@ def test_a_folder_that_came_home_empty_is_said_to_be_empty(tmp_path: Path) -> No
     assert brought_line(str(full)) == f"brought home: {full}"
     assert brought_line(str(full / "model.pt")) == f"brought home: {full}/model.pt"
     assert brought_line(str(bare)) == f"brought home: {bare}, an empty folder: the script wrote nothing into it"
+
+
+@pytest.mark.parametrize(
+    ("kept", "line"),
+    [
+        (("/o/a.before-attempt-2",), "1 file that lay there was not written over: kept as /o/a.before-attempt-2"),
+        (
+            ("/o/a.before-attempt-2", "/o/b.before-attempt-2"),
+            "2 files that lay there were not written over: kept as /o/a.before-attempt-2 and 1 more of that ending",
+        ),
+    ],
+)
+def test_files_that_were_not_written_over_are_told_in_one_line(kept: tuple[str, ...], line: str) -> None:
+    assert brought_lines(Brought(paths=("/o",), set_aside=kept)) == ("brought home: /o", line)

@@ -11,6 +11,7 @@ import pytest
 from gpucloud.adapters.jobfile import read_job
 from gpucloud.adapters.scripts import look
 from gpucloud.cli.commands.supervising import say_what_is_lost
+from gpucloud.cli.render.plans import saved_rows
 from gpucloud.domain.checkpoint.layouts import step_drop
 from gpucloud.domain.checkpoint.manifest import CounterDrop, Counts
 from gpucloud.domain.checkpoint.protection import Code, Saving, must_be_meant, protection_of
@@ -301,3 +302,12 @@ def test_a_notice_says_that_a_script_saves_where_it_is_asked_to(
         CheckpointDirectory(path="out", on_notice=asked),
     )
     assert told == f"a has a notice: {said}"
+
+
+def test_a_plan_says_from_which_machine_outputs_come_home_and_what_takes_them_along():
+    found = protection_of(job(outputs=("results/", "best.pt")), Code(script="train.py", reached=True))
+    assert saved_rows(found)["results"] == (
+        "results/, best.pt come home when the job ends, from the machine of rank 0;"
+        " what an attempt wrote there goes with that machine if it is interrupted"
+    )
+    assert "results" not in saved_rows(protection_of(job(), Code(script="train.py", reached=True)))

@@ -17,7 +17,14 @@ from gpucloud.domain.node.node import NO_GROUP, Fault
 from gpucloud.domain.node.status import UNTOLD, Outcome, Status, Stop
 from gpucloud.domain.offer import PricePoint
 from gpucloud.domain.state.order import begins_anew, is_closed
-from gpucloud.domain.state.state import ExitReason, FailedBootstrap, MissingOutput, UsageInterval
+from gpucloud.domain.state.state import (
+    ExitReason,
+    FailedBootstrap,
+    Interruption,
+    InterruptionKind,
+    MissingOutput,
+    UsageInterval,
+)
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import (
     Appoint,
@@ -40,7 +47,7 @@ from gpucloud.ports import Brought
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.money.spend import SpendTracker
 from gpucloud.usecases.supervise.act import Actor
-from gpucloud.usecases.supervise.closing import OutputsHome
+from gpucloud.usecases.supervise.closing import Closing, OutputsHome
 from gpucloud.usecases.supervise.prepare import Bootstrapper
 from gpucloud.usecases.supervise.usage import UsageMeter
 from tests.fakes.clock import JumpingClock
@@ -405,7 +412,7 @@ class Outputs:
     def __init__(self, fails):
         self.fails = fails
 
-    def bring_home(self, host, code, moves):
+    def bring_home(self, host, code, attempt, moves):
         if self.fails:
             self.fails -= 1
             raise NodeError("a: connection reset")
@@ -433,7 +440,7 @@ def test_outputs_whose_way_is_cut_off_are_tried_again_half_a_minute_later():
     assert home.stands(one.state, one.group, NOW + timedelta(seconds=30)) is Homecoming.NO
     home.start(one)
     assert home.stands(one.state, one.group, NOW) is Homecoming.DONE
-    assert home.brought(one.state.attempts[-1], ExitReason.SUCCEEDED).paths == ("/home/me/outputs/model.pt",)
+    assert home.brought(ExitReason.SUCCEEDED, one).paths == ("/home/me/outputs/model.pt",)
 
 
 @pytest.mark.parametrize(
@@ -443,7 +450,9 @@ def test_outputs_whose_way_is_cut_off_are_tried_again_half_a_minute_later():
 def test_outputs_are_looked_for_in_the_tree_that_the_attempt_runs(tree, looked_in):
     home, _ = homecoming(0)
     asked = []
-    home.services.outputs = SimpleNamespace(bring_home=lambda host, code, moves: asked.append(code) or Brought())
+    home.services.outputs = SimpleNamespace(
+        bring_home=lambda host, code, attempt, moves: asked.append(code) or Brought()
+    )
     home.bootstrapper.code_on = lambda _: "/node/code/now"
     one = over(Homecoming.NO)
     attempt = replace(one.state.attempts[-1], tree=tree)
@@ -481,7 +490,7 @@ def test_outputs_that_find_no_room_at_home_are_put_into_the_store():
         " where they cannot yet, `gpucloud down digits` tries again",
         "outputs: results/ is not there; nearest: result",
     ]
-    assert home.brought(one.state.attempts[-1], ExitReason.SUCCEEDED) == Brought(missing=MISSING)
+    assert home.brought(ExitReason.SUCCEEDED, one) == Brought(missing=MISSING)
 
 
 def test_outputs_of_a_machine_that_is_gone_are_not_waited_for():
@@ -493,11 +502,11 @@ def test_outputs_of_a_machine_that_is_gone_are_not_waited_for():
 
 def test_outputs_that_are_lost_with_their_machine_are_missing_unless_another_attempt_follows():
     home, told = homecoming(1)
-    attempt = over(Homecoming.NO).state.attempts[-1]
-    assert home.brought(attempt, ExitReason.INTERRUPTED) == Brought()
+    one = over(Homecoming.NO)
+    assert home.brought(ExitReason.INTERRUPTED, one) == Brought()
     assert told == []
     lost = MissingOutput(path="results/", why="could not be brought home")
-    assert home.brought(attempt, ExitReason.SUCCEEDED) == Brought(missing=(lost,))
+    assert home.brought(ExitReason.SUCCEEDED, one) == Brought(missing=(lost,))
     assert told == ["the outputs of attempt 1 could not be brought home"]
 
 
@@ -564,7 +573,7 @@ class Stalling:
     def __init__(self):
         self.on_the_way = []
 
-    def bring_home(self, host, code, moves):
+    def bring_home(self, host, code, attempt, moves):
         self.on_the_way.append(moves)
         moves()
         return Brought(paths=("/home/me/outputs/model.pt",), missing=MISSING)
@@ -692,7 +701,9 @@ def test_outputs_of_a_machine_that_nobody_prepares_again_are_brought_all_the_sam
     """One with a notice, or relieved, after a take-over: there is no time to wait for what does not come."""
     home, _ = homecoming(0)
     asked = []
-    home.services.outputs = SimpleNamespace(bring_home=lambda host, code, moves: asked.append(code) or Brought())
+    home.services.outputs = SimpleNamespace(
+        bring_home=lambda host, code, attempt, moves: asked.append(code) or Brought()
+    )
     home.bootstrapper.code_on = lambda _: None
     one = over(Homecoming.NO)
     attempt = replace(one.state.attempts[-1], tree=tree)
@@ -732,3 +743,57 @@ def test_an_end_counts_from_the_first_order_to_kill():
     killed = transitions.order_end(saving, kill, NOW + timedelta(hours=6))
     again = transitions.order_end(killed, replace(kill, reason=ExitReason.STOPPED), NOW + timedelta(hours=7))
     assert again.attempts[-1].killed_at == killed.attempts[-1].killed_at == NOW + timedelta(hours=6)
+
+
+def interrupted_at(node_id, *attempts):
+    """Attempts of which the last is open, and that machine has a notice."""
+    noticed = Interruption(node_id=node_id, kind=InterruptionKind.NOTICE, attempt=len(attempts), noticed_at=NOW)
+    nodes = [up(i, part(1, Outcome.LEFT)) for i in "ab"]
+    return snapshot(*nodes, state=state(attempts=attempts, interruptions=(noticed,)), homecoming=Homecoming.NO)
+
+
+@pytest.mark.parametrize(
+    ("world", "whose"),
+    [
+        (interrupted_at("a", opened("a", "b")), "attempt 1"),
+        (interrupted_at("b", opened("a", "b")), None),  # the next attempt goes on beside what this one wrote
+        (
+            interrupted_at(
+                "a",
+                replace(opened("a", "b"), reason=ExitReason.INTERRUPTED),
+                replace(opened("a", "b"), number=2),
+            ),
+            "attempts 1 to 2",
+        ),
+        (
+            interrupted_at(
+                "a", replace(opened("a", "b"), reason=ExitReason.STOPPED), replace(opened("a", "b"), number=2)
+            ),
+            "attempt 2",
+        ),
+    ],
+)
+def test_outputs_of_an_attempt_go_with_the_machine_of_its_rank_0_and_that_is_said(world, whose):
+    home, told = homecoming(0)
+    brought = home.brought(ExitReason.INTERRUPTED, world)
+    why = f"of {whose} did not come home: whatever was written there goes with a, the machine of rank 0"
+    assert [one.why for one in brought.missing] == ([why] if whose else [])
+    assert told == ([f"outputs: results/ {why}"] if whose else [])
+
+
+@pytest.mark.parametrize(("node_id", "tree", "lost"), [("a", "", 0), ("b", "", 1), ("a", "other", 1)])
+def test_outputs_that_the_next_attempt_does_not_run_beside_are_said_to_be_lost_once(node_id, tree, lost):
+    home, told = homecoming(0)
+    closing = Closing(services=home.services, home=home, logs=None, history=None, watcher=None)
+    before = state(attempts=(replace(opened("a", "b"), reason=ExitReason.RESCHEDULED),))
+    after = closing.move_on(before, node_id, tree)
+    assert (len(after.missing_outputs), len(told)) == (lost, lost)
+    assert closing.move_on(after, node_id, tree) == after
+    assert len(told) == lost
+
+
+def test_what_is_lost_for_good_counts_whatever_a_later_attempt_brings_home():
+    lost = MissingOutput(path="results/", why="gone", attempt=1)
+    not_there = MissingOutput(path="metrics/", why="is not there")
+    first = replace(opened("a"), reason=ExitReason.INTERRUPTED, missing_outputs=(lost, not_there))
+    assert state(attempts=(first, replace(opened("b"), number=2))).missing_outputs == (lost,)

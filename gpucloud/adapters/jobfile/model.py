@@ -330,7 +330,11 @@ class JobKeys(_Keys):
         description="How long a failed script's machines wait for the mended one, from 1min to 1h, or `none`.",
     )
     data: kinds.Data = Field(default_factory=dict, description="Data sets: where they are, and their folder on nodes.")
-    outputs: kinds.Outputs = Field(default=(), description="Files and folders that are brought home when the job ends.")
+    outputs: kinds.Outputs = Field(
+        default=(),
+        description="Files and folders that are brought home when the job ends, from the machine of rank 0. "
+        "What an attempt wrote there goes with that machine if it is interrupted.",
+    )
     metrics: kinds.Patterns = Field(
         default_factory=dict,
         description="Numbers in the script's output, by regular expressions with one group each: "

@@ -212,21 +212,24 @@ class Copier:
         """Whether the node has a folder there."""
         return self._stats([(path, "")])[0][1]
 
-    def fetch(self, found: Listing, root: Path, place_of: Callable[[str], str]) -> int:
-        """Make what lies below `root` equal to what was found; return the bytes that moved.
+    def fetch(
+        self, found: Listing, root: Path, place_of: Callable[[str], str], aside: str | None = None
+    ) -> tuple[int, tuple[Path, ...]]:
+        """Make what lies below `root` equal to what was found; return the bytes that moved, and what was set aside.
 
         `place_of` says where each `top` goes: a path below `root`, empty for `root` itself. Nothing is changed before
-        all of it is here and whole. LandingRefused for what would leave `root`, StoreError for what is in its way,
-        RemoteCommandFailed for a file that never holds still.
+        all of it is here and whole. With `aside`, what lies there and differs is kept, by that ending of its name.
+        LandingRefused for what would leave `root`, StoreError for what is in its way, RemoteCommandFailed for a file
+        that never holds still.
         """
         files, tree = _placed(found, place_of)
         if not (found.files or found.links or found.folders):
-            return 0
-        with Landing(root, resumes=True) as landing:
+            return 0, ()
+        with Landing(root, resumes=True, aside=aside) as landing:
             landing.expect(tree)
             moved = self._fetch_rounds(landing, files)
             landing.settle()
-        return moved
+        return moved, tuple(landing.set_aside)
 
     def send(self, files: Sequence[Sent], links: Sequence[tuple[str, str]] = ()) -> int:
         """Make each remote path equal to its local file; return the bytes that moved. UsageError if one changes."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import re
 import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,7 +34,8 @@ _ELSEWHERE = ", which leads elsewhere or is no file"
 class OutputsFolder:
     """Implements `Outputs`: `paths` (patterns too), relative to the code folder, arrive under `target` as they were.
 
-    `python` is the interpreter on nodes. What was cut off goes on with the next call; what is here already stays. With
+    `python` is the interpreter on nodes. What was cut off goes on with the next call; what is here already stays, under
+    another name where a file that differs takes its place. With
     `marks` the folder is marked as results, which are no code of a later start.
     """
 
@@ -42,7 +45,7 @@ class OutputsFolder:
         self._python = python
         self._marks = marks
 
-    def bring_home(self, host: Host, code: str, moves: Callable[[], None] | None = None) -> Brought:
+    def bring_home(self, host: Host, code: str, attempt: int, moves: Callable[[], None] | None = None) -> Brought:
         """Return what arrived, as local paths, and what the script did not make.
 
         A link that stays inside the code folder arrives as a link; one that leads out to a file, as that file.
@@ -50,30 +53,37 @@ class OutputsFolder:
         if not self._paths:
             return Brought()
         progress = None if moves is None else lambda *_: moves()
-        arrived, found = self._bring(host, code, self._paths, "", progress)
-        return Brought(paths=arrived, missing=(*_not_there(found), *_left_out(found)))
+        brought, found = self._bring(host, code, self._paths, "", attempt, progress)
+        return replace(brought, missing=(*_not_there(found), *_left_out(found)))
 
     def bring_profile(self, host: Host, attempt: int) -> tuple[str, ...]:
         """Return what of the attempt's profiles arrived from the host, below `profile/attempt-<n>`."""
         folder = f"{attempt_folder(host.node.root, attempt)}/profile"
-        return self._bring(host, folder, ("rank-*",), f"profile/attempt-{attempt}")[0]
+        return self._bring(host, folder, ("rank-*",), f"profile/attempt-{attempt}", attempt)[0].paths
 
     def _bring(
-        self, host: Host, base: str, paths: tuple[str, ...], below: str, progress: Progress | None = None
-    ) -> tuple[tuple[str, ...], Listing]:
+        self, host: Host, base: str, paths: tuple[str, ...], below: str, attempt: int, progress: Progress | None = None
+    ) -> tuple[Brought, Listing]:
         copier = Copier(host, base, python=self._python, progress=progress)
         found = copier.listing(paths)
 
         def place_of(top: str) -> str:
             return "/".join((*below.split("/"), *(part for part in top.split("/") if part != "."))).strip("/")
 
-        copier.fetch(found, self._target, place_of)
+        _, set_aside = copier.fetch(found, self._target, place_of, _before(attempt))
         if self._marks:
             mark_results(self._target)
         tops = dict.fromkeys(place_of(top) for top in found.asked_folders)
         files = dict.fromkeys(place_of(file.top) for file in found.files if not file.inner)
         others = [name for name in files if not any(_is_below(name, top) for top in tops)]
-        return tuple(str(self._target / name) for name in (*tops, *others)), found
+        paths = tuple(str(self._target / name) for name in (*tops, *others))
+        size = sum(file.size for file in found.files)
+        return Brought(paths=paths, size=size, set_aside=tuple(map(str, set_aside))), found
+
+
+def _before(attempt: int) -> str:
+    """Return how the name ends of what an attempt's outputs would have written over."""
+    return f"before-attempt-{attempt}" if attempt else "before"
 
 
 def mark_results(folder: Path) -> None:
@@ -137,23 +147,23 @@ class StoredOutputs:
         self._folder = folder
         self._fetching = fetching
 
-    def bring_home(self, host: Host, code: str, moves: Callable[[], None] | None = None) -> Brought:
+    def bring_home(self, host: Host, code: str, attempt: int, moves: Callable[[], None] | None = None) -> Brought:
         """Return the keys of what was put into the store, and what the script did not make."""
-        brought, keys = self._through(lambda outputs: outputs.bring_home(host, code, moves), moves)
-        return replace(brought, paths=keys)
+        brought, keys = self._through(lambda outputs: outputs.bring_home(host, code, attempt, moves), attempt, moves)
+        return replace(brought, paths=keys, size=0, set_aside=())
 
     def bring_profile(self, host: Host, attempt: int) -> tuple[str, ...]:
         """Return the keys of what was put into the store."""
-        return self._through(lambda outputs: outputs.bring_profile(host, attempt))[1]
+        return self._through(lambda outputs: outputs.bring_profile(host, attempt), attempt)[1]
 
     def _through(
-        self, bring: Callable[[Outputs], T], moves: Callable[[], None] | None = None
+        self, bring: Callable[[Outputs], T], attempt: int, moves: Callable[[], None] | None = None
     ) -> tuple[T, tuple[str, ...]]:
         folder = self._folder or self._temporary()
         shutil.rmtree(folder, ignore_errors=True)
         try:
             brought = bring(self._fetching(folder))
-            return brought, tuple(self._keep(folder, moves))
+            return brought, tuple(self._keep(folder, _Stored(store=self._store, job=self._job, attempt=attempt), moves))
         finally:
             shutil.rmtree(folder if self._folder is not None else folder.parent, ignore_errors=True)
 
@@ -163,18 +173,19 @@ class StoredOutputs:
         except OSError as error:
             raise StoreError(f"no folder for temporary files: {error}", hint="free some space") from error
 
-    def _keep(self, folder: Path, moves: Callable[[], None] | None) -> Iterator[str]:
+    def _keep(self, folder: Path, place: _Stored, moves: Callable[[], None] | None) -> Iterator[str]:
         """A store has objects only: what is no file, and what a file is beside its bytes, is noted in one of its own.
 
-        Notes are kept from call to call, and before the files that they are of: there is a call for each machine.
+        Notes are kept from call to call, and before the files that they are of: there is a call for each machine. Each
+        attempt has its own place, so that none writes over what another has left.
         """
         found = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*"))}
-        notes = {**_read_notes(self._store, self._job), **{name: _noted(path) for name, path in found.items()}}
+        notes = {**place.read_notes(), **{name: _noted(path) for name, path in found.items()}}
         if found:
-            self._store.put(_notes(self._job), codec.to_json(_Notes(paths=tuple(notes.items()))).encode())
+            self._store.put(place.notes, codec.to_json(_Notes(paths=tuple(notes.items()))).encode())
         for name, path in found.items():
             if notes[name].size is not None:
-                key = f"{_files(self._job)}{name}"
+                key = f"{place.files}{name}"
                 self._put(key, path)
                 if moves is not None:
                     moves()
@@ -193,61 +204,107 @@ class StoredOutputs:
 
 
 def has_stored(store: ObjectStore, job: str) -> bool:
-    """Whether outputs of the job are in the store: one request says so, for their notes come first and go last.
-
-    Not where they cannot be read: a machine of the job may have put anything there.
-    """
+    """Whether outputs of the job are in the store: one request says so, for their notes come first and go last."""
     try:
-        return store.get(_notes(job)) is not None
+        return bool(store.list(f"jobs/{job}/outputs/notes"))
     except StoreError:
         return False
 
 
-def bring_stored_home(store: ObjectStore, job: str, target: Path, *, marks: bool = False) -> tuple[str, ...]:
+def bring_stored_home(store: ObjectStore, job: str, target: Path, *, marks: bool = False) -> Brought:
     """Bring what a machine put into the store to `target` and remove it there; return where it is now.
 
     With `marks` the folder is marked as results, which are no code of a later start.
 
     May be repeated. Raises StoreError (the store does not answer, or nothing can be written there), LandingRefused for
-    what would lie elsewhere than below `target`: then nothing is brought, and all of it stays in the store.
+    what would lie elsewhere than below `target`: then nothing of that attempt is brought, and it stays in the store.
     """
-    keys, brought = _copy(store, job, target)
-    if marks:
-        mark_results(target)
-    for key in (*keys, *store.list(_notes(job))):
-        store.delete(key)
+    brought = Brought()
+    for place in _stored(store, job):
+        brought = _together(brought, _copy(place, target))
+        if marks:
+            mark_results(target)
+        for key in (*place.keys, *store.list(place.notes)):
+            store.delete(key)
     return brought
 
 
-def copy_stored(store: ObjectStore, job: str, target: Path) -> tuple[str, ...]:
+def copy_stored(store: ObjectStore, job: str, target: Path) -> Brought:
     """Bring what a machine put into the store to `target` as it was on that machine, and leave it there.
 
     Raises what `bring_stored_home` does.
     """
-    return _copy(store, job, target)[1]
+    return reduce(_together, (_copy(place, target) for place in _stored(store, job)), Brought())
 
 
-def _copy(store: ObjectStore, job: str, target: Path) -> tuple[list[str], tuple[str, ...]]:
-    """Return the keys of the files, and what is here now."""
-    keys, notes = list(store.list(_files(job))), _read_notes(store, job)
-    if not (keys or notes):
-        return keys, ()
-    tree = _tree(job, [key.removeprefix(_files(job)) for key in keys], notes)
-    with Landing(target) as landing:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stored:
+    """Where the store has what an attempt has left; 0 is where all of it lay before each had a place of its own."""
+
+    store: ObjectStore
+    job: str
+    attempt: int
+    keys: tuple[str, ...] = ()
+    """Of its files."""
+
+    @property
+    def files(self) -> str:
+        """What the keys of its files begin with."""
+        return f"{_files(self.job)}{f'attempt-{self.attempt}/' if self.attempt else ''}"
+
+    @property
+    def notes(self) -> str:
+        """The key of its notes."""
+        return f"{_notes(self.job)}{f'/attempt-{self.attempt}' if self.attempt else ''}.json"
+
+    def read_notes(self) -> dict[str, _Note]:
+        """Return what is noted of each of its paths."""
+        stored = self.store.get(self.notes)
+        try:
+            return dict(codec.from_json(_Notes, stored.data).paths) if stored is not None else {}
+        except codec.Malformed as error:
+            raise StoreError(f"the notes on the outputs are damaged: {error}", hint=_bare(self.job)) from error
+
+
+def _stored(store: ObjectStore, job: str) -> tuple[_Stored, ...]:
+    """Return where outputs of the job are in the store, that of the first attempt first."""
+    noted = (
+        re.fullmatch(r"(?:/attempt-([1-9]\d{0,8}))?\.json", key.removeprefix(_notes(job)))
+        for key in store.list(_notes(job))
+    )
+    attempts = {int(found[1] or 0) for found in noted if found is not None}
+    keys: dict[int, list[str]] = {attempt: [] for attempt in sorted(attempts)}
+    for key in store.list(_files(job)):
+        found = re.match(r"attempt-([1-9]\d{0,8})/", key.removeprefix(_files(job)))
+        attempt = int(found[1]) if found is not None and int(found[1]) in attempts else 0
+        keys.setdefault(attempt, []).append(key)
+    return tuple(_Stored(store=store, job=job, attempt=n, keys=tuple(found)) for n, found in sorted(keys.items()))
+
+
+def _copy(place: _Stored, target: Path) -> Brought:
+    """Return what is here now, of what that attempt has left."""
+    tree = _tree(place)
+    with Landing(target, aside=_before(place.attempt)) as landing:
         landing.expect(tree)
         for file in tree.files:
-            _receive(store, _files(job) + file.name, file, landing)
+            _receive(place.store, place.files + file.name, file, landing)
         landing.settle()
     names = (*(file.name for file in tree.files), *(name for name, _ in tree.links))
-    return keys, tuple(str(target / name) for name in names)
+    return Brought(paths=tuple(str(target / name) for name in names), set_aside=tuple(map(str, landing.set_aside)))
 
 
-def _tree(job: str, names: list[str], notes: dict[str, _Note]) -> Tree:
+def _together(one: Brought, other: Brought) -> Brought:
+    paths = tuple(dict.fromkeys((*one.paths, *other.paths)))
+    return Brought(paths=paths, set_aside=(*one.set_aside, *other.set_aside))
+
+
+def _tree(place: _Stored) -> Tree:
     """Return what the store holds. A file without a note was put there by somebody else, and its size is not known."""
+    names, notes = [key.removeprefix(place.files) for key in place.keys], place.read_notes()
     unknown = [name for name in names if name not in notes or notes[name].size is None]
     if unknown:
         why = f"{shown(unknown[0])} is among the outputs, and no machine of the job noted it"
-        raise StoreError(why, hint=_bare(job))
+        raise StoreError(why, hint=_bare(place.job))
     rest = {name: note for name, note in notes.items() if note.size is None}
     return Tree(
         files=tuple(
@@ -277,14 +334,6 @@ def _noted(path: Path) -> _Note:
     return _Note(mode=mode) if path.is_dir() else _Note(mode=mode, mtime_ns=status.st_mtime_ns, size=status.st_size)
 
 
-def _read_notes(store: ObjectStore, job: str) -> dict[str, _Note]:
-    stored = store.get(_notes(job))
-    try:
-        return dict(codec.from_json(_Notes, stored.data).paths) if stored is not None else {}
-    except codec.Malformed as error:
-        raise StoreError(f"the notes on the outputs are damaged: {error}", hint=_bare(job)) from error
-
-
 def _bare(job: str) -> str:
     return f"gpucloud cp -r {job}:@store/outputs/files FOLDER brings them without their modes, times and links"
 
@@ -294,4 +343,4 @@ def _files(job: str) -> str:
 
 
 def _notes(job: str) -> str:
-    return f"jobs/{job}/outputs/notes.json"
+    return f"jobs/{job}/outputs/notes"

@@ -217,7 +217,7 @@ def _bring(there: _There, target: Path, node: str | None, *, recursive: bool) ->
     with copier_to(cloud, known, node_of(cloud, known, node), _shown) as copier:
         found = copier.listing([there.path])
         _refuse(found, there, recursive=recursive)
-        moved = copier.fetch(found, *_place(found, there.path, target))
+        moved, _ = copier.fetch(found, *_place(found, there.path, target))
     asker_of(cloud, known).bill_pull(moved)
     _tell_left_out([f"{path} leads elsewhere, or is no file" for _, path in found.outside])
     return len(found.files) + len(found.links), moved, ()
@@ -290,10 +290,13 @@ def _from_store(
     asker, root = asker_of(cloud, known), f"jobs/{known.name}/"
     store = asker.jobs.store
     wanted = written.removeprefix(_STORE.rstrip("/")).strip("/")
-    if wanted == "outputs" and recursive and (came := cloud.copy_stored(known, _store_folder(wanted, target))):
-        moved = bytes_in(came)
-        asker.bill_pull(moved)
-        return len(came), moved, ()
+    if wanted == "outputs" and recursive:
+        brought = cloud.copy_stored(known, _store_folder(wanted, target))
+        came = (*brought.paths, *brought.set_aside)
+        if came:
+            moved = bytes_in(came)
+            asker.bill_pull(moved)
+            return len(came), moved, ()
     everything = [key.removeprefix(root) for key in store.list(root)]
     keys = [key for key in everything if not wanted or key == wanted or key.startswith(f"{wanted}/")]
     if not keys:

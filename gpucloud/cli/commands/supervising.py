@@ -34,8 +34,8 @@ from gpucloud.usecases.job.ordered import adopt
 from gpucloud.usecases.job.start import Start
 from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.usecases.money.sundries import bytes_in
-from gpucloud.usecases.supervise.closing import brought_line
 from gpucloud.usecases.supervise.session import Entering, Session
+from gpucloud.usecases.supervise.story import brought_lines
 from gpucloud.wiring import Gpucloud, KnownJob, how_it_saves
 from gpucloud.wiring.jobs import access_to, asker_of
 
@@ -176,10 +176,10 @@ def bring_stored_home(cloud: Gpucloud, job: Job, known: KnownJob) -> None:
             f" `gpucloud cp -r {name}:@store/outputs FOLDER` brings them elsewhere"
         )
         return
-    for path in brought:
-        tell(brought_line(path))
-    if brought:
-        asker_of(cloud, known).bill_pull(bytes_in(brought))
+    for line in brought_lines(brought):
+        tell(line)
+    if brought.paths:
+        asker_of(cloud, known).bill_pull(bytes_in(brought.paths))
 
 
 def answer(report: JobReport, *, as_json: bool) -> int:

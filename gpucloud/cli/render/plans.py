@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from gpucloud.cli.render.words import folded, pool_json, usd
-from gpucloud.domain.checkpoint.protection import NOTHING_COMES_HOME, Protection
+from gpucloud.domain.checkpoint.protection import COMES_HOME, NOTHING_COMES_HOME, Protection
 from gpucloud.domain.job.quantities import format_span, format_usd
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.market.catalog import aged
@@ -36,8 +36,13 @@ def plan_text(plan: Plan, protection: Protection, width: int | None = None) -> s
 
 def saved_rows(protection: Protection) -> dict[str, str]:
     """Return a plan's lines about what is left of the script's work: after an interruption, and at its end."""
-    lost = {} if protection.comes_home else {"results": f"NOTHING comes home: {NOTHING_COMES_HOME}"}
-    return {"saves": protection.row, **lost}
+    rows = {"saves": protection.row}
+    if not protection.comes_home:
+        rows["results"] = f"NOTHING comes home: {NOTHING_COMES_HOME}"
+    elif protection.outputs:
+        comes = "comes" if len(protection.outputs) == 1 else "come"
+        rows["results"] = f"{', '.join(protection.outputs)} {comes} home {COMES_HOME}"
+    return rows
 
 
 def plan_rows(plan: Plan) -> dict[str, str]:

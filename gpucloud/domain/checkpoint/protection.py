@@ -49,6 +49,7 @@ class Protection:
     script: str = "this script"
     comes_home: bool = True
     """Whether anything of it is left when its machines are gone: an output that the job file names, or a checkpoint."""
+    outputs: tuple[str, ...] = ()
 
     @property
     def warning(self) -> str | None:
@@ -61,6 +62,12 @@ class Protection:
 COSTS_A_RESTART = "an interruption costs a restart, and without notice the steps since the last save"
 """What an interruption costs a script that saves with gpucloud.resume."""
 
+COMES_HOME = (
+    "when the job ends, from the machine of rank 0;"
+    " what an attempt wrote there goes with that machine if it is interrupted"
+)
+"""Of outputs."""
+
 NOTHING_COMES_HOME = "what the script writes goes with its machines; name it in `outputs:`"
 
 REMEDY = (
@@ -72,25 +79,25 @@ REMEDY = (
 def protection_of(job: Job, code: Code) -> Protection:
     """Return how the job's script saves; its own word, once it runs, counts more."""
     script = code.script or "this script"
-    kept = job.checkpoint.directory
+    kept, outputs = job.checkpoint.directory, job.outputs
     if code.reached:
         row = f"by gpucloud.resume; {COSTS_A_RESTART}"
-        return Protection(saving=Saving.RESUME, row=row, script=script)
+        return Protection(saving=Saving.RESUME, row=row, script=script, outputs=outputs)
     if kept is not None:
         told = f"asked by {kept.on_notice.value} at a notice, and " if kept.on_notice is not OnNotice.NONE else ""
         without = " without one" if told else ""
         row = f"{told}what is whole in {kept.path}/; an interruption{without} costs the work since"
-        return Protection(saving=Saving.DIRECTORY, row=row, script=script)
+        return Protection(saving=Saving.DIRECTORY, row=row, script=script, outputs=outputs)
     if job.checkpoint.none:
         row = "nothing, as the job file says; an interruption starts it at the beginning"
-        return Protection(saving=Saving.NONE, row=row, script=script, comes_home=bool(job.outputs))
+        return Protection(saving=Saving.NONE, row=row, script=script, comes_home=bool(outputs), outputs=outputs)
     if code.script is not None and code.elsewhere is None:
         row = "NOTHING: an interruption starts it at the beginning"
-        return Protection(saving=Saving.NOTHING, row=row, script=script, comes_home=bool(job.outputs))
+        return Protection(saving=Saving.NOTHING, row=row, script=script, comes_home=bool(outputs), outputs=outputs)
     why = "no script of the code folder is named in `run`"
     if code.elsewhere is not None:
         why = f"{code.elsewhere} uses gpucloud.resume, and it may be that {code.script or 'the command'} uses it"
-    return Protection(saving=Saving.UNKNOWN, row=f"not known before it runs: {why}", script=script)
+    return Protection(saving=Saving.UNKNOWN, row=f"not known before it runs: {why}", script=script, outputs=outputs)
 
 
 def must_be_meant(job: Job, protection: Protection) -> bool:

@@ -159,6 +159,8 @@ class MissingOutput:
     why: str
     nearest: str | None = None
     """What there is of a similar name."""
+    attempt: int | None = None
+    """Whose output it is, where it is lost for good: it counts whatever a later attempt brings home."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +207,7 @@ class Attempt:
     tree: str = ""
     """The tree of the job's code that all its ranks run, by its hash; outputs are looked for there."""
     missing_outputs: tuple[MissingOutput, ...] = ()
-    """What did not come home when it ended, and no other attempt followed."""
+    """What did not come home when it ended."""
     counts: Counts | None = None
     """What its steps are, as it told them; None before it told any, and in states of before that was stored."""
     printed_step: int | None = None
@@ -438,8 +440,9 @@ class JobState:
 
     @property
     def missing_outputs(self) -> tuple[MissingOutput, ...]:
-        """What did not come home of the outputs of the last attempt."""
-        return self.attempts[-1].missing_outputs if self.attempts else ()
+        """What did not come home of the outputs of the last attempt, and of those before what is lost for good."""
+        lost = (one for attempt in self.attempts[:-1] for one in attempt.missing_outputs if one.attempt is not None)
+        return (*lost, *(self.attempts[-1].missing_outputs if self.attempts else ()))
 
     @property
     def alive(self) -> tuple[UsageInterval, ...]:

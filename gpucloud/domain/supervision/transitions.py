@@ -213,11 +213,11 @@ def left_behind(state: JobState, outputs: tuple[str, ...]) -> JobState:
     They are brought home from an attempt that no other follows; the last one was to be followed, or its machines went.
     """
     last = state.attempts[-1] if state.attempts else None
-    if last is None or last.reason is None or not last.reason.retried:
+    if last is None or last.reason is None or not last.reason.retried or last.missing_outputs:
         return state
     was_to_go_on = "" if last.reason is ExitReason.LOST else ", which was to be followed by another one"
     why = f"{lost_with_machines(last)}{was_to_go_on}"
-    missing = tuple(MissingOutput(path=path, why=why) for path in outputs)
+    missing = tuple(MissingOutput(path=path, why=why, attempt=last.number) for path in outputs)
     return _with_attempt(state, replace(last, missing_outputs=missing))
 
 
@@ -226,7 +226,7 @@ def abandon(state: JobState, now: datetime, outputs: tuple[str, ...] = ()) -> Jo
     if state.attempt is None:
         return left_behind(finish(state, Finish(reason=ExitReason.STOPPED), now), outputs)
     why = f"{lost_with_machines(state.attempt)}, which was ended without a last save"
-    missing = tuple(MissingOutput(path=path, why=why) for path in outputs)
+    missing = tuple(MissingOutput(path=path, why=why, attempt=state.attempt.number) for path in outputs)
     return close_attempt(state, CloseAttempt(reason=ExitReason.STOPPED), now, missing)
 
 

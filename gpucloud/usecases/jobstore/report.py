@@ -442,4 +442,5 @@ def without_lost_outputs(report: JobReport) -> JobReport:
     attempt = report.attempts[-1]
     alone = f"lost with {attempt.members[0].node_id}, the machine of rank 0"
     why = lost_with_machines(attempt) if report.died_unheard else alone
-    return replace(report, missing_outputs=tuple(MissingOutput(path=path, why=why) for path in report.outputs))
+    lost = (MissingOutput(path=path, why=why, attempt=attempt.number) for path in report.outputs)
+    return replace(report, missing_outputs=(*report.missing_outputs, *lost))

@@ -21,8 +21,8 @@ class SundryLedger:
 
     services: Services
 
-    def bill(self, state: JobState, attempt: Attempt, brought: Sequence[str]) -> None:
-        """Write the attempt's charges; `brought` are the paths that came home. Raises StoreError."""
+    def bill(self, state: JobState, attempt: Attempt, sent: int) -> None:
+        """Write the attempt's charges; `sent` are the bytes that came home. Raises StoreError."""
         rates = self.services.terms.rates_in(state.pool.region)
         if not rates.storage_usd_per_gib_month:
             return
@@ -37,7 +37,7 @@ class SundryLedger:
             end=max(start, now),
             puts=puts,
             gets=gets,
-            sent=bytes_in(brought),
+            sent=sent,
             read=read,
             read_usd=read_usd,
             **used,

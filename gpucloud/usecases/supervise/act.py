@@ -363,7 +363,8 @@ class Actor:
             self.services.clock.sleep(self.services.period_s)
             return  # what is seen of the node by then says what to do about it
         self._keep_lock(action)
-        self.lease.write(transitions.open_attempt(self.lease.state, action, port, snapshot.now, tree))
+        state = self.closing.move_on(self.lease.state, action.node_ids[0], tree)
+        self.lease.write(transitions.open_attempt(state, action, port, snapshot.now, tree))
 
     def _keep_lock(self, action: OpenAttempt) -> None:
         made = {node_id: self.bootstrapper.made_of(node_id) for node_id in action.node_ids}

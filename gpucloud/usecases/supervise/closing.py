@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
 from gpucloud.domain.errors import LandingRefused, NodeError, StoreError
@@ -18,7 +19,7 @@ from gpucloud.domain.node.status import Outcome
 from gpucloud.domain.node.use import parse_summary, summary_lines
 from gpucloud.domain.state.state import Attempt, ExitReason, JobState, MissingOutput
 from gpucloud.domain.supervision.action import CloseAttempt
-from gpucloud.domain.supervision.membership import is_gone, members_of, part_of
+from gpucloud.domain.supervision.membership import is_gone, members_of, part_of, quarantined
 from gpucloud.domain.supervision.snapshot import Homecoming, NodeSnapshot, Readiness, Snapshot
 from gpucloud.domain.untrusted import KEPT_OUTPUT_BYTES, STATUS_BYTES
 from gpucloud.ports import Brought, Host, Outputs, Shell
@@ -28,7 +29,7 @@ from gpucloud.usecases.money.sundries import SundryLedger
 from gpucloud.usecases.services import Services, Watcher
 from gpucloud.usecases.supervise.look import LogReader, read_node
 from gpucloud.usecases.supervise.prepare import Bootstrapper
-from gpucloud.usecases.supervise.story import missing_line
+from gpucloud.usecases.supervise.story import brought_lines, missing_line
 from gpucloud.usecases.supervise.usage import UsageHistory
 
 _AGAIN = timedelta(seconds=30)
@@ -101,15 +102,24 @@ class OutputsHome:
             self._looked_at, self._moves_before = None, self._moves
             self._work = self.pool.submit(self._bring, node, attempt.tree, self._try)
 
-    def brought(self, attempt: Attempt, reason: ExitReason) -> Brought:
-        """Return what became of the outputs of an attempt that is closed; that they are lost is said."""
+    def brought(self, reason: ExitReason, snapshot: Snapshot) -> Brought:
+        """Return what became of the outputs of the attempt that is closed; that they are lost is said."""
+        attempt, outputs = snapshot.state.attempts[-1], self.services.job.outputs
         work = self._work if self._attempt == attempt.number else None
         if work is not None and work.done() and not work.exception():
             return work.result()
-        if reason.retried or not self.services.job.outputs:
+        if outputs and _leaves(attempt, snapshot):
+            return Brought(missing=self.lose(snapshot.state.attempts))
+        if reason.retried or not outputs:
             return Brought()
         self.watcher.story(f"the outputs of attempt {attempt.number} could not be brought home")
         return self._nothing("could not be brought home")
+
+    def lose(self, attempts: Sequence[Attempt]) -> tuple[MissingOutput, ...]:
+        """Tell which outputs of the last attempt nobody brings home, and return them."""
+        missing = lost_outputs(attempts, self.services.job.outputs)
+        self._tell(*map(missing_line, missing))
+        return missing
 
     def _take_over(self, state: JobState, now: datetime) -> None:
         """Learn at the first look what it was for the supervisor before, if that looked lately; else nobody brought."""
@@ -156,7 +166,7 @@ class OutputsHome:
         code = self._code(node, tree)
         host = self.services.shell.host(node)
         try:
-            brought = self.services.outputs.bring_home(host, code, moves)
+            brought = self.services.outputs.bring_home(host, code, self._attempt, moves)
         except LandingRefused as refused:  # no other try, and no other place, takes what may lie nowhere
             self.watcher.story(f"the outputs could not be brought home: {refused}")
             return self._nothing(f"could not be brought home: {refused}")
@@ -166,14 +176,14 @@ class OutputsHome:
             self.watcher.story(f"the outputs could not be brought home: {error}")
             if self.services.stored_outputs is None:
                 raise
-            kept = self.services.stored_outputs.bring_home(host, code, moves)
+            kept = self.services.stored_outputs.bring_home(host, code, self._attempt, moves)
             self._tell(
                 f"{len(kept.paths)} outputs are in the store instead, and come home when the job has ended;"
                 f" where they cannot yet, `gpucloud down {self.services.name}` tries again",
                 *map(missing_line, kept.missing),
             )
             return Brought(missing=kept.missing)
-        self._tell(*map(brought_line, brought.paths), *map(missing_line, brought.missing))
+        self._tell(*brought_lines(brought), *map(missing_line, brought.missing))
         return brought
 
     def _code(self, node: Node, tree: str) -> str:
@@ -196,11 +206,28 @@ class OutputsHome:
             self.watcher.story(line)
 
 
-def brought_line(path: str) -> str:
-    """Return where an output came home to, and whether there is anything in it."""
-    folder = Path(path)
-    is_bare = folder.is_dir() and not any(folder.iterdir())
-    return f"brought home: {path}{', an empty folder: the script wrote nothing into it' if is_bare else ''}"
+def lost_outputs(attempts: Sequence[Attempt], outputs: tuple[str, ...]) -> tuple[MissingOutput, ...]:
+    """Return the outputs of the last attempt as lost with the machine of its rank 0.
+
+    With it go those of the attempts before that ran their rank 0 there: what they had written lay beside its own.
+    """
+    last, machine = attempts[-1], f"{attempts[-1].members[0].node_id}, the machine of rank 0"
+    same = takewhile(lambda one: _place(one) == _place(last) and one.reason and one.reason.retried, attempts[-2::-1])
+    numbers = sorted((last.number, *(one.number for one in same)))
+    whose = f"attempt {numbers[0]}" if len(numbers) == 1 else f"attempts {numbers[0]} to {numbers[-1]}"
+    why = f"of {whose} did not come home: whatever was written there goes with {machine}"
+    return tuple(MissingOutput(path=path, why=why, attempt=last.number) for path in outputs)
+
+
+def _place(attempt: Attempt) -> tuple[str, str]:
+    """Return the machine and the tree of the code that its outputs lie in."""
+    return attempt.members[0].node_id, attempt.tree
+
+
+def _leaves(attempt: Attempt, snapshot: Snapshot) -> bool:
+    """Whether the machine of rank 0 is gone, or will be before anything comes from there."""
+    left = {i.node_id for i in snapshot.state.interruptions} | quarantined(snapshot.state)
+    return attempt.members[0].node_id in left or _first(attempt, snapshot.group) is None
 
 
 def _first(attempt: Attempt, group: GroupView) -> Node | None:
@@ -233,11 +260,20 @@ class Closing:
         attempt = snapshot.state.attempt
         self._read_to_the_end(snapshot, _READ_ONCE if action.reason.retried else _READ)
         said = self._explain(action, snapshot)
-        brought = self.home.brought(attempt, action.reason) if attempt is not None else Brought()
+        brought = self.home.brought(action.reason, snapshot) if attempt is not None else Brought()
         self._bring_profiles(snapshot)
         if attempt is not None:
-            SundryLedger(services=self.services).bill(snapshot.state, attempt, brought.paths)
+            SundryLedger(services=self.services).bill(snapshot.state, attempt, brought.size)
         return LeftBehind(missing=brought.missing, failure=said.failure)
+
+    def move_on(self, state: JobState, node_id: str, tree: str) -> JobState:
+        """Return the state before rank 0 starts there, with what of the last attempt's outputs stays elsewhere."""
+        before, last = state.attempts[:-1], state.attempts[-1] if state.attempts else None
+        if last is None or last.reason is None or not last.reason.retried or last.missing_outputs:
+            return state
+        if not self.services.job.outputs or _place(last) == (node_id, tree):
+            return state
+        return replace(state, attempts=(*before, replace(last, missing_outputs=self.home.lose(state.attempts))))
 
     def _read_to_the_end(self, snapshot: Snapshot, policy: Retry = _READ) -> None:
         """Where another attempt follows, nothing is waited for, and nobody is asked who does not answer anyhow."""

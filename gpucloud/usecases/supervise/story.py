@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from pathlib import Path
 
 from gpucloud.domain.checkpoint.layouts import Additions, additions_of
 from gpucloud.domain.checkpoint.manifest import Counts
@@ -54,6 +55,7 @@ from gpucloud.domain.supervision.membership import progress_of, unit_of
 from gpucloud.domain.supervision.snapshot import Limits, Readiness, Snapshot
 from gpucloud.domain.supervision.transitions import with_commit
 from gpucloud.domain.untrusted import in_one_line
+from gpucloud.ports import Brought
 
 _LIMITS = Limits()
 
@@ -181,6 +183,24 @@ def missing_line(output: MissingOutput) -> str:
     """Return which output did not come home, or not whole, and what may have been meant."""
     nearest = f"; nearest: {output.nearest}" if output.nearest else ""
     return f"outputs: {output.path} {output.why}{nearest}"
+
+
+def brought_lines(brought: Brought) -> tuple[str, ...]:
+    """Return what came home, and in one line what lay there before and has another name now."""
+    kept = brought.set_aside
+    if not kept:
+        return tuple(map(brought_line, brought.paths))
+    more = f" and {len(kept) - 1} more of that ending" if len(kept) > 1 else ""
+    were = "1 file that lay there was" if len(kept) == 1 else f"{len(kept)} files that lay there were"
+    aside = f"{were} not written over: kept as {kept[0]}{more}"
+    return (*map(brought_line, brought.paths), aside)
+
+
+def brought_line(path: str) -> str:
+    """Return where an output came home to, and whether there is anything in it."""
+    folder = Path(path)
+    is_bare = folder.is_dir() and not any(folder.iterdir())
+    return f"brought home: {path}{', an empty folder: the script wrote nothing into it' if is_bare else ''}"
 
 
 _SOONER, _LATER = timedelta(seconds=5), timedelta(minutes=1)
