@@ -4,7 +4,6 @@ ranks, or that of a sampler of the script's.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import zlib
@@ -147,7 +146,6 @@ class Seeded(Dataset[Any]):
         self._dataset = dataset
         self._seed = seed
         self._together = getattr(dataset, "__getitems__", None) if fetches_batches(dataset) else None
-        self._sampling = randomness.Sampling()
 
     def __getitems__(self, places: list[Place]) -> Fetched:
         """Return the samples at these places; the generators are left as they were."""
@@ -157,8 +155,10 @@ class Seeded(Dataset[Any]):
                 generators.seed(randomness.mix(places[0][1], mixed=of_epoch))
                 samples = self._together([index for _, index in places])
             else:
-                draw = functools.partial(self._sampling.sample, generators, self._dataset, mixed=of_epoch)
-                samples = [draw(index, index) for _, index in places]
+                samples = []
+                for _, index in places:
+                    generators.seed(randomness.mix(index, mixed=of_epoch))
+                    samples.append(self._dataset[index])
         return Fetched(samples, randomness.mix(places[0][1], COLLATION, mixed=of_epoch))
 
 
@@ -356,7 +356,6 @@ class Drawn(Dataset[Any]):
     def __init__(self, dataset: Any, seed: int, *, together: bool) -> None:
         self._dataset, self._seed, self._together = dataset, seed, together
         self._fetch = getattr(dataset, "__getitems__", None) if together and fetches_batches(dataset) else None
-        self._sampling = randomness.Sampling()
 
     def __getitems__(self, batch: tuple[int, int, Any]) -> Fetched:
         """Return the samples of a batch; the generators are left as they were."""
@@ -369,8 +368,10 @@ class Drawn(Dataset[Any]):
                 generators.seed(randomness.mix(first, mixed=of_batch))
                 samples = self._fetch(keys)
             else:
-                draw = functools.partial(self._sampling.sample, generators, self._dataset, mixed=of_batch)
-                samples = [draw(key, place, _number_of(key)) for place, key in enumerate(keys)]
+                samples = []
+                for place, key in enumerate(keys):
+                    generators.seed(randomness.mix(place, _number_of(key), mixed=of_batch))
+                    samples.append(self._dataset[key])
         return Fetched(samples, randomness.mix(first, COLLATION, mixed=of_batch))
 
 

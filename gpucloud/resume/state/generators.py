@@ -34,10 +34,9 @@ _PYTHONS_SEED: Callable[[Any, int], None] = super(random.Random, random.Random).
 
 
 class Global(Protocol):
-    """One generator, by the name that it has in a checkpoint; `is_quick`: its state is read where it lies."""
+    """One generator, by the name that it has in a checkpoint."""
 
     name: str
-    is_quick: bool
 
     def read(self) -> Any:
         """Return where it stands."""
@@ -77,8 +76,6 @@ def of_devices() -> tuple[Global, ...]:
 class _Asked:
     """One that is asked."""
 
-    is_quick = False
-
     def __init__(
         self, name: str, ask: Callable[[], Any], put: Callable[[Any], object], seed: Callable[[int], object]
     ) -> None:
@@ -96,7 +93,6 @@ class _Gpu:
     """The current GPU's, of which a number, the seed and the offset are all there is."""
 
     name = "cuda"
-    is_quick = True
 
     def read(self) -> Any:
         own = self._own()
@@ -141,7 +137,6 @@ class _Torch:
     """One of torch's: its seed, its place, its words and its normal numbers in reserve, at that place in memory."""
 
     name = "torch"
-    is_quick = True
 
     def __init__(self, generator: torch.Generator, place: int) -> None:
         self._generator, self._place = generator, place
@@ -175,7 +170,6 @@ class _Python:
     """Python's, whose place is ahead of its words."""
 
     name = "python"
-    is_quick = True
 
     def __init__(self, generator: random.Random) -> None:
         self._generator: Any = generator
@@ -204,7 +198,6 @@ class _NumPy:
     """NumPy's, whose place is behind its words; `reserve` is where it has its normal number, from its begin."""
 
     name = "numpy"
-    is_quick = True
 
     def __init__(self, generator: Any, reserve: int) -> None:
         self._bits = generator._bit_generator  # noqa: SLF001

@@ -16,8 +16,6 @@ import torch
 from gpucloud.resume.state.generators import Global, of_cpu, of_devices
 
 _WORD = 2**64 - 1
-_UNDRAWN = 64
-"""So many samples that draw nothing of a generator tell that a data set does not draw from it, most likely."""
 
 
 class Stand:
@@ -36,7 +34,10 @@ class Stand:
         )
 
     def seed(self, number: int) -> None:
-        """Seed these generators, cheaply enough for every sample."""
+        """Seed these generators, cheaply enough for every sample.
+
+        None can be spared it: whether one drew is not seen where it then puts a generator back, as `fork_rng` does.
+        """
         for one, _ in self.found:
             one.seed(number)
 
@@ -56,50 +57,6 @@ class Stand:
     def told(self) -> dict[str, Any]:
         """Return it as a checkpoint has it."""
         return {one.name: one.told(then) for one, then in self.found}
-
-
-class Sampling:
-    """Has each sample of a data set draw from generators that are seeded for it alone.
-
-    To seed all three takes longer than most else that is done at a step, and few data sets draw from each. So one from
-    which `_UNDRAWN` samples in a row drew nothing is seeded no more, only looked at. A sample that draws from it all
-    the same is fetched once more, with it seeded, and from then on it is seeded for every sample. So what a sample
-    draws is the same in any case.
-    """
-
-    def __init__(self) -> None:
-        self._undrawn: dict[str, int] = {}  # samples in a row that drew nothing from it; below 0 once one drew
-        self._spared: frozenset[str] = frozenset()
-
-    def sample(self, generators: Stand, dataset: Any, key: Any, *numbers: int, mixed: int) -> Any:
-        """Return that item of the data set, drawn by the seed that these numbers `mix` to."""
-        if len(self._spared) == len(generators.found):
-            sample = dataset[key]
-            if all(one.stands(then) for one, then in generators.found):
-                return sample
-            self._learn({one.name for one, then in generators.found if not one.stands(then)})
-        seed = mix(*numbers, mixed=mixed)
-        looked_at = []
-        for one, then in generators.found:
-            if one.name in self._spared:
-                looked_at.append((one, then))
-                continue
-            one.seed(seed)
-            if one.is_quick and self._undrawn.get(one.name, 0) >= 0:
-                looked_at.append((one, one.read()))
-        sample = dataset[key]
-        drawn = {one.name for one, then in looked_at if not one.stands(then)}
-        again = not drawn.isdisjoint(self._spared)
-        self._learn(drawn, {one.name for one, _ in looked_at})
-        return self.sample(generators, dataset, key, *numbers, mixed=mixed) if again else sample
-
-    def _learn(self, drawn: Collection[str], looked_at: Collection[str] = ()) -> None:
-        """One that was spared and drawn from is at its begin no more, and is seeded from now on."""
-        for name in looked_at:
-            self._undrawn[name] = self._undrawn.get(name, 0) + 1
-        for name in drawn:
-            self._undrawn[name] = -1
-        self._spared = frozenset(name for name, count in self._undrawn.items() if count >= _UNDRAWN)
 
 
 @dataclass(slots=True)
