@@ -557,7 +557,7 @@ def test_machines_that_stay_after_a_success_are_not_said_to_end_with_the_job_tha
 def test_a_detach_says_at_once_when_the_process_leaves_and_what_leaving_sooner_means():
     assert leaving_line("tm", 0) == (
         "detaching: tm is left to its machines as soon as one is there that can drive it; until then this process"
-        " stays. Ctrl-C twice leaves at once, and then nobody looks for machines until `gpucloud train tm`"
+        " stays. Ctrl-C twice leaves at once, and then only a machine that was asked for before goes on with it"
     )
     assert leaving_line("tm", 2) == (
         "detaching: tm is left to its machines once one of them has shown that it can drive it; until then this process"

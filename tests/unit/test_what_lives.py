@@ -54,6 +54,9 @@ def last_line(capsys: pytest.CaptureFixture[str], **left: Any) -> str:
 
 
 OWN = {"drives_itself": True}
+COMES = "digits drives itself once that machine is there; `gpucloud logs -f digits` follows it, {down} ends it"
+UNSEEN_TO = "nobody looks for machines until {train}; {down} ends it"
+SEEN_TO = "its own machines see to its end once that machine is there; {down} waits for it"
 STOPPED, HUNG = ExitReason.STOPPED, ExitReason.HUNG
 
 
@@ -66,8 +69,12 @@ STOPPED, HUNG = ExitReason.STOPPED, ExitReason.HUNG
         ({"state": {"attempts": (opened("a", ending_reason=STOPPED),)}}, "nobody sees to its end now: {down} does"),
         ({"state": {"attempts": (opened("a", ending_reason=HUNG),)}}, "{train} goes on, {down} ends them now"),
         ({"state": OWN}, "digits drives itself; `gpucloud logs -f digits` follows it, {down} ends it"),
-        ({"state": {**OWN, "nodes": ()}, "asked_for": 0}, "nobody looks for machines until {train}; {down} ends it"),
-        ({"state": {**OWN, "nodes": ()}, "asked_for": 1}, "nobody looks for machines until {train}; {down} ends it"),
+        ({"state": {**OWN, "nodes": ()}, "asked_for": 0}, UNSEEN_TO),
+        ({"state": {**OWN, "nodes": (), "paid_until": None}}, UNSEEN_TO),
+        ({"state": {**OWN, "nodes": ()}, "asked_for": 1}, COMES),
+        ({"state": {**OWN, "nodes": ()}}, COMES),
+        ({"end": STOPPED, "state": {**OWN, "nodes": ()}, "asked_for": 1}, SEEN_TO),
+        ({"end": STOPPED, "state": {**OWN, "nodes": ()}, "asked_for": 0}, "nobody sees to its end now: {down} does"),
         ({"state": {"nodes": ()}, "asked_for": 0}, "{train} goes on, {down} ends it"),
     ],
 )  # fmt: skip

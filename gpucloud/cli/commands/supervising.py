@@ -212,15 +212,17 @@ def say_what_is_left(left: LeftJob, now: datetime) -> None:
 def _way_on(left: LeftJob, *, machines: bool, comes: bool) -> str | None:
     """Return who goes on with a job that is left, or which command does; None where nothing is left to go on with."""
     job, drives_itself = left.state.job, left.state.drives_itself and left.state.group is not None
-    if left.ends and (left.supervisor is not None or (drives_itself and machines)):
-        sees = "its own machines see" if left.supervisor is None else f"{left.supervisor} sees"
-        return f"{sees} to its end; `gpucloud down {job}` waits for it"
+    driven, once = drives_itself and (machines or comes), "" if machines else " once that machine is there"
+    if left.ends and left.supervisor is not None:
+        return f"{left.supervisor} sees to its end; `gpucloud down {job}` waits for it"
+    if left.ends and driven:
+        return f"its own machines see to its end{once}; `gpucloud down {job}` waits for it"
     if left.ends:
         return f"nobody sees to its end now: `gpucloud down {job}` does"
     if left.state.torn_down:
         return None
-    if drives_itself and machines:
-        return f"{job} drives itself; `gpucloud logs -f {job}` follows it, `gpucloud down {job}` ends it"
+    if driven:
+        return f"{job} drives itself{once}; `gpucloud logs -f {job}` follows it, `gpucloud down {job}` ends it"
     if drives_itself:
         return f"nobody looks for machines until `gpucloud train {job}`; `gpucloud down {job}` ends it"
     if machines or comes:
@@ -263,7 +265,7 @@ def leaving_line(name: str, machines: int) -> str:
     when = (
         "once one of them has shown that it can drive it" if machines else "as soon as one is there that can drive it"
     )
-    then = "" if machines else f", and then nobody looks for machines until `gpucloud train {name}`"
+    then = "" if machines else ", and then only a machine that was asked for before goes on with it"
     return (
         f"detaching: {name} is left to its machines {when}; until then this process stays."
         f" Ctrl-C twice leaves at once{then}"
