@@ -394,7 +394,8 @@ def test_a_job_that_is_over_takes_no_budget(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("spent", "left"), [("0", "2.00"), ("0.005", "1.995"), ("0.01", "1.99"), ("1.2345", "0.77"), ("2", "0.00")]
+    ("spent", "left"),
+    [("0", "2.00"), ("0.005", "1.995"), ("0.0045", "1.995"), ("0.01", "1.99"), ("1.2345", "0.77"), ("2", "0.00")],
 )
 def test_what_is_left_and_what_is_spent_make_up_the_budget(spent, left):
     assert left_amount(Spend(budget_usd=Decimal(2), spent_usd=Decimal(spent), promised_usd=Decimal(0))) == left

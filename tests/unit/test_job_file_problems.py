@@ -55,6 +55,12 @@ BROKEN: list[tuple[str, list[str]]] = [
     (HEAD + "zzz: 1\n", ["4:1: zzz: is not a key here"]),
     (HEAD + "resources: {gpuss: 1}\n", ['4:13: resources.gpuss: is not a key here (did you mean "gpus"?)']),
     (HEAD + "resources: {budget: 1}\n", ['4:13: resources.budget: is not a key here (did you mean "budget"?)']),
+    (HEAD + "resources: {gpu_count: 2}\n", ['4:13: resources.gpu_count: is not a key here (did you mean "gpus"?)']),
+    (HEAD + "node_count: 2\n", ['4:1: node_count: is not a key here (did you mean "resources.nodes"?)']),
+    (
+        HEAD + "checkpoint: {directory: out, resume_args: --from {checkpoint}}\n",
+        ["4:50: a brace is not expected here: quote the text that has it"],
+    ),
     (HEAD + "checkpoint:\n  evry: auto\n", ['5:3: checkpoint.evry: is not a key here (did you mean "every"?)']),
     (HEAD + "name: b\n", ["4:1: name: is there twice, first on line 1"]),
     (HEAD + "env: {A: 1, A: 2}\n", ["4:13: env.A: is there twice, first on line 4"]),
@@ -143,7 +149,10 @@ BROKEN: list[tuple[str, list[str]]] = [
     ("name: a\nrun: [train.py]\nbudget: 1 USD\n", ["2:6: run: must be text, not a list"]),
     ('name: a\nrun: "train.py\\0"\nbudget: 1 USD\n', ['2:6: run: "train.py�" holds the control character U+0000']),
     (HEAD + "cloud: asw\n", ['4:8: cloud: "asw" is not one of local, aws, ssh (did you mean "aws"?)']),
-    (HEAD + "cloud: gcp\n", ['4:8: cloud: "gcp" is not one of local, aws, ssh']),
+    (
+        HEAD + "cloud: gcp\n",
+        ['4:8: cloud: "gcp" is not one of local, aws, ssh (machines that you rent elsewhere: `cloud: ssh`)'],
+    ),
     (
         HEAD + "cloud: aws\nstore: ./here\n",
         ["5:8: store: must be s3://bucket/prefix for cloud: aws, since nodes cannot reach a folder here"],

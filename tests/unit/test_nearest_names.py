@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +15,11 @@ from gpucloud.adapters.aws.prices.catalog import load
 from gpucloud.adapters.jobfile import read_job
 from gpucloud.cli.commands import reaching
 from gpucloud.cli.target import sum_of
-from gpucloud.domain.errors import JobFileError, UsageError
-from gpucloud.domain.job.spec import Resources
+from gpucloud.domain.errors import JobFileError, PlanRefused, UsageError
+from gpucloud.domain.job.spec import Job, Resources
+from gpucloud.domain.market.plan import make_plan
+from gpucloud.domain.money.budget import PrepaidRule
+from tests.fakes.market import NOW
 
 
 def test_a_script_of_a_similar_name_in_the_same_folder_is_named(tmp_path: Path) -> None:
@@ -33,6 +38,23 @@ def test_a_gpu_that_nobody_has_is_refused_with_the_nearest() -> None:
         load().fitting(Resources(gpu=("h1000",)))
     assert refused.value.hint == "did you mean H100?"
     assert load().fitting(Resources(gpu=("h1000", "H100")))
+
+
+def test_a_gpu_is_meant_in_whatever_case_it_is_written(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    file = tmp_path / "gpucloud.yaml"
+    file.write_text("name: a\nrun: train.py\nbudget: 1 USD\nresources: {gpu: [h100, rtx pro 6000, A1000]}\n")
+    assert read_job(file).resources.gpu == ("H100", "RTX PRO 6000", "A1000")
+
+
+def test_on_this_machine_too_a_gpu_that_nobody_has_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    asked = Resources(gpu=("H1000",))
+    job = Job(name="a", run="train.py", budget_usd=Decimal(1), source=tmp_path, code=tmp_path, resources=asked)
+    with pytest.raises(PlanRefused, match="no machine has 1 worker a node, market spot, GPU H1000") as refused:
+        make_plan(job, (), NOW, PrepaidRule())
+    assert (refused.value.hint or "").startswith("did you mean H100?")
+    with pytest.raises(PlanRefused, match="this machine has too few GPUs"):
+        make_plan(replace(job, resources=Resources(gpu=("H100",))), (), NOW, PrepaidRule())
 
 
 def test_a_bare_number_is_asked_for_with_its_unit() -> None:

@@ -33,6 +33,7 @@ _MESSAGES = (
     ("found character '\\t'", "a tab cannot begin a word: YAML is indented with spaces"),
     ("mapping values are not allowed", "a colon is not expected here: indent it as the line above, or quote the text"),
     ("could not find expected ':'", "a colon is missing after the key above this line"),
+    ("or '}', but got '{'", "a brace is not expected here: quote the text that has it"),
     ("found unexpected end of stream", "a quote is opened and never closed"),
 )
 
@@ -288,6 +289,9 @@ def _nearest_key(place: Path) -> str | None:
     here, word = tuple(part for part in place[:-1] if isinstance(part, str)), str(place[-1])
     if (here, word) == (("checkpoint",), "none"):
         return "without braces: `checkpoint: none`"
+    word = re.sub("_count$", "s", word)  # as others call theirs: gpu_count, node_count
+    if here in _MODELS and word in _keys(_MODELS[here]):
+        return f'did you mean "{word}"?'
     for path, model in _MODELS.items():
         if word in _keys(model):
             return f'did you mean "{shown((*path, word))}"?'

@@ -26,6 +26,7 @@ from gpucloud.domain.job.spec import (
 )
 from gpucloud.domain.job.spec import MarketPolicy as MarketName
 from gpucloud.domain.job.spec import Policy as PolicyName
+from gpucloud.domain.node.gate.models import MODELS
 from gpucloud.domain.node.numbers import compiled
 from gpucloud.domain.node.status import LONGEST_NAME
 
@@ -76,7 +77,14 @@ _COUNT = r"\s*[0-9.]+(e[0-9]+| ?[KkMBT])?\s*"
 _SCALAR: Schema = {"type": ["string", "number"]}
 _OUTPUT = _string(r"[^/~\n][^\n]*")
 
-_GPU = Read(values.matching(values.GPU, "the name of a GPU, such as A100"), _string(values.GPU))
+
+def _gpu(value: object) -> str:
+    """Return a GPU's name as clouds write it, in whatever case it was written."""
+    written = values.matching(values.GPU, "the name of a GPU, such as A100")(value)
+    return next((model for model in MODELS if model.lower() == written.lower()), written)
+
+
+_GPU = Read(_gpu, _string(values.GPU))
 _REGION = Read(values.matching(values.REGION, "a region, such as us-west-2"), _string(values.REGION))
 _SECRET = Read(values.matching(values.SECRET, "the name of a secret: A–Z, 0–9 and _"), _string(values.SECRET))
 _TYPE = Read(values.matching(values.TYPE, "an instance type, such as g5.12xlarge"), _string(values.TYPE))
@@ -90,7 +98,8 @@ _VALUE = Read(values.tag_value, {})
 Text = Annotated[str, Read(values.text, _string())]
 Line = Annotated[str, Read(values.line, _string(_LINE))]
 Name = Annotated[str, Read(values.name, _string(values.NAME))]
-Cloud = Annotated[CloudName, Read(values.one_of(CloudName), {"enum": [cloud.value for cloud in CloudName]})]
+_ELSEWHERE = "machines that you rent elsewhere: `cloud: ssh`"
+Cloud = Annotated[CloudName, Read(values.one_of(CloudName, _ELSEWHERE), {"enum": [cloud.value for cloud in CloudName]})]
 Market = Annotated[MarketName, Read(values.one_of(MarketName), {"enum": [market.value for market in MarketName]})]
 Access = Annotated[AccessName, Read(values.one_of(AccessName), {"enum": [access.value for access in AccessName]})]
 Usd = Annotated[Decimal, Read(values.usd, _string(_USD, "20 USD"))]

@@ -96,14 +96,14 @@ def nodes(value: object) -> int | NodeRange:
     return NodeRange(least=least, most=most)
 
 
-def one_of(options: type[E]) -> Callable[[object], E]:
-    """Return the reader of the words that are an enum's values."""
+def one_of(options: type[E], otherwise: str | None = None) -> Callable[[object], E]:
+    """Return the reader of the words that are an enum's values; `otherwise` is the hint where no word is near."""
     words = [str(option.value) for option in options]
 
     def read(value: object) -> E:
         word = text(value)
         if word not in words:
-            raise Refused(f"{quoted(word)} is not one of {', '.join(words)}", hint=nearest(word, words))
+            raise Refused(f"{quoted(word)} is not one of {', '.join(words)}", hint=nearest(word, words) or otherwise)
         return options(word)
 
     return read

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from decimal import ROUND_HALF_UP, ROUND_UP, Decimal
+from decimal import ROUND_HALF_DOWN, ROUND_HALF_UP, ROUND_UP, Decimal
 from typing import Any
 
 from gpucloud.cli.render.words import pool_json, quarantine_json, table, usd
@@ -102,9 +102,8 @@ def _summing_up(spend: Spend) -> tuple[Decimal, ...]:
     """Return what is left and its parts, rounded so that these make it up, as it does the budget with what is spent."""
     sums = (spend.spent_usd, spend.promised_usd, spend.kept_usd, spend.free_usd)
     one = Decimal(1).scaleb(-max(len(plain_amount(usd).partition(".")[2]) for usd in sums))
-    left, promised, kept = (
-        usd.quantize(one, ROUND_HALF_UP) for usd in (spend.left_usd, spend.promised_usd, spend.kept_usd)
-    )
+    left = spend.left_usd.quantize(one, ROUND_HALF_DOWN)  # of two halves, what is spent has the larger
+    promised, kept = (usd.quantize(one, ROUND_HALF_UP) for usd in (spend.promised_usd, spend.kept_usd))
     return left, promised, kept, max(left - promised - kept, ZERO.quantize(one))
 
 
@@ -135,7 +134,7 @@ def plain_amount(usd: Decimal, rounding: str = ROUND_HALF_UP) -> str:
 def left_amount(spend: Spend) -> str:
     """Return what is left of the budget, with as many places as what is spent, so that both make it up."""
     _, _, places = plain_amount(spend.spent_usd).partition(".")
-    return f"{spend.left_usd.quantize(Decimal(1).scaleb(-len(places)), ROUND_HALF_UP):f}"
+    return f"{spend.left_usd.quantize(Decimal(1).scaleb(-len(places)), ROUND_HALF_DOWN):f}"
 
 
 def to_go_words(left: timedelta | None, spend: Spend) -> list[str]:

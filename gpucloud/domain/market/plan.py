@@ -255,7 +255,7 @@ def _refuse_what_is_not_offered(job: Job) -> None:
 
 def _refuse_what_is_not_here(job: Job, offers: tuple[Offer, ...]) -> None:
     asks = job.resources.gpu or job.resources.vram_gib is not None
-    if job.cloud is Cloud.LOCAL and asks and not any(offer.gpu for offer in offers):
+    if job.cloud is Cloud.LOCAL and asks and not any(offer.gpu for offer in offers) and not _meant(job.resources.gpu):
         raise PlanRefused(
             "this machine has too few GPUs for the job: without them, nodes here are processes on the CPU",
             hint="leave out `gpu` and `vram_gib`; `gpus` is then the number of workers on each node",
@@ -296,7 +296,8 @@ def _meant(gpus: Sequence[str]) -> str | None:
 
 def _request(job: Job) -> str:
     wanted = job.resources
-    parts = [f"{wanted.gpus} workers a node, market {wanted.market.value}"]
+    workers = "1 worker" if wanted.gpus == 1 else f"{wanted.gpus} workers"
+    parts = [f"{workers} a node, market {wanted.market.value}"]
     parts += [f"GPU {' or '.join(wanted.gpu)}"] if wanted.gpu else []
     parts += [f"{wanted.vram_gib} GiB a GPU"] if wanted.vram_gib is not None else []
     parts += [f"type {' or '.join(wanted.types)}"] if wanted.types else []
