@@ -83,6 +83,14 @@ def is_there(name: str, folder: int) -> bool:
     return True
 
 
+def is_file(name: str, folder: int) -> bool:
+    """Whether that is a file, and neither a link nor anything else."""
+    try:
+        return stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False
+
+
 def free_name(name: str, ending: str, folder: int) -> str:
     """Return the name with that ending, and a number if it is taken; a long one is cut to what a disk takes."""
     for number in itertools.count(1):
@@ -96,13 +104,11 @@ def free_name(name: str, ending: str, folder: int) -> str:
 
 
 def same(one: tuple[str, int], other: tuple[str, int]) -> bool:
-    """Whether two names, each in a folder, are files of one content, or links that say the same."""
-    modes = [os.stat(name, dir_fd=at, follow_symlinks=False) for name, at in (one, other)]
-    if all(stat.S_ISLNK(found.st_mode) for found in modes):
-        return len({os.readlink(name, dir_fd=at) for name, at in (one, other)}) == 1
-    if not all(stat.S_ISREG(found.st_mode) for found in modes) or modes[0].st_size != modes[1].st_size:
+    """Whether two names, each in a folder, are files of one content."""
+    if not (is_file(*one) and is_file(*other)):
         return False
-    return len({_sha256_there(*place) for place in (one, other)}) == 1
+    sizes = {os.stat(name, dir_fd=at, follow_symlinks=False).st_size for name, at in (one, other)}
+    return len(sizes) == 1 and len({_sha256_there(*place) for place in (one, other)}) == 1
 
 
 def sha256_of(descriptor: int) -> str:

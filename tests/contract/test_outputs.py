@@ -183,8 +183,7 @@ def test_nothing_that_came_home_before_is_written_over(case: Case, hosts: tuple[
     found = {path.name: path.read_text() for path in home.glob("steps*")}
     assert found == {"steps.txt": "three", "steps.txt.before-attempt-2": "one", "steps.txt.before-attempt-4": "two"}
     assert (home / "last").readlink() == Path("tool")
-    assert (home / "last.before-attempt-2").readlink() == Path("deep/model")
-    assert sorted(path.name for path in home.glob("tool*")) == ["tool"]
+    assert sorted(path.name for path in home.iterdir()) == ["deep", "last", *sorted(found), "tool"]
 
 
 def test_what_the_user_has_put_there_is_kept_too(case: Case, hosts: tuple[Host, Host], code: Path) -> None:

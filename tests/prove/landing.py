@@ -132,20 +132,20 @@ def _liar(chance: Random, home: Path, asked: str) -> LyingHost:
 
 def _stored(chance: Random, home: Path, target: Path) -> None:
     """The prefix of the job's outputs in a store that lets any key in, with notes of any kind."""
-    bucket = _Bucket()
+    bucket, place = _Bucket(), chance.choice(("", "attempt-1", "attempt-20"))
     paths: list[list[Any]] = []
     for _ in range(chance.randrange(1, 6)):
         rows = hostile_rows(chance, home, "x")
         names = [str(row[1]) for row in _listed(rows["files"])]
         for name in names[:2]:
-            bucket.objects[f"jobs/j/outputs/files/{name}"] = EVIL
+            bucket.objects[f"jobs/j/outputs/files/{place and f'{place}/'}{name}"] = EVIL
             paths.append([name, {"size": len(EVIL), "mode": 0o6777, "mtime_ns": chance.choice((0, -1, 10**15))}])
         if chance.random() < 0.5:
             paths += [[row[1], {"link": row[2]}] for row in _listed(rows["links"])]
         if chance.random() < 0.3:
             paths.append([hostile_name(chance, home), {}])
     notes: Any = {"paths": paths}
-    bucket.objects["jobs/j/outputs/notes.json"] = (
+    bucket.objects[f"jobs/j/outputs/notes{place and f'/{place}'}.json"] = (
         hostile_json(chance, notes) if chance.random() < 0.1 else json.dumps(notes).encode()
     )
     bring_stored_home(cast(ObjectStore, bucket), "j", target)

@@ -275,3 +275,15 @@ def test_a_long_name_is_cut_for_what_is_set_aside(here: Path) -> None:
         landing.settle()
     (kept,) = landing.set_aside
     assert (kept.read_text(), kept.suffix, (here / name).read_text()) == ("mine", ".before-attempt-1", "evil")
+
+
+def test_a_link_of_the_users_is_not_given_a_name_that_what_arrives_may_lead_through(here: Path) -> None:
+    (here / "notes").symlink_to("../../home")
+    with Landing(here, aside="before") as landing:
+        landing.expect(Tree(files=(Arriving(name="notes", size=4),), links=(("x", "notes.before"),)))
+        with landing.part(Arriving(name="notes", size=4), "x") as part:
+            part.write(0, b"evil")
+        landing.keep(Arriving(name="notes", size=4), "x")
+        landing.settle()
+    assert landing.set_aside == []
+    assert not (here / "x").exists()
