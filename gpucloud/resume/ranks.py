@@ -30,7 +30,7 @@ class Ranks:
     def __init__(self) -> None:
         self.rank, self.world = 0, 1
         self.device = torch.device("cpu")
-        self._group: dist.ProcessGroup | None = None
+        self.group: dist.ProcessGroup | None = None
         self._store: Any = None
         if dist.is_available() and dist.is_initialized():
             self.rank, self.world = dist.get_rank(), dist.get_world_size()
@@ -43,7 +43,7 @@ class Ranks:
             # A group of both kinds says nothing of where the script trains.
             if "nccl" in str(dist.get_backend_config()) and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                 self.device = torch.device("cuda", torch.cuda.current_device())
-            self._group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
+            self.group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
 
     def highest(self, *numbers: int) -> tuple[int, ...]:
         """Return, for each place, the highest number that any rank gave."""
@@ -51,53 +51,57 @@ class Ranks:
 
     def comparison(self, count: int) -> Comparison:
         """Return what compares so many numbers of all ranks, as often as that is wanted."""
-        return Comparison(self._group, count)
+        return Comparison(self, count)
 
     def shared(self, data: bytes) -> bytes:
         """Return rank 0's bytes."""
         (size,) = self.highest(len(data) if self.rank == 0 else 0)
-        if self._group is None or size == 0:
+        if self.group is None or size == 0:
             return data if self.rank == 0 else b""
         values = torch.empty(size, dtype=torch.uint8)
         if self.rank == 0:
             values = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        dist.broadcast(values, src=0, group=self._group)
+        dist.broadcast(values, src=0, group=self.group)
         return _bytes(values)
 
     def gathered(self, data: bytes) -> tuple[bytes, ...]:
         """Return every rank's bytes, in the order of ranks."""
-        if self._group is None:
+        if self.group is None:
             return (data,)
         (size,) = self.highest(len(data) + 8)
         padded = torch.frombuffer(bytearray(len(data).to_bytes(8, "big") + data).ljust(size, b"\0"), dtype=torch.uint8)
         parts = [torch.empty(size, dtype=torch.uint8) for _ in range(self.world)]
-        dist.all_gather(parts, padded, group=self._group)
+        dist.all_gather(parts, padded, group=self.group)
         return tuple(_unpadded(_bytes(part)) for part in parts)
 
     def meeting(self, name: str) -> Meeting | None:
         """Return the occasion of that name, the same for all ranks of this attempt; None where they have no store."""
-        if self._group is not None and self._store is None:
+        if self.group is not None and self._store is None:
             self._store = _own_store()
             if self._store is None:
                 return None
         return Meeting(f"gpucloud-{name}", self.world, self._store)
 
     def close(self) -> None:
-        """Give the side group back; every rank must have come here."""
-        if self._group is not None:
+        """Give the side group back, and end its threads; every rank must have come here.
+
+        Nothing else may hold the group. A thread of it that lets go of a rank's numbers waits for the interpreter, and
+        while that ends, it would abort the process.
+        """
+        if self.group is not None:
             self.highest(0)
-            dist.destroy_process_group(self._group)
-            self._group = None
+            dist.destroy_process_group(self.group)
+            self.group = None
 
 
 class Comparison:
     """Finds the highest numbers of all ranks beside the training, once at a time."""
 
-    def __init__(self, group: dist.ProcessGroup | None, count: int) -> None:
-        self._group = group
+    def __init__(self, ranks: Ranks, count: int) -> None:
+        self._ranks = ranks
         self._work: Any = None
         self._numbers: Any = ()
-        if group is not None:
+        if ranks.group is not None:
             self._numbers = (ctypes.c_int64 * count)()
             self._tensors = [torch.frombuffer(self._numbers, dtype=torch.int64)]
             self._how = dist.AllreduceOptions()
@@ -110,11 +114,12 @@ class Comparison:
 
     def begun(self, numbers: tuple[int, ...]) -> Comparison:
         """Tell the other ranks these numbers, and wait for none."""
-        if self._group is None:
+        group = self._ranks.group
+        if group is None:
             self._numbers = numbers
             return self
         self._numbers[:] = numbers
-        self._work = self._group.allreduce(self._tensors, self._how)  # `dist.all_reduce` takes 50 µs to come to this
+        self._work = group.allreduce(self._tensors, self._how)  # `dist.all_reduce` takes 50 µs to come to this
         return self
 
     def highest(self) -> tuple[int, ...]:
