@@ -242,7 +242,8 @@ class Leaving:
             say(f"step {step} could not be saved{why}: the job continues from step {self._decider.committed}")
         self._folder.write(f"left-{self._ranks.rank}.json", self._standing(step))
         if self._ranks.rank == 0:
-            say(f"asked to stop ({self._folder.stop_reason()}): saved step {self._decider.committed}, leaving")
+            why = f" ({reason})" if (reason := self._folder.stop_reason()) != "stop" else ""
+            say(f"asked to stop{why}: saved step {self._decider.committed}, leaving")
         self._close()
         atexit.register(_end_groups)  # the script's own `finally` may still end them, as torch's examples do
         raise SystemExit(SAVED_AND_LEFT)

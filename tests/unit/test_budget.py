@@ -221,9 +221,12 @@ def test_what_is_too_little_for_another_start_is_not_called_kept_aside():
 
 def test_a_rest_that_is_more_than_what_is_kept_aside_is_told_apart_from_it():
     job = state(attempts=(opened("a"),))
-    assert "(0.0340 USD spent, 0.0525 USD kept aside for the last save and the machines' end, 0.00350 USD too" in (
-        used_up(job, Decimal("0.09"), Used(spent_usd=Decimal("0.034")), RULES.prepaid_rule)
+    said = used_up(job, Decimal("0.09"), Used(spent_usd=Decimal("0.034")), RULES.prepaid_rule)
+    assert (
+        "(0.0340 USD spent, 0.0525 USD kept aside for the last save and the machines' end, and 0.00350 USD, which is"
+        " too little to train 1 min), nothing is saved" in said
     )
+    assert said.endswith(" goes on from the beginning")
 
 
 def test_what_was_said_of_money_at_the_end_is_said_anew_by_the_budget_and_sums_of_now():
@@ -235,7 +238,7 @@ def test_what_was_said_of_money_at_the_end_is_said_anew_by_the_budget_and_sums_o
     )
     assert raised == (
         "its budget was used up then (0.0340 USD spent, 0.0860 USD left now), nothing is saved: gpucloud train digits"
-        " goes on from there"
+        " goes on from the beginning"
     )
     alone = replace(job, message=used_up(job, Decimal("0.12"), Used(spent_usd=Decimal("0.034")), RULES.prepaid_rule))
     kept = told_of_money(
@@ -250,7 +253,7 @@ def test_what_was_said_of_money_at_the_end_is_said_anew_by_the_budget_and_sums_o
         nodes=1,
         again=Resumption(is_late=True),
     )
-    assert late.endswith("nothing is saved: with a later `deadline:`, gpucloud train digits goes on from there")
+    assert late.endswith("nothing is saved: with a later `deadline:`, gpucloud train digits goes on from the beginning")
     other = replace(job, message="unattended time is over")
     assert (
         told_of_money(other, Decimal("0.12"), Used(), RULES.prepaid_rule, nodes=1, again=Resumption())

@@ -62,7 +62,7 @@ from gpucloud.usecases.jobstore.condition import (
 )
 from gpucloud.usecases.jobstore.report import report, with_answers
 from gpucloud.usecases.supervise.act import Announcements
-from gpucloud.usecases.supervise.story import end_unheard, tell_story
+from gpucloud.usecases.supervise.story import end_unheard, stage_of_end, tell_story
 from tests import handbook
 from tests.unit.worlds import LATER, NOW, POOL, cooldown, gone, opened, part, snapshot, state, up
 
@@ -1333,3 +1333,18 @@ def test_every_kind_of_condition_is_told_by_one_and_every_condition_has_words():
     assert list(USUAL) == list(ConditionKind)
     assert len(set(USUAL.values())) == len(ConditionKind)
     assert list(WORDS) == list(Condition)
+
+
+def test_who_waits_for_an_end_elsewhere_is_told_how_far_it_is():
+    attempt = opened("a", number=3)
+    ends = replace(attempt, ending_reason=ExitReason.STOPPED)
+    stages = [
+        state(attempts=(attempt,)),
+        state(attempts=(ends,)),
+        state(attempts=(replace(ends, reason=ExitReason.STOPPED),), status=JobStatus.STOPPED),
+    ]
+    assert [stage_of_end(one) for one in stages] == [
+        "",
+        "attempt 3 is being ended",
+        "digits has ended: its machines are being ended",
+    ]

@@ -160,7 +160,7 @@ def used_up(
     if cap_usd > 0 and rest_usd >= start_usd:
         since = state.message is not None and state.message.startswith(_BUDGET_OF)
         why, left = ("its budget was used up then", "left now") if since else (_TIME_IS_OVER, "left")
-        return f"{why} ({used}, {format_usd(rest_usd)} {left}), {_saved(state)}: {train} goes on from there"
+        return f"{why} ({used}, {format_usd(rest_usd)} {left}), {_saved(state)}: {train} {_goes_on(state)}"
     kept = f" ({used}, {_rest(rest_usd, reserve, prepaid_rule)})" if rest_usd > 0 else ""
     more_usd, enough = max(budget_usd, start_usd), ""
     if (to_go := to_go_after(state)) is not None:
@@ -169,8 +169,8 @@ def used_up(
         enough = f", and pays for the {format_span(to_go)} to go"
     return (
         f"{_BUDGET_OF} {plain_usd(budget_usd)} USD pays for no more machine time{kept}, {_saved(state)}:"
-        f" {train} --budget '{plain_usd(Decimal(in_cents(budget_usd + more_usd)))} USD' goes on"
-        f" from there{enough}"
+        f" {train} --budget '{plain_usd(Decimal(in_cents(budget_usd + more_usd)))} USD'"
+        f" {_goes_on(state)}{enough}"
     )
 
 
@@ -192,7 +192,7 @@ def _rest(rest_usd: Decimal, reserve: Decimal, prepaid_rule: PrepaidRule) -> str
         return f"{format_usd(rest_usd)} left, which is too little to start machines and {trains} on them"
     kept = f"{format_usd(min(rest_usd, reserve))} kept aside for the last save and the machines' end"
     over = rest_usd - reserve
-    return kept + (f", {format_usd(over)} too little to {trains}" if over >= _SHOWN else "")
+    return kept + (f", and {format_usd(over)}, which is too little to {trains}" if over >= _SHOWN else "")
 
 
 def to_go_after(state: JobState) -> timedelta | None:
@@ -209,13 +209,17 @@ def overdue(state: JobState, again: Resumption = Resumption(is_late=True)) -> st
     """Return what to say when a job ends at its deadline: what is kept, and how it goes on."""
     later = "with a later one in the job file, " if again.is_late else ""
     train = replace(again, is_late=False).command(state.job)
-    return f"the deadline is over, {_saved(state)}: {later}{train} goes on from there"
+    return f"the deadline is over, {_saved(state)}: {later}{train} {_goes_on(state)}"
 
 
 def without_way_on(message: str) -> str:
     """Return what was said of a used-up budget or deadline, without the command: it goes on with a later run by now."""
     told, saved, _ = message.partition(f"{_IS_SAVED}: ")
     return f"{told}{_IS_SAVED}" if saved else message
+
+
+def _goes_on(state: JobState) -> str:
+    return f"goes on from {'there' if state.checkpoint is not None else 'the beginning'}"
 
 
 def _saved(state: JobState) -> str:

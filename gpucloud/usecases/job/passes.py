@@ -47,7 +47,7 @@ from gpucloud.usecases.jobstore.orders import Orders
 from gpucloud.usecases.money.spend import SpendTracker
 from gpucloud.usecases.services import Watcher
 from gpucloud.usecases.supervise.session import Session
-from gpucloud.usecases.supervise.story import budget_line, end_unheard
+from gpucloud.usecases.supervise.story import budget_line, end_unheard, stage_of_end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,18 +308,18 @@ class Ender:
     def _await_end(self, by: str, since: datetime, watcher: Watcher) -> None:
         """Wait while the same supervisor has the job and it is not torn down. OrderChanged if it was started again.
 
-        Machines that keep it waiting are told here too. LeaseHeld where it is a machine that takes too long, whatever
-        names it takes meanwhile: what runs on it may keep the job for as long as it is paid.
+        How far that is, and machines that keep it waiting, are told here too. LeaseHeld where it is a machine that
+        takes too long, whatever names it takes meanwhile: what runs on it may keep the job for as long as it is paid.
         """
-        asker, told = self.asker, None
+        asker, told = self.asker, [""]
         while True:
             state, order = asker.state(), self._orders.newest().order
             if state.status.ended and state.torn_down:
                 return
-            waits = end_unheard(state, asker.rules.limits, asker.clock.now())
-            if waits is not None and waits != told:
+            waits = end_unheard(state, asker.rules.limits, asker.clock.now()) or stage_of_end(state)
+            if waits not in told:
                 watcher.story(waits)
-            told = waits or told
+                told.append(waits)
             if order.end is None:
                 raise OrderChanged(
                     f"{order.job} was started again by {order.by} at {format_moment(order.at, asker.clock.now())}",

@@ -168,6 +168,14 @@ def end_unheard(state: JobState, limits: Limits, now: datetime) -> str | None:
     return f"{', '.join(silent)} {do} not hear of the end: waited for until {until} at the latest"
 
 
+def stage_of_end(state: JobState) -> str:
+    """Return what the end that was ordered has come to; nothing where its supervisor has not heard of it yet."""
+    if state.status.ended:
+        return f"{state.job} has ended: its machines are being ended"
+    attempt = state.attempt
+    return f"attempt {attempt.number} is being ended" if attempt is not None and attempt.ends_for_good else ""
+
+
 def budget_line(change: BudgetChange) -> str:
     """Return from what to what the budget was changed, and by whom."""
     return f"budget: {format_usd(change.old_usd)} → {format_usd(change.new_usd)}, by {change.by}"
