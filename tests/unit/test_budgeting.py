@@ -17,9 +17,9 @@ from gpucloud.cli.commands.passes import budget
 from gpucloud.cli.commands.supervising import driven_line, leaving_line, prepaid_line
 from gpucloud.cli.render.bills import left_amount
 from gpucloud.cli.target import meant
-from gpucloud.domain.errors import BudgetRefused, PlanRefused, ProvisionError, UsageError
+from gpucloud.domain.errors import BudgetRefused, BudgetTooSmall, PlanRefused, ProvisionError, UsageError
 from gpucloud.domain.job.quantities import in_cents
-from gpucloud.domain.job.spec import MarketPolicy, Resources
+from gpucloud.domain.job.spec import Market, MarketPolicy, Resources
 from gpucloud.domain.market.plan import make_plan
 from gpucloud.domain.money.budget import PrepaidRule, Spend, Used, most_prepaid, paid_until
 from gpucloud.domain.money.ledger import Terms, usd_for
@@ -128,11 +128,15 @@ def test_a_start_and_the_budget_command_ask_for_the_same_least_sum(asker, faster
         starter.start(file, b"name: digits\n", Asked(budget_usd=least - Decimal("0.01")))
 
 
-class TwoPools(OnePrice):
-    """Implements `MarketData`: the job's own pool has become dearer than another one."""
+BY_POLICY = {"deadline": HOURS, "work": timedelta(hours=2)}
+AT_HAND = replace(OTHER_POOL, market=Market.ON_DEMAND)
+
+
+class ThreePools(OnePrice):
+    """Implements `MarketData`: the job's own pool has become dearer than others."""
 
     def offers(self, wanted):
-        prices = ((POOL, "0.9"), (OTHER_POOL, "0.3"))
+        prices = ((POOL, "0.9"), (OTHER_POOL, "0.3"), (AT_HAND, "0.5"))
         return tuple(
             Offer(pool=pool, usd_per_hour=Decimal(usd), cap_usd_per_hour=Decimal("0.9"), as_of=NOW, gpus=1)
             for pool, usd in prices
@@ -140,18 +144,20 @@ class TwoPools(OnePrice):
 
 
 @pytest.mark.parametrize(
-    ("of_state", "alive", "deadline", "usd_per_hour"),
+    ("of_state", "alive", "of_job", "usd_per_hour"),
     [
-        ({}, 1, None, "0.9"),
-        ({}, 0, None, "0.9"),  # its group asks in its pool again
-        ({}, 1, HOURS, "0.9"),
-        ({}, 0, HOURS, "0.3"),  # its policy chooses anew
-        ({"cooldowns": (cooldown(),)}, 1, None, "0.3"),  # it refuses, and the job turns to the best of the others
-        ({"group": None}, 0, None, "0.3"),
+        ({}, 1, {}, "0.9"),
+        ({}, 0, {}, "0.9"),  # its group asks in its pool again
+        ({}, 1, BY_POLICY, "0.9"),
+        ({}, 0, BY_POLICY, "0.3"),  # its policy chooses anew
+        ({}, 0, {**BY_POLICY, "work": None}, "0.9"),  # nobody knows how much work it is: none chooses yet
+        ({}, 0, {**BY_POLICY, "resources": Resources(nodes=1, market=MarketPolicy.SPOT)}, "0.9"),  # nor of one market
+        ({"cooldowns": (cooldown(),)}, 1, {}, "0.3"),  # it refuses, and the job turns to the best of the others
+        ({"group": None}, 0, {}, "0.3"),
     ],
 )
 def test_a_run_that_goes_on_is_planned_on_the_machines_that_it_goes_on_with(
-    asker, of_state, alive, deadline, usd_per_hour
+    asker, of_state, alive, of_job, usd_per_hour
 ):
     asker.group.resize(GROUP, alive, POOL)
     current, stored = asker.jobs.load()
@@ -159,17 +165,47 @@ def test_a_run_that_goes_on_is_planned_on_the_machines_that_it_goes_on_with(
     asker.jobs.keep_spec(b"name: digits\n")
     starter = Starter(
         store=asker.jobs.store,
-        market=TwoPools(),
+        market=ThreePools(),
         account=None,
         clock=asker.clock,
         rules=Rules(),
         terms=asker.terms,
         group=asker.group,
     )
-    alone = job(budget_usd=Decimal(8), resources=Resources(nodes=1, market=MarketPolicy.AUTO), deadline=deadline)
+    alone = replace(job(budget_usd=Decimal(8), resources=Resources(nodes=1, market=MarketPolicy.AUTO)), **of_job)
     plan = starter.start(alone, b"name: digits\n", Asked()).plan
     assert plan.usd_per_hour == Decimal(usd_per_hour)
-    assert {offer.pool for offer in plan.offers} == {POOL, OTHER_POOL}
+    of_both = {AT_HAND} if alone.resources.market is MarketPolicy.AUTO else set()
+    assert {offer.pool for offer in plan.offers} == {POOL, OTHER_POOL} | of_both
+
+
+@pytest.mark.parametrize(("of_state", "of_job"), [({"cooldowns": (cooldown(),)}, {}), ({}, BY_POLICY)])
+def test_a_run_that_its_supervisor_would_end_at_once_by_its_budget_is_refused_though_others_would_do(
+    asker, of_state, of_job
+):
+    """It counts by the pool that the run still has, at 9 USD an hour, before it turns to another one."""
+    asker.group.resize(GROUP, 0, POOL)
+    current, stored = asker.jobs.load()
+    asker.jobs.replace(replace(current, cap_usd_per_hour=Decimal(9), **of_state), stored.version)
+    starter = Starter(
+        store=asker.jobs.store,
+        market=ThreePools(),
+        account=None,
+        clock=asker.clock,
+        rules=Rules(),
+        terms=asker.terms,
+        group=asker.group,
+    )
+    alone = replace(job(budget_usd=Decimal(8), resources=Resources(nodes=1, market=MarketPolicy.AUTO)), **of_job)
+    with pytest.raises(BudgetTooSmall, match=r"has 0\.78 USD left of 0\.8 USD, too little to go on") as refused:
+        starter.start(alone, b"name: digits\n", Asked(budget_usd=Decimal("0.8")))
+    assert refused.value.hint == "gpucloud train digits --budget '0.84 USD' is the least"
+    starter.start(alone, b"name: digits\n", Asked(budget_usd=Decimal("0.84")))
+
+    tracker, listed = SpendTracker(asker.jobs, asker.market, asker.terms), asker.group.describe(GROUP)
+    kept = asker.state()
+    first_look = [tracker.payable(kept, listed, 1, NOW, Decimal(usd), PrepaidRule()).until for usd in ("0.80", "0.84")]
+    assert [until is not None for until in first_look] == [False, True]
 
 
 def test_a_run_whose_own_machines_cost_more_than_is_left_is_refused_though_others_would_do():

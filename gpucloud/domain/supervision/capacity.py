@@ -34,12 +34,14 @@ def other_pool(goal: Goal, snapshot: Snapshot, limits: Limits) -> Action | None:
     return _give_back(snapshot) or (Move(offer=offer) if offer is not None else _nothing_left(snapshot, limits))
 
 
-def pool_to_stay_in(state: JobState, group: GroupView, now: datetime, *, by_deadline: bool) -> Pool | None:
+def pool_to_stay_in(snapshot: Snapshot, *, by_policy: bool) -> Pool | None:
     """Return the pool that a job of which nothing trains asks again; None where it turns to whichever is best.
 
-    As long as it has a group its pool is left only when it refuses; by a deadline, where no machine is there either.
+    As long as it has a group its pool is left only when it refuses; where a policy chooses (`deadline.situation`), also
+    while no machine is there.
     """
-    leaves = is_cooling(state, state.pool, now) or (by_deadline and not group.most_alive)
+    state = snapshot.state
+    leaves = is_cooling(state, state.pool, snapshot.now) or (by_policy and not snapshot.group.most_alive)
     return None if state.group is None or leaves else state.pool
 
 

@@ -13,13 +13,15 @@ from typing import Protocol
 from gpucloud.domain.errors import CredentialsError, GpucloudError, PlanRefused
 from gpucloud.domain.job.quantities import format_moment, format_span, written_span
 from gpucloud.domain.job.spec import AwsChoices, Cloud, Job, KnownJob
+from gpucloud.domain.market.plan import affordable, fitting
 from gpucloud.domain.node.node import GroupView
-from gpucloud.domain.offer import Offer
+from gpucloud.domain.offer import Offer, Pool
 from gpucloud.domain.state.order import Order, is_finished, refuse_elsewhere, unusable
 from gpucloud.domain.state.state import JobState
-from gpucloud.domain.supervision.capacity import no_start_fits, shortest_start
+from gpucloud.domain.supervision.capacity import no_start_fits, pool_to_stay_in, shortest_start
+from gpucloud.domain.supervision.deadline import situation
 from gpucloud.domain.supervision.membership import pace_of
-from gpucloud.domain.supervision.snapshot import Limits
+from gpucloud.domain.supervision.snapshot import Limits, Rules, Snapshot, Supervising, goal_of
 from gpucloud.domain.supervision.transitions import reopen
 from gpucloud.usecases.jobstore.condition import from_where
 from gpucloud.usecases.jobstore.orders import Given, Orders, sha256_of
@@ -290,6 +292,17 @@ def adopt(
         return adopted
     cap = offer.cap_usd_per_hour
     return replace(adopted, pool=offer.pool, cap_usd_per_hour=cap, efa=(offer.efa,), gpu=offer.gpu)
+
+
+def pool_asked_again(order: Order, look: Snapshot, rules: Rules) -> Pool | None:
+    """Return the pool that a run with a group asks again; None where it turns to another one.
+
+    It is what whoever supervises it decides at the first look. The snapshot's candidates are all that is offered.
+    """
+    goal = goal_of(order, Supervising(leaves=order.unattended is not None))
+    offers, left_usd = fitting(order.resolved, look.candidates), goal.budget_usd - look.spent_usd
+    look = replace(look, candidates=affordable(offers, goal.nodes, left_usd, rules.prepaid_rule))
+    return pool_to_stay_in(look, by_policy=situation(goal, look, rules) is not None)
 
 
 def require_time(state: JobState, order: Order, now: datetime) -> None:

@@ -28,12 +28,11 @@ from gpucloud.domain.state.order import (
 )
 from gpucloud.domain.state.state import JobState
 from gpucloud.domain.supervision.budget import least_to_lower_to, prepaid_rule_for, refusal
-from gpucloud.domain.supervision.capacity import pool_to_stay_in
-from gpucloud.domain.supervision.snapshot import Rules, rules_for
+from gpucloud.domain.supervision.snapshot import Rules, Snapshot, rules_for
 from gpucloud.ports import Account, Clock, MarketData, NodeGroup, Signer
 from gpucloud.store import Conflict, ObjectStore
 from gpucloud.usecases.job.jobs import Kept, kept_of
-from gpucloud.usecases.job.ordered import first_state, require_start, require_time
+from gpucloud.usecases.job.ordered import first_state, pool_asked_again, require_start, require_time
 from gpucloud.usecases.jobstore.jobstore import JobStore, job_names
 from gpucloud.usecases.jobstore.lease import StoreClock
 from gpucloud.usecases.jobstore.orders import (
@@ -343,10 +342,10 @@ class Starter:
         prepaid_rule = prepaid_rule_for(state, rules_for(order.unattended, self.rules).prepaid_rule)
         least_usd = least_budget_usd(nodes, state.dearest_usd_per_hour, prepaid_rule)
         if rest < least_usd:
+            anew = f"; or a new run: gpucloud train {state.job} --again" if state.script_failed else ""
             raise BudgetTooSmall(
                 f"{state.job} has {max(rest, ZERO):.2f} USD left of {order.budget_usd:f} USD, too little to go on",
-                hint=f"gpucloud train {state.job} --budget '{in_cents(spent + least_usd)} USD' is the least;"
-                f" or a new run: gpucloud train {state.job} --again",
+                hint=f"gpucloud train {state.job} --budget '{in_cents(spent + least_usd)} USD' is the least{anew}",
             )
 
     def _next(self, before: Order, job: Job, spec: bytes, asked: Asked, now: datetime) -> Order:
@@ -396,9 +395,7 @@ class Starter:
         return SpendTracker(jobs, self.market, self.terms)
 
     def _listed(self, state: JobState) -> GroupView:
-        if self.group is None or state.group is None:
-            return NO_GROUP
-        return self.group.describe(state.group)
+        return NO_GROUP if self.group is None or state.group is None else self.group.describe(state.group)
 
     def _plan_again(self, job: Job, order: Order, state: JobState, now: datetime, used: Used) -> Plan:
         listed = self._listed(state)
@@ -406,8 +403,11 @@ class Starter:
         offers = self.planner.offers(job)
         prepaid_rule, saves = prepaid_rule_for(state, self.rules.prepaid_rule), self.planner.saves(job)
         if state.group is not None:
-            pool = pool_to_stay_in(state, listed, now, by_deadline=order.deadline_at is not None)
-            return make_plan(job, offers, now, prepaid_rule, used=used, pool=pool, saves=saves)
+            look = Snapshot(now=now, state=state, group=listed, spent_usd=used.usd, candidates=offers)
+            pool = pool_asked_again(order, look, self.rules)
+            plan = make_plan(job, offers, now, prepaid_rule, used=used, pool=pool, saves=saves)
+            self._require_rest(state, order, used.usd)
+            return plan
         # Asked of a run without a group alone: machines of its own would count as used of its quota.
         plan = make_plan(job, self.planner.allowed(job, offers), now, prepaid_rule, used=used, saves=saves)
         return self.planner.safer(job, plan, prepaid_rule, used=used)
