@@ -641,12 +641,23 @@ def test_a_budget_or_a_deadline_that_a_refusal_names_is_accepted_and_gives_what_
         assert taken.outlook.mean_usd + taken.plan.kept_usd <= Decimal(safe[1])
 
 
-@pytest.mark.parametrize("hours", [0.2, 1, 30, 400])
-@pytest.mark.parametrize("market", [MarketPolicy.SPOT, MarketPolicy.AUTO])
-def test_the_sum_that_a_refusal_names_is_accepted(hours: float, market: MarketPolicy) -> None:
-    asked = replace(JOB, deadline=None, work=hours * HOUR, resources=Resources(market=market))
+AWS_RULE = PrepaidRule(
+    reserve=timedelta(seconds=300), least=timedelta(minutes=15), start=timedelta(minutes=10), ahead=timedelta(minutes=5)
+)
+
+
+@pytest.mark.parametrize("hours", [0.02, 0.2, 1, 30, 400])
+@pytest.mark.parametrize("market", list(MarketPolicy))
+@pytest.mark.parametrize("deadline", [None, 2.0])
+@pytest.mark.parametrize("rule", [PrepaidRule(), AWS_RULE])
+def test_the_sum_that_a_refusal_names_is_accepted(
+    hours: float, market: MarketPolicy, deadline: float | None, rule: PrepaidRule
+) -> None:
+    limit = deadline * hours * HOUR + HOUR if deadline is not None else None
+    asked = replace(JOB, deadline=limit, work=hours * HOUR, resources=Resources(market=market))
+    planner = replace(planner_of(asked, V100, A100), prepaid_rule=rule)
     with pytest.raises(PlanRefused) as caught:
-        planner_of(asked, V100, A100).plan(replace(asked, budget_usd=Decimal("0.05")))
+        planner.plan(replace(asked, budget_usd=Decimal("0.01")))
     said = re.match(r"budget: (\S+) USD", caught.value.hint or "")
     assert said is not None
-    planner_of(asked, V100, A100).plan(replace(asked, budget_usd=Decimal(said[1])))
+    planner.plan(replace(asked, budget_usd=Decimal(said[1])))

@@ -102,7 +102,8 @@ def refuse_what_cannot_be_kept(
     if job.deadline is not None:
         _refuse_the_deadline(job, needs, job.deadline, of)
     least = least_usd(job, needs, prepaid_rule).quantize(_CENT, ROUND_UP)
-    if job.budget_usd >= least:
+    start_usd = least_budget_usd(job.resources.nodes, min(one.cap_usd_per_hour for one in offers), prepaid_rule)
+    if job.budget_usd >= least or least <= start_usd:  # `make_plan` refuses what pays for no start
         return
     work = _work_words(job, needs)
     if _must_end(job) and needs.offer.pool.market is Market.SPOT and needs.fallback is not None:
