@@ -91,7 +91,7 @@ def of_another_file(cloud: Gpucloud, read: Target) -> KnownJob | None:
 def refuse_to_forget(cloud: Gpucloud, new: KnownJob) -> None:
     """A name stands for one run: machines of another run of that name would be found by nobody."""
     old = cloud.home.find(new.name)
-    if old is None or old.store == new.store:
+    if old is None or old.store == new.store or cloud.is_deleted(old):
         return
     state = asker_of(cloud, old).state()
     if not state.torn_down and state.group is not None:
@@ -194,15 +194,23 @@ class Unread:
 
 
 def reports_of_all(cloud: Gpucloud) -> tuple[list[JobReport], list[Unread]]:
-    """Return how all known jobs stand; of each that cannot be read a line says why."""
+    """Return how all known jobs stand; of each that cannot be read, or is deleted, a line says so."""
     reports, unread = [], []
     for known in cloud.home.known():
         try:
             reports.append(report_of(cloud, known))
         except Exception as fault:  # noqa: BLE001  what one job's machines wrote must keep nobody from the others' reports
+            if cloud.is_deleted(known):
+                tell(f"{called(cloud, known)}: {deleted_words(called(cloud, known))}")
+                continue
             unread.append(Unread(job=called(cloud, known), error=known_error(fault)))
             tell(f"{unread[-1].job}: {unread[-1].error}")
     return reports, unread
+
+
+def deleted_words(name: str) -> str:
+    """Return what to say of a known job that was deleted elsewhere, or by a command that was killed before its end."""
+    return f"it was deleted, and nothing of it is in its store any more: gpucloud rm {name} forgets it"
 
 
 def _started_elsewhere(cloud: Gpucloud, read: Target) -> KnownJob | None:

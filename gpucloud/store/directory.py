@@ -124,6 +124,11 @@ class DirectoryStore:
             except OSError:  # not empty, or another writer is about to fill it
                 break
 
+    def is_empty(self) -> bool:
+        """Whether nothing was ever written here: the folder is not there, or what is mounted in its place is not."""
+        with _explained("list", self.root):
+            return not self.root.is_dir() or next(self.root.iterdir(), None) is None
+
     def _path(self, key: str) -> Path:
         return self.root / checked(key)
 

@@ -204,6 +204,16 @@ class Gpucloud:
 
         return bring_stored_home(self.store(job), name, job.source.parent / "outputs" / name, marks=True)
 
+    def is_deleted(self, known: KnownJob) -> bool:
+        """Return whether a job's store is there and has nothing of it; False where that cannot be told from here."""
+        from gpucloud.store.directory import DirectoryStore
+
+        with suppress(GpucloudError):
+            store = self.store_of(known)
+            is_there = not isinstance(store, DirectoryStore) or not store.is_empty()
+            return is_there and not store.list(f"jobs/{known.name}/")
+        return False
+
     def has_stored_outputs(self, known: KnownJob) -> bool:
         """Return whether outputs of a job are in its store."""
         from gpucloud.adapters.transfer.outputs import has_stored

@@ -143,6 +143,42 @@ def test_a_start_between_any_two_deletions_loses_nothing(
     assert at > 3
 
 
+@pytest.fixture
+def deleted_elsewhere(outside: Outside) -> Outside:
+    """A job that is known here, and that another machine has deleted."""
+    give(outside, "train", "small.yaml")
+    known = outside.home.find(JOB)
+    assert known is not None
+    give(outside, "rm", JOB, "--with-checkpoints", "--yes")
+    outside.home.remember(known)
+    return outside
+
+
+@pytest.mark.parametrize("words", [("status",), ("cost", "--all"), ("reconcile", "--all")])
+def test_a_job_that_was_deleted_elsewhere_is_told_and_fails_no_command_over_all_jobs(
+    deleted_elsewhere: Outside, words: tuple[str, ...]
+) -> None:
+    told = give(deleted_elsewhere, *words)
+    assert (told.code, "unknown" in told.stdout, "not known" in told.stdout) == (0, False, False), told.stderr
+    assert told.stderr == (
+        f"{JOB}: it was deleted, and nothing of it is in its store any more: gpucloud rm {JOB} forgets it\n"
+    )
+
+
+def test_a_job_that_was_deleted_elsewhere_is_forgotten_by_rm(deleted_elsewhere: Outside) -> None:
+    gone = give(deleted_elsewhere, "rm", JOB)
+    assert (gone.code, gone.stdout) == (0, f"{JOB} is forgotten: nothing of it was in its store\n"), gone.stderr
+    assert deleted_elsewhere.home.find(JOB) is None
+
+
+def test_a_job_of_whose_store_something_is_left_is_not_taken_for_deleted(deleted_elsewhere: Outside) -> None:
+    deleted_elsewhere.store.put(f"jobs/{JOB}/control/armings/0000", b"{}")
+    told = give(deleted_elsewhere, "status")
+    assert (told.code, "unknown: it cannot be read" in told.stdout) == (2, True)
+    assert give(deleted_elsewhere, "rm", JOB).code == 2
+    assert deleted_elsewhere.home.find(JOB) is not None
+
+
 def test_the_name_of_a_deleted_job_begins_anew(outside: Outside) -> None:
     give(outside, "train", "small.yaml")
     give(outside, "rm", JOB, "--with-checkpoints", "--yes")

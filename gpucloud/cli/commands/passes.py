@@ -23,7 +23,7 @@ from gpucloud.cli.render.bills import (
 from gpucloud.cli.render.reports import report_json, report_text
 from gpucloud.cli.render.use import condition_and_reason, condition_word
 from gpucloud.cli.render.words import is_meant, say, say_json, say_words, table, tell, usd
-from gpucloud.cli.target import called, known_job, other_runs, report_of, require_one_run
+from gpucloud.cli.target import called, deleted_words, known_job, other_runs, report_of, require_one_run
 from gpucloud.domain import codec
 from gpucloud.domain.errors import GpucloudError, LeaseHeld, UsageError
 from gpucloud.domain.job.quantities import format_usd
@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 class Passed:
     """What became of one job's pass: how the job stands, None where that cannot be told, or why none was made.
 
-    `error` is the code of what kept it from its pass; `lease_held` by somebody who sees to it is no failure.
+    `error` is the code of what kept it from its pass; `lease_held` by somebody who sees to it is no failure, nor
+    is `deleted`.
     """
 
     job: str
@@ -94,10 +95,14 @@ def _pass(cloud: Gpucloud, found: FoundJob) -> Passed | None:
     try:
         return _made(cloud, found)
     except Exception as fault:  # noqa: BLE001  what one job's machines wrote must keep nobody from the next one
+        name = called(cloud, known)
+        if cloud.is_deleted(known):
+            tell(f"{name}: {deleted_words(name)}")
+            return Passed(job=name, error="deleted", message=deleted_words(name))
         error = known_error(fault)
         tell(f"{known.name}: {error}")
         return Passed(
-            job=called(cloud, known),
+            job=name,
             error=error.code,
             exit_code=error.exit_code,
             message=error.message,
@@ -265,6 +270,8 @@ def rm(target: str | None, *, with_checkpoints: bool, with_outputs: bool, yes: b
     known = known_job(cloud, target)
     require_one_run(cloud, target, "gpucloud rm JOB")
     name = called(cloud, known)
+    if cloud.is_deleted(known):
+        return _forget(cloud, known, name, as_json=as_json)
     deleter = deleter_of(cloud, known, lambda: _require_over(cloud, known, name, with_outputs=with_outputs))
     deleter.require_over()
     stored = deleter.stored()
@@ -283,6 +290,17 @@ def rm(target: str | None, *, with_checkpoints: bool, with_outputs: bool, yes: b
         say_json({"job": known.name, "store": known.store, "objects": len(stored.keys), "bytes": stored.size})
     else:
         say(f"{name} is deleted: {stored}")
+    return 0
+
+
+def _forget(cloud: Gpucloud, known: KnownJob, name: str, *, as_json: bool) -> int:
+    """Remove what this machine keeps of a job that was deleted elsewhere; return the exit code."""
+    cloud.home.clear(known)
+    cloud.home.forget(known)
+    if as_json:
+        say_json({"job": known.name, "store": known.store, "objects": 0, "bytes": 0})
+    else:
+        say(f"{name} is forgotten: nothing of it was in its store")
     return 0
 
 
