@@ -18,7 +18,16 @@ from gpucloud.cli.commands.asking import Asked, cost, status
 from gpucloud.cli.commands.training import plan
 from gpucloud.cli.render.bills import money_json
 from gpucloud.cli.render.reports import jobs_text, newest_first, report_json, report_text
-from gpucloud.cli.target import called, known_job, of_another_file, other_runs, read_target, report_of, require_one_run
+from gpucloud.cli.target import (
+    called,
+    known_job,
+    of_another_file,
+    other_runs,
+    read_target,
+    refuse_to_forget,
+    report_of,
+    require_one_run,
+)
 from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.domain.job.spec import KnownJob
 from gpucloud.domain.money.budget import Spend
@@ -26,6 +35,7 @@ from gpucloud.domain.node.node import NO_GROUP
 from gpucloud.domain.state.state import ExitReason, JobStatus
 from gpucloud.store import open_store
 from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.jobstore.orders import Orders
 from gpucloud.usecases.jobstore.report import JobReport, report
 from gpucloud.wiring import Gpucloud
 from tests.unit.worlds import NOW, put_job, state
@@ -116,6 +126,24 @@ def test_known_jobs_that_cannot_be_read_are_listed_and_are_not_said_to_have_spen
         told_json = json.loads(line)
         assert told_json["jobs"] == []
         assert [(one["job"], one["error"], one["exit_code"]) for one in told_json["unread"]] == [("away", "usage", 2)]
+
+
+def test_a_job_whose_store_is_a_folder_that_has_nothing_of_it_is_no_job_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GPUCLOUD_HOME", str(tmp_path / "home"))
+    store = tmp_path / "away"
+    store.mkdir()  # as a place where nothing is mounted
+    old = KnownJob(name="away", store=str(store), file=tmp_path / "job.yaml")
+    Gpucloud().home.remember(old)
+    assert status(None, history=False, every=False, as_json=False) == 2
+    with pytest.raises(UsageError, match="there is no job 'away'"):
+        refuse_to_forget(Gpucloud(), replace(old, store=str(tmp_path / "other")))
+    open_store(str(store)).put("jobs/other/state.json", b"{}")
+    capsys.readouterr()
+    assert status(None, history=False, every=False, as_json=False) == 0
+    assert capsys.readouterr().out == "no jobs yet\n"
+    refuse_to_forget(Gpucloud(), replace(old, store=str(tmp_path / "other")))
 
 
 def test_without_a_name_and_a_file_the_known_jobs_are_named(
@@ -230,6 +258,18 @@ def test_how_many_checkpoints_are_kept_is_what_was_ordered_whatever_the_file_say
     assert checkpoints._job("live", checkpoints.Asked()).name == "live"
     with pytest.raises(StoreError):
         checkpoints._job("live", checkpoints.Asked(prune=True))
+
+
+def test_no_checkpoint_is_pruned_by_an_order_that_stands_in_for_a_lost_one(
+    two_files: tuple[Gpucloud, Path, Path],
+) -> None:
+    cloud, mine, _ = two_files
+    jobs = JobStore(open_store(cloud.home.store), "live")
+    jobs.store.put("jobs/live/control/order.json", b"{")
+    Orders(jobs=jobs, clock=cloud.clock).end_in_place(cloud.read_job(mine), cloud.home.identity)
+    assert checkpoints._job("live@1", checkpoints.Asked()).name == "live"
+    with pytest.raises(UsageError, match="nobody can tell how many checkpoints live keeps"):
+        checkpoints._job("live@1", checkpoints.Asked(prune=True))
 
 
 def test_a_first_run_with_later_ones_is_called_so_and_others_by_their_names(cloud: Any) -> None:

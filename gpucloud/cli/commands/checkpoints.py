@@ -96,10 +96,17 @@ def _job(target: str | None, asked: Asked) -> _Job:
     jobs = JobStore(cloud.store_of(known), known.name)
     keep = CheckpointPolicy().keep
     try:
-        keep = asker_of(cloud, known).order().resolved.checkpoint.keep
+        order = asker_of(cloud, known).order()
+        keep = order.resolved.checkpoint.keep
     except GpucloudError:
         if asked.prune:
             raise
+    else:
+        if asked.prune and order.is_stand_in:
+            raise UsageError(
+                f"nobody can tell how many checkpoints {known.name} keeps: its order was lost before its end",
+                hint=f"gpucloud rm {known.name} --with-checkpoints deletes all of it",
+            )
     return _Job(
         cloud=cloud,
         known=known,

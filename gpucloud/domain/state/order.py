@@ -72,6 +72,7 @@ class Order:
     resolved: Job
     """The job as its file said when it was started last, with what the command line added."""
     spec_sha256: str
+    """Of the job file; empty in an order that stands in for one that nobody could read."""
     file_budget_usd: Decimal
     """The budget that the job file named at the last start."""
     budget_usd: Decimal
@@ -88,6 +89,11 @@ class Order:
     """For how long the job's own machines drive it; None where a supervisor outside does."""
     deadline_at: datetime | None = None
     budget_changes: tuple[BudgetChange, ...] = ()
+
+    @property
+    def is_stand_in(self) -> bool:
+        """Whether it was given in place of one that nobody could read: it knows of the job what its end takes alone."""
+        return not self.spec_sha256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
