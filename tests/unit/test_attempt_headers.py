@@ -15,7 +15,7 @@ from gpucloud.cli.render import output as log_output
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.node.output import DatedPiece, Mark
-from gpucloud.domain.state.state import JobStatus
+from gpucloud.domain.state.state import ExitReason, JobStatus
 from gpucloud.usecases.job.jobs import Unattended
 from gpucloud.usecases.jobstore.records import LogPart
 from tests.fakes.clock import JumpingClock
@@ -292,6 +292,7 @@ class Silent(Stored):
         self.clock = JumpingClock(AT)
         self.looks: list[Unattended | None] = [None]
         self.off = False
+        self.end: ExitReason | None = None
 
     def stored_state(self) -> Any:
         status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
@@ -307,6 +308,9 @@ class Silent(Stored):
 
     def is_off(self, *_: Any) -> bool:
         return self.off
+
+    def order(self) -> Any:
+        return SimpleNamespace(end=self.end)
 
 
 def asked_of(monkeypatch: pytest.MonkeyPatch, asker: Silent, wanted: logs.Wanted) -> int:
@@ -374,6 +378,23 @@ def test_who_follows_a_job_that_nobody_sees_to_is_told_once(
     asker.looks, asker.off = looks, off
     asked_of(monkeypatch, asker, logs.Wanted(follow=True))
     assert tuple(written[:-1]) == said
+
+
+@pytest.mark.parametrize(
+    ("left", "off", "said"),
+    [
+        (LEFT, False, "so that what it wrote since is not here; {way}, and fetches it"),
+        (LEFT, True, "and what it wrote since went with its machines; {way}"),
+        (replace(LEFT, state=state()), False, "nobody supervises digits: {way}"),
+    ],
+)
+def test_of_a_job_that_is_to_end_no_output_is_promised_by_going_on(
+    monkeypatch: pytest.MonkeyPatch, written: list[str], left: Unattended, off: bool, said: str
+) -> None:
+    asker = Silent(JobStatus.RUNNING, JobStatus.SUCCEEDED)
+    asker.looks, asker.off, asker.end = [left], off, ExitReason.STOPPED
+    asked_of(monkeypatch, asker, logs.Wanted(follow=True))
+    assert written[1].endswith(said.format(way="it is to end: gpucloud down digits ends it"))
 
 
 @pytest.mark.parametrize("status", [JobStatus.SUCCEEDED, JobStatus.RUNNING])

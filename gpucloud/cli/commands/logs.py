@@ -7,6 +7,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 
@@ -19,7 +20,7 @@ from gpucloud.domain.job.quantities import counted, format_moment, parse_span
 from gpucloud.domain.node.output import DatedPiece
 from gpucloud.domain.state.state import Attempt, JobState
 from gpucloud.domain.untrusted import in_one_line
-from gpucloud.usecases.job.jobs import Asker, Unattended
+from gpucloud.usecases.job.jobs import Asker, LeftJob, Unattended
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.records import BEFORE, LogPart
 from gpucloud.wiring import Gpucloud
@@ -75,12 +76,22 @@ def logs(target: str | None, wanted: Wanted) -> int:
 def _unattended_line(asker: Asker, left: Unattended) -> str:
     """Return what to say of output that nobody fetches: what is here may be old, and the script may be far ahead."""
     job, attempt = left.state.job, left.state.attempt
+    ends = _ends(asker, left.state)
+    way = f"it is to end: gpucloud down {job} ends it" if ends else f"gpucloud train {job} goes on"
     if attempt is None:
-        return f"nobody supervises {job}: it writes nothing more until `gpucloud train {job}` goes on"
+        on = way if ends else f"it writes nothing more until `gpucloud train {job}` goes on"
+        return f"nobody supervises {job}: {on}"
     told = f"fetched until {format_moment(left.fetched_until, asker.clock.now())}: nobody supervises {job}"
     if asker.is_off(attempt, left.state):
-        return f"{told}, and what it wrote since went with its machines; gpucloud train {job} goes on"
-    return f"{told}, so that what it wrote since is not here; gpucloud train {job} goes on, and fetches it"
+        return f"{told}, and what it wrote since went with its machines; {way}"
+    return f"{told}, so that what it wrote since is not here; {way}, and fetches it"
+
+
+def _ends(asker: Asker, state: JobState) -> bool:
+    """Whether the job is to end; as its state says where its order cannot be read."""
+    with suppress(GpucloudError):
+        return LeftJob(state=state, end=asker.order().end).ends
+    return LeftJob(state=state).ends
 
 
 @dataclass(slots=True)
