@@ -31,7 +31,7 @@ from gpucloud.domain.supervision.capacity import cool_down, cooled
 from gpucloud.domain.supervision.self_driving import arming
 from gpucloud.domain.supervision.snapshot import DriveTrial, Limits, Rules, Supervising, goal_of, rules_for
 from gpucloud.store import open_store
-from gpucloud.usecases.job.jobs import Asker, Prepaid
+from gpucloud.usecases.job.jobs import Asker, Prepaid, Unattended
 from gpucloud.usecases.job.passes import BudgetChanger, bring_closer, budget_standing, obey_here
 from gpucloud.usecases.job.start import Asked, Starter
 from gpucloud.usecases.jobstore.jobstore import JobStore
@@ -492,6 +492,28 @@ def waiting(market, wanted=None, cap="3.06"):
     asked = state(order_number=1, cap_usd_per_hour=Decimal(cap), group=None)
     put_job(jobs, asked, budget_usd=Decimal(1), resolved=job(resources=wanted or Resources(nodes=2)))
     return Asker(jobs=jobs, market=market, group=None, clock=clock, terms=Terms())
+
+
+def test_output_that_is_followed_asks_once_a_minute_whether_a_machine_takes_a_job_that_nobody_holds(
+    asker, monkeypatch: pytest.MonkeyPatch
+):
+    orders, looks = [], []
+    current, stored = asker.jobs.load()
+    lives = UsageInterval(node_id="a", pool=POOL, launched_at=NOW + timedelta(seconds=5))
+    asker.jobs.replace(replace(current, nodes=(lives,)), stored.version)
+    newest = type(asker).order
+    monkeypatch.setattr(type(asker), "order", lambda one: orders.append(one.clock.now()) or newest(one))
+
+    def caught_up(left: Unattended | None) -> None:
+        looks.append(left)
+        if asker.clock.now() > NOW + timedelta(minutes=25):
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        list(asker.output(attempt=None, rank=None, follow=True, caught_up=caught_up))
+    assert len(looks) > 1000
+    assert 20 < len(orders) <= 27
+    assert (looks[0], looks[-1] is not None) == (None, True)
 
 
 def test_what_waits_for_machines_is_told_the_most_that_any_may_be_paid_for():

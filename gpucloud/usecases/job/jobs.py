@@ -48,6 +48,7 @@ class _Comes(Enum):
 
 _LEAVING = timedelta(minutes=2)
 """From the question whether to leave until the time is armed: it stands for a minute, and then a supervisor begins."""
+_ASKED_EVERY = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,17 +218,15 @@ class Asker:
         )
         if coming is None:
             most = Bound(lasts=span, usd=order.budget_usd)
-        return (
-            None
-            if most is None
-            else Prepaid(
-                until=now + most.lasts,
-                lasts=most.lasts,
-                usd=most.usd,
-                budget_usd=order.budget_usd,
-                asked_for=wanted.nodes if comes else 0,
-                keep=order.keep,
-            )
+        if most is None:
+            return None
+        return Prepaid(
+            until=now + most.lasts,
+            lasts=most.lasts,
+            usd=most.usd,
+            budget_usd=order.budget_usd,
+            asked_for=wanted.nodes if comes else 0,
+            keep=order.keep,
         )
 
     def _caps_to_come(self, job: Job) -> set[Decimal] | None:
@@ -303,6 +302,8 @@ class Asker:
         """
         told: set[str] = set()
         ends: dict[tuple[int, int], int] = {}
+        left: Unattended | None = None
+        looked: tuple[object, ...] = ()
         while True:
             state, stored = self._loaded(self.jobs.load())
             for part in self.jobs.records.log_parts(attempt):
@@ -313,7 +314,10 @@ class Asker:
                     if end > told_to:
                         ends[part.attempt, part.rank] = end
                         yield part, piece.after(max(0, told_to - part.offset))
-            caught_up(self._unattended(state, stored))
+            found = stored.version, _supervisor(state, stored), (stored.store_time - stored.modified) // _ASKED_EVERY
+            if found != looked:  # each time it is asked is paid for
+                looked, left = found, self._unattended(state, stored)
+            caught_up(left)
             if not follow or state.status.ended:
                 return
             self.clock.sleep(self.look_s)
