@@ -485,6 +485,18 @@ def test_every_view_of_a_job_whose_deadline_comes_before_its_last_step_says_so_a
     assert late.spend == with_forecast(replace(soon, deadline_at=None)).spend
 
 
+@pytest.mark.parametrize(("supervisor", "foreseen"), [("you", True), (None, False)])
+def test_hosts_of_ones_own_that_nobody_supervises_are_free_again_before_any_end_that_a_pace_tells(
+    supervisor: str | None, foreseen: bool
+) -> None:
+    spend = Spend(
+        budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal(0), usd_per_hour=Decimal(0), as_of=NOW
+    )
+    node = up("a", part(1, step=10, total_steps=400, step_seconds=1.0))
+    report = with_forecast(replace(told(node, supervisor=supervisor), spend=spend, owned=True))
+    assert (report.spend.forecast_usd is not None) is foreseen
+
+
 def test_a_job_that_its_own_machines_drive_ends_with_their_paid_time_where_nobody_buys_more() -> None:
     spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal(1), usd_per_hour=Decimal("0.6"))
     node = up("a", part(1, step=10, total_steps=400, step_seconds=1.0))

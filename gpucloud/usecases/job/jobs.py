@@ -364,12 +364,13 @@ class Asker:
 def with_forecast(report: JobReport) -> JobReport:
     """Return the report with what the whole job will have cost, where its nodes say how far they are.
 
-    Where nobody supervises it, its machines go on until they switch themselves off, whatever their script does.
+    Where nobody supervises it, its machines go on until they switch themselves off, whatever their script does; the
+    user's own cost nothing.
     """
     if not report.nodes or report.status.ended:
         return report
-    alone = report.supervisor is None and not report.can_be_handed_over and report.spend.off_at is not None
-    if alone:
+    alone = report.supervisor is None and not report.can_be_handed_over
+    if alone and (report.owned or report.spend.off_at is not None):
         return replace(report, spend=report.spend.until_off())
     to_go = time_to_go(None if report.ran_out else report.progress)
     spend = with_leaving(report.spend, (one.status for one in report.standing))
