@@ -26,7 +26,7 @@ from gpucloud.domain.money.ledger import Terms, usd_for
 from gpucloud.domain.node.node import NO_GROUP, Fault, Refusal
 from gpucloud.domain.offer import Offer, PricePoint
 from gpucloud.domain.state.state import ExitReason, JobStatus, Owner, Successor, UsageInterval
-from gpucloud.domain.supervision.budget import Resumption, least_to_lower_to, resumption
+from gpucloud.domain.supervision.budget import Resumption, least_to_lower_to, overdue, resumption
 from gpucloud.domain.supervision.capacity import cool_down, cooled
 from gpucloud.domain.supervision.self_driving import arming
 from gpucloud.domain.supervision.snapshot import DriveTrial, Limits, Rules, Supervising, goal_of, rules_for
@@ -685,6 +685,19 @@ def test_what_a_run_is_said_to_go_on_with_is_what_its_start_takes(nodes, held):
     assert resumption(over, replace(enough, deadline_at=NOW), used, PrepaidRule(), NOW) == Resumption(is_late=True)
 
 
+def test_a_run_whose_machines_are_gone_may_start_on_cheaper_ones_than_its_last():
+    wanted, used = order(resolved=job(resources=Resources(nodes=1))), Used(spent_usd=Decimal("0.9"))
+    kept = resumption(state(cap_usd_per_hour=Decimal(3)), wanted, used, PrepaidRule(), NOW)
+    gone = resumption(state(cap_usd_per_hour=Decimal(3), group=None), wanted, used, PrepaidRule(), NOW)
+    assert kept.command("tm") == "gpucloud train tm --budget '1.18 USD'"
+    assert gone.command("tm") == "gpucloud train tm"
+    assert gone.conditions == ()
+    assert overdue(state(), replace(gone, is_late=True)) == (
+        "the deadline is over, nothing is saved: with a later one in the job file, gpucloud train digits goes on from"
+        " the beginning; on local.p2.xlarge spot in us-east-2a, as last, it takes --budget '1.18 USD'"
+    )
+
+
 def test_a_run_that_stopped_with_too_little_names_the_budget_that_its_start_accepts():
     """Of 0.50 USD, two machines at 0.9 USD an hour train once more for 0.17 USD."""
     asker = waiting(Prices(Decimal("0.9")), cap="0.9")
@@ -701,10 +714,10 @@ def test_a_run_that_stopped_with_too_little_names_the_budget_that_its_start_acce
         rules=Rules(),
         terms=asker.terms,
     )
-    said = asker.report().resumption.conditions
+    said = asker.report().resumption.otherwise
     with pytest.raises(PlanRefused):
         starter.start(job(), b"name: digits\n", Asked())
-    assert said == ("--budget '0.17 USD'",)
+    assert said == f"; on {asker.state().pool}, as last, it takes --budget '0.17 USD'"
     assert starter.start(job(), b"name: digits\n", Asked(budget_usd=Decimal("0.17"))).plan is not None
 
 

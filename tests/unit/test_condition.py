@@ -1056,6 +1056,14 @@ def test_a_stopped_job_ends_with_how_it_goes_on_and_with_what(reason):
             " the 0.989 USD left of its budget are too little for a start (--again begins a new run)",
         ),
         (
+            Resumption(budget_usd=Decimal("5.291"), as_last=POOL),
+            "gpucloud train live goes on in the same run, from step 5, if machines are offered that the 0.989 USD left"
+            " of its budget start; on local.p2.xlarge spot in us-east-2a, as last, it takes --budget '5.30 USD'",
+            "mend it and run the same command: this run goes on from step 5, if machines are offered that the 0.989 USD"
+            " left of its budget start; on local.p2.xlarge spot in us-east-2a, as last, it takes --budget '5.30 USD'"
+            " (--again begins a new run)",
+        ),
+        (
             Resumption(is_late=True),
             "with a later `deadline:`, gpucloud train live goes on in the same run, from step 5,"
             " with the 0.989 USD left of its budget",
@@ -1070,8 +1078,8 @@ def test_a_way_on_that_would_be_refused_names_what_has_to_be_given(needs, stoppe
     failed = report_text(over(JobStatus.FAILED, ExitReason.USER_ERROR, **saved)).splitlines()[-1]
     assert failed.endswith(f" · {mended}")
     held = over(JobStatus.FAILED, ExitReason.USER_ERROR, up("a"), held_until=NOW + timedelta(minutes=5), **saved)
-    given = " and ".join(needs.conditions)
-    on = f"mend it and run the same command with {given}: this run goes on from step 5, on the 1 machine held for it"
+    given = f" with {' and '.join(needs.conditions)}" if needs.conditions else ""
+    on = f"mend it and run the same command{given}: this run goes on from step 5, on the 1 machine held for it"
     assert on in report_text(held)
 
 

@@ -317,8 +317,10 @@ def _once_mended(report: JobReport) -> str:
 
 def _with_the_rest(report: JobReport) -> str:
     """Return what money a run goes on with: what is left, or how little that is for a start."""
-    left = f"{left_amount(report.spend)} USD left of its budget"
-    return f", with the {left}" if report.resumption.budget_usd is None else f": the {left} are too little for a start"
+    left, needs = f"{left_amount(report.spend)} USD left of its budget", report.resumption
+    if needs.as_last is not None:
+        return f", if machines are offered that the {left} start{needs.otherwise}"
+    return f", with the {left}" if needs.budget_usd is None else f": the {left} are too little for a start"
 
 
 def _unused(checkpoint: CheckpointRef | None) -> str:

@@ -9,6 +9,7 @@ from decimal import Decimal
 from gpucloud.domain.job.quantities import format_span, format_usd, in_cents, span_of
 from gpucloud.domain.money.budget import PrepaidRule, Used, least_budget_usd, reserve_usd, sooner
 from gpucloud.domain.money.ledger import usd_for
+from gpucloud.domain.offer import Pool
 from gpucloud.domain.state.order import Order
 from gpucloud.domain.state.state import ExitReason, JobState
 from gpucloud.domain.supervision.action import Arm, ObeyOrder
@@ -95,31 +96,44 @@ def prepaid_rule_for(state: JobState, prepaid_rule: PrepaidRule) -> PrepaidRule:
 class Resumption:
     """What a run that has ended goes on with: as it is, or with a larger budget, a later deadline, or both.
 
-    `budget_usd` is the least budget, None where what is left of its own is enough.
+    `budget_usd` is the least budget, None where what is left of its own is enough. A run without a group starts on
+    whichever machines are offered then: its least is that on `as_last`, and others may do with what is left.
     """
 
     budget_usd: Decimal | None = None
     is_late: bool = False
+    as_last: Pool | None = None
 
     @property
     def conditions(self) -> tuple[str, ...]:
         """What has to be given, none where the run goes on as it is."""
         later = ("a later `deadline:`",) if self.is_late else ()
-        return later if self.budget_usd is None else (*later, f"--budget '{in_cents(self.budget_usd)} USD'")
+        return (*later, self._option) if self._option and self.as_last is None else later
+
+    @property
+    def otherwise(self) -> str:
+        """Return what it takes on such machines as it had last, where others may do with what is left."""
+        return f"; on {self.as_last}, as last, it takes {self._option}" if self.as_last is not None else ""
 
     def command(self, job: str) -> str:
         """Return what is to be typed, and written into the job file before."""
-        option = f" {self.conditions[-1]}" if self.budget_usd is not None else ""
+        option = f" {self._option}" if self._option and self.as_last is None else ""
         return f"{'with a later `deadline:`, ' if self.is_late else ''}gpucloud train {job}{option}"
+
+    @property
+    def _option(self) -> str:
+        return f"--budget '{in_cents(self.budget_usd)} USD'" if self.budget_usd is not None else ""
 
 
 def resumption(state: JobState, order: Order, used: Used, prepaid_rule: PrepaidRule, now: datetime) -> Resumption:
     """Return what the run would go on with now, where it has ended."""
     lengths, nodes = prepaid_rule_for(state, prepaid_rule), order.resolved.resources.nodes
     least_usd = used.usd + least_budget_usd(nodes, state.dearest_usd_per_hour, lengths)
+    is_short = order.budget_usd < least_usd
     return Resumption(
-        budget_usd=least_usd if order.budget_usd < least_usd else None,
+        budget_usd=least_usd if is_short else None,
         is_late=order.deadline_at is not None and now >= order.deadline_at,
+        as_last=state.pool if is_short and state.group is None else None,
     )
 
 
@@ -209,7 +223,7 @@ def overdue(state: JobState, again: Resumption = Resumption(is_late=True)) -> st
     """Return what to say when a job ends at its deadline: what is kept, and how it goes on."""
     later = "with a later one in the job file, " if again.is_late else ""
     train = replace(again, is_late=False).command(state.job)
-    return f"the deadline is over, {_saved(state)}: {later}{train} {_goes_on(state)}"
+    return f"the deadline is over, {_saved(state)}: {later}{train} {_goes_on(state)}{again.otherwise}"
 
 
 def without_way_on(message: str) -> str:
