@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpucloud.adapters.home import Home
 from gpucloud.adapters.packaging import package_zip
 from gpucloud.adapters.scripts import how_it_saves
-from gpucloud.adapters.transfer.outputs import OutputsFolder, StoredOutputs
+from gpucloud.adapters.transfer.outputs import OutputsFolder, StoredOutputs, bring_stored_home
 from gpucloud.adapters.transfer.sync import whole_code
 from gpucloud.domain.errors import NodeError, UsageError
 from gpucloud.domain.job.code import LARGEST_CODE_BYTES
@@ -71,8 +71,11 @@ def compose_services(
     data, sha256 = package_zip()
     tally, has_key = Tally(), environment.key.is_file()
 
-    def fetching(target: Path, *, marks: bool = False) -> OutputsFolder:
-        return OutputsFolder(job.outputs, target, python=cloud_profile.node_python, marks=marks)
+    def fetching(target: Path, **more: Any) -> OutputsFolder:
+        return OutputsFolder(job.outputs, target, python=cloud_profile.node_python, **more)
+
+    home = job.source.parent / "outputs" / name
+    earlier = partial(bring_stored_home, store, name, home, marks=True)
 
     services = Services(
         job=job,
@@ -84,7 +87,7 @@ def compose_services(
         group=cloud.group(store),
         market=cloud.market(),
         shell=environment.shell,
-        outputs=fetching(job.source.parent / "outputs" / name, marks=True),
+        outputs=fetching(home, marks=True, earlier=earlier),
         stored_outputs=StoredOutputs(store, name, None, fetching),
         data_sets=environment.data_sets,
         public_key=generate_key(environment.key) if has_key else "",

@@ -16,7 +16,7 @@ from gpucloud.domain.supervision.action import CloseAttempt
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.ports import Completed
 from gpucloud.usecases.jobstore.jobstore import JobStore
-from gpucloud.usecases.supervise.closing import last_words
+from gpucloud.usecases.supervise.story import last_words
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.fakes.shell import FakeShell

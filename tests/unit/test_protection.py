@@ -307,7 +307,7 @@ def test_a_notice_says_that_a_script_saves_where_it_is_asked_to(
 def test_a_plan_says_from_which_machine_outputs_come_home_and_what_takes_them_along():
     found = protection_of(job(outputs=("results/", "best.pt")), Code(script="train.py", reached=True))
     assert saved_rows(found)["results"] == (
-        "results/, best.pt come home when the job ends, from the machine of rank 0;"
-        " what an attempt wrote there goes with that machine if it is interrupted"
+        "results/, best.pt come home when the job ends, from the machine of rank 0, and when that is interrupted,"
+        " as much as its notice leaves time for; without one, what was written there goes with it"
     )
     assert "results" not in saved_rows(protection_of(job(), Code(script="train.py", reached=True)))

@@ -13,7 +13,7 @@ from gpucloud.domain.node.node import NO_GROUP
 from gpucloud.domain.node.output import advice_for, failure_of, unsaved_of, without_code_folder
 from gpucloud.domain.state.state import ExitReason, JobStatus
 from gpucloud.usecases.jobstore.report import JobReport, report
-from gpucloud.usecases.supervise.closing import cause
+from gpucloud.usecases.supervise.story import cause
 from tests.unit.worlds import opened, state
 
 CODE = "/home/ubuntu/.gpucloud/code/" + "72ef9c8d" * 8

@@ -49,6 +49,7 @@ from gpucloud.usecases.money.spend import SpendTracker
 from gpucloud.usecases.supervise.act import Actor
 from gpucloud.usecases.supervise.closing import Closing, OutputsHome
 from gpucloud.usecases.supervise.prepare import Bootstrapper
+from gpucloud.usecases.supervise.story import missing_line
 from gpucloud.usecases.supervise.usage import UsageMeter
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
@@ -72,6 +73,7 @@ from tests.unit.worlds import (
 
 GOAL, RULES = Goal(nodes=2, budget_usd=Decimal(1)), Rules()
 AWAY = timedelta(seconds=9)
+CLOSING = SimpleNamespace(home=SimpleNamespace(give_up=lambda: None))
 MISSING = (MissingOutput(path="results/", why="is not there", nearest="result"),)
 
 
@@ -424,7 +426,8 @@ def homecoming(fails, stored=None):
     job = SimpleNamespace(outputs=("results/",))
     shell = SimpleNamespace(host=lambda node: None)
     parts = {"job": job, "shell": shell, "outputs": Outputs(fails), "stored_outputs": stored}
-    world = SimpleNamespace(name="digits", rules=RULES, **parts)
+    free = SimpleNamespace(rates_in=lambda _: SimpleNamespace(storage_usd_per_gib_month=0))
+    world = SimpleNamespace(name="digits", rules=RULES, terms=free, **parts)
     bootstrapper = SimpleNamespace(code_on=lambda _: "/code", readiness=lambda _: Readiness.READY)
     watcher = SimpleNamespace(story=told.append)
     return OutputsHome(services=world, bootstrapper=bootstrapper, pool=InlinePool(), watcher=watcher), told
@@ -515,7 +518,7 @@ def test_what_stayed_on_machines_is_written_down_when_the_job_ends_between_two_a
     written = []
     lease = SimpleNamespace(state=before, write=written.append)
     world = SimpleNamespace(job=job(outputs=("results/",)), rules=RULES)
-    parts = dict.fromkeys(("bootstrapper", "inspector", "machine_provisioner", "closing"))
+    parts = {**dict.fromkeys(("bootstrapper", "inspector", "machine_provisioner")), "closing": CLOSING}
     actor = Actor(services=world, lease=lease, watcher=SimpleNamespace(story=lambda _: None), **parts)
     actor.act(Finish(reason=ExitReason.NO_CAPACITY), snapshot(state=before), GOAL)
 
@@ -557,7 +560,7 @@ def test_a_setup_that_failed_on_a_machine_given_up_since_is_not_told_when_the_sc
     world = SimpleNamespace(job=job(), rules=RULES, jobs=SimpleNamespace(records=records))
     lease = SimpleNamespace(state=ended.state, write=lambda _: None)
     bootstrapper = SimpleNamespace(failed_setup=lambda: ("setup failed twice on a", b"log"))
-    parts = dict.fromkeys(("inspector", "machine_provisioner", "closing"))
+    parts = {**dict.fromkeys(("inspector", "machine_provisioner")), "closing": CLOSING}
     actor = Actor(
         services=world, lease=lease, bootstrapper=bootstrapper, watcher=SimpleNamespace(story=told.append), **parts
     )
@@ -775,7 +778,8 @@ def interrupted_at(node_id, *attempts):
 )
 def test_outputs_of_an_attempt_go_with_the_machine_of_its_rank_0_and_that_is_said(world, whose):
     home, told = homecoming(0)
-    brought = home.brought(ExitReason.INTERRUPTED, world)
+    unheard = replace(world, nodes=tuple(replace(node, silent_for=timedelta(seconds=9)) for node in world.nodes))
+    brought = home.brought(ExitReason.INTERRUPTED, unheard)
     why = f"of {whose} did not come home: whatever was written there goes with a, the machine of rank 0"
     assert [one.why for one in brought.missing] == ([why] if whose else [])
     assert told == ([f"outputs: results/ {why}"] if whose else [])
@@ -797,3 +801,76 @@ def test_what_is_lost_for_good_counts_whatever_a_later_attempt_brings_home():
     not_there = MissingOutput(path="metrics/", why="is not there")
     first = replace(opened("a"), reason=ExitReason.INTERRUPTED, missing_outputs=(lost, not_there))
     assert state(attempts=(first, replace(opened("b"), number=2))).missing_outputs == (lost,)
+
+
+class LaterPool:
+    """Does nothing before it is told to."""
+
+    def __init__(self):
+        self.works = []
+
+    def submit(self, work, *given):
+        self.works.append((future := Future(), work, given))
+        return future
+
+    def do(self, number=0):
+        future, work, given = self.works[number]
+        try:
+            future.set_result(work(*given))
+        except NodeError as error:
+            future.set_exception(error)
+
+
+def rescuing(fails=0):
+    """The outputs of an attempt that a notice ended, on their way; and its state, as it is closed."""
+    home, told = homecoming(fails)
+    home.pool = LaterPool()
+    home.services.stored_outputs = None
+    world = interrupted_at("a", replace(opened("a", "b"), tree="t" * 64))
+    brought = home.brought(ExitReason.INTERRUPTED, world)
+    closed = replace(world.state.attempts[-1], reason=ExitReason.INTERRUPTED, missing_outputs=brought.missing)
+    return home, told, replace(world.state, attempts=(closed,))
+
+
+LOST = "outputs: results/ of attempt 1 did not come home: whatever was written there goes with a, the machine of rank 0"
+
+
+def test_outputs_of_a_machine_with_a_notice_are_brought_beside_what_follows_and_lost_until_they_are_there():
+    home, told, closed = rescuing()
+    assert [missing_line(one) for one in closed.missing_outputs] == [LOST]
+    assert home.with_rescued(closed) == closed
+    home.pool.do()
+    assert [one.missing_outputs for one in home.with_rescued(closed).attempts] == [MISSING]
+    again = replace(closed, attempts=(*closed.attempts, replace(opened("b"), number=2)))
+    again = home.with_rescued(again)  # as often as it takes to be written down
+    assert again.missing_outputs == ()
+    closing = Closing(services=home.services, home=home, logs=None, history=None, watcher=None)
+    came = replace(again, attempts=again.attempts[:1])
+    assert closing.move_on(came, "b", "") == came
+    assert transitions.left_behind(came, ("results/",)) == came
+    assert told == [
+        "bringing home what attempt 1 wrote, before a goes",
+        "brought home: /home/me/outputs/model.pt",
+        "outputs: results/ is not there; nearest: result",
+    ]
+
+
+def test_outputs_that_do_not_come_before_their_machine_goes_are_told_to_be_lost_once():
+    home, told, closed = rescuing(fails=1)
+    home.pool.do()
+    assert home.with_rescued(home.with_rescued(closed)) == closed
+    assert told[1:] == ["the outputs could not be brought home: a: connection reset", LOST]
+
+
+def test_outputs_of_a_machine_that_goes_make_way_for_those_of_the_next_attempt():
+    home, told, closed = rescuing()
+    attempt = replace(opened("b"), number=2)
+    home.start(snapshot(up("b", part(2, Outcome.DONE)), state=replace(closed, attempts=(*closed.attempts, attempt))))
+    assert told[1:] == [LOST]
+    moved = home.services.outputs.bring_home
+    home.services.outputs.bring_home = lambda host, code, attempt, moves: moves() or moved(host, code, attempt, moves)
+    home.pool.do(0)
+    assert told[2:] == ["the outputs could not be brought home: a: another try brings the outputs"] or told[2:] == []
+    home.pool.do(1)
+    assert home.stands(replace(closed, attempts=(*closed.attempts, attempt)), NO_GROUP, NOW) is Homecoming.DONE
+    assert home.with_rescued(closed) == closed

@@ -332,8 +332,8 @@ class JobKeys(_Keys):
     data: kinds.Data = Field(default_factory=dict, description="Data sets: where they are, and their folder on nodes.")
     outputs: kinds.Outputs = Field(
         default=(),
-        description="Files and folders that are brought home when the job ends, from the machine of rank 0. "
-        "What an attempt wrote there goes with that machine if it is interrupted.",
+        description="Files and folders that are brought home when the job ends, from the machine of rank 0; and when "
+        "that is interrupted, where its notice leaves the time. Without one, what was written there goes with it.",
     )
     metrics: kinds.Patterns = Field(
         default_factory=dict,

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from gpucloud.adapters.transfer.copying import Copier, Listing, Progress
 from gpucloud.domain import codec
-from gpucloud.domain.errors import StoreError
+from gpucloud.domain.errors import LandingRefused, StoreError
 from gpucloud.domain.job.code import RESULTS_MARK
 from gpucloud.domain.node.member import attempt_folder
 from gpucloud.domain.state.state import MissingOutput
@@ -36,10 +36,20 @@ class OutputsFolder:
 
     `python` is the interpreter on nodes. What was cut off goes on with the next call; what is here already stays, under
     another name where a file that differs takes its place. With
-    `marks` the folder is marked as results, which are no code of a later start.
+    `marks` the folder is marked as results, which are no code of a later start. `earlier` brings what earlier attempts
+    have left elsewhere: it comes first, or would take the place of what is newer.
     """
 
-    def __init__(self, paths: tuple[str, ...], target: Path, *, python: str = "python3", marks: bool = False) -> None:
+    def __init__(
+        self,
+        paths: tuple[str, ...],
+        target: Path,
+        *,
+        python: str = "python3",
+        marks: bool = False,
+        earlier: Callable[[], Brought] = Brought,
+    ) -> None:
+        self._earlier = earlier
         self._paths = paths
         self._target = target
         self._python = python
@@ -53,8 +63,12 @@ class OutputsFolder:
         if not self._paths:
             return Brought()
         progress = None if moves is None else lambda *_: moves()
+        try:
+            earlier = self._earlier()
+        except LandingRefused as error:  # these are not to blame, and find a place elsewhere
+            raise StoreError(str(error), hint=error.hint) from error
         brought, found = self._bring(host, code, self._paths, "", attempt, progress)
-        return replace(brought, missing=(*_not_there(found), *_left_out(found)))
+        return replace(_together(earlier, brought), missing=(*_not_there(found), *_left_out(found)))
 
     def bring_profile(self, host: Host, attempt: int) -> tuple[str, ...]:
         """Return what of the attempt's profiles arrived from the host, below `profile/attempt-<n>`."""
@@ -159,7 +173,8 @@ class StoredOutputs:
     def _through(
         self, bring: Callable[[Outputs], T], attempt: int, moves: Callable[[], None] | None = None
     ) -> tuple[T, tuple[str, ...]]:
-        folder = self._folder or self._temporary()
+        own = self._folder  # one for each attempt: what comes of one that is over is brought beside the next
+        folder = own.with_name(f"{own.name}-{attempt}") if own is not None else self._temporary()
         shutil.rmtree(folder, ignore_errors=True)
         try:
             brought = bring(self._fetching(folder))
@@ -290,12 +305,13 @@ def _copy(place: _Stored, target: Path) -> Brought:
             _receive(place.store, place.files + file.name, file, landing)
         landing.settle()
     names = (*(file.name for file in tree.files), *(name for name, _ in tree.links))
-    return Brought(paths=tuple(str(target / name) for name in names), set_aside=tuple(map(str, landing.set_aside)))
+    paths, size = tuple(str(target / name) for name in names), sum(file.size for file in tree.files)
+    return Brought(paths=paths, size=size, set_aside=tuple(map(str, landing.set_aside)))
 
 
 def _together(one: Brought, other: Brought) -> Brought:
     paths = tuple(dict.fromkeys((*one.paths, *other.paths)))
-    return Brought(paths=paths, set_aside=(*one.set_aside, *other.set_aside))
+    return Brought(paths=paths, size=one.size + other.size, set_aside=(*one.set_aside, *other.set_aside))
 
 
 def _tree(place: _Stored) -> Tree:

@@ -63,8 +63,8 @@ COSTS_A_RESTART = "an interruption costs a restart, and without notice the steps
 """What an interruption costs a script that saves with gpucloud.resume."""
 
 COMES_HOME = (
-    "when the job ends, from the machine of rank 0;"
-    " what an attempt wrote there goes with that machine if it is interrupted"
+    "when the job ends, from the machine of rank 0, and when that is interrupted,"
+    " as much as its notice leaves time for; without one, what was written there goes with it"
 )
 """Of outputs."""
 

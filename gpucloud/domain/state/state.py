@@ -207,7 +207,8 @@ class Attempt:
     tree: str = ""
     """The tree of the job's code that all its ranks run, by its hash; outputs are looked for there."""
     missing_outputs: tuple[MissingOutput, ...] = ()
-    """What did not come home when it ended."""
+    outputs_came: bool = False
+    """What did not come home when it ended, and whether that was fetched from a machine which the job then lost."""
     counts: Counts | None = None
     """What its steps are, as it told them; None before it told any, and in states of before that was stored."""
     printed_step: int | None = None
@@ -441,8 +442,7 @@ class JobState:
     @property
     def missing_outputs(self) -> tuple[MissingOutput, ...]:
         """What did not come home of the outputs of the last attempt, and of those before what is lost for good."""
-        lost = (one for attempt in self.attempts[:-1] for one in attempt.missing_outputs if one.attempt is not None)
-        return (*lost, *(self.attempts[-1].missing_outputs if self.attempts else ()))
+        return tuple(o for a in self.attempts for o in a.missing_outputs if o.attempt or a is self.attempts[-1])
 
     @property
     def alive(self) -> tuple[UsageInterval, ...]:

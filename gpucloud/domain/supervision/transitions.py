@@ -213,7 +213,7 @@ def left_behind(state: JobState, outputs: tuple[str, ...]) -> JobState:
     They are brought home from an attempt that no other follows; the last one was to be followed, or its machines went.
     """
     last = state.attempts[-1] if state.attempts else None
-    if last is None or last.reason is None or not last.reason.retried or last.missing_outputs:
+    if last is None or last.reason is None or not last.reason.retried or last.missing_outputs or last.outputs_came:
         return state
     was_to_go_on = "" if last.reason is ExitReason.LOST else ", which was to be followed by another one"
     why = f"{lost_with_machines(last)}{was_to_go_on}"

@@ -44,6 +44,14 @@ class SundryLedger:
         )
         self.services.jobs.bill_outside_budget(f"attempt-{attempt.number:06d}", charges_of(sundries, rates))
 
+    def bill_sent(self, state: JobState, attempt: int, sent: int) -> None:
+        """Write down the bytes that came home of an attempt which was closed before. Raises StoreError."""
+        rates = self.services.terms.rates_in(state.pool.region)
+        if sent and rates.storage_usd_per_gib_month:
+            now = self.services.clock.now()
+            charges = charges_of(Sundries(attempt=attempt, start=now, end=now, sent=sent), rates)
+            self.services.jobs.bill_outside_budget(f"attempt-{attempt:06d}-outputs", charges)
+
     def _read_from_afar(self, state: JobState, attempt: Attempt) -> tuple[int, Decimal]:
         """Return the bytes and their price; a machine reads each set once, and those that took part before have it."""
         before = {member.node_id for one in state.attempts if one.number < attempt.number for member in one.members}

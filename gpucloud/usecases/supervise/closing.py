@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -12,24 +11,22 @@ from pathlib import Path, PurePosixPath
 
 from gpucloud.domain.errors import LandingRefused, NodeError, StoreError
 from gpucloud.domain.job.code import beside, is_name
-from gpucloud.domain.node.member import attempt_folder, workers_per_node
+from gpucloud.domain.node.member import workers_per_node
 from gpucloud.domain.node.node import GroupView, Node
-from gpucloud.domain.node.output import failure_of, port_was_taken, unsaved_of, without_code_folder
 from gpucloud.domain.node.status import Outcome
 from gpucloud.domain.node.use import parse_summary, summary_lines
-from gpucloud.domain.state.state import Attempt, ExitReason, JobState, MissingOutput
+from gpucloud.domain.state.state import Attempt, ExitReason, InterruptionKind, JobState, MissingOutput
 from gpucloud.domain.supervision.action import CloseAttempt
-from gpucloud.domain.supervision.membership import is_gone, members_of, part_of, quarantined
+from gpucloud.domain.supervision.membership import is_gone, members_of, quarantined
 from gpucloud.domain.supervision.snapshot import Homecoming, NodeSnapshot, Readiness, Snapshot
 from gpucloud.domain.untrusted import KEPT_OUTPUT_BYTES, STATUS_BYTES
 from gpucloud.ports import Brought, Host, Outputs, Shell
 from gpucloud.system.retries import Retry
-from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.money.sundries import SundryLedger
 from gpucloud.usecases.services import Services, Watcher
 from gpucloud.usecases.supervise.look import LogReader, read_node
 from gpucloud.usecases.supervise.prepare import Bootstrapper
-from gpucloud.usecases.supervise.story import brought_lines, missing_line
+from gpucloud.usecases.supervise.story import LastWords, brought_lines, last_words, missing_line
 from gpucloud.usecases.supervise.usage import UsageHistory
 
 _AGAIN = timedelta(seconds=30)
@@ -39,11 +36,22 @@ _READ = Retry(first_s=2.0, factor=1.0, tries=3)
 _READ_ONCE = replace(_READ, tries=1)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rescue:
+    """What an attempt left on a machine that is about to go, on its way; `lost` is what to say if it never comes."""
+
+    attempt: int
+    node_id: str
+    lost: tuple[MissingOutput, ...]
+    work: Future[Brought]
+
+
 @dataclass(slots=True)
 class OutputsHome:
     """Brings the outputs of an attempt home beside everything else; where that fails, into the store.
 
-    They lie on the node of rank 0; without it, there are none to bring.
+    They lie on the node of rank 0; without it, there are none to bring. Where that machine goes while the job goes on,
+    they are brought beside the next attempt's start, which does not wait for them.
     """
 
     services: Services
@@ -62,10 +70,17 @@ class OutputsHome:
     _before: tuple[int, datetime | None] | None = None
     """Of which attempt, and since when, nothing came for the supervisor before this one."""
     _stalled: bool = False
+    _rescue: _Rescue | None = None
+    _rescued: tuple[int, Brought] | None = None
+    """What came of a machine that went: of which attempt, and what."""
 
     @property
     def busy(self) -> bool:
-        """Whether they are on their way; a copy that stands still is not."""
+        """Whether any are on their way; a copy that stands still is not."""
+        return self._copies or (self._rescue is not None and not self._rescue.work.done())
+
+    @property
+    def _copies(self) -> bool:
         return self._work is not None and not self._work.done() and not self._stalled
 
     @property
@@ -96,11 +111,12 @@ class OutputsHome:
         """Begin to bring them, or begin again: what was cut off goes on."""
         attempt = snapshot.state.attempt
         node = _first(attempt, snapshot.group) if attempt is not None else None
-        if attempt is not None and node is not None and not self.busy:
+        if attempt is not None and node is not None and not self._copies:
+            self.give_up()
             self._attempt, self._failed_at = attempt.number, None
             self._try, self._moved, self._stalled = self._try + 1, None, False
             self._looked_at, self._moves_before = None, self._moves
-            self._work = self.pool.submit(self._bring, node, attempt.tree, self._try)
+            self._work = self.pool.submit(self._bring, node, attempt, self._try)
 
     def brought(self, reason: ExitReason, snapshot: Snapshot) -> Brought:
         """Return what became of the outputs of the attempt that is closed; that they are lost is said."""
@@ -108,8 +124,10 @@ class OutputsHome:
         work = self._work if self._attempt == attempt.number else None
         if work is not None and work.done() and not work.exception():
             return work.result()
-        if outputs and _leaves(attempt, snapshot):
-            return Brought(missing=self.lose(snapshot.state.attempts))
+        if outputs and (_leaves(attempt, snapshot) or reason is ExitReason.RESCHEDULED):
+            node = _answering(attempt, snapshot) if reason.retried else None
+            attempts = snapshot.state.attempts
+            return Brought(missing=self.lose(attempts) if node is None else self.rescue(attempts, node))
         if reason.retried or not outputs:
             return Brought()
         self.watcher.story(f"the outputs of attempt {attempt.number} could not be brought home")
@@ -120,6 +138,45 @@ class OutputsHome:
         missing = lost_outputs(attempts, self.services.job.outputs)
         self._tell(*map(missing_line, missing))
         return missing
+
+    def rescue(self, attempts: Sequence[Attempt], node: Node) -> tuple[MissingOutput, ...]:
+        """Begin to bring what the last attempt wrote before its machine goes; nothing waits for that.
+
+        Return what is lost if this supervisor goes as well before it has come.
+        """
+        self.give_up()
+        self._try, attempt = self._try + 1, attempts[-1]
+        self._tell(f"bringing home what attempt {attempt.number} wrote, before {node.id} goes")
+        work = self.pool.submit(self._bring, node, attempt, self._try)
+        lost = lost_outputs(attempts, self.services.job.outputs)
+        self._rescue = _Rescue(attempt=attempt.number, node_id=node.id, lost=lost, work=work)
+        return lost
+
+    def give_up(self) -> None:
+        """Bring no more of a machine that goes: another attempt's outputs come now, or nobody is left to bring any."""
+        rescue, self._rescue = self._rescue, None
+        if rescue is not None:
+            self._try += 1
+            self._tell(*map(missing_line, rescue.lost))
+
+    def with_rescued(self, state: JobState) -> JobState:
+        """Return the state with what has come of a machine that went; that it could not come is told once."""
+        if self._rescue is not None and self._rescue.work.done():
+            rescue, self._rescue = self._rescue, None
+            error = rescue.work.exception()
+            if error is None:
+                self._rescued = (rescue.attempt, rescue.work.result())
+                SundryLedger(services=self.services).bill_sent(state, rescue.attempt, self._rescued[1].size)
+            elif isinstance(error, NodeError | StoreError):
+                self._tell(*map(missing_line, rescue.lost))
+            else:
+                raise error
+        number, brought = self._rescued or (0, Brought())
+        attempts = (
+            replace(one, missing_outputs=brought.missing, outputs_came=True) if one.number == number else one
+            for one in state.attempts
+        )
+        return replace(state, attempts=tuple(attempts))
 
     def _take_over(self, state: JobState, now: datetime) -> None:
         """Learn at the first look what it was for the supervisor before, if that looked lately; else nobody brought."""
@@ -156,17 +213,17 @@ class OutputsHome:
             )
         return self._stalled
 
-    def _bring(self, node: Node, tree: str, number: int) -> Brought:
+    def _bring(self, node: Node, attempt: Attempt, number: int) -> Brought:
         def moves() -> None:
             """One that stood still for too long must not come to life beside the next try."""
             if number != self._try:
                 raise NodeError(f"{node.id}: another try brings the outputs", hint=None)
             self._moves += 1
 
-        code = self._code(node, tree)
+        code = self._code(node, attempt.tree)
         host = self.services.shell.host(node)
         try:
-            brought = self.services.outputs.bring_home(host, code, self._attempt, moves)
+            brought = self.services.outputs.bring_home(host, code, attempt.number, moves)
         except LandingRefused as refused:  # no other try, and no other place, takes what may lie nowhere
             self.watcher.story(f"the outputs could not be brought home: {refused}")
             return self._nothing(f"could not be brought home: {refused}")
@@ -176,7 +233,7 @@ class OutputsHome:
             self.watcher.story(f"the outputs could not be brought home: {error}")
             if self.services.stored_outputs is None:
                 raise
-            kept = self.services.stored_outputs.bring_home(host, code, self._attempt, moves)
+            kept = self.services.stored_outputs.bring_home(host, code, attempt.number, moves)
             self._tell(
                 f"{len(kept.paths)} outputs are in the store instead, and come home when the job has ended;"
                 f" where they cannot yet, `gpucloud down {self.services.name}` tries again",
@@ -212,7 +269,7 @@ def lost_outputs(attempts: Sequence[Attempt], outputs: tuple[str, ...]) -> tuple
     With it go those of the attempts before that ran their rank 0 there: what they had written lay beside its own.
     """
     last, machine = attempts[-1], f"{attempts[-1].members[0].node_id}, the machine of rank 0"
-    same = takewhile(lambda one: _place(one) == _place(last) and one.reason and one.reason.retried, attempts[-2::-1])
+    same = takewhile(lambda one: _place(one) == _place(last) and _waits(one), attempts[-2::-1])
     numbers = sorted((last.number, *(one.number for one in same)))
     whose = f"attempt {numbers[0]}" if len(numbers) == 1 else f"attempts {numbers[0]} to {numbers[-1]}"
     why = f"of {whose} did not come home: whatever was written there goes with {machine}"
@@ -224,10 +281,24 @@ def _place(attempt: Attempt) -> tuple[str, str]:
     return attempt.members[0].node_id, attempt.tree
 
 
+def _waits(attempt: Attempt) -> bool:
+    """Whether its outputs lie where it has run, for a later attempt to bring them with its own."""
+    is_settled = attempt.missing_outputs or attempt.outputs_came
+    return attempt.reason is not None and attempt.reason.retried and not is_settled
+
+
 def _leaves(attempt: Attempt, snapshot: Snapshot) -> bool:
     """Whether the machine of rank 0 is gone, or will be before anything comes from there."""
     left = {i.node_id for i in snapshot.state.interruptions} | quarantined(snapshot.state)
     return attempt.members[0].node_id in left or _first(attempt, snapshot.group) is None
+
+
+def _answering(attempt: Attempt, snapshot: Snapshot) -> Node | None:
+    """Return the machine of rank 0 if it is heard, which an agent may still be, with a notice, for a minute or two."""
+    first = members_of(attempt, snapshot)[0]
+    frozen = {i.node_id for i in snapshot.state.interruptions if i.kind is not InterruptionKind.NOTICE}
+    heard = first is not None and not is_gone(first) and not first.silent_for and first.node.id not in frozen
+    return first.node if first is not None and heard else None
 
 
 def _first(attempt: Attempt, group: GroupView) -> Node | None:
@@ -269,9 +340,7 @@ class Closing:
     def move_on(self, state: JobState, node_id: str, tree: str) -> JobState:
         """Return the state before rank 0 starts there, with what of the last attempt's outputs stays elsewhere."""
         before, last = state.attempts[:-1], state.attempts[-1] if state.attempts else None
-        if last is None or last.reason is None or not last.reason.retried or last.missing_outputs:
-            return state
-        if not self.services.job.outputs or _place(last) == (node_id, tree):
+        if last is None or not _waits(last) or not self.services.job.outputs or _place(last) == (node_id, tree):
             return state
         return replace(state, attempts=(*before, replace(last, missing_outputs=self.home.lose(state.attempts))))
 
@@ -334,92 +403,6 @@ class Closing:
             nodes = tuple(node for node in snapshot.group.alive if node.id in members)
             for line in bring_profiles(self.services.outputs, self.services.shell, nodes, attempt.number):
                 self.watcher.story(line)
-
-
-# What a failed script said: its exception in one line, and its output where nobody has seen that already.
-
-
-_LINES = 40
-_END = 8000  # of a rank's output: what it said just before
-# What the other ranks say when one of them is gone: gloo's and NCCL's words, as torch 2.6 to 2.13 raises them.
-_PEER_LOST = re.compile(
-    r"Connection (closed|reset) by peer|Broken pipe|gloo/transport|DistBackendError|NCCL (error|communicator)"
-    r"|Timed out waiting .* for (send|recv)",
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LastWords:
-    """What the rank that failed first said.
-
-    `shown` is the end of its output, None where it was shown as it came. `failure` is its exception in one line.
-    """
-
-    shown: str | None = None
-    failure: str | None = None
-
-
-def last_words(attempt: Attempt, snapshot: Snapshot, jobs: JobStore, shell: Shell) -> LastWords:
-    """Return what the rank that failed first said last; rank 0's output was shown as it came.
-
-    Where no script wrote anything, the launcher's own output tells why it could not start.
-    """
-    failed = {
-        _rank_of(attempt, node): node for node in members_of(attempt, snapshot) if node and _failed(attempt, node)
-    }
-    if not failed:
-        return LastWords()
-    texts = {rank: _kept(jobs, attempt.number, rank) for rank in failed}
-    rank = first_to_fail(texts)
-    if not texts[rank]:
-        node = failed[rank].node
-        said = _launcher(shell.host(node), attempt.number)
-        if port_was_taken(said):
-            return LastWords(
-                shown=f"{node.id}: another program took port {attempt.port}, at which the ranks were to meet"
-            )
-        return LastWords(shown=_tail(f"the launcher on {node.id}", said))
-    shown = None if rank == 0 else _tail(f"rank {rank}", texts[rank])
-    return LastWords(shown=shown, failure=cause(texts, rank))
-
-
-def cause(texts: Mapping[int, str], rank: int) -> str | None:
-    """Return what ended the scripts in one line; of ranks that all lost a peer, first why one could not save."""
-    failure = failure_of(texts[rank], rank)
-    if failure is None or _PEER_LOST.search(failure) is None:
-        return failure
-    unsaved = next((said for text in texts.values() if (said := unsaved_of(text[-_END:])) is not None), None)
-    return f"{unsaved}; then {failure}" if unsaved is not None else failure
-
-
-def first_to_fail(texts: Mapping[int, str]) -> int:
-    """Return the rank whose output names a cause of its own; ranks that only lost a peer failed because of it."""
-    return min(texts, key=lambda rank: (_PEER_LOST.search(texts[rank][-4000:]) is not None, not texts[rank], rank))
-
-
-def _failed(attempt: Attempt, node: NodeSnapshot) -> bool:
-    part = part_of(attempt, node)
-    return part is not None and part.outcome in (Outcome.BARRED, Outcome.FAILED)
-
-
-def _rank_of(attempt: Attempt, node: NodeSnapshot) -> int:
-    part = part_of(attempt, node)
-    return part.failed_rank if part is not None and part.failed_rank is not None else 0
-
-
-def _kept(jobs: JobStore, attempt: int, rank: int) -> str:
-    parts = [part for part in jobs.records.log_parts(attempt) if part.rank == rank]
-    return "".join(jobs.records.read_log(part).decode(errors="replace") for part in parts[-4:])
-
-
-def _launcher(host: Host, attempt: int) -> str:
-    done = host.run(("tail", "-n", str(_LINES), f"{attempt_folder(host.node.root, attempt)}/launcher.log"))
-    return done.stdout.decode(errors="replace")
-
-
-def _tail(who: str, text: str) -> str:
-    lines = without_code_folder(text).rstrip().splitlines()[-_LINES:]
-    return "\n".join([f"{who} failed:", *(f"  | {line}" for line in lines)])
 
 
 # Bringing home what profilers recorded, from every node of an attempt.

@@ -116,7 +116,7 @@ class Observer:
         """Return what is seen now; `goal` says what is worth a look."""
         now = self.services.clock.now()
         tries = tuple(self.bootstrapper.tries[self._noted :])
-        state = noted(state, tries)
+        state = self.home.with_rescued(noted(state, tries))
         group = self._list_group(state)
         self.bootstrapper.see(group)
         self._ask(group, state, now)

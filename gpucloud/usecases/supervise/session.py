@@ -309,12 +309,13 @@ class _Threads:
 
     readers: ThreadPoolExecutor = field(default_factory=lambda: _pool(16, "read"))
     makers: ThreadPoolExecutor = field(default_factory=lambda: _pool(8, "prepare"))
+    homes: ThreadPoolExecutor = field(default_factory=lambda: _pool(2, "home"))
     syncs: ThreadPoolExecutor = field(default_factory=lambda: _pool(8, "sync"))
     agent_writers: ThreadPoolExecutor = field(default_factory=lambda: _pool(16, "tell"))
 
     def end(self) -> None:
         """Begin nothing more, and wait for nothing."""
-        for pool in (self.readers, self.makers, self.syncs, self.agent_writers):
+        for pool in (self.readers, self.makers, self.homes, self.syncs, self.agent_writers):
             pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -332,7 +333,7 @@ def _observer(services: Services, threads: _Threads, watcher: RedactingWatcher) 
         services=services,
         bootstrapper=bootstrapper,
         inspector=Inspector(services=services, bootstrapper=bootstrapper, pool=threads.makers),
-        home=OutputsHome(services=services, bootstrapper=bootstrapper, pool=threads.makers, watcher=watcher),
+        home=OutputsHome(services=services, bootstrapper=bootstrapper, pool=threads.homes, watcher=watcher),
         tracker=SpendTracker(services.jobs, services.market, services.terms),
         logs=LogReader(services.jobs, watcher.output, watcher.hidden),
         pool=threads.readers,

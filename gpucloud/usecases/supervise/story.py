@@ -1,8 +1,10 @@
-"""What an action means to the person who looks on, in one line or none."""
+"""What an action means to the person who looks on, in one line or none; and what a failed script said last."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -11,9 +13,12 @@ from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import format_moment, format_span, format_usd
 from gpucloud.domain.job.spec import CheckpointDirectory, Market, OnNotice
 from gpucloud.domain.market.policies import Mode
-from gpucloud.domain.node.status import OUTPUT, UNTOLD, Stop
+from gpucloud.domain.node.member import attempt_folder
+from gpucloud.domain.node.output import failure_of, port_was_taken, unsaved_of, without_code_folder
+from gpucloud.domain.node.status import OUTPUT, UNTOLD, Outcome, Stop
 from gpucloud.domain.state.order import BudgetChange
 from gpucloud.domain.state.state import (
+    Attempt,
     CapacityDecision,
     ExitReason,
     Interruption,
@@ -51,11 +56,12 @@ from gpucloud.domain.supervision.action import (
     Tell,
     Wait,
 )
-from gpucloud.domain.supervision.membership import progress_of, unit_of
-from gpucloud.domain.supervision.snapshot import Limits, Readiness, Snapshot
+from gpucloud.domain.supervision.membership import members_of, part_of, progress_of, unit_of
+from gpucloud.domain.supervision.snapshot import Limits, NodeSnapshot, Readiness, Snapshot
 from gpucloud.domain.supervision.transitions import with_commit
 from gpucloud.domain.untrusted import in_one_line
-from gpucloud.ports import Brought
+from gpucloud.ports import Brought, Host, Shell
+from gpucloud.usecases.jobstore.jobstore import JobStore
 
 _LIMITS = Limits()
 
@@ -358,3 +364,89 @@ def _closed(reason: ExitReason, snapshot: Snapshot) -> str:
     if step and reason is ExitReason.LOST and (saved is None or saved.step != attempt.last_step):
         return f"attempt {attempt.number} ended: {reason.value}, last heard at {step}{kept}"
     return f"attempt {attempt.number} ended{f' at {step}' if step else ''}: {reason.value}{kept}"
+
+
+# What a failed script said: its exception in one line, and its output where nobody has seen that already.
+
+
+_LINES = 40
+_END = 8000  # of a rank's output: what it said just before
+# What the other ranks say when one of them is gone: gloo's and NCCL's words, as torch 2.6 to 2.13 raises them.
+_PEER_LOST = re.compile(
+    r"Connection (closed|reset) by peer|Broken pipe|gloo/transport|DistBackendError|NCCL (error|communicator)"
+    r"|Timed out waiting .* for (send|recv)",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastWords:
+    """What the rank that failed first said.
+
+    `shown` is the end of its output, None where it was shown as it came. `failure` is its exception in one line.
+    """
+
+    shown: str | None = None
+    failure: str | None = None
+
+
+def last_words(attempt: Attempt, snapshot: Snapshot, jobs: JobStore, shell: Shell) -> LastWords:
+    """Return what the rank that failed first said last; rank 0's output was shown as it came.
+
+    Where no script wrote anything, the launcher's own output tells why it could not start.
+    """
+    failed = {
+        _rank_of(attempt, node): node for node in members_of(attempt, snapshot) if node and _failed(attempt, node)
+    }
+    if not failed:
+        return LastWords()
+    texts = {rank: _kept(jobs, attempt.number, rank) for rank in failed}
+    rank = first_to_fail(texts)
+    if not texts[rank]:
+        node = failed[rank].node
+        said = _launcher(shell.host(node), attempt.number)
+        if port_was_taken(said):
+            return LastWords(
+                shown=f"{node.id}: another program took port {attempt.port}, at which the ranks were to meet"
+            )
+        return LastWords(shown=_tail(f"the launcher on {node.id}", said))
+    shown = None if rank == 0 else _tail(f"rank {rank}", texts[rank])
+    return LastWords(shown=shown, failure=cause(texts, rank))
+
+
+def cause(texts: Mapping[int, str], rank: int) -> str | None:
+    """Return what ended the scripts in one line; of ranks that all lost a peer, first why one could not save."""
+    failure = failure_of(texts[rank], rank)
+    if failure is None or _PEER_LOST.search(failure) is None:
+        return failure
+    unsaved = next((said for text in texts.values() if (said := unsaved_of(text[-_END:])) is not None), None)
+    return f"{unsaved}; then {failure}" if unsaved is not None else failure
+
+
+def first_to_fail(texts: Mapping[int, str]) -> int:
+    """Return the rank whose output names a cause of its own; ranks that only lost a peer failed because of it."""
+    return min(texts, key=lambda rank: (_PEER_LOST.search(texts[rank][-4000:]) is not None, not texts[rank], rank))
+
+
+def _failed(attempt: Attempt, node: NodeSnapshot) -> bool:
+    part = part_of(attempt, node)
+    return part is not None and part.outcome in (Outcome.BARRED, Outcome.FAILED)
+
+
+def _rank_of(attempt: Attempt, node: NodeSnapshot) -> int:
+    part = part_of(attempt, node)
+    return part.failed_rank if part is not None and part.failed_rank is not None else 0
+
+
+def _kept(jobs: JobStore, attempt: int, rank: int) -> str:
+    parts = [part for part in jobs.records.log_parts(attempt) if part.rank == rank]
+    return "".join(jobs.records.read_log(part).decode(errors="replace") for part in parts[-4:])
+
+
+def _launcher(host: Host, attempt: int) -> str:
+    done = host.run(("tail", "-n", str(_LINES), f"{attempt_folder(host.node.root, attempt)}/launcher.log"))
+    return done.stdout.decode(errors="replace")
+
+
+def _tail(who: str, text: str) -> str:
+    lines = without_code_folder(text).rstrip().splitlines()[-_LINES:]
+    return "\n".join([f"{who} failed:", *(f"  | {line}" for line in lines)])
