@@ -19,7 +19,7 @@ from gpucloud.domain.job.spec import Cloud, Job
 from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.state.order import is_finished, run_of
 from gpucloud.domain.state.state import ExitReason, JobStatus
-from gpucloud.domain.supervision.budget import without_way_on
+from gpucloud.domain.supervision.budget import with_file_named, without_way_on
 from gpucloud.usecases.job.jobs import with_forecast, with_stored_outputs
 from gpucloud.usecases.jobstore.orders import current_run, require_own, sha256_of
 from gpucloud.usecases.jobstore.report import JobReport
@@ -174,10 +174,10 @@ def report_of(cloud: Gpucloud, known: KnownJob, *, visits: bool = False) -> JobR
     """
     asker = asker_of(cloud, known)
     report = asker.report()
-    lost = None if known.file.is_file() else known.file
-    report = replace(report, job=called(cloud, known), has_home=known.file.parent.is_dir(), lost_file=lost)
-    if _is_superseded(cloud, known, report, looks=visits):
-        report = replace(report, superseded=True, message=_message_of_an_earlier_run(report))
+    report = replace(report, job=called(cloud, known), has_home=known.file.parent.is_dir())
+    report = replace(report, lost_file=_lost_file(cloud, known, report))
+    report = replace(report, superseded=_is_superseded(cloud, known, report))
+    report = replace(report, message=_message_here(report))
     if report.status.ended and report.torn_down and report.outputs and cloud.has_stored_outputs(known):
         return with_stored_outputs(report)
     if visits or report.supervisor is None:
@@ -287,10 +287,23 @@ def _newest(cloud: Gpucloud, first: KnownJob, name: str) -> KnownJob:
     return first
 
 
-def _is_superseded(cloud: Gpucloud, known: KnownJob, report: JobReport, *, looks: bool) -> bool:
-    """Whether a later run is known; asked of runs that have ended alone: each that is found costs a request.
+def _lost_file(cloud: Gpucloud, known: KnownJob, report: JobReport) -> str | None:
+    """Return what FILE is in a command that needs the job file, where it is not where it was, or is another job's."""
+    if not known.file.is_file():
+        return f"FILE is its job file where it is now: {known.file} is there no more"
+    if report.supervisor is not None or report.status is JobStatus.SUCCEEDED:  # nothing is to go on
+        return None
+    with suppress(GpucloudError):  # what is wrong with it is for the start to say
+        name = cloud.read_job(known.file).name
+        if run_of(name, known.name) is None:
+            return f"FILE is one with `name: {report.base}`: {known.file} is of {name} by now"
+    return None
 
-    With `looks`, whether one is in its store, for a run that the same command would go on with else.
+
+def _is_superseded(cloud: Gpucloud, known: KnownJob, report: JobReport) -> bool:
+    """Whether a later run is known, or is in the store of a run that the same command would go on with else.
+
+    Asked of runs that have ended alone: each that is found costs a request.
     """
     if not report.status.ended:
         return False
@@ -298,14 +311,19 @@ def _is_superseded(cloud: Gpucloud, known: KnownJob, report: JobReport, *, looks
     if any((run_of(report.base, one.name) or 0) > report.run for one in later):
         return True
     with suppress(GpucloudError):
-        return looks and report.status is not JobStatus.SUCCEEDED and not asker_of(cloud, known).is_newest_run()
+        return report.status is not JobStatus.SUCCEEDED and not asker_of(cloud, known).is_newest_run()
     return False
 
 
-def _message_of_an_earlier_run(report: JobReport) -> str | None:
-    if report.message is None or report.exit_reason not in (ExitReason.BUDGET, ExitReason.DEADLINE):
-        return report.message
-    return without_way_on(report.message)
+def _message_here(report: JobReport) -> str | None:
+    """Return what the report says, of a used-up budget or deadline with the command that goes on here, if one does."""
+    said = report.message
+    if said is None or report.exit_reason not in (ExitReason.BUDGET, ExitReason.DEADLINE):
+        return said
+    if report.superseded:
+        return without_way_on(said)
+    named = with_file_named(said) if report.lost_file is not None else said
+    return f"{named}; {report.lost_file}" if named != said else said
 
 
 def _later_runs(cloud: Gpucloud, base: str, store: str | None = None) -> Iterator[KnownJob]:

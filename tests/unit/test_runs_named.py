@@ -236,6 +236,46 @@ def test_a_run_whose_file_is_gone_says_what_a_start_needs(two_files: tuple[Gpucl
     )
 
 
+_LOST = "FILE is its job file where it is now: {file} is there no more"
+_RENAMED = "FILE is one with `name: live`: {file} is of anew by now"
+
+
+@pytest.mark.parametrize(("named", "why"), [(None, _LOST), ("anew", _RENAMED), ("live", None)])
+def test_no_command_that_is_refused_is_named_where_the_job_file_is_gone_or_anothers(
+    two_files: tuple[Gpucloud, Path, Path], monkeypatch: pytest.MonkeyPatch, named: str | None, why: str | None
+) -> None:
+    cloud, _, file = two_files
+    known = cloud.home.find("live-2")
+    assert known is not None
+    if named is None:
+        file.unlink()
+    else:
+        file.write_text(FILE.replace("name: live", f"name: {named}"))
+    means, after = ("live-2", "") if why is None else ("FILE", f"; {why.format(file=file)}")
+    assert f"gpucloud train {means} · end it" in report_text(report_of(cloud, known))
+
+    ended = replace(listed("live-2", 0, JobStatus.STOPPED), base="live", run=2, supervisor=None)
+    way = "the deadline is over, step 4 is saved: gpucloud train {} --budget '2 USD' goes on from there"
+    late = replace(ended, exit_reason=ExitReason.DEADLINE, message=way.format("live-2"))
+    failed = replace(ended, exit_reason=ExitReason.USER_ERROR, status=JobStatus.FAILED)
+    found = [late, failed, replace(ended, exit_reason=ExitReason.STOPPED)]
+    asked = SimpleNamespace(
+        report=lambda: found.pop(0),
+        with_stored_checkpoint=lambda told: told,
+        order=lambda: SimpleNamespace(base="live"),
+        is_newest_run=lambda: True,
+    )
+    monkeypatch.setattr("gpucloud.cli.target.asker_of", lambda *_: asked)
+    assert report_of(cloud, known).message == way.format(means) + after
+    again = "run the same command" if why is None else "gpucloud train FILE"
+    told = report_text(report_of(cloud, known))
+    assert f"mend it and {again}: this run goes on from the beginning" in told
+    assert told.endswith(after)
+    told = report_text(report_of(cloud, known))
+    assert f"gpucloud train {means} goes on in the same run" in told
+    assert told.endswith(after)
+
+
 @pytest.mark.parametrize("said", ["checkpoint: {keep: 1}\n", "checkpoint: [\n", None])
 def test_how_many_checkpoints_are_kept_is_what_was_ordered_whatever_the_file_says_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str | None
@@ -282,7 +322,11 @@ def test_a_first_run_with_later_ones_is_called_so_and_others_by_their_names(clou
 def test_people_and_programs_are_told_what_means_the_very_run(
     cloud: Any, monkeypatch: pytest.MonkeyPatch, name: str, job: str
 ) -> None:
-    asked = SimpleNamespace(report=lambda: listed(name, 0, JobStatus.FAILED), with_stored_checkpoint=lambda told: told)
+    asked = SimpleNamespace(
+        report=lambda: listed(name, 0, JobStatus.FAILED),
+        with_stored_checkpoint=lambda told: told,
+        is_newest_run=lambda: True,
+    )
     monkeypatch.setattr("gpucloud.cli.target.asker_of", lambda *_: asked)
     told = report_of(cloud, cloud.home.find(name))
     assert report_text(told).startswith(f"{job}: failed")
@@ -291,13 +335,15 @@ def test_people_and_programs_are_told_what_means_the_very_run(
     assert (report_json(told)["name"], money_json(told)["name"]) == (name, name)
 
 
-@pytest.mark.parametrize(("looks", "newest"), [(False, True), (True, True), (True, False)])
+@pytest.mark.parametrize(("looks", "newest"), [(False, True), (True, True), (False, False), (True, False)])
 @pytest.mark.parametrize(("name", "is_known"), [("boom", True), ("boom-10", False)])
 def test_the_message_of_an_earlier_run_names_no_command_that_goes_on_with_a_later_one(
     cloud: Any, monkeypatch: pytest.MonkeyPatch, name: str, is_known: bool, looks: bool, newest: bool
 ) -> None:
-    """A run that is not known here may have been begun elsewhere: its store is asked for the report of one job."""
+    """A run that is not known here may have been begun elsewhere: its store is asked, whichever command answers."""
     ended = replace(listed(name, 0, JobStatus.FAILED), exit_reason=ExitReason.DEADLINE, base="boom")
+    cloud.home.find(name).file.touch()
+    cloud.read_job = lambda _: SimpleNamespace(name="boom")
     kept = "the deadline is over, step 40 is saved"
     said = f"{kept}: with a later one in the job file, gpucloud train boom goes on from there"
     ended = replace(ended, message=said, run=int(name.partition("-")[2] or 1))
@@ -310,7 +356,7 @@ def test_the_message_of_an_earlier_run_names_no_command_that_goes_on_with_a_late
     monkeypatch.setattr("gpucloud.cli.target.asker_of", lambda *_: asked)
     monkeypatch.setattr("gpucloud.cli.target.visited_report", lambda *given: given[-1])
     told = report_of(cloud, cloud.home.find(name), visits=looks)
-    superseded = is_known or (looks and not newest)
+    superseded = is_known or not newest
     assert told.superseded is superseded
     assert told.message == (kept if superseded else said)
 

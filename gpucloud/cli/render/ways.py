@@ -65,8 +65,9 @@ def failure_text(report: JobReport) -> str | None:
     said = f"{report.job}: failed" + (f": {report.message}" if report.message else " by its own error")
     advice = advice_for(report.message or "")
     given = " and ".join(report.resumption.conditions)
-    again = f"mend it and run the same command{f' with {given}' if given else ''}: {_once_mended(report)}"
-    mend = [] if report.superseded else [again]
+    same = "run the same command" if report.lost_file is None else _train(report)
+    again = f"mend it and {same}{f' with {given}' if given else ''}: {_once_mended(report)}"
+    mend = [] if report.superseded else ["; ".join([again, *_lost_file(report)])]
     helps = [f"gpucloud logs {report.job}", *([advice] if advice else []), *mend]
     return " · ".join(in_one_line(part) for part in (said, *helps))
 
@@ -204,8 +205,7 @@ def _named(report: JobReport) -> str:
 
 
 def _lost_file(report: JobReport) -> list[str]:
-    """Return what FILE is in a command, where the job file is not where it was."""
-    return [f"FILE is its job file where it is now: {report.lost_file} is there no more"] if report.lost_file else []
+    return [report.lost_file] if report.lost_file is not None else []
 
 
 def _waited_for(report: JobReport) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -234,6 +235,12 @@ def without_way_on(message: str) -> str:
 
 def _goes_on(state: JobState) -> str:
     return f"goes on from {'there' if state.checkpoint is not None else 'the beginning'}"
+
+
+def with_file_named(message: str) -> str:
+    """Return what was said of a used-up budget or deadline with FILE in the command, in place of a job's name."""
+    told, saved, way = message.partition(f"{_IS_SAVED}: ")
+    return f"{told}{saved}{re.sub(r'gpucloud train [^ ]+', 'gpucloud train FILE', way, count=1)}"
 
 
 def _saved(state: JobState) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from pathlib import Path
 
 from gpucloud.domain.checkpoint.layouts import Additions
 from gpucloud.domain.checkpoint.manifest import Counts
@@ -134,8 +133,8 @@ class JobReport:
     """Whether a later run of the same job is known: it is what the same command goes on with."""
     has_home: bool = True
     """Whether the folder of its job file is here, for its outputs to come home to."""
-    lost_file: Path | None = None
-    """Where its job file was that is there no more: a start needs it."""
+    lost_file: str | None = None
+    """What FILE is in a command that needs its job file, where that is gone or another job's by now."""
     has_stored_outputs: bool = False
     """Whether outputs of one that is over are in its store alone: they found no room where they belong."""
     nobody_answers: bool = False
