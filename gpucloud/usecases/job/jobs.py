@@ -310,8 +310,7 @@ class Asker:
                 if part.key not in told and rank in (None, part.rank):
                     told.add(part.key)
                     piece, told_to = self.jobs.records.read_dated(part), ends.get((part.attempt, part.rank), 0)
-                    end = part.offset + len(piece.data)
-                    if end > told_to:
+                    if (end := part.offset + len(piece.data)) > told_to:
                         ends[part.attempt, part.rank] = end
                         yield part, piece.after(max(0, told_to - part.offset))
             found = stored.version, _supervisor(state, stored), (stored.store_time - stored.modified) // _ASKED_EVERY
