@@ -7,14 +7,16 @@ import stat
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from unittest.mock import ANY
 
 import pytest
 
 from gpucloud.adapters.transfer.outputs import OutputsFolder, StoredOutputs, bring_stored_home
+from gpucloud.domain.errors import LandingRefused, StoreError
 from gpucloud.domain.state.state import MissingOutput
-from gpucloud.ports import Host, Outputs
+from gpucloud.ports import Brought, Host, Outputs
 from gpucloud.store.directory import DirectoryStore
 from tests.fakes.nodes import node_at
 from tests.fakes.shell import FakeShell
@@ -194,3 +196,31 @@ def test_what_the_user_has_put_there_is_kept_too(case: Case, hosts: tuple[Host, 
     case.arrive()
     found = {path.name: path.read_text() for path in (case.home / "results").glob("tool*")}
     assert found == {"tool": "results/tool", "tool.before-attempt-1": "older", "tool.before-attempt-1.2": "mine"}
+
+
+def test_what_an_earlier_attempt_left_in_the_store_comes_home_before_what_is_newer(
+    tmp_path: Path, hosts: tuple[Host, Host], code: Path
+) -> None:
+    store, home = DirectoryStore(tmp_path / "store"), tmp_path / "outputs"
+    tool = code / "results" / "tool"
+    earlier = partial(bring_stored_home, store, "digits", home)
+    by_store = StoredOutputs(store, "digits", None, lambda to: OutputsFolder(NAMED, to, python=sys.executable))
+    straight = OutputsFolder(NAMED, home, python=sys.executable, earlier=earlier)
+    tool.write_text("one")
+    by_store.bring_home(hosts[0], str(code), 1)
+    tool.write_text("two")
+    brought = straight.bring_home(hosts[0], str(code), 2)
+    found = {path.name: path.read_text() for path in (home / "results").glob("tool*")}
+    assert found == {"tool": "two", "tool.before-attempt-2": "one"}
+    assert brought.set_aside == (str(home / "results" / "tool.before-attempt-2"),)
+    assert store.list("jobs/") == ()
+
+
+def test_outputs_find_another_place_where_those_of_an_earlier_attempt_are_refused(
+    tmp_path: Path, hosts: tuple[Host, Host], code: Path
+) -> None:
+    def refused() -> Brought:
+        raise LandingRefused("'../x' leads out")
+
+    with pytest.raises(StoreError, match=r"'\.\./x' leads out"):
+        OutputsFolder(NAMED, tmp_path / "o", python=sys.executable, earlier=refused).bring_home(hosts[0], str(code), 2)
