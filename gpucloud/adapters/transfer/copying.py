@@ -155,12 +155,11 @@ class NodeProgram:
         done = self._host.run(self._argv, stdin=head + data, timeout_s=_LIMIT_S)
         if done.exit_code != 0:
             why = last_line(done.stderr)
-            never = "gpucloud status says which machines the job has: nothing of it ran on this one"
-            needs = "the same command again goes on; the node needs python3 (3.10 or newer), and room where it writes"
-            raise RemoteCommandFailed(
-                f"{self._host.node.id}: {why[:_WHY] or f'exit code {done.exit_code}'}",
-                hint=never if why == node_program.NO_CODE else needs,
-            )
+            hint = "the same command again goes on; the node needs python3 (3.10 or newer), and room where it writes"
+            if why == node_program.NO_CODE:
+                hint = "gpucloud status says which machines the job has: nothing of it ran on this one"
+            said = why[:_WHY] or f"exit code {done.exit_code}"
+            raise RemoteCommandFailed(f"{self._host.node.id}: {said}", hint=hint)
         return done.stdout
 
     def ask(self, kind: type[T], op: str, data: bytes = b"", **arguments: Any) -> T:

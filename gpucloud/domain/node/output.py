@@ -6,7 +6,7 @@ The output is written by whatever ran on a machine: what is made of it is one li
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 
@@ -28,6 +28,12 @@ _CODE = re.compile(r"/code/[0-9a-f]{40,64}/(?=[^/])")
 _WORD = re.compile(r"[^\s\"':]+")  # looked at once: a script may write megabytes without a space
 _LIBRARY = re.compile(r"^<|/(?:site|dist)-packages/|/lib/python3")
 _UNSAVED = re.compile(r"gpucloud: (rank \d{1,6} could not save step \d{1,18}: .+)")
+# What the other ranks say when one of them is gone: gloo's and NCCL's words, as torch 2.6 to 2.13 raises them.
+_PEER_LOST = re.compile(
+    r"Connection (closed|reset) by peer|Broken pipe|gloo/transport|DistBackendError|NCCL (error|communicator)"
+    r"|Timed out waiting .* for (send|recv)",
+)
+_END = 8000  # of a rank's output: what it said just before
 _TAKEN = re.compile("address already in use", re.IGNORECASE)
 _MODULE = re.compile(r"ModuleNotFoundError: No module named '([A-Za-z_]\w{0,63})(?:\.[\w.]*)?'")
 _PACKAGES = {
@@ -65,6 +71,20 @@ def unsaved_of(output: str) -> str | None:
     """Return the last step that could not be saved, and why, as the library says at the output's end; None for none."""
     found = [match[1] for line in output[-_READ:].splitlines() if (match := _UNSAVED.match(line))]
     return _cut(in_one_line(found[-1]), _LONGEST) if found else None
+
+
+def cause(texts: Mapping[int, str], rank: int) -> str | None:
+    """Return what ended the scripts in one line; of ranks that all lost a peer, first why one could not save."""
+    failure = failure_of(texts[rank], rank)
+    if failure is None or _PEER_LOST.search(failure) is None:
+        return failure
+    unsaved = next((said for text in texts.values() if (said := unsaved_of(text[-_END:])) is not None), None)
+    return f"{unsaved}; then {failure}" if unsaved is not None else failure
+
+
+def first_to_fail(texts: Mapping[int, str]) -> int:
+    """Return the rank whose output names a cause of its own; ranks that only lost a peer failed because of it."""
+    return min(texts, key=lambda rank: (_PEER_LOST.search(texts[rank][-4000:]) is not None, not texts[rank], rank))
 
 
 def port_was_taken(launcher: str) -> bool:

@@ -101,10 +101,7 @@ def time_to_go(progress: Progress | None) -> timedelta | None:
 
 
 def with_leaving(spend: Spend, statuses: Iterable[Status | None]) -> Spend:
-    """Return the money with how long before the end of what is paid the first of the machines saves and leaves.
-
-    All of the ranks leave with it. Nothing where none tells.
-    """
+    """Return the money with how long before the end of what is paid the first machine that tells, and so all, leave."""
     told = [status for status in statuses if status is not None]
     leaves_s = max((status.leaves_s or 0.0 for status in told), default=0.0)
     at_most_s = max((status.leaves_at_most_s or 0.0 for status in told), default=0.0)

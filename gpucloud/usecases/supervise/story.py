@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -14,7 +13,7 @@ from gpucloud.domain.job.quantities import format_moment, format_span, format_us
 from gpucloud.domain.job.spec import CheckpointDirectory, Market, OnNotice
 from gpucloud.domain.market.policies import Mode
 from gpucloud.domain.node.member import attempt_folder
-from gpucloud.domain.node.output import failure_of, port_was_taken, unsaved_of, without_code_folder
+from gpucloud.domain.node.output import cause, first_to_fail, port_was_taken, without_code_folder
 from gpucloud.domain.node.status import OUTPUT, UNTOLD, Outcome, Stop
 from gpucloud.domain.state.order import BudgetChange
 from gpucloud.domain.state.state import (
@@ -370,12 +369,6 @@ def _closed(reason: ExitReason, snapshot: Snapshot) -> str:
 
 
 _LINES = 40
-_END = 8000  # of a rank's output: what it said just before
-# What the other ranks say when one of them is gone: gloo's and NCCL's words, as torch 2.6 to 2.13 raises them.
-_PEER_LOST = re.compile(
-    r"Connection (closed|reset) by peer|Broken pipe|gloo/transport|DistBackendError|NCCL (error|communicator)"
-    r"|Timed out waiting .* for (send|recv)",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -411,20 +404,6 @@ def last_words(attempt: Attempt, snapshot: Snapshot, jobs: JobStore, shell: Shel
         return LastWords(shown=_tail(f"the launcher on {node.id}", said))
     shown = None if rank == 0 else _tail(f"rank {rank}", texts[rank])
     return LastWords(shown=shown, failure=cause(texts, rank))
-
-
-def cause(texts: Mapping[int, str], rank: int) -> str | None:
-    """Return what ended the scripts in one line; of ranks that all lost a peer, first why one could not save."""
-    failure = failure_of(texts[rank], rank)
-    if failure is None or _PEER_LOST.search(failure) is None:
-        return failure
-    unsaved = next((said for text in texts.values() if (said := unsaved_of(text[-_END:])) is not None), None)
-    return f"{unsaved}; then {failure}" if unsaved is not None else failure
-
-
-def first_to_fail(texts: Mapping[int, str]) -> int:
-    """Return the rank whose output names a cause of its own; ranks that only lost a peer failed because of it."""
-    return min(texts, key=lambda rank: (_PEER_LOST.search(texts[rank][-4000:]) is not None, not texts[rank], rank))
 
 
 def _failed(attempt: Attempt, node: NodeSnapshot) -> bool:
