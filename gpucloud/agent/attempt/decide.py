@@ -7,9 +7,8 @@ from datetime import datetime, timedelta
 from enum import Enum
 
 from gpucloud.domain.node.node import Notice
-from gpucloud.domain.node.status import LEAVES_AHEAD, LEAVES_SHARE, Desired, Launch, Stop
+from gpucloud.domain.node.status import LEAVES_AHEAD, LEAVES_MEASURED_SHARE, LEAVES_SHARE, Desired, Launch, Stop
 
-_LONGEST_SHARE = 0.4  # of any lease: below the half at which a supervisor renews it
 _LONGEST = timedelta(minutes=12)  # the same of 30 minutes, the horizon of a lease that is renewed again and again
 _MARGIN = (timedelta(seconds=1), timedelta(seconds=5))  # for ranks to leave, and for a slower store than before
 
@@ -33,7 +32,7 @@ class Saving:
         """Return how long before the end of what is paid to begin: twice the time that it took, and a margin."""
         least, most = _MARGIN
         margin = max(least, min(most, lease / 10))
-        return min(2 * (self.save + self.step) + margin, _LONGEST_SHARE * lease, _LONGEST)
+        return min(2 * (self.save + self.step) + margin, LEAVES_MEASURED_SHARE * lease, _LONGEST)
 
     @property
     def most_ahead(self) -> timedelta:

@@ -18,7 +18,7 @@ from itertools import product
 
 from gpucloud.domain.job.quantities import format_usd, span_of
 from gpucloud.domain.money.ledger import ZERO, usd_for
-from gpucloud.domain.node.status import LEAVES_AHEAD, LEAVES_SHARE
+from gpucloud.domain.node.status import LEAVES_AHEAD, LEAVES_MEASURED_SHARE, LEAVES_SHARE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,13 +209,15 @@ class Prolonged:
     def leaves_then(self) -> timedelta:
         """How long before their paid time ends they are asked, as that will be at the end of the money.
 
-        Of each second that is paid in addition, LEAVES_SHARE is for the last save, at the highest price.
+        Of each second that is paid in addition a share is for the last save, at the highest price: the larger one where
+        a save was measured.
         """
         if not self.usd_per_hour or self.leaves_at_most <= self.leaves:
             return self.leaves
         trains = span_of(float((self.usd - usd_for(self.cap_usd_per_hour, self.gain)) * 3600 / self.usd_per_hour))
         dearer = float(self.cap_usd_per_hour / self.usd_per_hour) - 1
-        grown = (self.leaves + LEAVES_SHARE * (trains - self.paid)) / (1 + LEAVES_SHARE * dearer)
+        share = LEAVES_SHARE if self.leaves_at_most == LEAVES_AHEAD else LEAVES_MEASURED_SHARE
+        grown = (self.leaves + share * (trains - self.paid)) / (1 + share * dearer)
         return min(self.leaves_at_most, max(self.leaves, grown))
 
 
