@@ -23,7 +23,7 @@ from gpucloud.store import open_store
 from gpucloud.store.contract import CountingStore, Tally
 from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.jobstore.jobstore import JobStore
-from gpucloud.usecases.money.sundries import SundryLedger, bytes_in
+from gpucloud.usecases.money.sundries import SundryLedger
 from tests.standins.made_checkpoints import Made
 from tests.standins.made_checkpoints import state as made_state
 from tests.unit.worlds import NOW, opened, put_job, state
@@ -53,16 +53,14 @@ def world(tmp_path):
     )
 
 
-def test_an_attempt_is_billed_once_for_its_room_and_requests_and_what_came_home(world, tmp_path):
+def test_an_attempt_is_billed_once_for_its_room_and_requests_and_what_came_home(world):
     first = opened("a", first_step=1, last_step=30, ended_at=NOW - timedelta(minutes=30), reason=ExitReason.LOST)
     second = opened("a", number=2, first_step=1, last_step=30)
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "model").write_bytes(b"x" * 3)
     made = state(attempts=(first, second))
     world.tally.add(puts=2000)
 
-    SundryLedger(services=world).bill(made, second, bytes_in((str(tmp_path / "results"),)))
-    SundryLedger(services=world).bill(made, second, bytes_in((str(tmp_path / "results"),)))
+    SundryLedger(services=world).bill(made, second, 3)
+    SundryLedger(services=world).bill(made, second, 3)
 
     charges = {charge.kind.value: charge for charge in world.jobs.charges()}
     assert sorted(charges) == ["requests", "storage", "transfer"]

@@ -9,7 +9,7 @@ from enum import Enum
 from gpucloud.domain.node.node import Notice
 from gpucloud.domain.node.status import LEAVES_AHEAD, LEAVES_MEASURED_SHARE, LEAVES_SHARE, Desired, Launch, Stop
 
-_LONGEST = timedelta(minutes=12)  # the same of 30 minutes, the horizon of a lease that is renewed again and again
+_LONGEST = timedelta(minutes=12)  # that share of 30 minutes, the horizon of a lease that is renewed again and again
 _MARGIN = (timedelta(seconds=1), timedelta(seconds=5))  # for ranks to leave, and for a slower store than before
 
 
@@ -37,7 +37,7 @@ class Saving:
     @property
     def most_ahead(self) -> timedelta:
         """The same before the end of a long time."""
-        return min(2 * (self.save + self.step) + _MARGIN[1], _LONGEST)
+        return self.ahead(timedelta(days=1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,6 @@ from gpucloud.store.landing import Landing
 from gpucloud.usecases.job.jobs import Asker, with_forecast
 from gpucloud.usecases.jobstore.condition import Condition
 from gpucloud.usecases.jobstore.report import JobReport
-from gpucloud.usecases.money.sundries import bytes_in
 from gpucloud.usecases.supervise.look import visited
 from gpucloud.wiring import Gpucloud, KnownJob, local_file, local_folder
 from gpucloud.wiring.jobs import asker_of, copier_to, visitor
@@ -292,11 +291,9 @@ def _from_store(
     wanted = written.removeprefix(_STORE.rstrip("/")).strip("/")
     if wanted == "outputs" and recursive:
         brought = cloud.copy_stored(known, _store_folder(wanted, target))
-        came = (*brought.paths, *brought.set_aside)
-        if came:
-            moved = bytes_in(came)
-            asker.bill_pull(moved)
-            return len(came), moved, ()
+        if brought.paths:
+            asker.bill_pull(brought.size)
+            return len(brought.paths), brought.size, ()
     everything = [key.removeprefix(root) for key in store.list(root)]
     keys = [key for key in everything if not wanted or key == wanted or key.startswith(f"{wanted}/")]
     if not keys:

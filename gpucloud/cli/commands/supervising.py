@@ -33,7 +33,6 @@ from gpucloud.usecases.job.jobs import Asker, LeftJob, Prepaid
 from gpucloud.usecases.job.ordered import adopt
 from gpucloud.usecases.job.start import Start
 from gpucloud.usecases.jobstore.report import JobReport
-from gpucloud.usecases.money.sundries import bytes_in
 from gpucloud.usecases.supervise.session import Entering, Session
 from gpucloud.usecases.supervise.story import brought_lines
 from gpucloud.wiring import Gpucloud, KnownJob, how_it_saves
@@ -178,8 +177,8 @@ def bring_stored_home(cloud: Gpucloud, job: Job, known: KnownJob) -> None:
         return
     for line in brought_lines(brought):
         tell(line)
-    if brought.paths:
-        asker_of(cloud, known).bill_pull(bytes_in(brought.paths))
+    if brought.size:
+        asker_of(cloud, known).bill_pull(brought.size)
 
 
 def answer(report: JobReport, *, as_json: bool) -> int:

@@ -80,9 +80,9 @@ class Spend:
     cap_usd_per_hour: Decimal = ZERO
     """What all those machines cost an hour at the most."""
     leaves: timedelta = timedelta(0)
-    """How long before its paid time ends the job is asked to save and leave, as that time is now,"""
+    """How long before its paid time ends the job is asked to save and leave, as that time is now."""
     leaves_at_most: timedelta = timedelta(0)
-    """and at the most, once it has been prolonged."""
+    """The same at the most, once that time has been prolonged."""
     gain: timedelta = timedelta(0)
     """By less than that, paid time is not prolonged at the end of the budget."""
     ahead_usd: Decimal = ZERO

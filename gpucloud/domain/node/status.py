@@ -101,11 +101,11 @@ EXCUSED = frozenset({Outcome.BARRED, Outcome.KILLED})
 """No fault of the script: another attempt may do better."""
 
 LEAVES_AHEAD = timedelta(seconds=60)
-"""So long before its paid time ends a job is asked to save and leave of which no save was measured,"""
+"""So long before its paid time ends a job is asked to save and leave of which no save was measured."""
 LEAVES_SHARE = 0.2
-"""and this share of a short paid time."""
+"""The share of a short paid time that it is asked ahead of its end instead."""
 LEAVES_MEASURED_SHARE = 0.4
-"""The same at the most where a save was measured: below the half of a lease at which a supervisor renews it."""
+"""That share at the most where a save was measured: below the half of a lease at which a supervisor renews it."""
 
 OUTPUT = "output"
 """The phase of a script whose steps are read from its output."""

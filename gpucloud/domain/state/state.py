@@ -167,10 +167,9 @@ class MissingOutput:
 class Attempt:
     """One launch on one set of nodes; `first_step` is the first step run, `last_step` the last one seen.
 
-    `port` is where the ranks meet, on the node of rank 0. `ending_reason` is why we are ending it, written down before
-    anything is done, when, and how firmly. `saved_step` is the newest committed step that it knew of, `step_seconds`
-    the median of its steps; `pace_s` is what a step takes by the clock, saves and evaluation included, `stepped_at`
-    when its first step was made, `last_step_at` when the last one was seen, and `total_steps` how many the job has.
+    `port` is where ranks meet. `ending_reason` is why it is being ended, written down first, since when, and how firmly.
+    `saved_step` is the newest commit that it knew of, `step_seconds` the median of its steps, `pace_s` what one takes
+    by the clock with saves and evaluation; `stepped_at` and `last_step_at` are when its first and last step were seen.
     """
 
     number: int
@@ -207,8 +206,9 @@ class Attempt:
     tree: str = ""
     """The tree of the job's code that all its ranks run, by its hash; outputs are looked for there."""
     missing_outputs: tuple[MissingOutput, ...] = ()
+    """What did not come home when it ended."""
     outputs_came: bool = False
-    """What did not come home when it ended, and whether that was fetched from a machine which the job then lost."""
+    """Whether its outputs were fetched from a machine that the job then lost."""
     counts: Counts | None = None
     """What its steps are, as it told them; None before it told any, and in states of before that was stored."""
     printed_step: int | None = None

@@ -110,7 +110,9 @@ class Goal:
 
     @property
     def buys_time(self) -> bool:
-        """Whether it may wait for cheaper machines: not one that wants machines now, nor a machine of the job."""
+        """Whether it prolongs paid time, and so may wait for cheaper machines: not one that wants machines now, nor a
+        machine of the job.
+        """
         return self.until is Until.FINISHED and not self.self_driving
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from pathlib import Path
 
 from gpucloud.domain.money.costs import Sundries, charges_of, saves_made, transfer_usd
 from gpucloud.domain.money.ledger import ZERO
@@ -74,9 +72,3 @@ class SundryLedger:
             "save_bytes": sum(sizes),
             "save_puts": sum(map(puts_of, sizes)) + 2,  # the manifest, and the list of what may be collected
         }
-
-
-def bytes_in(paths: Sequence[str]) -> int:
-    """Return the size of the files there, and in folders there."""
-    files = (file for path in map(Path, paths) for file in (path, *path.rglob("*")))
-    return sum(file.stat().st_size for file in files if file.is_file() and not file.is_symlink())
