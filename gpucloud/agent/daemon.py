@@ -354,7 +354,7 @@ class Agent:
         return self._running.folder.saving() or self._saving_before if self._running else None
 
     def _leaves(self, prepaid: Prepaid, running: RunningAttempt) -> tuple[float, float]:
-        """Return how long before its paid time ends what runs leaves, now and at the most; 0 for one that is asked nothing."""
+        """Return how long before its paid time ends what runs leaves, now and at the most; 0 where nothing is asked."""
         told = self._attempt.shown if self._attempt is not None else None
         if told is not None and told.phase == OUTPUT and not running.saves_alone:
             return 0.0, 0.0

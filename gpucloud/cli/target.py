@@ -111,6 +111,7 @@ def what_a_start_finds(cloud: Gpucloud, read: Target, *, offline: bool) -> str |
     try:
         refuse_to_forget(cloud, cloud.known(job, job.name, read.file))
         found = starter(cloud, job).found(job, read.spec)
+        supervisor = asker_of(cloud, cloud.known(job, found.name, read.file)).supervisor() if found else None
     except UsageError as refused:
         hint = f"; {refused.hint}" if refused.hint else ""
         return f"warning: `gpucloud train` is refused: {refused.message}{hint}"
@@ -118,7 +119,6 @@ def what_a_start_finds(cloud: Gpucloud, read: Target, *, offline: bool) -> str |
         return None
     if found is None or (is_finished(found.state) and not found.state.script_failed):
         return None
-    supervisor = asker_of(cloud, cloud.known(job, found.name, read.file)).supervisor()
     if supervisor is not None:
         return (
             f"warning: {supervisor} supervises {found.name}: `gpucloud train` is refused; this is the plan of a new run"

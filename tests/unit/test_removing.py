@@ -166,7 +166,9 @@ def test_a_job_that_was_deleted_elsewhere_is_told_and_fails_no_command_over_all_
 
 
 def test_a_job_that_was_deleted_elsewhere_is_forgotten_by_rm(deleted_elsewhere: Outside) -> None:
-    gone = give(deleted_elsewhere, "rm", JOB)
+    assert give(deleted_elsewhere, "rm", JOB).code == 2  # what is kept here goes with a yes alone
+    assert deleted_elsewhere.home.find(JOB) is not None
+    gone = give(deleted_elsewhere, "rm", JOB, "--yes")
     assert (gone.code, gone.stdout) == (0, f"{JOB} is forgotten: nothing of it was in its store\n"), gone.stderr
     assert deleted_elsewhere.home.find(JOB) is None
 

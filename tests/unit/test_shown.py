@@ -30,7 +30,7 @@ from gpucloud.domain.untrusted import coloured, in_one_line, lines_of, plain
 from gpucloud.ports import Brought, Host
 from gpucloud.usecases.jobstore.records import LogPart
 from gpucloud.usecases.jobstore.report import report
-from gpucloud.usecases.supervise.closing import bring_profiles
+from gpucloud.usecases.supervise.usage import bring_profiles
 from tests.fakes.nodes import node_at
 from tests.standins.lying_node import LyingHost, hostile_text
 from tests.unit.test_gate_judge import report as gate_report

@@ -73,7 +73,7 @@ from tests.unit.worlds import (
 
 GOAL, RULES = Goal(nodes=2, budget_usd=Decimal(1)), Rules()
 AWAY = timedelta(seconds=9)
-CLOSING = SimpleNamespace(home=SimpleNamespace(give_up=lambda: None))
+CLOSING = SimpleNamespace(home=SimpleNamespace(give_up=lambda: None, with_rescued=lambda state: state))
 MISSING = (MissingOutput(path="results/", why="is not there", nearest="result"),)
 
 
@@ -874,3 +874,32 @@ def test_outputs_of_a_machine_that_goes_make_way_for_those_of_the_next_attempt()
     home.pool.do(1)
     assert home.stands(replace(closed, attempts=(*closed.attempts, attempt)), NO_GROUP, NOW) is Homecoming.DONE
     assert home.with_rescued(closed) == closed
+
+
+def test_outputs_that_came_a_moment_before_they_would_be_given_up_have_come():
+    home, told, closed = rescuing()
+    home.pool.do()
+    home.give_up()
+    assert [one.missing_outputs for one in home.with_rescued(closed).attempts] == [MISSING]
+    assert LOST not in told
+
+
+def test_the_end_of_an_attempt_that_is_made_once_more_brings_its_outputs_once():
+    home, told, closed = rescuing()
+    world = interrupted_at("a", replace(opened("a", "b"), tree="t" * 64))
+    assert home.brought(ExitReason.INTERRUPTED, world).missing == closed.missing_outputs
+    home.pool.do()
+    assert home.brought(ExitReason.INTERRUPTED, world).missing == closed.missing_outputs
+    assert len(home.pool.works) == 1
+    assert told.count("bringing home what attempt 1 wrote, before a goes") == 1
+    assert LOST not in told
+
+
+def test_where_rank_0_starts_on_the_machine_that_was_to_go_its_next_attempt_brings_what_was_written_there():
+    home, told, closed = rescuing()
+    closing = Closing(services=home.services, home=home, logs=None, history=None, watcher=None)
+    stays = closing.move_on(closed, "a", "t" * 64)
+    assert stays.attempts[-1].missing_outputs == ()
+    home.pool.do()
+    assert home.with_rescued(stays) == stays
+    assert LOST not in told

@@ -271,7 +271,7 @@ def rm(target: str | None, *, with_checkpoints: bool, with_outputs: bool, yes: b
     require_one_run(cloud, target, "gpucloud rm JOB")
     name = called(cloud, known)
     if cloud.is_deleted(known):
-        return _forget(cloud, known, name, as_json=as_json)
+        return _forget(cloud, known, name, yes=yes, as_json=as_json)
     deleter = deleter_of(cloud, known, lambda: _require_over(cloud, known, name, with_outputs=with_outputs))
     deleter.require_over()
     stored = deleter.stored()
@@ -293,8 +293,11 @@ def rm(target: str | None, *, with_checkpoints: bool, with_outputs: bool, yes: b
     return 0
 
 
-def _forget(cloud: Gpucloud, known: KnownJob, name: str, *, as_json: bool) -> int:
+def _forget(cloud: Gpucloud, known: KnownJob, name: str, *, yes: bool, as_json: bool) -> int:
     """Remove what this machine keeps of a job that was deleted elsewhere; return the exit code."""
+    tell(f"{name}: nothing of it is in {known.store}; what is kept here of it, the key to its machines, goes too")
+    if not yes and not is_meant(f"gpucloud rm {name} --yes"):
+        return 2
     cloud.home.clear(known)
     cloud.home.forget(known)
     if as_json:

@@ -167,7 +167,7 @@ class MissingOutput:
 class Attempt:
     """One launch on one set of nodes; `first_step` is the first step run, `last_step` the last one seen.
 
-    `port` is where ranks meet. `ending_reason` is why it is being ended, written down first, since when, and how firmly.
+    `port` is where ranks meet. `ending_reason` is why it is being ended, written down first, with when and how firmly.
     `saved_step` is the newest commit that it knew of, `step_seconds` the median of its steps, `pace_s` what one takes
     by the clock with saves and evaluation; `stepped_at` and `last_step_at` are when its first and last step were seen.
     """

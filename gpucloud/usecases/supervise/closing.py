@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import takewhile
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from gpucloud.domain.errors import LandingRefused, NodeError, StoreError
 from gpucloud.domain.job.code import beside, is_name
 from gpucloud.domain.node.member import workers_per_node
 from gpucloud.domain.node.node import GroupView, Node
 from gpucloud.domain.node.status import Outcome
-from gpucloud.domain.node.use import parse_summary, summary_lines
 from gpucloud.domain.state.state import Attempt, ExitReason, InterruptionKind, JobState, MissingOutput
 from gpucloud.domain.supervision.action import CloseAttempt
 from gpucloud.domain.supervision.membership import is_gone, members_of, quarantined
 from gpucloud.domain.supervision.snapshot import Homecoming, NodeSnapshot, Readiness, Snapshot
-from gpucloud.domain.untrusted import KEPT_OUTPUT_BYTES, STATUS_BYTES
-from gpucloud.ports import Brought, Host, Outputs, Shell
+from gpucloud.domain.untrusted import KEPT_OUTPUT_BYTES
+from gpucloud.ports import Brought, Host
 from gpucloud.system.retries import Retry
 from gpucloud.usecases.money.sundries import SundryLedger
 from gpucloud.usecases.services import Services, Watcher
 from gpucloud.usecases.supervise.look import LogReader, read_node
 from gpucloud.usecases.supervise.prepare import Bootstrapper
 from gpucloud.usecases.supervise.story import LastWords, brought_lines, last_words, missing_line
-from gpucloud.usecases.supervise.usage import UsageHistory
+from gpucloud.usecases.supervise.usage import UsageHistory, bring_profiles
 
 _AGAIN = timedelta(seconds=30)
 _READS_FOR = timedelta(minutes=10)
@@ -71,8 +70,10 @@ class OutputsHome:
     """Of which attempt, and since when, nothing came for the supervisor before this one."""
     _stalled: bool = False
     _rescue: _Rescue | None = None
-    _rescued: tuple[int, Brought] | None = None
-    """What came of a machine that went: of which attempt, and what."""
+    _rescued: dict[int, Brought] = field(default_factory=dict)
+    """What came of machines that went, by the attempt."""
+    _billed: set[int] = field(default_factory=set)
+    """Of which of them that is billed."""
 
     @property
     def busy(self) -> bool:
@@ -144,39 +145,61 @@ class OutputsHome:
 
         Return what is lost if this supervisor goes as well before it has come.
         """
+        attempt, lost = attempts[-1], lost_outputs(attempts, self.services.job.outputs)
+        if attempt.number in self._rescued or (self._rescue is not None and self._rescue.attempt == attempt.number):
+            return lost  # the attempt's end could not be written down, and is made once more
         self.give_up()
-        self._try, attempt = self._try + 1, attempts[-1]
+        self._try += 1
         self._tell(f"bringing home what attempt {attempt.number} wrote, before {node.id} goes")
         work = self.pool.submit(self._bring, node, attempt, self._try)
-        lost = lost_outputs(attempts, self.services.job.outputs)
         self._rescue = _Rescue(attempt=attempt.number, node_id=node.id, lost=lost, work=work)
         return lost
 
     def give_up(self) -> None:
         """Bring no more of a machine that goes: another attempt's outputs come now, or nobody is left to bring any."""
+        self._see_rescued()
         rescue, self._rescue = self._rescue, None
         if rescue is not None:
             self._try += 1
             self._tell(*map(missing_line, rescue.lost))
 
+    def stays(self, state: JobState) -> JobState:
+        """Return the state before the next attempt begins where the last one ran: it brings what was written there."""
+        self._see_rescued()
+        before, last = state.attempts[:-1], state.attempts[-1]
+        if last.outputs_came or last.number in self._rescued:
+            return state
+        if self._rescue is not None and self._rescue.attempt == last.number:
+            self._rescue, self._try = None, self._try + 1
+        waits = replace(last, missing_outputs=tuple(one for one in last.missing_outputs if one.attempt is None))
+        return replace(state, attempts=(*before, waits))
+
     def with_rescued(self, state: JobState) -> JobState:
-        """Return the state with what has come of a machine that went; that it could not come is told once."""
-        if self._rescue is not None and self._rescue.work.done():
-            rescue, self._rescue = self._rescue, None
-            error = rescue.work.exception()
-            if error is None:
-                self._rescued = (rescue.attempt, rescue.work.result())
-                SundryLedger(services=self.services).bill_sent(state, rescue.attempt, self._rescued[1].size)
-            elif isinstance(error, NodeError | StoreError):
-                self._tell(*map(missing_line, rescue.lost))
-            else:
-                raise error
-        number, brought = self._rescued or (0, Brought())
+        """Return the state with what has come of machines that went; that it could not come is told once."""
+        self._see_rescued()
+        for number, brought in self._rescued.items():
+            if number not in self._billed:
+                SundryLedger(services=self.services).bill_sent(state, number, brought.size)
+                self._billed.add(number)
         attempts = (
-            replace(one, missing_outputs=brought.missing, outputs_came=True) if one.number == number else one
+            replace(one, missing_outputs=self._rescued[one.number].missing, outputs_came=True)
+            if one.number in self._rescued
+            else one
             for one in state.attempts
         )
         return replace(state, attempts=tuple(attempts))
+
+    def _see_rescued(self) -> None:
+        if self._rescue is None or not self._rescue.work.done():
+            return
+        rescue, self._rescue = self._rescue, None
+        error = rescue.work.exception()
+        if error is None:
+            self._rescued[rescue.attempt] = rescue.work.result()
+        elif isinstance(error, NodeError | StoreError):
+            self._tell(*map(missing_line, rescue.lost))
+        else:
+            raise error
 
     def _take_over(self, state: JobState, now: datetime) -> None:
         """Learn at the first look what it was for the supervisor before, if that looked lately; else nobody brought."""
@@ -340,7 +363,11 @@ class Closing:
     def move_on(self, state: JobState, node_id: str, tree: str) -> JobState:
         """Return the state before rank 0 starts there, with what of the last attempt's outputs stays elsewhere."""
         before, last = state.attempts[:-1], state.attempts[-1] if state.attempts else None
-        if last is None or not _waits(last) or not self.services.job.outputs or _place(last) == (node_id, tree):
+        if last is None or not self.services.job.outputs:
+            return state
+        if _place(last) == (node_id, tree):
+            return self.home.stays(state)
+        if not _waits(last):
             return state
         return replace(state, attempts=(*before, replace(last, missing_outputs=self.home.lose(state.attempts))))
 
@@ -403,31 +430,3 @@ class Closing:
             nodes = tuple(node for node in snapshot.group.alive if node.id in members)
             for line in bring_profiles(self.services.outputs, self.services.shell, nodes, attempt.number):
                 self.watcher.story(line)
-
-
-# Bringing home what profilers recorded, from every node of an attempt.
-
-
-_SUMMARY = "rank-0.summary.json"
-
-
-def bring_profiles(outputs: Outputs, shell: Shell, nodes: tuple[Node, ...], attempt: int) -> Iterator[str]:
-    """Yield what to tell: where the profiles are, what rank 0's says; a node that is gone keeps its own."""
-    brought: list[Path] = []
-    for node in nodes:
-        try:
-            brought += (Path(path) for path in outputs.bring_profile(shell.host(node), attempt))
-        except (NodeError, StoreError) as error:
-            yield f"the profile of {node.id} could not be brought home: {error}"
-    traces = [path for path in brought if not path.name.endswith(".summary.json")]
-    if not traces:
-        yield "no profile: no rank came as far, or the script does not use gpucloud.resume and there is no nsys"
-        return
-    yield f"brought home: {len(traces)} profiles in {traces[0].parent}"
-    for path in brought:
-        # A node may send a folder or a link by that name.
-        if path.name == _SUMMARY and path.is_file() and not path.is_symlink() and path.stat().st_size <= STATUS_BYTES:
-            try:
-                yield from summary_lines(parse_summary(path.read_bytes()))
-            except (ValueError, OverflowError) as error:
-                yield f"what the profile says of itself is damaged: {error}"

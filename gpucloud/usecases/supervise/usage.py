@@ -1,4 +1,4 @@
-"""How an attempt uses its GPUs over the last minutes, and the nodes' history brought to the store."""
+"""How an attempt uses its GPUs over the last minutes, and the nodes' history and profiles brought away from there."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ import gzip
 import itertools
 import threading
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from pathlib import Path
 
 from gpucloud.domain.codec import Malformed, from_json
-from gpucloud.domain.errors import StoreError
+from gpucloud.domain.errors import NodeError, StoreError
 from gpucloud.domain.job.quantities import span_of
+from gpucloud.domain.node.node import Node
 from gpucloud.domain.node.status import OUTPUT, UNTOLD, Progress, Status
-from gpucloud.domain.node.use import LOOK, DeviceUse, GpuUse, Span, warning
+from gpucloud.domain.node.use import LOOK, DeviceUse, GpuUse, Span, parse_summary, summary_lines, warning
 from gpucloud.domain.state.state import Attempt, JobState, Member, UseSpan
 from gpucloud.domain.supervision.membership import members_of, part_of, progress_of
 from gpucloud.domain.supervision.snapshot import NodeSnapshot, Snapshot
-from gpucloud.ports import Clock, Host
+from gpucloud.domain.untrusted import STATUS_BYTES
+from gpucloud.ports import Clock, Host, Outputs, Shell
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.records import DamagedPiece
 
@@ -316,3 +320,31 @@ def read_history(jobs: JobStore, attempt: int | None = None) -> tuple[NodeHistor
 
 def _range(known: _Kept) -> tuple[str, str]:
     return str(known.offset + 1), str(_MOST)
+
+
+# Bringing home what profilers recorded, from every node of an attempt.
+
+
+_SUMMARY = "rank-0.summary.json"
+
+
+def bring_profiles(outputs: Outputs, shell: Shell, nodes: tuple[Node, ...], attempt: int) -> Iterator[str]:
+    """Yield what to tell: where the profiles are, what rank 0's says; a node that is gone keeps its own."""
+    brought: list[Path] = []
+    for node in nodes:
+        try:
+            brought += (Path(path) for path in outputs.bring_profile(shell.host(node), attempt))
+        except (NodeError, StoreError) as error:
+            yield f"the profile of {node.id} could not be brought home: {error}"
+    traces = [path for path in brought if not path.name.endswith(".summary.json")]
+    if not traces:
+        yield "no profile: no rank came as far, or the script does not use gpucloud.resume and there is no nsys"
+        return
+    yield f"brought home: {len(traces)} profiles in {traces[0].parent}"
+    for path in brought:
+        # A node may send a folder or a link by that name.
+        if path.name == _SUMMARY and path.is_file() and not path.is_symlink() and path.stat().st_size <= STATUS_BYTES:
+            try:
+                yield from summary_lines(parse_summary(path.read_bytes()))
+            except (ValueError, OverflowError) as error:
+                yield f"what the profile says of itself is damaged: {error}"
