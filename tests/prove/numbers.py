@@ -41,6 +41,7 @@ from gpucloud.domain.job.spec import (
 from gpucloud.domain.market.catalog import Machine
 from gpucloud.domain.market.feasibility import refuse_what_cannot_be_kept
 from gpucloud.domain.market.outcome import ON_DEMAND
+from gpucloud.domain.market.plan import make_plan
 from gpucloud.domain.market.policies import Task
 from gpucloud.domain.market.policy import decide, least_span_s, least_task_budget_usd
 from gpucloud.domain.market.recordings import Timeline, timeline, zone_set
@@ -272,8 +273,10 @@ def _drawn(draw: random.Random) -> tuple[Job, tuple[Offer, ...], timedelta]:
 
 
 def _refused(job: Job, offers: tuple[Offer, ...], changeover: timedelta) -> str | None:
+    """Return the hint, as who plans asks: what pays for no start is refused by the plan itself."""
     try:
         refuse_what_cannot_be_kept(job, offers, changeover, PrepaidRule())
+        make_plan(job, offers, NOW, PrepaidRule())
     except PlanRefused as error:
         return error.hint
     return None
