@@ -438,8 +438,11 @@ def without_lost_outputs(report: JobReport) -> JobReport:
     trained = report.kind is ConditionKind.TRAINED and report.supervisor is None
     if report.to_come or not (report.died_unheard or trained):
         return report
-    attempt = report.attempts[-1]
-    alone = f"lost with {attempt.members[0].node_id}, the machine of rank 0"
-    why = lost_with_machines(attempt) if report.died_unheard else alone
-    lost = (MissingOutput(path=path, why=why, attempt=attempt.number) for path in report.outputs)
+    attempt, host = report.attempts[-1], report.attempts[-1].members[0].node_id
+    why = lost_with_machines(attempt) if report.died_unheard else f"lost with {host}, the machine of rank 0"
+    if report.owned:  # a host is there when its time is over, too
+        removes = f"`gpucloud down {report.job}` removes it"
+        why = f"did not come home: copy it by ssh from {host}, if it is there, before {removes}"
+    number = None if report.owned else attempt.number
+    lost = (MissingOutput(path=path, why=why, attempt=number) for path in report.outputs)
     return replace(report, missing_outputs=(*report.missing_outputs, *lost))
