@@ -445,4 +445,4 @@ def without_lost_outputs(report: JobReport) -> JobReport:
         why = f"did not come home: copy it by ssh from {host}, if it is there, before {removes}"
     number = None if report.owned else attempt.number
     lost = (MissingOutput(path=path, why=why, attempt=number) for path in report.outputs)
-    return replace(report, missing_outputs=(*report.missing_outputs, *lost))
+    return replace(report, missing_outputs=tuple(dict.fromkeys((*report.missing_outputs, *lost))))
