@@ -133,6 +133,9 @@ def test_nothing_is_overwritten_unless_asked_for(folder, monkeypatch, capsys):
     code, _, _ = gpucloud(monkeypatch, capsys, "init", "vision", "--template", "images", "--force")
     assert (code, (folder / "images" / "train.py").read_text() == "mine") == (0, False)
     assert read_job(folder / "gpucloud.yaml").name == "vision"
+    code, _, story = gpucloud(monkeypatch, capsys, "init", "--template", "images")
+    assert "gpucloud.yaml, images/train.py are there already" in story
+    assert "hint: --force writes over all of them, what you have changed in them too" in story
 
 
 def test_an_unknown_template_is_answered_with_those_there_are(folder, monkeypatch, capsys):

@@ -54,7 +54,11 @@ def init(request: InitRequest, *, as_json: bool) -> int:
     files = {Path(DEFAULT_FILE): text.encode(), **code}
     there = [path for path in files if path.exists()]
     if there and not request.force:
-        raise UsageError(f"{there[0]} is there already", hint="--force writes over it")
+        is_one = len(there) == 1
+        raise UsageError(
+            f"{', '.join(map(str, there))} {'is' if is_one else 'are'} there already",
+            hint=f"--force writes over {'it' if is_one else 'all of them, what you have changed in them too'}",
+        )
     for path, data in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
