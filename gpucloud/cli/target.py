@@ -174,9 +174,13 @@ def report_of(cloud: Gpucloud, known: KnownJob, *, visits: bool = False) -> JobR
     """
     asker = asker_of(cloud, known)
     report = asker.report()
-    report = replace(report, job=called(cloud, known), has_home=known.file.parent.is_dir())
-    report = replace(report, lost_file=_lost_file(cloud, known, report))
-    report = replace(report, superseded=_is_superseded(cloud, known, report))
+    report = replace(
+        report,
+        job=called(cloud, known),
+        has_home=cloud.has_home(known),
+        lost_file=_lost_file(cloud, known, report),
+        superseded=_is_superseded(cloud, known, report),
+    )
     report = replace(report, message=_message_here(report))
     if report.status.ended and report.torn_down and report.outputs and cloud.has_stored_outputs(known):
         return with_stored_outputs(report)
@@ -293,7 +297,9 @@ def _lost_file(cloud: Gpucloud, known: KnownJob, report: JobReport) -> str | Non
         return f"FILE is its job file where it is now: {known.file} is there no more"
     if report.supervisor is not None or report.status is JobStatus.SUCCEEDED:  # nothing is to go on
         return None
-    with suppress(GpucloudError):  # what is wrong with it is for the start to say
+    with suppress(GpucloudError, OSError):  # what is wrong with it is for the start to say
+        if sha256_of(known.file.read_bytes()) == report.spec_sha256:  # a list reads none that is as it was
+            return None
         name = cloud.read_job(known.file).name
         if run_of(name, known.name) is None:
             return f"FILE is one with `name: {report.base}`: {known.file} is of {name} by now"

@@ -214,6 +214,10 @@ class Gpucloud:
             return is_there and not store.list(f"jobs/{known.name}/")
         return False
 
+    def has_home(self, known: KnownJob) -> bool:
+        """Return whether the folder of a job's file is here, for its outputs to come home to."""
+        return known.file.parent.is_dir()
+
     def has_stored_outputs(self, known: KnownJob) -> bool:
         """Return whether outputs of a job are in its store."""
         from gpucloud.adapters.transfer.outputs import has_stored

@@ -143,6 +143,18 @@ class ThreePools(OnePrice):
         )
 
 
+def starter_of(asker):
+    return Starter(
+        store=asker.jobs.store,
+        market=ThreePools(),
+        account=None,
+        clock=asker.clock,
+        rules=Rules(),
+        terms=asker.terms,
+        group=asker.group,
+    )
+
+
 @pytest.mark.parametrize(
     ("of_state", "alive", "of_job", "usd_per_hour"),
     [
@@ -163,15 +175,7 @@ def test_a_run_that_goes_on_is_planned_on_the_machines_that_it_goes_on_with(
     current, stored = asker.jobs.load()
     asker.jobs.replace(replace(current, **of_state), stored.version)
     asker.jobs.keep_spec(b"name: digits\n")
-    starter = Starter(
-        store=asker.jobs.store,
-        market=ThreePools(),
-        account=None,
-        clock=asker.clock,
-        rules=Rules(),
-        terms=asker.terms,
-        group=asker.group,
-    )
+    starter = starter_of(asker)
     alone = replace(job(budget_usd=Decimal(8), resources=Resources(nodes=1, market=MarketPolicy.AUTO)), **of_job)
     plan = starter.start(alone, b"name: digits\n", Asked()).plan
     assert plan.usd_per_hour == Decimal(usd_per_hour)
@@ -187,15 +191,7 @@ def test_a_run_that_its_supervisor_would_end_at_once_by_its_budget_is_refused_th
     asker.group.resize(GROUP, 0, POOL)
     current, stored = asker.jobs.load()
     asker.jobs.replace(replace(current, cap_usd_per_hour=Decimal(9), **of_state), stored.version)
-    starter = Starter(
-        store=asker.jobs.store,
-        market=ThreePools(),
-        account=None,
-        clock=asker.clock,
-        rules=Rules(),
-        terms=asker.terms,
-        group=asker.group,
-    )
+    starter = starter_of(asker)
     alone = replace(job(budget_usd=Decimal(8), resources=Resources(nodes=1, market=MarketPolicy.AUTO)), **of_job)
     with pytest.raises(BudgetTooSmall, match=r"has 0\.78 USD left of 0\.8 USD, too little to go on") as refused:
         starter.start(alone, b"name: digits\n", Asked(budget_usd=Decimal("0.8")))

@@ -54,7 +54,8 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         return SimpleNamespace(order=lambda: SimpleNamespace(base=BASES[known.name]), stored_state=lambda: stored)
 
     monkeypatch.setattr("gpucloud.cli.target.asker_of", asker_of)
-    cloud = SimpleNamespace(home=home, alive=set(), has_stored_outputs=lambda _: False)
+    is_here = {"has_home": lambda known: known.file.parent.is_dir(), "has_stored_outputs": lambda _: False}
+    cloud = SimpleNamespace(home=home, alive=set(), **is_here)
     return cloud
 
 

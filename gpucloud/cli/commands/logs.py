@@ -18,9 +18,10 @@ from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
 from gpucloud.domain.job.quantities import counted, format_moment, parse_span
 from gpucloud.domain.node.output import DatedPiece
+from gpucloud.domain.state.order import is_to_end
 from gpucloud.domain.state.state import Attempt, JobState
 from gpucloud.domain.untrusted import in_one_line
-from gpucloud.usecases.job.jobs import Asker, LeftJob, Unattended
+from gpucloud.usecases.job.jobs import Asker, Unattended
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.records import BEFORE, LogPart
 from gpucloud.wiring import Gpucloud
@@ -90,8 +91,8 @@ def _unattended_line(asker: Asker, left: Unattended) -> str:
 def _ends(asker: Asker, state: JobState) -> bool:
     """Whether the job is to end; as its state says where its order cannot be read."""
     with suppress(GpucloudError):
-        return LeftJob(state=state, end=asker.order().end).ends
-    return LeftJob(state=state).ends
+        return is_to_end(state, asker.order().end)
+    return is_to_end(state, None)
 
 
 @dataclass(slots=True)

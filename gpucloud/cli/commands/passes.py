@@ -127,7 +127,7 @@ def _made(cloud: Gpucloud, found: FoundJob) -> Passed | None:
 
 def _brought_late(cloud: Gpucloud, known: KnownJob) -> Passed | None:
     """Bring home what is still in the store of a job that is over; None where nothing can come, as almost always."""
-    if not (known.file.parent.is_dir() and cloud.has_stored_outputs(known)):
+    if not (cloud.has_home(known) and cloud.has_stored_outputs(known)):
         return None
     tell(f"{known.name}: one pass")
     bring_stored_home(cloud, cloud.ordered(known).newest(), known)
@@ -323,8 +323,11 @@ def _require_over(cloud: Gpucloud, known: KnownJob, name: str, *, with_outputs: 
     if left := leftovers(cloud, known):
         raise UsageError(f"of {name} is still listed: {', '.join(left)}", hint=f"gpucloud down {name}")
     if not with_outputs and cloud.has_stored_outputs(known):
-        is_here = known.file.parent.is_dir()
-        way = f"down {name} brings them home" if is_here else f"cp -r {name}:@store/outputs FOLDER copies them"
+        way = (
+            f"down {name} brings them home"
+            if cloud.has_home(known)
+            else f"cp -r {name}:@store/outputs FOLDER copies them"
+        )
         hint = f"gpucloud {way}; gpucloud rm {name} --with-outputs deletes them too"
         raise UsageError(f"results of {name} are in the store", hint=hint)
 

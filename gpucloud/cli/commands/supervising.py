@@ -158,7 +158,7 @@ def bring_stored_home(cloud: Gpucloud, job: Job, known: KnownJob) -> None:
     What cannot come stays there and is told; how the job ended is no other for that. Where the folder of the job file
     is not, nobody would find it: it stays too.
     """
-    if not known.file.parent.is_dir():
+    if not cloud.has_home(known):
         if cloud.has_stored_outputs(known):
             tell(
                 f"the outputs of {known.name} stay in its store: there is no folder {known.file.parent};"

@@ -208,6 +208,12 @@ def is_finished(state: JobState) -> bool:
     return state.exit_code in CLOSED and not (state.script_failed and state.torn_down)
 
 
+def is_to_end(state: JobState, end: ExitReason | None) -> bool:
+    """Whether a job is to end, and has not ended yet: by `end` of its newest order, or as its attempt was told."""
+    wanted = end is not None or (state.attempt is not None and state.attempt.ends_for_good)
+    return wanted and not (state.status.ended and state.torn_down)
+
+
 def is_closed(order: Order, state: JobState) -> bool:
     """Whether the next `train` starts a new run instead of going on with this one, or with its teardown alone."""
     return is_finished(state) and (state.torn_down or keeps(order, state))

@@ -20,7 +20,7 @@ from gpucloud.domain.node.member import workers_per_node
 from gpucloud.domain.node.node import NO_GROUP, GroupView
 from gpucloud.domain.node.output import DatedPiece
 from gpucloud.domain.offer import rank
-from gpucloud.domain.state.order import Order, held_until, keeps, undrilled
+from gpucloud.domain.state.order import Order, held_until, is_to_end, keeps, undrilled
 from gpucloud.domain.state.state import Attempt, CheckpointRef, ExitReason, JobState, MissingOutput
 from gpucloud.domain.supervision.budget import resumption, told_of_money
 from gpucloud.domain.supervision.capacity import standing
@@ -83,9 +83,7 @@ class LeftJob:
     @property
     def ends(self) -> bool:
         """Whether it is to end, and has not ended yet."""
-        state, attempt = self.state, self.state.attempt
-        wanted = self.end is not None or (attempt is not None and attempt.ends_for_good)
-        return wanted and not (state.status.ended and state.torn_down)
+        return is_to_end(self.state, self.end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +167,8 @@ class Asker:
             run=given.order.run,
             limits=self.rules.limits,
             least_nodes=given.order.resolved.resources.least,
-            ends=LeftJob(state=state, end=given.order.end).ends,
+            ends=is_to_end(state, given.order.end),
+            spec_sha256=given.order.spec_sha256,
             hands_over=comes is not None,
             fits_first=comes is _Comes.FITS_FIRST,
             buys_time=_buys_time(state, supervisor),

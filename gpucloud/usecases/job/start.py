@@ -339,7 +339,7 @@ class Starter:
     def _require_rest(self, state: JobState, order: Order, spent: Decimal) -> None:
         """A run that goes on has what is left of its budget, which may be less than a start costs."""
         rest, nodes = order.budget_usd - spent, order.resolved.resources.nodes
-        prepaid_rule = prepaid_rule_for(state, rules_for(order.unattended, self.rules).prepaid_rule)
+        prepaid_rule = prepaid_rule_for(state, self.rules.prepaid_rule)
         least_usd = least_budget_usd(nodes, state.dearest_usd_per_hour, prepaid_rule)
         if rest < least_usd:
             anew = f"; or a new run: gpucloud train {state.job} --again" if state.script_failed else ""

@@ -113,6 +113,8 @@ class JobReport:
     """Whether a process sees to it that prolongs its machines' paid time: they cannot themselves."""
     ends: bool = False
     """Whether it is to end: its newest order says so, or its attempt was told to end for good."""
+    spec_sha256: str = ""
+    """Of the job file that its newest order is of."""
     hands_over: bool = False
     """Whether nobody holds it, and one of its machines is about to take it."""
     fits_first: bool = False
