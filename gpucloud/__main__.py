@@ -14,17 +14,15 @@ def main() -> None:
         from gpucloud.cli.help import answer_a_shell  # noqa: PLC0415
 
         answer_a_shell()
-    from gpucloud.cli.app import app  # noqa: PLC0415  (a zip on a node runs this file for the agent, without typer)
-
     try:
-        app()
+        from gpucloud.cli.app import app  # noqa: PLC0415  (a zip on a node runs this file for the agent, without typer)
+
+        sys.exit(app(prog_name="gpucloud", standalone_mode=False))  # its errors are told below, as all are
     except BrokenPipeError:
         # The reader went away: `gpucloud logs | head`. Python would complain once more while it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except Exception as error:  # noqa: BLE001  (the one place that catches everything)
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  (the one place that catches everything)
         from gpucloud.cli.faults import exit_code_of  # noqa: PLC0415
 
         sys.exit(exit_code_of(error))

@@ -9,6 +9,7 @@ import typer
 
 from gpucloud import __version__
 from gpucloud.cli.help import GROUPS, App, Group
+from gpucloud.domain.errors import Interrupted
 
 _CHAPTERS = {
     "jobs": (
@@ -68,6 +69,13 @@ class Root(Group):
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
         self.commands = Commands()  # type: ignore[assignment]  # nothing adds to it
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command. Raises Interrupted for Ctrl-C, of which typer would leave an exit code and no answer."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as pressed:
+            raise Interrupted from pressed
 
 
 app = App(

@@ -5,32 +5,61 @@ from __future__ import annotations
 import errno
 import sys
 import traceback
+from collections.abc import Sequence
 from datetime import datetime, timezone
+from itertools import takewhile
 from pathlib import Path
+from typing import Any
+
+import typer
 
 from gpucloud.cli.render.words import error_json, say_json, tell_error
-from gpucloud.domain.errors import GpucloudError, StoreError
+from gpucloud.domain.errors import GpucloudError, Interrupted, StoreError, UsageError
 from gpucloud.wiring import Gpucloud
+
+MISREAD: type[Any] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+"""Whatever typer raises of a line that it cannot read. It is click's, or typer's own copy of it in later versions."""
 
 _OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _FULL = "`df -h` says which disk is full; `gpucloud down JOB` works on a full one"
 
 
-def exit_code_of(error: Exception) -> int:
+def exit_code_of(error: BaseException) -> int:
     """Say what went wrong, as JSON too when that was asked for, and return the exit code."""
+    misread = error if isinstance(error, MISREAD) else None
     known = known_error(error)
-    tell_error(known)
-    if "--json" in sys.argv:
+    if misread is not None:
+        misread.show()  # with the usage
+    elif not isinstance(known, Interrupted):
+        tell_error(known)
+    if _asked_for_json(sys.argv[1:]):
         say_json(error_json(known))
     return known.exit_code
 
 
-def known_error(error: Exception) -> GpucloudError:
+def _asked_for_json(words: Sequence[str]) -> bool:
+    """Whether gpucloud was asked for it: what stands behind `--`, or `ssh JOB`, is another command's."""
+    own = list(takewhile(lambda word: word != "--", words))
+    return "--json" in own and next((word for word in own if not word.startswith("-")), None) != "ssh"
+
+
+def known_error(error: BaseException) -> GpucloudError:
     """Return the error as one that the user meets; one that nobody foresaw is a fault of ours, and says so."""
+    if isinstance(error, KeyboardInterrupt):
+        return Interrupted()
+    if isinstance(error, MISREAD):
+        return _of_the_line(error)
     return error if isinstance(error, GpucloudError) else _of_the_system(error) or _ours(error)
 
 
-def _of_the_system(error: Exception) -> GpucloudError | None:
+def _of_the_line(error: Any) -> UsageError:
+    """Return what typer says of a line that it cannot read."""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "gpucloud"
+    return UsageError(error.format_message(), hint=f"{command} --help")
+
+
+def _of_the_system(error: BaseException) -> GpucloudError | None:
     if isinstance(error, OSError) and error.filename is not None:
         return StoreError(f"{error.filename}: {error.strerror}", hint="check the disk's space and the folder's rights")
     if isinstance(error, OSError) and error.errno in _OF_A_DISK:  # of a file that was open, which has no name any more
@@ -38,13 +67,13 @@ def _of_the_system(error: Exception) -> GpucloudError | None:
     return None
 
 
-def _ours(error: Exception) -> GpucloudError:
+def _ours(error: BaseException) -> GpucloudError:
     path = _write(error) if "--debug" in sys.argv else None
     hint = f"the traceback is in {path}" if path else "`gpucloud --debug …` writes a traceback to a file"
     return GpucloudError(f"a fault of gpucloud itself: {type(error).__name__}: {error}", hint=hint)
 
 
-def _write(error: Exception) -> Path | None:
+def _write(error: BaseException) -> Path | None:
     path = Gpucloud().home.root / "logs" / f"fault-{datetime.now(timezone.utc):%Y%m%dT%H%M%S}.log"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

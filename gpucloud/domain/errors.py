@@ -22,7 +22,8 @@
     │   ├── GateRefused              14   its GPUs are not known good
     │   └── LandingRefused           14   what it sent would be written elsewhere, or without end
     ├── StoreError                   15
-    └── CleanupIncomplete            30   names what still costs money
+    ├── CleanupIncomplete            30   names what still costs money
+    └── Interrupted            130, 143   the user's own Ctrl-C or signal
 
 A job that ends is not an error: its exit code comes from `ExitReason` (state.py).
 """
@@ -239,3 +240,13 @@ class CleanupIncomplete(GpucloudError):
 
     code = "cleanup_incomplete"
     exit_code = 30
+
+
+class Interrupted(GpucloudError):
+    """The user left before the answer: an error for programs alone, as people know what they pressed."""
+
+    code = "interrupted"
+
+    def __init__(self, message: str = "interrupted before its answer", *, exit_code: int = 130) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

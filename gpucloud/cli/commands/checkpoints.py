@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpucloud.cli.render.words import say, say_json, table, tell
+from gpucloud.cli.render.words import left, say, say_json, table, tell
 from gpucloud.cli.target import known_job, require_one_run
 from gpucloud.domain import codec
 from gpucloud.domain.checkpoint.directory import files_apart
@@ -68,7 +68,7 @@ def checkpoints(target: str | None, asked: Asked, *, as_json: bool) -> int:
         return act(job, asked, as_json)
     except KeyboardInterrupt:
         tell(f"stopped: {stopped}")
-        return 130
+        return left(130, f"stopped: {stopped}", as_json=as_json)
 
 
 def _require_one(asked: Asked) -> None:

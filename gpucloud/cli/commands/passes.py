@@ -8,7 +8,7 @@ from decimal import Decimal
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gpucloud.cli.commands.supervising import answer, bring_stored_home, onlooker, say_what_is_left
+from gpucloud.cli.commands.supervising import answer, answer_left, bring_stored_home, onlooker
 from gpucloud.cli.faults import known_error
 from gpucloud.cli.interrupts import Leave, obeyed
 from gpucloud.cli.render.bills import (
@@ -225,8 +225,7 @@ def down(target: str | None, *, as_json: bool) -> int:
             ender.end(shown, interrupts.wanted_end)
             bring_stored_home(cloud, cloud.ordered(known).newest(), known)
     except Leave as leave:
-        say_what_is_left(ender.asker.left_job(), ender.asker.clock.now())
-        return leave.exit_code
+        return answer_left(ender.asker, leave, as_json=as_json)
     ender.require_empty()
     report = report_of(cloud, known)
     if as_json:

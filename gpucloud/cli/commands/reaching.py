@@ -15,7 +15,7 @@ from gpucloud.cli.render.onlookers import Display
 from gpucloud.cli.render.reports import report_json
 from gpucloud.cli.render.use import headline, use_rows
 from gpucloud.cli.render.ways import stay_text
-from gpucloud.cli.render.words import say, say_json, table, tell
+from gpucloud.cli.render.words import left, say, say_json, table, tell
 from gpucloud.cli.target import known_job, node_of, one_node
 from gpucloud.domain.errors import LandingRefused, NodeError, StoreError, UsageError
 from gpucloud.domain.job.quantities import format_size
@@ -68,8 +68,9 @@ def watch(target: str | None, *, as_json: bool) -> int:
         with _live() if live else _Lines(as_json=as_json) as shown:
             last = _look(asker_of(cloud, known), shell, cloud.clock.sleep, shown, every_s=_LIVE_S if live else _PLAIN_S)
     except KeyboardInterrupt:
-        tell(f"the watching ends: nothing of {known.name} is changed by it")
-        return 130
+        why = f"the watching ends: nothing of {known.name} is changed by it"
+        tell(why)
+        return left(130, why, as_json=as_json)
     finally:
         shell.close()
     if (stay := stay_text(last)) is not None:

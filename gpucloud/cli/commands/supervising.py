@@ -18,7 +18,7 @@ from gpucloud.cli.render.bills import whole_minute
 from gpucloud.cli.render.onlookers import Onlooker, PlainOnlooker, Unshaken
 from gpucloud.cli.render.plans import plan_json
 from gpucloud.cli.render.reports import report_json, report_text
-from gpucloud.cli.render.words import say, say_json, say_words, tell
+from gpucloud.cli.render.words import left, say, say_json, say_words, tell
 from gpucloud.cli.target import Target, called, report_of
 from gpucloud.domain.checkpoint.protection import NEVER, NOTHING_COMES_HOME, Protection, Saving
 from gpucloud.domain.errors import GpucloudError, LandingRefused, StoreError
@@ -190,6 +190,13 @@ def answer(report: JobReport, *, as_json: bool) -> int:
     return report.exit_code or 0
 
 
+def answer_left(asker: Asker, leave: Leave, *, as_json: bool) -> int:
+    """Tell how a job stands that its user leaves; return the exit code."""
+    say_what_is_left(asker.left_job(), asker.clock.now())
+    job = asker.jobs.job
+    return left(leave.exit_code, f"left {job} as it is: gpucloud status {job}", as_json=as_json)
+
+
 def say_what_is_left(left: LeftJob, now: datetime) -> None:
     """Tell which machines are left, until when they are paid, and who or which command goes on or ends them."""
     state = left.state
@@ -277,8 +284,7 @@ def launch(begun: Begun, *, as_json: bool) -> int:
     try:
         run(begun, leaves=True)
     except Leave as leave:
-        say_what_is_left(asker.left_job(), asker.clock.now())
-        return leave.exit_code
+        return answer_left(asker, leave, as_json=as_json)
     driven = _is_driven(asker)
     report = begun.report()
     if report.status.ended:

@@ -10,7 +10,7 @@ from decimal import Decimal
 from functools import partial
 from pathlib import Path
 
-from gpucloud.cli.commands.supervising import Begun, answer, bring_stored_home, detach, launch, run, say_what_is_left
+from gpucloud.cli.commands.supervising import Begun, answer, answer_left, bring_stored_home, detach, launch, run
 from gpucloud.cli.interrupts import Detach, Leave
 from gpucloud.cli.render.estimates import deadline_chart, estimate_json, estimate_text
 from gpucloud.cli.render.plans import plan_text
@@ -128,7 +128,7 @@ def up(target: str | None, *, on: Cloud | None, again: bool, as_json: bool) -> i
     def start() -> Begun:
         return begin(cloud, read_target(cloud, target, on), asked, again=again)
 
-    return _unless_over(lambda: _once(start, lambda begun: _supervise(begun, as_json=as_json)))
+    return _unless_over(lambda: _once(start, lambda begun: _supervise(begun, as_json=as_json), as_json=as_json))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,10 +174,10 @@ def train(target: str | None, asked: Asked, *, on: Cloud | None, as_json: bool) 
             return _leave_going(begun, as_json=as_json)
         return _supervise(begun, as_json=as_json)
 
-    return _unless_over(lambda: _once(start, go))
+    return _unless_over(lambda: _once(start, go, as_json=as_json))
 
 
-def _once(begin: Callable[[], Begun], go: Callable[[Begun], int]) -> int:
+def _once(begin: Callable[[], Begun], go: Callable[[Begun], int], *, as_json: bool) -> int:
     """Begin the run that `train` or `up` means, and go on with it.
 
     Held machines that the file no longer fits, or that a new run has no use for, are torn down first.
@@ -185,7 +185,7 @@ def _once(begin: Callable[[], Begun], go: Callable[[Begun], int]) -> int:
     begun = begin()
     if begun.start.clears:
         tell(clearing_line(begun.name, waited=begun.start.waited))
-        if (left := _left_while_clearing(begun)) is not None:
+        if (left := _left_while_clearing(begun, as_json=as_json)) is not None:
             return left
         begun = begin()
     return go(begun)
@@ -426,23 +426,20 @@ def _require_worth(cloud: Gpucloud, job: Job, lasting: timedelta) -> None:
         )
 
 
-def _left_while_clearing(begun: Begun) -> int | None:
+def _left_while_clearing(begun: Begun, *, as_json: bool) -> int | None:
     """Tear down what is left of a run, whose end was told when it came; return the exit code of who leaves that."""
     try:
         run(begun, asks=False)
     except Leave as leave:
-        say_what_is_left(begun.asker.left_job(), begun.asker.clock.now())
-        return leave.exit_code
+        return answer_left(begun.asker, leave, as_json=as_json)
     return None
 
 
 def _supervise(begun: Begun, *, as_json: bool) -> int:
-    asker = begun.asker
     try:
         run(begun)
     except Leave as leave:
-        say_what_is_left(asker.left_job(), asker.clock.now())
-        return leave.exit_code
+        return answer_left(begun.asker, leave, as_json=as_json)
     except Detach:
         return _leave_by_the_newest(begun, as_json=as_json)
     return answer(begun.report(), as_json=as_json)

@@ -10,7 +10,7 @@ from gpucloud.cli.commands.passes import end_unsaved
 from gpucloud.cli.commands.supervising import Begun, run, say_what_is_left
 from gpucloud.cli.commands.training import begin
 from gpucloud.cli.interrupts import Leave
-from gpucloud.cli.render.words import say, say_json, tell
+from gpucloud.cli.render.words import left, say, say_json, tell
 from gpucloud.cli.target import Target, read_target
 from gpucloud.domain import codec
 from gpucloud.domain.checkpoint.protection import LossGap, Outcome, Verdict, read_trial
@@ -56,8 +56,9 @@ def verify_resume(
         return trial.run(as_json=as_json)
     except KeyboardInterrupt:
         trial.clear()
-        tell("stopped: nothing is proved, and no checkpoint of the trial is left")
-        return 130
+        why = "stopped: nothing is proved, and no checkpoint of the trial is left"
+        tell(why)
+        return left(130, why, as_json=as_json)
 
 
 def _introduce(job: Job, jobs: tuple[Job, Job]) -> None:

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 from gpucloud.cli.help import GROUPS
 from gpucloud.domain import codec
-from gpucloud.domain.errors import GpucloudError, JobFileError
+from gpucloud.domain.errors import GpucloudError, Interrupted, JobFileError
 from gpucloud.domain.job.quantities import format_span
 from gpucloud.domain.market.scenario import Recovery
 from gpucloud.domain.offer import Pool
@@ -96,6 +96,13 @@ def error_json(error: GpucloudError) -> dict[str, Any]:
             "problems": problems,
         }
     }
+
+
+def left(exit_code: int, why: str, *, as_json: bool) -> int:
+    """Return the exit code of a command that its user left, with an object in place of the answer for programs."""
+    if as_json:
+        say_json(error_json(Interrupted(why, exit_code=exit_code)))
+    return exit_code
 
 
 def width_of(stream: TextIO) -> int | None:

@@ -1,0 +1,74 @@
+"""A command line that cannot be read, and one that is broken off: each is answered, for programs too."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from gpucloud.__main__ import main
+from gpucloud.cli.commands import training
+
+
+def _run(words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[Any, str, str]:
+    monkeypatch.setattr(sys, "argv", ["gpucloud", *words.split()])
+    with pytest.raises(SystemExit) as left:
+        main()
+    return left.value.code, *capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        ("status --jsn --json", "No such option: --jsn", "gpucloud status --help"),
+        ("frob --json", "No such command 'frob'.", "gpucloud --help"),
+        ("local frob --json", "No such command 'frob'.", "gpucloud local --help"),
+        ("cp --json", "Missing argument 'FROM'.", "gpucloud cp --help"),
+        ("plan a b --json", "Got unexpected extra argument", "gpucloud plan --help"),
+        ("plan --cloud moon --json", "Invalid value for '--cloud'", "gpucloud plan --help"),
+        ("logs --json --tail many", "Invalid value for '--tail'", "gpucloud logs --help"),
+        ("ls --json", "there is no command 'ls'", "gpucloud status lists all jobs"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_one_object_where_json_was_asked_for(
+    words: str, message: str, hint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, answer, story = _run(words, monkeypatch, capsys)
+    told = json.loads(answer)["error"]
+    assert (code, told["code"], told["exit_code"], told["hint"]) == (2, "usage", 2, hint)
+    assert message in told["message"]
+    assert message in story
+
+
+@pytest.mark.parametrize("words", ["status --jsn", "ssh digits --json", "ssh digits --frob", "cp", "local"])
+def test_without_json_only_the_usage_is_told(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, answer, story = _run(words, monkeypatch, capsys)
+    assert (code, answer) == (2, "")
+    assert story.startswith("Usage: gpucloud ")
+
+
+@pytest.mark.parametrize("words", ["plan --help", "plan --json -h", "--version"])
+def test_help_is_an_answer_and_no_error(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, answer, story = _run(words, monkeypatch, capsys)
+    assert (code or 0, story) == (0, "")
+    assert answer.startswith(("Usage: gpucloud plan [OPTIONS]", "gpucloud "))
+
+
+@pytest.mark.parametrize(("words", "objects"), [("plan", 0), ("plan --json", 1), ("train --json", 1)])
+def test_ctrl_c_while_planning_is_one_object_and_130(
+    words: str, objects: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def press(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "read_target", press)
+    code, answer, story = _run(words, monkeypatch, capsys)
+    told = [json.loads(line)["error"] for line in answer.splitlines()]
+    assert (code, story) == (130, "")
+    assert [(one["code"], one["exit_code"]) for one in told] == [("interrupted", 130)] * objects
