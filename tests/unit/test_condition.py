@@ -20,6 +20,7 @@ from gpucloud.cli.render.reports import jobs_text, report_json, report_text
 from gpucloud.cli.render.use import condition_word, headline, step_words
 from gpucloud.cli.render.ways import going_on_line
 from gpucloud.domain.checkpoint.manifest import Counts
+from gpucloud.domain.job.quantities import format_moment
 from gpucloud.domain.job.spec import CheckpointDirectory, OnNotice
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.money.ledger import Charge, ChargeKind
@@ -1131,21 +1132,24 @@ def test_a_machine_that_cannot_hear_of_an_end_is_named_with_how_long_it_is_waite
         return tell_story(EndAttempt(how=how, reason=reason), world, limits=limits)
 
     asks = "asking the script to save and leave: "
+    killed = "; waiting 1 min for that at the most, then it is killed"
     assert (
-        line(Stop.SAVE, ExitReason.STOPPED) == f"{asks}stopped; a does not hear it: waiting 2 min for that at the most"
+        line(Stop.SAVE, ExitReason.STOPPED)
+        == f"{asks}stopped{killed}; a does not hear it: waiting 2 min for that at the most"
     )
+    assert line(Stop.SAVE, ExitReason.INTERRUPTED) == f"{asks}interrupted; a does not hear it"
     slower = Limits(save=timedelta(seconds=90))
     assert line(Stop.SAVE, ExitReason.STOPPED, slower).endswith(
         "a does not hear it: waiting 3 min for that at the most"
     )
-    assert line(Stop.SAVE, ExitReason.RESIZED) == f"{asks}resized; a does not hear it"
+    assert line(Stop.SAVE, ExitReason.RESIZED) == f"{asks}resized{killed}; a does not hear it"
     assert line(Stop.KILL, ExitReason.STOPPED) == "ending the attempt: stopped"
     action = EndAttempt(how=Stop.SAVE, reason=ExitReason.STOPPED)
     there = snapshot(up("a"), state=state(attempts=(opened("a"),)))
-    unasked = CheckpointDirectory(path="out")
-    assert tell_story(action, there, unasked) == "ending the attempt once what its script has saved is kept: stopped"
+    unasked, then = CheckpointDirectory(path="out"), "stopped; waiting 1 min for that at the most, then it is killed"
+    assert tell_story(action, there, unasked) == f"ending the attempt once what its script has saved is kept: {then}"
     asked = replace(unasked, on_notice=OnNotice.SIGTERM)
-    assert tell_story(action, there, asked) == "asking the script to save and leave: stopped"
+    assert tell_story(action, there, asked) == f"asking the script to save and leave: {then}"
 
 
 @pytest.mark.parametrize(
@@ -1345,14 +1349,17 @@ def test_every_kind_of_condition_is_told_by_one_and_every_condition_has_words():
 
 def test_who_waits_for_an_end_elsewhere_is_told_how_far_it_is():
     attempt = opened("a", number=3)
-    ends = replace(attempt, ending_reason=ExitReason.STOPPED)
+    ends = replace(attempt, ending_reason=ExitReason.STOPPED, ending_at=NOW)
     stages = [
         state(attempts=(attempt,)),
-        state(attempts=(ends,)),
+        state(attempts=(replace(ends, ordered=Stop.SAVE),)),
+        state(attempts=(replace(ends, ordered=Stop.KILL),)),
         state(attempts=(replace(ends, reason=ExitReason.STOPPED),), status=JobStatus.STOPPED),
     ]
-    assert [stage_of_end(one) for one in stages] == [
+    latest = format_moment(NOW + timedelta(seconds=60), NOW)
+    assert [stage_of_end(one, LIMITS, NOW) for one in stages] == [
         "",
+        f"attempt 3 is being ended: its script is waited for until {latest} at the latest, then killed",
         "attempt 3 is being ended",
         "digits has ended: its machines are being ended",
     ]

@@ -316,7 +316,8 @@ class Ender:
             state, order = asker.state(), self._orders.newest().order
             if state.status.ended and state.torn_down:
                 return
-            waits = end_unheard(state, asker.rules.limits, asker.clock.now()) or stage_of_end(state)
+            limits, now = asker.rules.limits, asker.clock.now()
+            waits = end_unheard(state, limits, now) or stage_of_end(state, limits, now)
             if waits not in told:
                 watcher.story(waits)
                 told.append(waits)

@@ -116,7 +116,8 @@ def tell_story(  # noqa: C901, PLR0911, PLR0912  (one flat match)
             return "; ".join(f"{node_id} is not used any more: {why}" for node_id, why in nodes)
         case EndAttempt(how=how, reason=reason, message=message):
             does = _ending(directory) if how is Stop.SAVE else "ending the attempt"
-            return f"{does}: {reason.value}{': ' + message if message else ''}{unreached(action, snapshot, limits)}"
+            waits = f"{_limit(action, limits)}{unreached(action, snapshot, limits)}"
+            return f"{does}: {reason.value}{': ' + message if message else ''}{waits}"
         case CloseAttempt(reason=reason):
             return _closed(reason, snapshot)
         case Relieve(node_id=node_id):
@@ -173,12 +174,20 @@ def end_unheard(state: JobState, limits: Limits, now: datetime) -> str | None:
     return f"{', '.join(silent)} {do} not hear of the end: waited for until {until} at the latest"
 
 
-def stage_of_end(state: JobState) -> str:
-    """Return what the end that was ordered has come to; nothing where its supervisor has not heard of it yet."""
+def stage_of_end(state: JobState, limits: Limits, now: datetime) -> str:
+    """Return what the end that was ordered has come to; nothing where its supervisor has not heard of it yet.
+
+    What a script that does not leave is waited for, and how long, is told before it is.
+    """
     if state.status.ended:
         return f"{state.job} has ended: its machines are being ended"
     attempt = state.attempt
-    return f"attempt {attempt.number} is being ended" if attempt is not None and attempt.ends_for_good else ""
+    if attempt is None or not attempt.ends_for_good:
+        return ""
+    if attempt.ordered is not Stop.SAVE or attempt.ending_at is None:
+        return f"attempt {attempt.number} is being ended"
+    until = format_moment(attempt.ending_at + limits.save, now)
+    return f"attempt {attempt.number} is being ended: its script is waited for until {until} at the latest, then killed"
 
 
 def budget_line(change: BudgetChange) -> str:
@@ -271,6 +280,13 @@ def _ending(directory: CheckpointDirectory | None) -> str:
     if directory is not None and directory.on_notice is OnNotice.NONE:
         return "ending the attempt once what its script has saved is kept"
     return "asking the script to save and leave"
+
+
+def _limit(action: EndAttempt, limits: Limits) -> str:
+    """Return how long a script has to leave in order; where a machine is interrupted, its notice says that."""
+    if action.how is not Stop.SAVE or action.reason is ExitReason.INTERRUPTED:
+        return ""
+    return f"; waiting {format_span(limits.save)} for that at the most, then it is killed"
 
 
 def _resized(size: int, snapshot: Snapshot) -> str:
