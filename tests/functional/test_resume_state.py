@@ -376,23 +376,24 @@ def states(request, monkeypatch):
         monkeypatch.setattr(generators, "_python_lies_there", lambda: False)
         monkeypatch.setattr(generators, "_reserve", lambda _kind: None)
         monkeypatch.setattr(generators, "_torchs_place", lambda: None)
-    for known in (generators._without_numpy, generators._with_numpy):
+    for known in (generators._without_numpy, generators._with_numpy, generators._twister):
         known.cache_clear()
     ways = [type(one) for one in generators.of_cpu()]
     assert ways.count(generators._Asked) == (3 if request.param == "asked for" else 0)
     yield
-    for known in (generators._without_numpy, generators._with_numpy):
+    for known in (generators._without_numpy, generators._with_numpy, generators._twister):
         known.cache_clear()
 
 
 @pytest.mark.parametrize("states", ["in memory", "asked for"], indirect=True)
-def test_a_seed_puts_all_where_their_own_functions_do(states):
+def test_a_seed_puts_all_where_its_part_for_each_does(states):
     number = randomness.mix(1, 2, 3)
     assert number == randomness.mix(3, mixed=randomness.mix(1, 2)) == 0x6AE515C1C0AC7E37
     random.gauss(0, 1)
     np.random.normal()
     torch.manual_seed(number >> 1)
-    random.seed(number)
+    words = np.random.RandomState(number >> 32).get_state()[1].tolist()
+    random.setstate((random.Random.VERSION, (*words, len(words)), None))
     np.random.seed(number & 0xFFFFFFFF)
     seeded = drawn()
     random.gauss(0, 1)

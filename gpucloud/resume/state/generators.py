@@ -26,11 +26,12 @@ _TORCHS = struct.Struct(f"Qi?xxxI{_WORDS}I4x8x16x")  # behind the words a single
 _FEW = 32
 """Bytes with the place and some of the words: all words change together, and by whoever draws the place does."""
 
-_RESERVED = 8 + 4 + 4 + 4 + 4 * _WORDS + 4  # where torch's reserve begins
+_FIRST = 8 + 4 + 4 + 4  # where torch's words begin
+_RESERVED = _FIRST + 4 * _WORDS + 4  # where its reserve begins
 _SEEDED = struct.Struct("Qi?xxxII")  # how it begins: none of the words is used yet
 _AHEAD = 128  # bytes of a generator in which its seed is looked for, of 2,600
 _32_BITS = 2**32 - 1  # of a seed that NumPy takes
-_PYTHONS_SEED: Callable[[Any, int], None] = super(random.Random, random.Random).seed  # without looking at its kind
+_UNUSED = struct.pack("i", _WORDS)  # the place of a generator whose words are all to be made anew
 
 
 class Global(Protocol):
@@ -140,21 +141,21 @@ class _Torch:
 
     def __init__(self, generator: torch.Generator, place: int) -> None:
         self._generator, self._place = generator, place
-        self._memory = self._of(generator)
+        self.memory = self._of(generator)
 
     def read(self) -> Any:
-        return self._memory.raw
+        return self.memory.raw
 
     def write(self, state: Any) -> None:
-        self._memory.raw = state
+        self.memory.raw = state
 
     def seed(self, number: int) -> None:
         self._generator.manual_seed(number >> 1)
 
     def stands(self, state: Any) -> bool:
-        if self._memory[:_FEW] == state[:_FEW] and self._memory[_RESERVED:] == state[_RESERVED:]:
+        if self.memory[:_FEW] == state[:_FEW] and self.memory[_RESERVED:] == state[_RESERVED:]:
             return True
-        return alike(self.told(self._memory.raw), self.told(state))  # what is between its numbers may differ
+        return alike(self.told(self.memory.raw), self.told(state))  # what is between its numbers may differ
 
     def told(self, state: Any) -> Any:
         told = torch.Generator()
@@ -186,7 +187,7 @@ class _Python:
         return bool(self._memory[:_FEW] == words[:_FEW] and self._generator.gauss_next == reserve)
 
     def seed(self, number: int) -> None:
-        _PYTHONS_SEED(self._generator, number)
+        self._memory.raw = _UNUSED + _twister()(number >> 32)
         self._generator.gauss_next = None
 
     def told(self, state: Any) -> Any:
@@ -240,7 +241,40 @@ def alike(one: Any, other: Any) -> bool:
 def _without_numpy() -> tuple[Global, ...]:
     own = random.getstate.__self__  # type: ignore[attr-defined]  # of whom it is a method
     python = _Python(own) if _python_lies_there() else None
-    return _torchs(), python or _Asked("python", random.getstate, random.setstate, random.seed)
+    return _torchs(), python or _Asked("python", random.getstate, random.setstate, _seed_python)
+
+
+def _seed_python(number: int) -> None:
+    words = struct.unpack(f"{_WORDS}I", _twister()(number >> 32))
+    random.setstate((random.Random.VERSION, (*words, _WORDS), None))
+
+
+@functools.cache
+def _twister() -> Callable[[int], bytes]:
+    """Return what makes a Mersenne Twister's words of a seed of 32 bits, as NumPy and torch do.
+
+    Python mixes a seed into the words twice over, which takes three times as long as torch takes for all of them. It
+    is given the half of a number that those two do not take, so that it draws otherwise than they.
+    """
+    place = _torchs_place()
+    if place is None:
+        return _init_genrand
+    generator = torch.Generator()
+    memory, seed = _Torch(generator, place).memory, generator.manual_seed
+
+    def words_of(number: int) -> bytes:
+        seed(number)
+        return bytes(memory[_FIRST : _FIRST + 4 * _WORDS])
+
+    return words_of
+
+
+def _init_genrand(seed: int) -> bytes:
+    """Matsumoto and Nishimura, mt19937ar (2002)."""
+    words = [seed]
+    for number in range(1, _WORDS):
+        words.append((1812433253 * (words[-1] ^ words[-1] >> 30) + number) & _32_BITS)
+    return struct.pack(f"{_WORDS}I", *words)
 
 
 def _torchs() -> Global:
