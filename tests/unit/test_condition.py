@@ -347,7 +347,9 @@ def test_a_script_that_makes_no_step_for_long_has_no_pace(age_s, changes, words)
     world = snapshot(node, up("b", part(1)), state=state(attempts=(opened("a", "b"),)))
     shown = panel_state(world, Wait(why="running"), SPEND)
     (stands,) = [word for word in words if word.startswith("no step")] or [None]
-    assert (f", {stands}, spent " in line_of(shown)) is (stands is not None)
+    assert (f", {stands} (1 min is taken for a hang), spent " in line_of(shown)) is (stands is not None)
+    watched = replace(told(node, up("b")), supervisor="process 1 on vm")
+    assert (f"{stands} (1 min is taken for a hang)" in step_words(watched)) is (stands is not None)
     console = Console(file=io.StringIO(), width=100)
     console.print(live._panel(shown, (), 100))
     for text in (line_of(shown), console.file.getvalue()):

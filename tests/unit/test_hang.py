@@ -14,6 +14,7 @@ from gpucloud.domain.supervision.action import CloseAttempt, EndAttempt, Wait
 from gpucloud.domain.supervision.membership import hang_limit, hung
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.snapshot import Goal, Limits, Rules
+from gpucloud.usecases.supervise.act import Announcements
 from tests.unit.worlds import NOW, opened, part, snapshot, state, up
 
 GOAL, RULES = Goal(nodes=1, budget_usd=Decimal(1)), Rules()
@@ -109,3 +110,35 @@ def test_an_attempt_that_hung_is_followed_by_another_however_its_ranks_ended(out
     action = decide(GOAL, world, RULES)
     assert action == CloseAttempt(reason=ExitReason.HUNG)
     assert transitions.close_attempt(world.state, action, NOW).status.value == "waiting"
+
+
+def test_what_is_taken_for_a_hang_is_told_once_and_again_when_it_is_longer():
+    told = "taken for a hang, and started again from its checkpoint: "
+    usual, announcements = ", or 5 times its usual step where that is longer", Announcements()
+
+    def news(*attempts, **progress):
+        node = up("a", part(attempts[-1].number, step=9, **progress))
+        world = snapshot(node, group_size=1, state=state(attempts=attempts))
+        return [line for line in announcements.news(Wait(why="running"), world, Limits()) if "hang" in line]
+
+    assert news(opened("a"), phase="start", step_seconds=None) == [
+        f"{told}no first step within 30 min, then none for 1 min{usual}"
+    ]
+    assert news(opened("a"), step_seconds=0.4) == []
+    assert news(over(ExitReason.INTERRUPTED), opened("a", number=2), step_seconds=0.4) == []
+    slow = "; longer now, for the attempt before may have been slow alone"
+    assert news(over(ExitReason.HUNG), opened("a", number=2), step_seconds=0.4) == [
+        f"{told}no first step within 1 h, then none for 2 min{usual}{slow}"
+    ]
+
+
+def test_of_a_script_of_which_no_step_is_read_nothing_is_taken_for_a_hang():
+    def news(**progress):
+        world = snapshot(up("a", part(1, step=9, **progress)), group_size=1, state=state(attempts=(opened("a"),)))
+        return [line for line in Announcements().news(Wait(why="running"), world, Limits()) if "hang" in line]
+
+    assert news(phase="script", step_seconds=None) == []
+    assert news(phase="output", step_seconds=0.5) == [
+        "taken for a hang, and started again from its checkpoint: no other step in the output for 10 min,"
+        " longer where its steps are"
+    ]

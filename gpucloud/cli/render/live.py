@@ -179,7 +179,7 @@ def _progress(now: PanelState, width: int) -> Table:
         told.append(Text(f"step {now.step}" + (f" of {now.total_steps}" if now.total_steps else "")))
     if now.told_at is not None:
         told.append(Text(f"as of {now.told_at:%H:%M:%S} UTC", style="red"))
-    words = [*stalled_words(now.stalled_for), *to_go_words(now.time_left, now.spend)]
+    words = [*stalled_words(now.stalled_for, now.patience), *to_go_words(now.time_left, now.spend)]
     to_go = [Text(word) for word in words] if not now.unheard else []
     told += to_go if _width([*told, *to_go]) <= width else to_go[-1:]  # of both, what ends first matters
     if now.committed_step is not None:

@@ -19,7 +19,7 @@ from gpucloud.domain.node.node import NodeState
 from gpucloud.domain.node.output import without_code_folder
 from gpucloud.domain.node.status import UNTOLD, Stop
 from gpucloud.domain.supervision.action import Action, Arm, Done, Wait
-from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, is_gone, shown_of, time_left
+from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, is_gone, patience, shown_of, time_left
 from gpucloud.domain.supervision.snapshot import Limits, NodeSnapshot, Readiness, Snapshot
 from gpucloud.domain.untrusted import in_one_line
 from gpucloud.usecases.jobstore.condition import WORDS, Condition
@@ -186,7 +186,11 @@ def line_of(now: PanelState) -> str:
     parts += now.printed
     if now.gpus:
         parts.append(now.gpus)
-    parts += [*stalled_words(now.stalled_for), *to_go_words(now.time_left, now.spend)] if not now.unheard else []
+    parts += (
+        [*stalled_words(now.stalled_for, now.patience), *to_go_words(now.time_left, now.spend)]
+        if not now.unheard
+        else []
+    )
     return f"{', '.join(parts)}, spent {money_line(now.spend)}"
 
 
@@ -234,6 +238,8 @@ class PanelState:
     """When the step was told; None where its machine is heard."""
     stalled_for: timedelta | None = None
     """For how long its script makes no step; None while steps come."""
+    patience: timedelta | None = None
+    """For how long it may make none before that is taken for a hang."""
 
 
 def panel_state(snapshot: Snapshot, action: Action, spend: Spend, limits: Limits = _LIMITS) -> PanelState:
@@ -251,6 +257,7 @@ def panel_state(snapshot: Snapshot, action: Action, spend: Spend, limits: Limits
         loss=progress.loss if progress else None,
         time_left=time_left(snapshot),
         stalled_for=progress.stalled_for if progress else None,
+        patience=patience(progress, snapshot.state.attempts, limits) if progress else None,
         committed_step=progress.committed_step if progress else None,
         counts=progress.counts if progress else Counts.STEPS,
         printed=tuple(printed_words(printed)),

@@ -13,7 +13,7 @@ from gpucloud.domain.job.quantities import format_moment, format_span, span_of
 from gpucloud.domain.node.hardware import GpuSample, HostSample
 from gpucloud.domain.node.use import GpuSpan, Span
 from gpucloud.domain.state.state import Attempt
-from gpucloud.domain.supervision.membership import time_to_go
+from gpucloud.domain.supervision.membership import patience, time_to_go
 from gpucloud.domain.untrusted import in_one_line, set_off
 from gpucloud.usecases.jobstore.condition import WORDS, Condition, ConditionKind
 from gpucloud.usecases.jobstore.report import JobReport
@@ -137,13 +137,19 @@ def step_words(report: JobReport) -> list[str]:
     if progress is None:
         return [str(reached)]
     pace = [f"{1 / progress.step_seconds:.3g} steps/s"] if progress.step_seconds else []
-    pace = stalled_words(progress.stalled_for) or pace
+    watched = report.supervisor is not None  # nobody else ends what hangs
+    limit = patience(progress, report.attempts, report.limits) if watched else None
+    pace = stalled_words(progress.stalled_for, limit) or pace
     return [str(reached), *pace, *to_go_words(time_to_go(progress), report.spend)]
 
 
-def stalled_words(span: timedelta | None) -> list[str]:
-    """Return for how long a script makes no step, in place of its pace and of when its last step would come."""
-    return [f"no step for {format_span(span)}"] if span is not None else []
+def stalled_words(span: timedelta | None, limit: timedelta | None) -> list[str]:
+    """Return for how long a script makes no step, and how long is taken for a hang; nothing while steps come.
+
+    It stands in place of its pace and of when its last step would come.
+    """
+    hung = f" ({format_span(limit)} is taken for a hang)" if limit is not None else ""
+    return [f"no step for {format_span(span)}{hung}"] if span is not None else []
 
 
 def untold_words(attempt: Attempt, attempts: Sequence[Attempt], now: datetime) -> str:

@@ -388,16 +388,30 @@ def hung(attempt: Attempt, snapshot: Snapshot, limits: Limits) -> str | None:
     """
     part = part_of(attempt, members_of(attempt, snapshot)[0])
     progress = part.shown if part is not None and part.state is RunState.RUNNING else None
-    if progress is not None and progress.phase == OUTPUT:
-        return _hung_by_output(progress, snapshot, limits)
-    if progress is None or progress.phase not in _TRAINING:
+    limit = patience(progress, snapshot.state.attempts, limits) if progress is not None else None
+    if progress is None or limit is None or progress.age_s <= limit.total_seconds():
         return None
+    if progress.phase == OUTPUT:
+        return f"no other step in the output for {progress.age_s:.0f} s (`metrics: {{step: …}}`); stacks are in the log"
     if progress.phase == "start" or progress.step_seconds is None:
-        return _hung_at_start(progress, snapshot, limits)
-    if progress.age_s <= hang_limit(progress.step_seconds, snapshot.state.attempts, limits).total_seconds():
-        return None
+        return f"no first step within {limit.total_seconds() / 60:.0f} min ({_REPORT}); stacks are in the log"
     median = f"{progress.step_seconds:.2g} s"
     return f"no step for {progress.age_s:.0f} s (median {median}; {_REPORT}); stacks are in the log"
+
+
+def patience(progress: Progress, attempts: tuple[Attempt, ...], limits: Limits) -> timedelta | None:
+    """Return for how long no step may come of a script that stands so; None where nothing is taken for a hang.
+
+    Where steps are read from the output, nothing tells what goes on between two of them: there it is longer.
+    """
+    if progress.phase == OUTPUT and progress.step_seconds is not None:
+        known = hang_limit(progress.step_seconds, attempts, limits)
+        return max(limits.hang_printed, known, span_of(_AGAIN * (progress.longest_s or 0.0)))
+    if progress.phase not in _TRAINING:
+        return None
+    if progress.phase == "start" or progress.step_seconds is None:
+        return start_limit(attempts, limits)
+    return hang_limit(progress.step_seconds, attempts, limits)
 
 
 def hang_limit(step_seconds: float, attempts: tuple[Attempt, ...], limits: Limits) -> timedelta:
@@ -429,22 +443,3 @@ def hangs_in_a_row(attempts: tuple[Attempt, ...]) -> int:
             break
         count += 1
     return count
-
-
-def _hung_by_output(progress: Progress, snapshot: Snapshot, limits: Limits) -> str | None:
-    """Nothing tells what such a script does while it prints no step, so that it has longer."""
-    if progress.step_seconds is None:
-        return None
-    limit = max(limits.hang_printed, hang_limit(progress.step_seconds, snapshot.state.attempts, limits))
-    limit = max(limit, span_of(_AGAIN * (progress.longest_s or 0.0)))
-    if progress.age_s <= limit.total_seconds():
-        return None
-    return f"no other step in the output for {progress.age_s:.0f} s (`metrics: {{step: …}}`); stacks are in the log"
-
-
-def _hung_at_start(progress: Progress, snapshot: Snapshot, limits: Limits) -> str | None:
-    limit = start_limit(snapshot.state.attempts, limits)
-    if progress.age_s <= limit.total_seconds():
-        return None
-    minutes = f"{limit.total_seconds() / 60:.0f} min"
-    return f"no first step within {minutes} ({_REPORT}); stacks are in the log"

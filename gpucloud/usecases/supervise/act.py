@@ -7,12 +7,13 @@ from datetime import datetime, timedelta
 
 from gpucloud.domain.checkpoint.layouts import additions_of, anew_warning
 from gpucloud.domain.checkpoint.protection import COSTS_A_RESTART
+from gpucloud.domain.job.quantities import format_span
 from gpucloud.domain.job.spec import CheckpointPolicy, Market
 from gpucloud.domain.money.budget import Used
 from gpucloud.domain.node.bootstrap.facts import attempt_lock
 from gpucloud.domain.node.node import Fault, Refusal
 from gpucloud.domain.node.output import DatedPiece
-from gpucloud.domain.node.status import OUTPUT, RunState
+from gpucloud.domain.node.status import OUTPUT, Progress, RunState
 from gpucloud.domain.state.state import Attempt, ExitReason, JobState
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import (
@@ -48,10 +49,14 @@ from gpucloud.domain.supervision.during import DRILL_WAITS
 from gpucloud.domain.supervision.elastic import AWAITING
 from gpucloud.domain.supervision.membership import (
     all_silent,
+    hang_limit,
+    hangs_in_a_row,
     is_gone,
     members_of,
     part_of,
+    patience,
     progress_of,
+    start_limit,
     vouched_for,
 )
 from gpucloud.domain.supervision.quarantine import failed_setup
@@ -89,6 +94,8 @@ class Announcements:
     _protected: str | None = None
     _anew: int = 0
     """The newest attempt of which it was told that its script began anew."""
+    _hangs: int = -1
+    """How many attempts in a row had hung when it was told what is taken for a hang."""
     _end_told: bool = False
     """Whether the order to end said itself that machines do not hear it."""
 
@@ -98,7 +105,21 @@ class Announcements:
         """Return the lines that were not told yet; `policy` is what the job file says of checkpoints."""
         passing = (*self._excluded(snapshot), *self._silence(snapshot, limits))
         saving = (*self._protection(snapshot, policy), *self._begun_anew(snapshot, policy))
-        return (*passing, *_decision(snapshot), *saving, *self._lasting(action, snapshot, limits))
+        patience = self._patience(snapshot, limits)
+        return (*passing, *_decision(snapshot), *saving, *patience, *self._lasting(action, snapshot, limits))
+
+    def _patience(self, snapshot: Snapshot, limits: Limits) -> tuple[str, ...]:
+        """What is taken for a hang, once the script is one that may hang; again when that is longer or shorter."""
+        attempt, attempts = snapshot.state.attempt, snapshot.state.attempts
+        part = part_of(attempt, members_of(attempt, snapshot)[0]) if attempt is not None else None
+        progress, hangs = part.shown if part is not None else None, hangs_in_a_row(attempts)
+        if progress is None or hangs == self._hangs or patience(progress, attempts, limits) is None:
+            return ()
+        self._hangs = hangs
+        owner = snapshot.state.owner
+        if attempt is None or (owner is not None and attempt.started_at < owner.since):
+            return ()  # who had it before has said so
+        return (hang_words(progress, attempts, limits),)
 
     def _begun_anew(self, snapshot: Snapshot, policy: CheckpointPolicy | None) -> tuple[str, ...]:
         """Once in an attempt that a script which saves by itself did not take the checkpoint that was put back."""
@@ -165,6 +186,17 @@ class Announcements:
             self._end_told = True
         told = None if self._end_told else end_unheard(snapshot.state, limits, snapshot.now)
         return (told,) if told is not None else ()
+
+
+def hang_words(progress: Progress, attempts: tuple[Attempt, ...], limits: Limits) -> str:
+    """Return what of a script that stands so is taken for a hang, what is done then, and why it has longer by now."""
+    told = "taken for a hang, and started again from its checkpoint:"
+    if progress.phase == OUTPUT:
+        return f"{told} no other step in the output for {format_span(limits.hang_printed)}, longer where its steps are"
+    first, step = start_limit(attempts, limits), hang_limit(0.0, attempts, limits)
+    steps = f"{limits.hang_steps:g} times its usual step where that is longer"
+    slow = "; longer now, for the attempt before may have been slow alone" if hangs_in_a_row(attempts) else ""
+    return f"{told} no first step within {format_span(first)}, then none for {format_span(step)}, or {steps}{slow}"
 
 
 def _how_it_saves(snapshot: Snapshot, policy: CheckpointPolicy | None) -> str | None:
