@@ -1365,3 +1365,21 @@ def test_who_waits_for_an_end_elsewhere_is_told_how_far_it_is():
         "attempt 3 is being ended",
         "digits has ended: its machines are being ended",
     ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, True),
+        ({"last_step": 9}, False),
+        ({"printed_step": 9}, False),
+        ({"reason": ExitReason.USER_ERROR}, False),
+    ],
+)
+def test_a_script_that_told_no_step_is_not_called_succeeded_alone(changes, says):
+    attempt = opened("a", **{"reason": ExitReason.SUCCEEDED, "ended_at": NOW, **changes})
+    status = JobStatus.SUCCEEDED if attempt.reason is ExitReason.SUCCEEDED else JobStatus.FAILED
+    ended = state(job="live", attempts=(attempt,), status=status, exit_reason=attempt.reason, torn_down=True)
+    text = report_text(report(ended, SPEND, (), snapshot(state=ended).group, None))
+    line = "its script ended with 0 and told no step: nothing else shows that it trained; "
+    assert (f"\n\n{line}" in text) is says

@@ -29,6 +29,7 @@ from gpucloud.domain.state.state import (
     Cooldown,
     ExitReason,
     Interruption,
+    JobStatus,
 )
 from gpucloud.domain.supervision.capacity import dated
 from gpucloud.domain.untrusted import in_one_line, set_off
@@ -41,7 +42,7 @@ def report_text(report: JobReport) -> str:
     """Return a job's report: status, attempts, interruptions, machines and money."""
     failed = failure_text(report)
     parts = [in_one_line(_headline(report)), *signature_lines(report.signed_by)]
-    parts += lacking(report)
+    parts += [*lacking(report), *_unproven(report)]
     if report.message and failed is None:
         parts.append(set_off(report.message))
     if report.missing_outputs:
@@ -58,6 +59,15 @@ def report_text(report: JobReport) -> str:
     if last := [line for line in (failed, stopped_text(report), stay_text(report)) if line is not None]:
         parts.append("\n".join(last))
     return "\n\n".join(parts)
+
+
+def _unproven(report: JobReport) -> list[str]:
+    """Return that nothing but its script's exit code says that a job has succeeded, where that is so."""
+    told = report.checkpoint is not None or any(one.last_step or tells_steps(one) for one in report.attempts)
+    if report.status is not JobStatus.SUCCEEDED or told or not report.attempts:
+        return []
+    way = "`metrics: {step: …}` in the job file reads steps from what it prints"
+    return [f"its script ended with 0 and told no step: nothing else shows that it trained; {way}"]
 
 
 def _deadline_words(report: JobReport, deadline_at: datetime) -> str:
