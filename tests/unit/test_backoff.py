@@ -58,7 +58,7 @@ def test_an_attempt_is_barren_that_ends_soon_without_a_newly_saved_step(attempts
 
 
 def test_no_machine_is_asked_for_and_no_attempt_starts_during_a_pause():
-    why = "pausing until 12:00:04 UTC: 2 attempts in a row ended soon and saved nothing"
+    why = "pausing until 12:00:04 UTC: 2 attempts in a row ended soon, without a new checkpoint"
     storm = state(attempts=barren(2, ago=1.0))
     assert decide(GOAL, snapshot(group_size=0, state=storm), RULES) == Wait(why=why)
     assert decide(GOAL, snapshot(up("a"), up("b"), state=storm), RULES) == Wait(why=why)
@@ -71,7 +71,7 @@ def test_status_tells_the_pause_and_what_saved_steps_cost_until_the_job_is_over(
     attempts = tuple(ended(n, saved=600 if n == 1 else None, ago=1.0) for n in range(1, 6))
     storm = state(attempts=attempts, nodes=paid(1))
     assert standing(storm, NOW, LIMITS) == (
-        "pausing until 12:00:19 UTC: 4 attempts in a row ended soon and saved nothing",
+        "pausing until 12:00:19 UTC: 4 attempts in a row ended soon, without a new checkpoint",
         "the last 5 attempts took 2 h of machine time for 600 newly saved steps, 12.0 times what they cost undisturbed",
     )
     assert standing(transitions.replace(storm, status=JobStatus.STOPPED), NOW, LIMITS) == ()

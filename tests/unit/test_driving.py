@@ -64,7 +64,7 @@ from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.fakes.node_group import FakeNodeGroup
 from tests.unit.test_reconcile import interruption, running, worlds
-from tests.unit.worlds import LATER, NOW, POOL, gone, node, part, put_job, refusal, snapshot, state, up
+from tests.unit.worlds import LATER, NOW, POOL, gone, node, opened, part, put_job, refusal, snapshot, state, up
 
 GOAL = Goal(nodes=2, budget_usd=Decimal(1), self_driving=True)
 RULES = Rules()
@@ -119,7 +119,9 @@ def test_no_machine_buys_time_or_looks_for_machines_elsewhere_in_any_small_world
 def test_paid_time_that_is_over_leaves_the_job_waiting_and_says_how_it_goes_on():
     soon = snapshot(armed=NOW + timedelta(seconds=59), group_size=2)
 
-    assert decide(GOAL, soon, RULES) == Pause(message="unattended time is over; `gpucloud train digits` goes on")
+    assert decide(GOAL, soon, RULES) == Pause(
+        message="unattended time is over; `gpucloud train digits` or `reconcile` goes on"
+    )
     assert decide(GOAL, snapshot(up("a"), up("b"), armed=NOW + timedelta(seconds=60)), RULES) == OpenAttempt(
         number=1, node_ids=("a", "b")
     )
@@ -341,6 +343,16 @@ def pausing(controller, monkeypatch):
 
     monkeypatch.setattr(Controller, "_drive", drive)
     return controller, jobs, ended
+
+
+def test_that_unattended_time_is_over_is_told_no_more_once_somebody_goes_on():
+    over = TIME_IS_OVER.format(job="digits")
+    ended = {"status": JobStatus.FAILED, "exit_reason": ExitReason.LOST, "exit_code": 21}
+
+    assert transitions.record(snapshot(state=state(message=over))).message is None
+    assert transitions.record(snapshot(state=state(message="5 in a row", **ended))).message == "5 in a row"
+    told = state(message="no step for 70 s", attempts=(opened("a", "b"),))
+    assert transitions.record(snapshot(up("a"), up("b"), state=told)).message == "no step for 70 s"
 
 
 def test_a_machine_ends_the_group_where_the_job_waits_for_a_command(pausing):

@@ -227,6 +227,55 @@ def test_five_attempts_without_a_new_step_are_enough():
     assert isinstance(decide(GOAL, snapshot(up("a"), up("b"), state=state(attempts=lost)), RULES), Finish)
 
 
+def untold(number, *, minutes, reason=ExitReason.LOST, **changes):
+    """An attempt of a script that tells no step, as long as that."""
+    start = NOW - timedelta(hours=100 - 10 * number)
+    attempt = opened("a", "b", number=number, reason=reason, **changes)
+    return replace(attempt, started_at=start, ended_at=start + timedelta(minutes=minutes))
+
+
+@pytest.mark.parametrize(
+    ("attempts", "goal", "end"),
+    [
+        ([untold(n, minutes=300) for n in range(1, 10)], GOAL, None),
+        ([untold(n, minutes=300, reason=ExitReason.INTERRUPTED) for n in range(1, 10)], GOAL, None),
+        (
+            [untold(n, minutes=11) for n in range(1, 6)],
+            GOAL,
+            "5 attempts in a row ended within 12 min, and the script tells no steps: what they made cannot be seen",
+        ),
+        ([untold(n, minutes=12 if n == 3 else 3) for n in range(1, 6)], GOAL, None),
+        (
+            [untold(n, minutes=300, reason=ExitReason.HUNG) for n in range(1, 6)],
+            GOAL,
+            "5 attempts in a row made no new step",
+        ),
+        (
+            [untold(n, minutes=300, last_step=90 if n == 1 else None) for n in range(1, 7)],
+            GOAL,
+            "5 attempts in a row made no new step",
+        ),
+        (
+            [untold(n, minutes=300) for n in range(1, 6)],
+            replace(GOAL, uses_library=True),
+            "5 attempts in a row made no new step",
+        ),
+        (
+            [untold(n, minutes=300) for n in range(1, 6)],
+            replace(GOAL, saves_alone=True),
+            "5 attempts in a row saved nothing new",
+        ),
+    ],
+)
+def test_of_a_script_that_tells_nothing_only_short_attempts_show_that_no_other_is_worth_it(attempts, goal, end):
+    action = decide(goal, snapshot(up("a"), up("b"), state=state(attempts=tuple(attempts))), RULES)
+
+    if end is None:
+        assert action == OpenAttempt(number=len(attempts) + 1, node_ids=("a", "b"))
+    else:
+        assert action == Finish(reason=ExitReason.LOST, message=end)
+
+
 def test_what_is_made_after_a_script_began_anew_is_not_fruitless():
     """Attempt 1 saved step 1000; the script began anew in attempt 2, and each later one goes on."""
     first = replace(opened("a"), reason=ExitReason.LOST, last_step=1000, saved_step=1000)

@@ -294,7 +294,7 @@ def standing(state: JobState, now: datetime, limits: Limits) -> tuple[str, ...]:
 def pause_line(state: JobState, until: datetime, now: datetime, limits: Limits) -> str:
     """Return the words of a pause."""
     count = barren_in_a_row(state, limits)
-    return f"{PAUSING} {format_moment(until, now)}: {count} attempts in a row ended soon and saved nothing"
+    return f"{PAUSING} {format_moment(until, now)}: {count} attempts in a row ended soon, without a new checkpoint"
 
 
 def barren_in_a_row(state: JobState, limits: Limits) -> int:

@@ -79,7 +79,7 @@ _WORTH = timedelta(seconds=30)
 _ARMING = timedelta(seconds=15)
 """What may pass until the least time is armed and machines are asked for: else it would be armed anew for ever."""
 IN_USE = "waiting for GPUs that others use until"
-TIME_IS_OVER = "unattended time is over; `gpucloud train {job}` goes on"
+TIME_IS_OVER = "unattended time is over; `gpucloud train {job}` or `reconcile` goes on"
 
 
 def between(goal: Goal, snapshot: Snapshot, rules: Rules) -> Action:
@@ -117,9 +117,8 @@ def _finish(goal: Goal, snapshot: Snapshot, limits: Limits) -> Finish | None:
     if snapshot.failed_bootstraps >= limits.bootstrap_tries and not can_start(goal, snapshot):
         error = next((node.error for node in snapshot.nodes if node.error), "the bootstrap failed")
         return Finish(reason=ExitReason.UNPREPARED, message=error)
-    count = fruitless(snapshot.state.attempts[snapshot.state.reopened_after :])
-    if count >= limits.fruitless_attempts:
-        return Finish(reason=ExitReason.LOST, message=f"{count} attempts in a row made no new step")
+    if (why := _in_vain(goal, snapshot.state.attempts[snapshot.state.reopened_after :], limits)) is not None:
+        return Finish(reason=ExitReason.LOST, message=why)
     if snapshot.payable_until is None and not some_leave(snapshot):
         return Finish(reason=ExitReason.BUDGET)
     return (
@@ -141,6 +140,33 @@ def _pause(snapshot: Snapshot, limits: Limits) -> Wait | None:
     if until is None or snapshot.now >= until:
         return None
     return Wait(why=pause_line(snapshot.state, until, snapshot.now, limits))
+
+
+def _in_vain(goal: Goal, attempts: tuple[Attempt, ...], limits: Limits) -> str | None:
+    """Return why no further attempt is worth its money, as the newest in a row show; None while one is."""
+    if goal.uses_library or goal.saves_alone or any(map(_told, attempts)):
+        count, how = fruitless(attempts), "saved nothing new" if goal.saves_alone else "made no new step"
+    else:
+        count, within = cut_short(attempts, limits.changeover), format_span(limits.changeover)
+        how = f"ended within {within}, and the script tells no steps: what they made cannot be seen"
+    return f"{count} attempts in a row {how}" if count >= limits.fruitless_attempts else None
+
+
+def _told(attempt: Attempt) -> bool:
+    """Whether its script tells how far it is: only of one that does is it known that it hangs."""
+    return attempt.reason is ExitReason.HUNG or (attempt.last_step, attempt.saved_step) != (None, None)
+
+
+def cut_short(attempts: tuple[Attempt, ...], brief: timedelta) -> int:
+    """Return how many attempts at the end of the list ended before they can have made much.
+
+    One that worked for longer and was interrupted shows no fault: a script that tells nothing may have saved by itself.
+    """
+    count = 0
+    for attempt in attempts:
+        took = (attempt.ended_at or attempt.started_at) - attempt.started_at
+        count = count + 1 if took < brief else 0
+    return count
 
 
 def fruitless(attempts: tuple[Attempt, ...]) -> int:

@@ -50,6 +50,7 @@ def record(snapshot: Snapshot) -> JobState:
     )
     return replace(
         state,
+        message=state.message if state.status.ended or state.attempt is not None else None,  # of a pause that is over
         nodes=nodes,
         left_usd_per_hour=Decimal(0) if settled else state.left_usd_per_hour,
         capacity_decision=snapshot.capacity_choice.capacity_decision if snapshot.capacity_choice is not None else None,
@@ -104,8 +105,7 @@ def close_attempt(
         reason=action.reason,
         missing_outputs=missing_outputs,
     )
-    closed = _with_attempt(state, attempt)
-    waiting = replace(closed, status=JobStatus.WAITING, message=None)
+    waiting = replace(_with_attempt(state, attempt), status=JobStatus.WAITING, message=None)
     message = action.message or (state.message if action.reason is state.attempts[-1].ending_reason else None)
     if action.reason.retried:
         return waiting

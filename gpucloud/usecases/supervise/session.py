@@ -260,7 +260,7 @@ def _is_news(old: JobState, new: JobState) -> bool:
 
     That a machine falls silent, or speaks again, is written at once, with when it was heard last.
     """
-    watched = ("status", "interruptions", "checkpoint")
+    watched = ("status", "message", "interruptions", "checkpoint")
     return _unheard(old) != _unheard(new) or any(getattr(old, name) != getattr(new, name) for name in watched)
 
 
