@@ -116,7 +116,7 @@ class Home:
         """
         with writing(self._reserve):
             free = shutil.disk_usage(self.root).free
-        if free < least + _RESERVE:
+        if not has_room(free, least):
             raise StoreError(
                 f"{self.root}: {format_size(free)} free, {format_size(least)} is the least that works",
                 hint=f"free some space there, or {_ELSEWHERE}",
@@ -210,6 +210,11 @@ class OrderMarks:
 
     def _path(self, store: str, job: str) -> Path:
         return self.root / f"{hashlib.sha256(f'{store} {job}'.encode()).hexdigest()[:32]}.json"
+
+
+def has_room(free: int, least: int) -> bool:
+    """Whether a disk with so many bytes free has room for that and for what a job's end writes."""
+    return free >= least + _RESERVE
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gpucloud.domain.codec import Malformed
 from gpucloud.domain.errors import GpucloudError, LeaseHeld, NodeError, StoreError, UsageError
+from gpucloud.domain.job.quantities import format_size
 from gpucloud.domain.job.spec import Cloud, KnownJob, Market
 from gpucloud.domain.market.catalog import Catalog
 from gpucloud.domain.market.listing import Listing, Order, Query, listings, rank, suits
@@ -124,12 +125,16 @@ def _check(host: Host, facts: Facts, wanted: Wanted, *, full: bool) -> Checked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing that gpucloud needs or can use here; `ok` is None where it is not needed."""
+    """One thing that gpucloud needs or can use here; `ok` is None where it is not needed.
+
+    `bars`: whether no job runs here while it is wrong.
+    """
 
     name: str
     ok: bool | None
     text: str
     hint: str | None = None
+    bars: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,14 +144,26 @@ class Here:
     checks: tuple[Check, ...]
     checked: Checked
 
+    @property
+    def barred(self) -> tuple[Check, ...]:
+        """What keeps every job out, whatever its GPUs are."""
+        return tuple(check for check in self.checks if check.bars and check.ok is False)
 
-_LEAST_FREE = 5 << 30
 
+def disk_check(
+    what: str, folder: Path, free: int, *, has_room: Callable[[int, int], bool], least: int = 0, usual: int = 0
+) -> Check:
+    """Return whether a folder's disk has room; `free` in bytes, `has_room` is the rule of `train`.
 
-def disk_check(folder: Path, free: int) -> Check:
-    """Return whether the disk of gpucloud's folder has room; `free` in bytes."""
-    text = f"{free / 2**30:.1f} GiB free at {folder}"
-    return Check(name="disk", ok=free >= _LEAST_FREE, text=text, hint="free 5 GiB there")
+    With less than `least` no job runs on this machine itself; `usual` is what most jobs need.
+    """
+    text = f"{format_size(free)} free at {folder}, {what}"
+    if not has_room(free, least):
+        jobs = "a job on this machine" if has_room(free, 0) else "any job"
+        return Check(name="disk", ok=False, text=f"{text}: too little for {jobs}", hint="free some there", bars=True)
+    if free < usual:
+        return Check(name="disk", ok=None, text=f"{text}: little", hint=f"free {format_size(usual)} there")
+    return Check(name="disk", ok=True, text=text)
 
 
 def terraform_check(find: Callable[[], Path]) -> Check:

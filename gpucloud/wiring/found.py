@@ -13,11 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpucloud.adapters.home import SightingsFile
+from gpucloud.adapters.home import SightingsFile, has_room
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.errors import CredentialsError, GpucloudError, NodeError, UsageError
 from gpucloud.domain.job.spec import AwsChoices, Cloud, KnownJob, Resources
 from gpucloud.domain.job.spec import Cloud as CloudName
+from gpucloud.domain.node.bootstrap.steps import MINIMUM_FREE_BYTES
 from gpucloud.domain.node.gate.report import GateOrder, GateWanted
 from gpucloud.domain.state.order import Refusal, ending_cloud
 from gpucloud.domain.state.state import JobState
@@ -154,6 +155,7 @@ def _on(known: tuple[KnownJob, ...], cloud: CloudName) -> tuple[KnownJob, ...]:
 # Looking at this machine itself: what gpucloud needs, then its GPUs by the code that nodes run.
 
 _LIMIT_S = 400.0
+_USUAL_FREE = 5 << 30
 
 
 def look_here(gpucloud: Gpucloud, *, full: bool) -> Here:
@@ -187,8 +189,26 @@ def _checks(gpucloud: Gpucloud) -> Iterator[Check]:
     yield Check(name="Python", ok=True, text=f"{sys.version.split()[0]} ({sys.executable})")
     cache = home.root / "cache" / "terraform.json"
     yield terraform_check(partial(require_terraform, os.environ, cache, tools=home.tools))
-    yield disk_check(folder, shutil.disk_usage(folder).free)
+    yield from _disks(gpucloud, folder)
     yield aws_check(caller if _has_credentials() else None)
+
+
+def _disks(gpucloud: Gpucloud, home: Path) -> Iterator[Check]:
+    """Yield how full the disks are: of gpucloud's folder, by the rule of `train`, temporary files, stores of jobs."""
+    free = shutil.disk_usage(home).free
+    roomy = partial(disk_check, has_room=has_room)
+    yield roomy("gpucloud's folder", home, free, least=MINIMUM_FREE_BYTES, usual=_USUAL_FREE)
+    stores: list[str] = []
+    with suppress(GpucloudError):  # of a job that cannot be looked at, `status` says why
+        stores = sorted({one.store for one in gpucloud.home.known() if not one.store.startswith("s3://")})
+    others = [("temporary files", os.environ.get("TMPDIR", "/tmp")), *(("a store", one) for one in stores)]  # noqa: S108  # nosec B108
+    seen = {home.stat().st_dev}
+    for what, folder in others:
+        with suppress(OSError):  # what is not there is no full disk
+            device = os.stat(folder).st_dev  # noqa: PTH116
+            if device not in seen:
+                yield roomy(what, Path(folder), shutil.disk_usage(folder).free)
+            seen.add(device)
 
 
 def _has_credentials() -> bool:

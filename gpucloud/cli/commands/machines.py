@@ -39,17 +39,22 @@ def doctor(target: str | None, *, full: bool, as_json: bool) -> int:
 
 def _here(*, full: bool, as_json: bool) -> int:
     looked = look_here(Gpucloud(), full=full)
-    checked = looked.checked
+    checked, fit = looked.checked, is_fit(looked.checked) and not looked.barred
     if as_json:
         machine = {"checks": [{"name": c.name, "ok": c.ok, "text": c.text, "hint": c.hint} for c in looked.checks]}
-        say_json({"machine": machine, **checked_json(checked), "fit": is_fit(checked)})
+        say_json({"machine": machine, **checked_json(checked), "fit": fit})
     else:
         words = {True: "ok", False: "wrong", None: "-"}
         rows = [(c.name, words[c.ok], c.text if c.ok or not c.hint else f"{c.text}: {c.hint}") for c in looked.checks]
-        say("this machine\n" + table([("check", "", "found"), *rows]) + "\n\n" + checked_text(checked))
+        say(
+            "this machine\n"
+            + table([("check", "", "found"), *rows])
+            + "\n\n"
+            + checked_text(checked, barred=bool(looked.barred))
+        )
         if not full and checked.report.gpus:
             tell("compute, memory and NVLink were not tried: gpucloud doctor --full")
-    return 0 if is_fit(checked) else REFUSED
+    return 0 if fit else REFUSED
 
 
 def _job(target: str | None, *, full: bool, as_json: bool) -> int:
@@ -107,8 +112,8 @@ def checked_json(checked: Checked) -> dict[str, Any]:
     }
 
 
-def checked_text(checked: Checked) -> str:
-    """Return a table of GPUs, what was measured, and every finding with what to do."""
+def checked_text(checked: Checked, *, barred: bool = False) -> str:
+    """Return a table of GPUs, what was measured, and every finding with what to do; `barred` by something else."""
     report = checked.report
     parts = [_gpus(report.gpus) if report.gpus else "no NVIDIA GPU here: jobs run on the CPU"]
     measured = [f"{name} {figure}" for name, figure in figures(report) if name != "took"]
@@ -117,7 +122,7 @@ def checked_text(checked: Checked) -> str:
     words = {Severity.FAIL: "FAILED", Severity.WARN: "warning"}
     parts += [in_one_line(f"{words[one.severity]}: {one}; {one.hint}") for one in checked.findings]
     took = f", after {report.seconds:.1f} s" if report.seconds >= _WORTH_TELLING_S else ""
-    return "\n".join([*parts, f"{'fit' if is_fit(checked) else 'not fit'}{took}"])
+    return "\n".join([*parts, f"{'fit' if is_fit(checked) and not barred else 'not fit'}{took}"])
 
 
 def _gpus(gpus: tuple[Gpu, ...]) -> str:
