@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import inspect
 import json
 import os
@@ -129,12 +130,35 @@ def test_freeing_what_was_never_taken_is_no_error_and_frees_nothing_else(home):
 
 
 def test_a_store_that_is_another_folder_there_is_found_out(home, tmp_path):
-    record = tmp_path / "hosts.json"
-    assert tell(home, "take", store=str(record)) == {"store": False}
+    folder = tmp_path / "shared"
+    record = folder / "clusters" / "gpucloud-digits" / "hosts.json"
+
+    def fault():
+        answer = tell(home, "take", store=str(record))
+        assert "address" in answer or (answer["folder"], answer["login"]) == (str(folder), getpass.getuser())
+        return answer.get("store")
+
+    assert fault() == "missing"
+    folder.mkdir()
+    assert fault() == "another"
+    record.parent.mkdir(parents=True)
     record.write_text('{"token": "another"}')
-    assert tell(home, "take", store=str(record)) == {"store": False}
+    assert fault() == "another"
     record.write_text('{"token": "aaaa"}')
     assert tell(home, "take", store=str(record)) == {"address": "10.0.0.5"}
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
+@pytest.mark.parametrize(("mode", "fault"), [(0o000, "unreadable"), (0o500, "unwritable")])
+def test_a_store_that_its_login_may_not_use_is_told_from_one_that_is_not_there(home, tmp_path, mode, fault):
+    record = tmp_path / "shared" / "clusters" / "gpucloud-digits" / "hosts.json"
+    record.parent.mkdir(parents=True)
+    record.write_text('{"token": "aaaa"}')
+    record.parent.chmod(mode)
+    try:
+        assert tell(home, "take", store=str(record))["store"] == fault
+    finally:
+        record.parent.chmod(0o700)
 
 
 def test_freeing_ends_the_jobs_processes_with_their_children_and_nobody_elses(home):

@@ -294,8 +294,8 @@ def why_not(answer: dict[str, Any] | GpucloudError, now: datetime) -> tuple[str,
         lasting = not isinstance(answer, HostUnreachable) or isinstance(answer, KeyRefused)
         hint = f" (hint: {answer.hint})" if lasting and answer.hint else ""
         return f"{answer.message}{hint}", lasting
-    if answer.get("store") is False:
-        return "does not see the store's folder: store: s3://bucket/prefix, or a folder that all hosts share", True
+    if "store" in answer:
+        return _store_words(answer), True
     holder = answer.get("held")
     if holder is None:
         return None
@@ -303,6 +303,22 @@ def why_not(answer: dict[str, Any] | GpucloudError, now: datetime) -> tuple[str,
     devices = f"GPUs {', '.join(holder['devices'])}" if holder["devices"] else "it"
     ends = format_moment(until, now, seconds=False)
     return f"{holder['job']} of {holder['owner']} has {devices} until {ends}, unless it goes on", False
+
+
+_STORE = {
+    "missing": ("there is no {folder}, the store's folder", "a folder that all hosts share"),
+    "another": ("{folder} is another folder there than the store's here", "a folder that all hosts share"),
+    "unreadable": ("{login} may not read {folder}, the store's folder of {owner}", "log in as {owner}"),
+    "unwritable": ("{login} may not write to {folder}, the store's folder of {owner}", "log in as {owner}"),
+}
+
+
+def _store_words(answer: dict[str, Any]) -> str:
+    """Return why a host cannot use the store's folder, and what helps: its files are their owner's alone."""
+    told = {key: str(answer.get(key) or "somebody else") for key in ("folder", "login", "owner")}
+    why, fix = (text.format(**told) for text in _STORE[answer["store"]])
+    mount = ", or mount it for writing" if answer["store"] == "unwritable" else ""
+    return f"{why}: {fix}{mount}, or store: s3://bucket/prefix"
 
 
 def pass_over(
@@ -412,6 +428,9 @@ def _usable(answer: Any) -> dict[str, Any]:
         _require_words(holder["job"], holder["owner"], *holder["devices"])
         if not 0 <= holder["until"] < _LATEST_S:
             raise ValueError("a time that cannot be")
+    if "store" in found and found["store"] not in _STORE:
+        raise ValueError("a fault of a store that cannot be")
+    _require_words(*(found.get(key) or "" for key in ("folder", "login", "owner")))
     _require_words(found.get("address") or "", *(found.get("left") or ()))
     return found
 

@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import json
 import os
+import pwd
 import re
 import shutil
 import signal
@@ -32,8 +33,9 @@ Entry = dict[str, Any]
 def answer(order: Entry, *, home: Path, now_s: float) -> Entry:
     """Carry the order out and return what the caller is told.
 
-    take      {"held": who} while another has one of the devices, {"store": false} where the store's folder is another
-              one, else {"address": ours, as the caller reached it}; taking twice under one node id changes nothing
+    take      {"held": who} while another has one of the devices; {"store": why} where the store's folder is "missing",
+              "another", "unreadable" or "unwritable" here, with "folder", its "owner" and "login", who we are; else
+              {"address": ours, as the caller reached it}; taking twice under one node id changes nothing
     keep      {} and a later `until`; {"held": who} when another has it meanwhile
     release   {"left": what could not be ended or removed}
 
@@ -50,8 +52,10 @@ def answer(order: Entry, *, home: Path, now_s: float) -> Entry:
         for entry in others:
             if _overlap(entry["devices"], order["devices"]):
                 return {"held": {**entry, "until": entry["until"] - ahead_s}}
-        if order["do"] == "take" and not _sees_store(order):
-            return {"store": False}
+        fault = _store_fault(Path(order["store"]), order["token"]) if order["do"] == "take" and order["store"] else ""
+        if fault:
+            folder = Path(order["store"]).parents[2]  # of the group's record
+            return {"store": fault, "folder": str(folder), "login": _login(os.geteuid()), "owner": _owner(folder)}
         if order["do"] == "take" and [entry["node"] for entry in mine] != [order["node"]]:
             _end(home / order["root"])
             for name in _RESTS:  # code and packages may stay: they are told apart by their hashes
@@ -97,13 +101,30 @@ def _overlap(ours: list[str], theirs: list[str]) -> bool:
     return not ours or not theirs or bool(set(ours) & set(theirs))
 
 
-def _sees_store(order: Entry) -> bool:
-    """A folder as store must be the same folder here: the group's own record lies in it."""
-    if not order["store"]:
-        return True
-    with contextlib.suppress(OSError):
-        return order["token"] in Path(order["store"]).read_text()
-    return False
+def _store_fault(record: Path, token: str) -> str:
+    """Return why a folder as store does not serve here, nothing where it does: the group's own record lies in it."""
+    try:
+        if token not in record.read_text():
+            return "another"
+    except FileNotFoundError:
+        return "another" if record.parents[2].is_dir() else "missing"
+    except OSError:
+        return "unreadable"
+    return "" if os.access(record.parent, os.W_OK | os.X_OK) else "unwritable"
+
+
+def _owner(folder: Path) -> str:
+    try:
+        return _login(folder.stat().st_uid)
+    except OSError:
+        return ""
+
+
+def _login(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
 
 
 def _clear(root: Path) -> list[str]:
