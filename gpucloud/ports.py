@@ -128,7 +128,7 @@ class NodeGroup(Protocol):
     def interrupt(self, group: str, node_id: str, *, notice: bool) -> None:
         """Take a node as the cloud would, as a drill: at once, or some seconds after a notice.
 
-        Where the cloud gives no notice it lives on that long untold.
+        Where the cloud gives no notice it lives on that long untold. ProvisionError where the cloud does not take it.
         """
         ...
 

@@ -203,12 +203,32 @@ def test_machines_that_are_up_train_no_script_in_ci_that_saves_nothing(outside: 
     assert give(outside, "train", "small.yaml").code == 0
 
 
+def on_aws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the embedded fleet's machines be taken for a drill as those of AWS are."""
+
+    def judged(job: Job, *, drives_itself: bool) -> str | None:
+        return undrillable(replace(job, cloud=Cloud.AWS), drives_itself=drives_itself)
+
+    monkeypatch.setattr("gpucloud.cli.commands.training.undrillable", judged)
+
+
+def test_a_drill_for_which_no_spot_machine_can_come_is_refused_before_any_money_is_spent(outside, monkeypatch):
+    on_aws(monkeypatch)
+    outside.file.write_text(outside.file.read_text().replace("nodes: 2", "nodes: 2, market: on_demand"))
+    outside.job = read_job(outside.file)
+    refused = give(outside, "train", "small.yaml", "--drill")
+
+    assert refused.code == UsageError.exit_code
+    assert "error: --drill: AWS takes spot machines alone, and `market: on_demand` has none\n" in refused.stderr
+    assert f"hint: gpucloud train {outside.file} --drill; `--cloud local` rehearses it here\n" in refused.stderr
+    assert (outside.store.list(""), alive(outside)) == ((), 0)
+
+
 @pytest.mark.parametrize("leaves", [("--unattended", "8h"), ("--detach",)])
 def test_a_drill_that_machines_on_aws_may_not_make_is_refused_before_any_money_is_spent(outside, leaves, monkeypatch):
     """As on AWS; machines of the embedded fleet may."""
-    on_aws = undrillable(replace(outside.job, cloud=Cloud.AWS))
-    assert undrillable(outside.job) is None
-    monkeypatch.setattr("gpucloud.cli.commands.training.undrillable", lambda _: on_aws)
+    assert undrillable(outside.job, drives_itself=True) is None
+    on_aws(monkeypatch)
     monkeypatch.setattr(Rigged, "unable", lambda *_: None)
     refused = give(outside, "train", "small.yaml", "--drill", *leaves)
 

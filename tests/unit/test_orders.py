@@ -12,7 +12,7 @@ import pytest
 
 from gpucloud.domain.codec import Malformed, to_json
 from gpucloud.domain.errors import OrderChanged, StoreError, UsageError
-from gpucloud.domain.job.spec import Cloud, IdlePolicy, MarketPolicy, Resources
+from gpucloud.domain.job.spec import Cloud, IdlePolicy, Market, MarketPolicy, Resources
 from gpucloud.domain.state.order import (
     Envelope,
     Until,
@@ -24,7 +24,7 @@ from gpucloud.domain.state.order import (
     undrilled,
     with_budget,
 )
-from gpucloud.domain.state.state import Attempt, ExitReason, JobStatus
+from gpucloud.domain.state.state import Attempt, ExitReason, JobStatus, UsageInterval
 from gpucloud.domain.supervision.action import Done, Finish, TearDown
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.snapshot import OUTSIDE, DriveTrial, Rules, Supervising, goal_of, rules_for
@@ -32,7 +32,7 @@ from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.orders import Orders
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
-from tests.unit.worlds import LATER, NOW, job, order, put_job, snapshot, state, up
+from tests.unit.worlds import LATER, NOW, POOL, job, order, put_job, snapshot, state, up
 
 RULES = Rules()
 
@@ -175,6 +175,10 @@ def part_of(first_step):
     return Attempt(number=1, members=(), port=1, started_at=NOW, first_step=first_step)
 
 
+def lived(market):
+    return UsageInterval(node_id="a", pool=replace(POOL, market=Market(market)), launched_at=NOW)
+
+
 @pytest.mark.parametrize(
     ("drill", "drilled", "steps", "why"),
     [
@@ -202,6 +206,20 @@ def test_a_drill_that_machines_on_aws_may_not_make_is_no_scripts_fault():
     assert undrilled(driven, done) == (
         "the drill did not take place: on AWS, machines that drive their job have no right to take one"
     )
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"drill_refused": "no such role"}, "no such role"),
+        ({"nodes": (lived("on_demand"),)}, "AWS takes spot machines alone, and the job had none"),
+        ({"nodes": (lived("spot"), lived("on_demand"))}, "the script came to its end too soon"),
+    ],
+)
+def test_a_drill_without_a_machine_that_the_cloud_takes_is_no_scripts_fault(changes, why):
+    done = state(status=JobStatus.SUCCEEDED, exit_reason=ExitReason.SUCCEEDED, attempts=(part_of(1),), **changes)
+    wanted = order(drill=True, resolved=replace(order().resolved, cloud=Cloud.AWS))
+    assert undrilled(wanted, done) == f"the drill did not take place: {why}"
 
 
 def test_a_goal_says_what_the_order_says():

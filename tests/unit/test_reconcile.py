@@ -915,6 +915,19 @@ def test_a_drill_takes_the_last_member_once_in_mid_run():
     assert decide(goal, drilled, RULES) == Wait(why="running")
 
 
+def test_a_drill_takes_no_machine_that_its_cloud_does_not_take_and_none_once_it_was_refused():
+    goal = replace(GOAL, drill=True, drills_spot=True)
+    a, b = up("a", part(1, step=40)), up("b", part(1))
+    on_demand = replace(b, node=replace(b.node, pool=replace(b.node.pool, market=Market.ON_DEMAND)))
+    alone = replace(a, node=replace(a.node, pool=on_demand.node.pool))
+    refused = replace(running(a, b), state=state(attempts=(opened("a", "b"),), drill_refused="no such role"))
+
+    assert decide(goal, running(a, b), RULES) == Drill(node_id="b")
+    assert decide(goal, running(a, on_demand), RULES) == Drill(node_id="a")
+    assert decide(goal, running(alone, on_demand), RULES) == Wait(why="running")
+    assert decide(goal, refused, RULES) == Wait(why="running")
+
+
 # After the end
 
 

@@ -13,7 +13,14 @@ from typing import Any
 import pytest
 
 from gpucloud.adapters.jobfile import read_job
-from gpucloud.domain.errors import HostUnreachable, LeaseHeld, ProvisionError, StoreError
+from gpucloud.domain.errors import (
+    CredentialsError,
+    GpucloudError,
+    HostUnreachable,
+    LeaseHeld,
+    ProvisionError,
+    StoreError,
+)
 from gpucloud.domain.job.spec import KnownJob
 from gpucloud.domain.money.ledger import ChargeKind, Rates, Terms
 from gpucloud.domain.state.order import with_budget
@@ -250,6 +257,45 @@ def test_a_drill_is_billed_once_and_not_to_the_budget(outside: Outside, monkeypa
     assert [one.reason for one in state(outside).attempts] == [ExitReason.INTERRUPTED, ExitReason.SUCCEEDED]
     drills = [one for one in jobs(outside).charges() if one.kind is ChargeKind.DRILL]
     assert [(one.usd, one.attempt, one.node_id) for one in drills] == [(Decimal("0.2"), 1, "")]
+
+
+@pytest.mark.parametrize("kind", [ProvisionError, CredentialsError])
+def test_a_drill_that_the_cloud_refuses_ends_neither_the_run_nor_the_supervision_and_costs_nothing(
+    outside: Outside, monkeypatch: pytest.MonkeyPatch, kind: type[GpucloudError]
+) -> None:
+    rates = Rates(region="us-east-2", drill_usd=Decimal("0.2"))
+    monkeypatch.setattr(_Cloud, "cloud_profile", replace(_Cloud.cloud_profile, terms=Terms(rates=(rates,))))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise kind("no such role", hint="gpucloud up")
+
+    monkeypatch.setattr(outside.cloud, "interrupt", refuse)
+    ended = give(outside, "train", "small.yaml", "--drill")
+    assert [one.reason for one in state(outside).attempts] == [ExitReason.SUCCEEDED]
+    said = "the drill did not take place: no such role (gpucloud up)"
+    assert (ended.code, ended.stderr.count(f" {said}\n"), ended.stdout.count(said)) == (20, 1, 1)
+    assert (state(outside).drilled, state(outside).torn_down, alive(outside)) == (False, True, 0)
+    assert [one for one in jobs(outside).charges() if one.kind is ChargeKind.DRILL] == []
+
+
+def test_a_drill_is_asked_for_again_when_the_cloud_did_not_answer(
+    outside: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = Rates(region="us-east-2", drill_usd=Decimal("0.2"))
+    monkeypatch.setattr(_Cloud, "cloud_profile", replace(_Cloud.cloud_profile, terms=Terms(rates=(rates,))))
+    taken, asked = outside.cloud.interrupt, []
+
+    def answer_once_more(*place: str, notice: bool) -> None:
+        asked.append(place)
+        if len(asked) == 1:
+            raise ProvisionError("throttled", may_pass=True)
+        taken(*place, notice=notice)
+
+    monkeypatch.setattr(outside.cloud, "interrupt", answer_once_more)
+    ended = give(outside, "train", "small.yaml", "--drill")
+    assert (ended.code, len(asked), state(outside).drilled) == (0, 2, True)
+    drills = [one for one in jobs(outside).charges() if one.kind is ChargeKind.DRILL]
+    assert [(one.usd, one.attempt) for one in drills] == [(Decimal("0.2"), 1)]
 
 
 @pytest.mark.parametrize(("use", "reason"), [(5, ExitReason.IDLE), (90, None)])

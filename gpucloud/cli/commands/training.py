@@ -152,7 +152,7 @@ def train(target: str | None, asked: Asked, *, on: Cloud | None, as_json: bool) 
     """Run the job to its end, or start or continue it in the background; return the exit code."""
     cloud = Gpucloud()
     lasting = _time(asked.unattended)
-    if lasting is not None or (asked.drill and asked.detach):
+    if lasting is not None or asked.drill:
         _require_able(cloud, read_target(cloud, target, on), asked, lasting)
     start_request = StartRequest(
         keep=asked.keep,
@@ -264,14 +264,15 @@ def _require_able(cloud: Gpucloud, read: Target, asked: Asked, lasting: timedelt
     job = read.job
     if lasting is not None:
         _require_worth(cloud, job, lasting)
-    unable, undrilled = cloud.unable(job), undrillable(job) if asked.drill else None
+    unable = cloud.unable(job) if lasting is not None or asked.detach else None
     if lasting is not None and unable is not None:
         raise UsageError(f"--unattended: {unable.why}", hint=unable.hint)
-    if undrilled is not None and unable is None:  # with `--detach`, a process here drives what machines cannot
-        raise UsageError(
-            f"--drill: {undrilled}",
-            hint=f"gpucloud train {read.file} --drill; Ctrl-C leaves the job to its machines after the drill",
-        )
+    # With `--detach`, a process here drives what machines cannot.
+    leaves = (lasting is not None or asked.detach) and unable is None
+    if asked.drill and (why := undrillable(job, drives_itself=leaves)) is not None:
+        stays = undrillable(job, drives_itself=False) is None
+        hint = "Ctrl-C leaves the job to its machines after the drill" if stays else "`--cloud local` rehearses it here"
+        raise UsageError(f"--drill: {why}", hint=f"gpucloud train {read.file} --drill; {hint}")
 
 
 def begin(cloud: Gpucloud, read: Target, start_request: StartRequest, *, again: bool = False) -> Begun:

@@ -15,7 +15,7 @@ from decimal import Decimal
 from enum import Enum
 
 from gpucloud.domain.codec import from_json, to_json
-from gpucloud.domain.job.spec import Cloud, Job
+from gpucloud.domain.job.spec import Cloud, Job, Market
 from gpucloud.domain.state.state import ExitReason, JobState, JobStatus
 
 VERSION = 1
@@ -162,20 +162,35 @@ def is_of_another_file(order: Order, job: Job, spec_sha256: str, *, is_there: bo
     return is_there or (order.spec_sha256 != spec_sha256 and order.resolved.run != job.run)
 
 
-def undrillable(job: Job) -> str | None:
-    """Return why machines that drive the job cannot take one of themselves for a drill; None if they can."""
-    return "on AWS, machines that drive their job have no right to take one" if job.cloud is Cloud.AWS else None
+def undrillable(job: Job, *, drives_itself: bool) -> str | None:
+    """Return why none of the job's machines can be taken for a drill; None if one can, and may come."""
+    if job.cloud is not Cloud.AWS:
+        return None
+    if not job.resources.market.allows(Market.SPOT):
+        return f"{_SPOT_ALONE}, and `market: {job.resources.market.value}` has none"
+    return "on AWS, machines that drive their job have no right to take one" if drives_itself else None
+
+
+_SPOT_ALONE = "AWS takes spot machines alone"
 
 
 def undrilled(order: Order, state: JobState) -> str | None:
     """Return why the drill of a job that has succeeded did not take place; None where it did, or none was wanted."""
     if not order.drill or state.drilled or state.exit_reason is not ExitReason.SUCCEEDED:
         return None
-    if order.unattended is not None and (unable := undrillable(order.resolved)) is not None:
-        return f"the drill did not take place: {unable}"
+    drives_itself, aws = order.unattended is not None, order.resolved.cloud is Cloud.AWS
+    why = state.drill_refused or undrillable(order.resolved, drives_itself=drives_itself)
+    if why is None and aws and not any(interval.pool.market is Market.SPOT for interval in state.nodes):
+        why = f"{_SPOT_ALONE}, and the job had none"
+    return f"{UNDRILLED}: {why or _ended_too_soon(state)}"
+
+
+UNDRILLED = "the drill did not take place"
+
+
+def _ended_too_soon(state: JobState) -> str:
     told = any(attempt.first_step is not None for attempt in state.attempts)
-    why = "the script came to its end too soon" if told else "the script was over before it told a step"
-    return f"the drill did not take place: {why}"
+    return "the script came to its end too soon" if told else "the script was over before it told a step"
 
 
 def without_drill_done(order: Order, state: JobState) -> Order:

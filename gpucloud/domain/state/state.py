@@ -359,12 +359,11 @@ class JobState:
     What is wanted of it stands in its `Order`; `order_number` is that of the newest one that was acted on. An ended job
     still has machines until it is `torn_down`, unless its order wants them kept. `images` pins the machine image of
     each region; `pool_at` is when the job turned to its pool, `efa` the layouts of EFA interfaces that its group is
-    made for; `gpu` is the model that the job pays for, None where it pays for none;
-    `forgiven` is how many of the `quarantined` there were when the user had the job go on. `drives_itself`: its
-    machines were told to drive it. `left_usd_per_hour` is the highest price of machines that may still live in pools
-    that the job has left; `capacity_decision` is None without a deadline to keep.
-    `tags` are those of the job file that it began with. `enough_at` is since when a job that trains on a range of nodes
-    has had enough for its next attempt, and not all.
+    made for; `gpu` is the model that the job pays for, if it pays for one; `forgiven` is how many of the `quarantined`
+    there were when the user had the job go on. `drives_itself`: its machines were told to. `drill_refused` is why the
+    cloud took no machine for a drill, `left_usd_per_hour` the highest price of machines that may still live in pools
+    that the job has left; `capacity_decision` is None without a deadline to keep. `tags` are those of the job file that
+    it began with. `enough_at` is since when a job on a range of nodes has had enough for its next attempt, and not all.
     """
 
     job: str
@@ -404,6 +403,7 @@ class JobState:
     checkpoint: CheckpointRef | None = None
     reopened_after: int = 0
     drilled: bool = False
+    drill_refused: str | None = None
     torn_down: bool = False
     drives_itself: bool = False
     ended_at: datetime | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from gpucloud.domain.job.quantities import format_span
+from gpucloud.domain.job.spec import Market
 from gpucloud.domain.money.budget import PrepaidRule
 from gpucloud.domain.node.node import EndCause
 from gpucloud.domain.node.status import EXCUSED, OUTPUT, UNTOLD, Outcome, Stop
@@ -397,15 +398,25 @@ def _only_given_up(attempt: Attempt, members: tuple[NodeSnapshot | None, ...], s
 
 
 def _drill(attempt: Attempt, goal: Goal, snapshot: Snapshot, limits: Limits) -> Drill | Wait | None:
-    progress, young = progress_of(attempt, snapshot), snapshot.now - attempt.started_at
-    if not goal.drill or snapshot.state.drilled:
+    """A job with no machine that its cloud takes now may have one in a later attempt."""
+    state, progress, young = snapshot.state, progress_of(attempt, snapshot), snapshot.now - attempt.started_at
+    if not goal.drill or state.drilled or state.drill_refused is not None:
+        return None
+    node_id = _last_to_take(attempt, goal, snapshot)
+    if node_id is None:
         return None
     if progress is None:
         if young < (limits.drill_patience if goal.uses_library else limits.drill_blind):
             why = f"{DRILL_WAITS}, {format_span(limits.drill_patience)} at the most"
             return Wait(why=why) if young >= limits.drill_blind else None
-        return Drill(node_id=attempt.members[-1].node_id)
+        return Drill(node_id=node_id)
     # What is known of a script that saves by itself are its saves alone: the first is the moment.
     at: float = progress.first_step + (0 if progress.phase == UNTOLD else 20)
     at = limits.drill_at * progress.total_steps if progress.total_steps else at
-    return Drill(node_id=attempt.members[-1].node_id) if progress.step >= at else None
+    return Drill(node_id=node_id) if progress.step >= at else None
+
+
+def _last_to_take(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> str | None:
+    spot = {one.node.id for one in snapshot.nodes if one.node.pool.market is Market.SPOT}
+    able = (member.node_id for member in reversed(attempt.members))
+    return next((node_id for node_id in able if node_id in spot or not goal.drills_spot), None)

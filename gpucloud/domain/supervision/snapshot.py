@@ -81,6 +81,8 @@ class Goal:
     keep: bool = False
     hold: timedelta | None = None
     drill: bool = False
+    drills_spot: bool = False
+    """Whether its cloud takes no machine for a drill but spot machines."""
     first_at: datetime | None = None
     deadline_at: datetime | None = None
     idle: IdlePolicy | None = None
@@ -354,6 +356,7 @@ def goal_of(order: Order, who: Supervising) -> Goal:
         keep=order.keep,
         hold=order.hold if order.unattended is None and not on_machine else None,
         drill=order.drill and not (on_machine and aws),
+        drills_spot=aws,
         first_at=order.first_at,
         deadline_at=order.deadline_at,
         idle=job.idle,

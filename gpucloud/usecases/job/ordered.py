@@ -284,7 +284,9 @@ def adopt(
         return state
     going_on = reopen(state) if state.status.ended else state
     message = going_on.message if going_on.attempt is not None else None  # what stopped it before is over
-    adopted = replace(going_on, message=message, drilled=going_on.drilled and not drills)
+    adopted = replace(going_on, message=message)
+    if drills:
+        adopted = replace(adopted, drilled=False, drill_refused=None)
     if reruns:
         ended = tuple(replace(one, total_steps=None) if one.reason is not None else one for one in adopted.attempts)
         adopted = replace(adopted, attempts=ended)

@@ -249,6 +249,10 @@ class JobStore:
         """Write charges that are no node's, once; False when there are some of that name already."""
         return self._bill(f"outside_budget/{what}", charges)
 
+    def withdraw_outside_budget(self, what: str) -> None:
+        """Remove charges that were written before what they are for was asked, and refused."""
+        self.store.delete(self._bill_key(f"outside_budget/{what}"))
+
     def bill_of(self, node_id: str) -> tuple[Charge, ...]:
         """Return a node's charges; none when it has no bill yet."""
         stored = self.store.get(self._bill_key(node_id))

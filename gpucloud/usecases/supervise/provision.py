@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 
-from gpucloud.domain.errors import CleanupIncomplete, GpucloudError, ProvisionError
+from gpucloud.domain.errors import CleanupIncomplete, CredentialsError, GpucloudError, ProvisionError
 from gpucloud.domain.job.quantities import format_moment
 from gpucloud.domain.job.spec import Market, Resources
 from gpucloud.domain.money.costs import drill_charges
 from gpucloud.domain.node.node import GroupView
 from gpucloud.domain.offer import Offer, Pool, PricePoint
+from gpucloud.domain.state.order import UNDRILLED
 from gpucloud.domain.state.state import UsageInterval
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import (
@@ -73,9 +74,7 @@ class MachineProvisioner:
                 for node_id in node_ids:
                     group.terminate(name, node_id, bad=node_id in barred(state))
             case Drill(node_id=node_id):
-                self.lease.write(replace(state, drilled=True))
-                self._bill_drill()
-                group.interrupt(name, node_id, notice=True)
+                self._drill(name, node_id)
             case TearDown():
                 self._tear_down()
 
@@ -121,11 +120,28 @@ class MachineProvisioner:
         if self.lease.state.paid_until != until:
             self.lease.write(replace(self.lease.state, paid_until=until))
 
-    def _bill_drill(self) -> None:
-        """There is one a job; written down before it is asked for, so that none is forgotten."""
-        rates, number = self.services.terms.rates_in(self.lease.state.pool.region), len(self.lease.state.attempts)
-        if charges := drill_charges(number, self.services.clock.now(), rates):
-            self.services.jobs.bill_outside_budget("drill", charges)
+    def _drill(self, group: str, node_id: str) -> None:
+        """Have the cloud take a machine. A drill that it refuses is over, and not the job's supervision.
+
+        It is written down and charged before it is asked for, so that none is forgotten; what is refused is taken back.
+        """
+        jobs, number = self.services.jobs, len(self.lease.state.attempts)
+        rates, what = self.services.terms.rates_in(self.lease.state.pool.region), f"drill-{number:06d}"
+        charges = drill_charges(number, self.services.clock.now(), rates)
+        self.lease.write(replace(self.lease.state, drilled=True))
+        if charges:
+            jobs.bill_outside_budget(what, charges)
+        try:
+            self.services.group.interrupt(group, node_id, notice=True)
+        except (ProvisionError, CredentialsError) as error:
+            hint = f" ({error.hint})" if error.hint else ""
+            why = None if error.may_pass else f"{error}{hint}"
+            self.lease.write(replace(self.lease.state, drilled=False, drill_refused=why))
+            if charges:
+                jobs.withdraw_outside_budget(what)
+            if why is None:
+                raise
+            self.watcher.story(f"{UNDRILLED}: {why}")
 
     def _cap(self, usd_per_hour: Decimal) -> Decimal | None:
         """Return what the machine alone may cost: the cloud caps that, and not what is paid beside it."""
