@@ -321,6 +321,11 @@ class Census(Protocol):
         """Whether a cluster is of one region."""
         ...
 
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """Which regions are looked at; empty where the cloud has none."""
+        ...
+
     def things(self) -> tuple[Thing, ...]:
         """Return what is there and bears any of gpucloud's cluster tags; what has ended costs nothing and is left out.
 

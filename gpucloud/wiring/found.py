@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,7 @@ from gpucloud.domain.node.gate.report import GateOrder, GateWanted
 from gpucloud.domain.state.order import Refusal, ending_cloud
 from gpucloud.domain.state.state import JobState
 from gpucloud.ports import Census
-from gpucloud.store import ObjectStore, open_store
+from gpucloud.store import ObjectStore, Stored, open_store
 from gpucloud.system import smi
 from gpucloud.usecases.jobstore.jobstore import JobStore, job_names
 from gpucloud.usecases.jobstore.orders import may_be_run
@@ -95,26 +95,39 @@ def _is_same(path: Path, spec: bytes) -> bool:
 _SWEPT = (CloudName.LOCAL, CloudName.AWS)  # what stands on the user's own hosts is theirs
 
 
+@dataclass(frozen=True, slots=True)
+class Unasked:
+    """An AWS profile by which nobody could be asked, and why: what stands in its account is not known."""
+
+    profile: str | None
+    error: GpucloudError
+
+
 def sweepers(
     gpucloud: Gpucloud,
     clouds: tuple[CloudName, ...],
     store: str | None,
     regions: tuple[str, ...],
     story: Callable[[str], None],
-) -> Iterator[Sweeper]:
+) -> Iterator[Sweeper | Unasked]:
     """Give what looks for strays: in each cloud (those of known jobs, if none is named) for each store there.
 
-    Stores are the named one, else the cloud's own and those of known jobs; regions those named, else the AWS
-    profile's and those of known jobs.
+    Stores are the named one, else the cloud's own and those of known jobs. Of AWS, each account is looked at to which a
+    known job's profile leads; in the regions that are named, else in the profile's own and those of known jobs.
     """
     known = gpucloud.home.known()
     for name in swept_clouds(gpucloud, clouds):
         there = _on(known, name)
-        cloud = gpucloud.local() if name is CloudName.LOCAL else _aws_of(gpucloud, regions, there)
-        urls = (store,) if store else (cloud.default_store(), *(one.store for one in there))
-        stores = {kept.url: kept for kept in (open_store(url, profile=cloud.profile) for url in urls)}
-        for kept in stores.values():
-            yield _sweeper(gpucloud, cloud.census(kept), kept, story)
+        looks = _accounts(gpucloud, regions, there) if name is CloudName.AWS else ((gpucloud.local(), there),)
+        for look in looks:
+            if isinstance(look, Unasked):
+                yield look
+                continue
+            cloud, jobs = look
+            urls = (store,) if store else (cloud.default_store(), *(one.store for one in jobs))
+            stores = {kept.url: kept for kept in (open_store(url, profile=cloud.profile) for url in urls)}
+            for kept in stores.values():
+                yield _sweeper(gpucloud, cloud.census(kept), kept, story)
 
 
 def swept_clouds(gpucloud: Gpucloud, clouds: tuple[CloudName, ...]) -> tuple[CloudName, ...]:
@@ -133,19 +146,44 @@ def _sweeper(gpucloud: Gpucloud, census: Census, store: ObjectStore, story: Call
     return Sweeper(census=census, store=store, clock=gpucloud.clock, sightings=sightings, story=story)
 
 
-def _aws_of(gpucloud: Gpucloud, regions: tuple[str, ...], known: tuple[KnownJob, ...]) -> AwsCloud:
-    """Return AWS in the regions that are named, else in the profile's own and those of known jobs' files."""
-    if regions:
-        return gpucloud.aws(AwsChoices(), Resources(regions=regions))
-    choices = AwsChoices(profile=known[0].profile if known else None)
-    own = gpucloud.aws(choices, Resources()).aws
-    found = dict.fromkeys([own.region] if own.knows_region else [])
+def _accounts(
+    gpucloud: Gpucloud, regions: tuple[str, ...], known: tuple[KnownJob, ...]
+) -> Iterator[tuple[AwsCloud, tuple[KnownJob, ...]] | Unasked]:
+    """Yield AWS once for each account, in all regions that are to be looked at there, with the account's known jobs."""
+    found: dict[str, tuple[str | None, dict[str, None], list[KnownJob]]] = {}
+    for profile in dict.fromkeys(one.profile for one in known) or (None,):
+        jobs = [one for one in known if one.profile == profile]
+        try:
+            where = regions or _regions(gpucloud, profile, jobs)
+            account = gpucloud.aws(AwsChoices(profile=profile), Resources(regions=where)).account().caller().account
+        except GpucloudError as error:
+            yield Unasked(profile, error)
+            continue
+        _, wheres, there = found.setdefault(account, (profile, {}, []))
+        wheres.update(dict.fromkeys(where))
+        there += jobs
+    for profile, wheres, there in found.values():
+        yield gpucloud.aws(AwsChoices(profile=profile), Resources(regions=tuple(wheres))), tuple(there)
+
+
+def _regions(gpucloud: Gpucloud, profile: str | None, known: Sequence[KnownJob]) -> tuple[str, ...]:
+    """Return the profile's own region, and those of the jobs: of their files, and where they had machines."""
+    cloud = gpucloud.aws(AwsChoices(profile=profile), Resources())
+    found = dict.fromkeys([cloud.aws.region] if cloud.aws.knows_region else [])
     for one in known:
         with suppress(GpucloudError):
             found.update(dict.fromkeys(gpucloud.read_job(one.file).resources.regions))
+        with suppress(GpucloudError):  # the file may be gone, or name none by now
+            had = _had(JobStore(gpucloud.store_of(one), one.name).believed())
+            found.update((region, None) for region in had if region in cloud.catalog.regions)
     if not found:
         raise UsageError("no AWS region is known", hint="--region us-east-1, or set AWS_REGION")
-    return gpucloud.aws(choices, Resources(regions=tuple(found)))
+    return tuple(found)
+
+
+def _had(loaded: tuple[JobState, Stored] | None) -> tuple[str, ...]:
+    pools = (loaded[0].pool, *(node.pool for node in loaded[0].nodes)) if loaded is not None else ()
+    return tuple(pool.region for pool in pools)
 
 
 def _on(known: tuple[KnownJob, ...], cloud: CloudName) -> tuple[KnownJob, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import SimpleNamespace
@@ -9,11 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 from gpucloud.cli.commands.machines import Sweep, gc
-from gpucloud.domain.errors import UsageError
-from gpucloud.domain.job.spec import Cloud
+from gpucloud.domain.errors import CredentialsError, UsageError
+from gpucloud.domain.job.spec import Cloud, KnownJob
 from gpucloud.domain.supervision.strays import Claim, Owner, Thing, claim, is_owned, ripe, sighted, strays
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.machines import Sweeper
+from gpucloud.wiring import found as found_module
+from gpucloud.wiring.found import Unasked, sweepers
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.unit.worlds import NOW, POOL, state
@@ -104,6 +107,7 @@ class Account:
     there: tuple[Thing, ...]
     account: str = OWNER.account
     regional: bool = True
+    regions: tuple[str, ...] = ("us-east-2",)
 
     def things(self):
         return self.there
@@ -134,19 +138,138 @@ def test_what_one_store_that_was_looked_at_has_is_foreign_to_none_and_each_thing
     assert left_alone(monkeypatch, capsys, ["s3://jobs", "s3://theirs"]) == [f"left alone: 1 thing {end}"]
 
 
-def test_gc_says_where_it_looked_and_who_was_not_asked(tmp_path, monkeypatch, capsys):
+def looks(*places):
+    """Sweepers of which each finds nothing at an account and its regions, or the profile and error of one."""
+    memory = SimpleNamespace(load=lambda _owner: {}, save=lambda _owner, _seen: None)
+    store = MemoryStore(JumpingClock(NOW))
+    store.url = "s3://jobs"
+    return [
+        one
+        if isinstance(one, Unasked)
+        else Sweeper(census=Account((), *one), store=store, clock=JumpingClock(NOW), sightings=memory, story=print)
+        for one in places
+    ]
+
+
+FLEET = ("embedded", False, ())
+LAPSED = Unasked("old", CredentialsError("the token has expired", hint="aws sso login"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "found", "code", "said"),
+    [
+        (
+            Sweep(),
+            [FLEET],
+            0,
+            ["looked at: the embedded fleet; AWS was not asked, no job known here ran there (--cloud aws asks)"],
+        ),
+        (
+            Sweep(clouds=(Cloud.AWS,)),
+            [("1", True, ("us-east-1", "eu-west-1")), ("1", True, ("us-east-1", "eu-west-1")), ("2", True, ("eu-1",))],
+            0,
+            ["looked at: AWS 1 in us-east-1, eu-west-1, AWS 2 in eu-1 (--region asks elsewhere)"],
+        ),
+        (
+            Sweep(clouds=(Cloud.LOCAL,)),
+            [FLEET],
+            0,
+            ["looked at: the embedded fleet"],
+        ),  # who names one leaves others out
+        (
+            Sweep(clouds=(Cloud.LOCAL, Cloud.AWS)),
+            [FLEET, LAPSED],
+            CredentialsError.exit_code,
+            [
+                "looked at: the embedded fleet",
+                "NOT LOOKED AT: AWS by profile old: the token has expired",
+            ],
+        ),
+    ],
+)
+def test_gc_says_in_which_accounts_and_regions_it_looked_and_who_was_not_asked(
+    tmp_path, monkeypatch, capsys, asked, found, code, said
+):
     monkeypatch.setenv("GPUCLOUD_HOME", str(tmp_path))
-    monkeypatch.setattr("gpucloud.cli.commands.machines.sweepers", lambda *_: ())
-    gc(Sweep(), as_json=False)
-    said = capsys.readouterr()
-    assert said.out == "no strays\n"
-    assert said.err == (
-        "looked at: the embedded fleet; AWS was not asked, no job known here ran there (--cloud aws asks)\n"
+    monkeypatch.setattr("gpucloud.cli.commands.machines.sweepers", lambda *_: looks(*found))
+    assert gc(asked, as_json=False) == code
+    written = capsys.readouterr()
+    assert written.out == "no strays\n"
+    assert written.err.splitlines() == said
+
+
+def test_gc_answers_where_it_looked_in_json_too(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("GPUCLOUD_HOME", str(tmp_path))
+    found = looks(FLEET, ("1", True, ("us-east-1",)), LAPSED)
+    monkeypatch.setattr("gpucloud.cli.commands.machines.sweepers", lambda *_: found)
+    gc(Sweep(clouds=(Cloud.LOCAL, Cloud.AWS)), as_json=True)
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["looked_at"] == [
+        {"cloud": "local", "account": None, "regions": []},
+        {"cloud": "aws", "account": "1", "regions": ["us-east-1"]},
+    ]
+    assert [(one["profile"], one["error"]) for one in answer["unread"]] == [("old", LAPSED.error.code)]
+
+
+def test_an_account_is_looked_at_once_wherever_its_jobs_had_machines_whatever_their_files_say_now(
+    tmp_path, monkeypatch
+):
+    """The file of a job that ran in eu-west-1 is gone, and two profiles lead to one account."""
+    stores = {}
+    home = SimpleNamespace(
+        known=lambda: tuple(
+            KnownJob(name=name, store=f"s3://{name}", file=tmp_path / name, cloud=Cloud.AWS, profile=profile)
+            for name, profile in (("mine", None), ("same", "work"), ("other", "lab"), ("lapsed", "old"))
+        )
     )
-    gc(Sweep(clouds=(Cloud.AWS,)), as_json=False)
-    assert capsys.readouterr().err == "looked at: AWS\n"
-    gc(Sweep(clouds=(Cloud.LOCAL,)), as_json=False)  # whatever runs on AWS, who names a cloud has left it out
-    assert capsys.readouterr().err == "looked at: the embedded fleet\n"
+    accounts = {None: "1", "work": "1", "lab": "2"}
+    for name, zone in (("mine", "eu-west-1a"), ("same", "us-west-2b"), ("other", "no-such-place-1a")):
+        stores[name] = MemoryStore(JumpingClock(NOW))
+        JobStore(stores[name], name).create(state(job=name, pool=replace(POOL, zone=zone)))
+    stores["lapsed"] = MemoryStore(JumpingClock(NOW))
+
+    def aws(choices, resources):
+        def caller():
+            if choices.profile == "old":
+                raise LAPSED.error
+            return SimpleNamespace(account=accounts[choices.profile])
+
+        return SimpleNamespace(
+            profile=choices.profile,
+            regions=resources.regions,
+            aws=SimpleNamespace(region="us-east-1", knows_region=True),
+            catalog=SimpleNamespace(regions=("us-east-1", "us-west-2", "eu-west-1")),
+            account=lambda: SimpleNamespace(caller=caller),
+            default_store=lambda: "s3://own",
+            census=lambda store: Account((), accounts[choices.profile], True, resources.regions),
+        )
+
+    def read_job(file):
+        raise UsageError(f"{file} is gone")
+
+    cloud = SimpleNamespace(
+        home=SimpleNamespace(known=home.known, sightings=tmp_path / "seen"),
+        clock=JumpingClock(NOW),
+        aws=aws,
+        read_job=read_job,
+        store_of=lambda known: stores[known.name],
+    )
+    opened = {}
+    monkeypatch.setattr(
+        found_module, "open_store", lambda url, profile: opened.setdefault(url, SimpleNamespace(url=url, by=profile))
+    )
+    found = list(sweepers(cloud, (Cloud.AWS,), None, (), print))
+
+    assert [one.profile for one in found if isinstance(one, Unasked)] == ["old"]
+    assert [
+        (one.census.account, one.store.url, one.census.regions) for one in found if not isinstance(one, Unasked)
+    ] == [
+        ("1", "s3://own", ("us-east-1", "eu-west-1", "us-west-2")),
+        ("1", "s3://mine", ("us-east-1", "eu-west-1", "us-west-2")),
+        ("1", "s3://same", ("us-east-1", "eu-west-1", "us-west-2")),
+        ("2", "s3://own", ("us-east-1",)),
+        ("2", "s3://other", ("us-east-1",)),
+    ]
 
 
 def test_own_hosts_have_no_strays(tmp_path, monkeypatch):

@@ -59,6 +59,11 @@ class AwsCensus:
         """Every cluster is of one region."""
         return True
 
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """Those that were named, or that jobs known here have to do with."""
+        return self._regions
+
     def things(self) -> tuple[Thing, ...]:
         """Return what bears a cluster's tag."""
         named = [(how, name) for how in _OF_IAM for name in self._names(how[1], how[2], how[3])]

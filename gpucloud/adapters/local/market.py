@@ -229,6 +229,7 @@ class LocalCensus:
 
     account = ACCOUNT
     regional = False
+    regions = ()
 
     def __init__(self, root: Path, provisioner: Provisioner) -> None:
         self._folder = Folder(root)

@@ -15,7 +15,7 @@ from typing import Any
 from gpucloud.cli.render.bills import charge_json, cost_json, cost_text, rows_json, rows_text
 from gpucloud.cli.render.reports import jobs_text, newest_first, report_json, report_text
 from gpucloud.cli.render.use import history_json, history_rows
-from gpucloud.cli.render.words import say, say_json, say_words, table, tell, usd
+from gpucloud.cli.render.words import error_fields, say, say_json, say_words, table, tell, usd
 from gpucloud.cli.target import Unread, known_job, report_of, reports_of_all
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.quantities import counted
@@ -71,16 +71,7 @@ def _status_of_all(cloud: Gpucloud, *, every: bool, as_json: bool) -> int:
 
 
 def _unread_json(unread: Sequence[Unread]) -> list[dict[str, object]]:
-    return [
-        {
-            "job": one.job,
-            "error": one.error.code,
-            "exit_code": one.error.exit_code,
-            "message": one.error.message,
-            "hint": one.error.hint,
-        }
-        for one in unread
-    ]
+    return [{"job": one.job, **error_fields(one.error)} for one in unread]
 
 
 def _worst(unread: Sequence[Unread]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
@@ -11,7 +11,7 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gpucloud.cli.render.words import say, say_json, table, tell, usd
+from gpucloud.cli.render.words import error_fields, say, say_json, table, tell, usd
 from gpucloud.cli.target import group_of, known_job, none_is_up, one_node
 from gpucloud.domain import codec
 from gpucloud.domain.errors import UsageError
@@ -22,10 +22,11 @@ from gpucloud.domain.node.gate.report import REFUSED, Checked, Severity, failure
 from gpucloud.domain.node.hardware import Gpu
 from gpucloud.domain.supervision.strays import Thing
 from gpucloud.domain.untrusted import in_one_line, set_off
+from gpucloud.ports import Census
 from gpucloud.usecases.job.ordered import require_key
 from gpucloud.usecases.machines import Examined, Sweeper, Swept, examine, require_embedded
 from gpucloud.wiring import Gpucloud
-from gpucloud.wiring.found import look_here, sweepers, swept_clouds
+from gpucloud.wiring.found import Unasked, look_here, sweepers, swept_clouds
 from gpucloud.wiring.jobs import asker_of
 
 if TYPE_CHECKING:
@@ -169,17 +170,34 @@ class Sweep:
 
 
 def gc(asked: Sweep, *, as_json: bool) -> int:
-    """Look for strays and answer; return 30 while there are any, else 0."""
+    """Look for strays and answer; return 30 while there are any, else 0, or the code of an account that did not tell.
+
+    Raises that account's error where there was nothing else to look at.
+    """
     cloud = Gpucloud()
-    results = [_sweep(one, asked) for one in sweepers(cloud, asked.clouds, asked.store, asked.regions, tell)]
+    results: list[Swept] = []
+    looks: list[Census] = []
+    unasked: list[Unasked] = []
+    for one in sweepers(cloud, asked.clouds, asked.store, asked.regions, tell):
+        if isinstance(one, Unasked):
+            unasked.append(one)
+            continue
+        looks.append(one.census)
+        results.append(_sweep(one, asked))
+    if unasked and not looks:
+        raise unasked[0].error
     found = tuple(thing for swept in results for thing in swept.strays)
-    tell(_looked_at(swept_clouds(cloud, asked.clouds), is_asked=bool(asked.clouds)))
+    tell(_looked_at(looks, may_name=not asked.clouds and Cloud.AWS not in swept_clouds(cloud, ())))
+    for missing in unasked:
+        tell(f"NOT LOOKED AT: AWS{_by_profile(missing)}: {missing.error}")
     if as_json:
-        say_json({"strays": [_json(thing, swept) for swept in results for thing in swept.strays]})
+        unread = [{"profile": one.profile, **error_fields(one.error)} for one in unasked]
+        strays = [_json(thing, swept) for swept in results for thing in swept.strays]
+        say_json({"strays": strays, "looked_at": _looked_at_json(looks), "unread": unread})
     else:
         say(_text(results))
     _advise(found, asked, len(_foreign(results)))
-    return _LEFT if found else 0
+    return _LEFT if found else max((one.error.exit_code for one in unasked), default=0)
 
 
 def _sweep(sweeper: Sweeper, asked: Sweep) -> Swept:
@@ -190,14 +208,33 @@ def _sweep(sweeper: Sweeper, asked: Sweep) -> Swept:
     return sweeper.remove(swept) if asked.delete and swept.ripe else swept
 
 
-def _looked_at(clouds: tuple[Cloud, ...], *, is_asked: bool) -> str:
-    """Say of which clouds the answer is: what nobody was asked about may stand there all the same."""
-    line = f"looked at: {', '.join('AWS' if one is Cloud.AWS else 'the embedded fleet' for one in clouds)}"
-    return (
-        line
-        if Cloud.AWS in clouds or is_asked
-        else f"{line}; AWS was not asked, no job known here ran there (--cloud aws asks)"
-    )
+def _looked_at(looks: Sequence[Census], *, may_name: bool) -> str:
+    """Say of which clouds, accounts and regions the answer is: elsewhere things may stand all the same.
+
+    `may_name`: AWS was not named, and was not asked for that.
+    """
+    regions = _regions(looks)
+    places = [f"AWS {account} in {', '.join(where)}" if where else "the embedded fleet" for account, where in regions]
+    line = f"looked at: {', '.join(places)}"
+    if may_name:
+        return f"{line}; AWS was not asked, no job known here ran there (--cloud aws asks)"
+    return f"{line} (--region asks elsewhere)" if any(where for _, where in regions) else line
+
+
+def _regions(looks: Sequence[Census]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Return each account with its regions; of one, each store's look is of the same."""
+    return tuple(dict.fromkeys((look.account, look.regions) for look in looks))
+
+
+def _looked_at_json(looks: Sequence[Census]) -> list[dict[str, Any]]:
+    return [
+        {"cloud": (Cloud.AWS if where else Cloud.LOCAL).value, "account": account if where else None, "regions": where}
+        for account, where in _regions(looks)
+    ]
+
+
+def _by_profile(one: Unasked) -> str:
+    return f" by profile {one.profile}" if one.profile else ""
 
 
 def _foreign(results: list[Swept]) -> frozenset[str]:

@@ -98,6 +98,11 @@ def error_json(error: GpucloudError) -> dict[str, Any]:
     }
 
 
+def error_fields(error: GpucloudError) -> dict[str, Any]:
+    """Return what an entry of an answer says of what could not be read, beside what that is."""
+    return {"error": error.code, "exit_code": error.exit_code, "message": error.message, "hint": error.hint}
+
+
 def left(exit_code: int, why: str, *, as_json: bool) -> int:
     """Return the exit code of a command that its user left, with an object in place of the answer for programs."""
     if as_json:
