@@ -79,6 +79,11 @@ class Fleet:
         """Whether spot machines boot beside others of their group."""
         return self.working < self.held
 
+    def holds(self, zone: int | None, nodes: int, *, on_demand: bool) -> bool:
+        """Whether it has just these machines: so many on spot in that zone (None: none), and on demand some or none."""
+        spot = self.held == nodes and self.spot[0].zone == zone if self.spot else zone is None
+        return spot and (self.on_demand is not None) is on_demand
+
     def rent_spot(self, zone: int | None, nodes: int, now_s: float) -> bool:
         """Have this group of spot machines and no other (none for None); return whether it is a new one.
 

@@ -122,6 +122,10 @@ class Choice:
     holds_s: float = math.inf
     nodes: int = 0
 
+    def held(self, seconds: float) -> Choice:
+        """Return the same, to be trusted for so long."""
+        return Choice(mode=self.mode, zone=self.zone, reason=self.reason, holds_s=seconds, nodes=self.nodes)
+
 
 # The simple policies: uniform progress, greedy, a gang that goes on with fewer, one try from the beginning.
 

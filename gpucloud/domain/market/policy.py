@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 from gpucloud.domain.job.spec import Policy
@@ -34,7 +33,7 @@ def decide(policy: Policy, task: Task, observation: Observation, tables: Tables 
     else:
         choice = _wanted(policy, task, observation, tables)
     choice = secured(task, observation, choice)
-    return choice if choice.holds_s >= task.tick_s else dataclasses.replace(choice, holds_s=task.tick_s)
+    return choice if choice.holds_s >= task.tick_s else choice.held(task.tick_s)
 
 
 def without_deadline(task: Task, observation: Observation) -> Choice:
@@ -190,4 +189,4 @@ def _on_demand(reason: Reason) -> Choice:
 
 def _until(choice: Choice, spare_s: float) -> Choice:
     """The same choice, not to be trusted past the moment when the net may catch it."""
-    return choice if choice.holds_s <= spare_s else dataclasses.replace(choice, holds_s=spare_s)
+    return choice if choice.holds_s <= spare_s else choice.held(spare_s)

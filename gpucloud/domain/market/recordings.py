@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from typing import TypeVar
 
 from gpucloud.domain.errors import UsageError
+from gpucloud.domain.market.policies import ZoneState
+from gpucloud.domain.money.ledger import Terms
 from gpucloud.domain.offer import PricePoint, region_of
 
 _SMALLEST = Decimal("0.0001")  # as AWS writes spot prices
@@ -175,6 +177,25 @@ class Timeline:
     views: tuple[tuple[ZoneView, ...], ...]
     prices: tuple[tuple[PricePoint, ...], ...]
     extras_usd_per_hour: float = 0.0
+    bills: dict[Terms, dict[Hashable, Decimal]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What machines cost by these terms whose lives were metered: replays from other starts live through the same."""
+
+    _told: dict[int, tuple[ZoneState, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def told(self, change: int, look: int) -> tuple[ZoneState, ...]:
+        """Return what a policy is told of the zones at a look; `change` is the newest by then. It is kept, too."""
+        if look not in self._told:
+            self._told[look] = tuple(
+                ZoneState(
+                    zone=view.zone,
+                    up=view.up,
+                    age_s=(look - view.since) * LOOK_S,
+                    usd_per_hour=view.usd_per_hour,
+                    nodes=view.nodes,
+                )
+                for view in self.views[change]
+            )
+        return self._told[look]
 
     def when(self, seconds: float) -> datetime:
         """Return the moment so many seconds after the recording's first look."""

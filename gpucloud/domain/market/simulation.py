@@ -12,7 +12,7 @@ from decimal import Decimal
 
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.market.outcome import ON_DEMAND, Fleet, Lifetime, Outcome
-from gpucloud.domain.market.policies import NOTHING, Choice, Holding, Mode, Observation, Task, ZoneState
+from gpucloud.domain.market.policies import NOTHING, Choice, Holding, Mode, Observation, Task
 from gpucloud.domain.market.recordings import LOOK_S, RecordedMarket, RecordedZone, Timeline, ZoneView
 from gpucloud.domain.market.scenario import Recovery
 from gpucloud.domain.money.ledger import PLAIN_TERMS, Charge, Terms, meter, total
@@ -96,22 +96,11 @@ class _Simulated:
 
     def observation(self, views: tuple[ZoneView, ...], money_left_usd: float | None) -> Observation:
         """Return what the policy is told."""
-        now = self.now
-        zones = [
-            ZoneState(
-                zone=view.zone,
-                up=view.up,
-                age_s=(now - view.since) * LOOK_S,
-                usd_per_hour=view.usd_per_hour,
-                nodes=view.nodes,
-            )
-            for view in views
-        ]
         return Observation(
             work_left_s=self._left_s,
-            time_left_s=self._task.span_s - (now - self._start) * LOOK_S,
+            time_left_s=self._task.span_s - (self.now - self._start) * LOOK_S,
             holding=self._holding(views),
-            zones=tuple(zones),
+            zones=self._market.told(self._change, self.now),
             money_left_usd=money_left_usd,
         )
 
@@ -122,12 +111,15 @@ class _Simulated:
         if zone is not None and views[zone].nodes < nodes:
             zone = None
         fleet, recovery, now_s = self.fleet, self._recovery, float(self.now * LOOK_S)
+        on_demand = choice.mode in (Mode.ON_DEMAND, Mode.BOTH)
+        if fleet.holds(zone, nodes, on_demand=on_demand):  # as nearly always
+            return
         worked_on_demand = fleet.on_demand is not None
         launches, rate = fleet.launches, self._rate()
         new_spot = fleet.rent_spot(zone, nodes, now_s)
         if fleet.launches > launches:
             self._beside_s = recovery.restart_s - recovery.handover_s
-        new_on_demand = fleet.rent_on_demand(now_s, wanted=choice.mode in (Mode.ON_DEMAND, Mode.BOTH))
+        new_on_demand = fleet.rent_on_demand(now_s, wanted=on_demand)
         if new_on_demand or (new_spot and fleet.on_demand is None):
             self._boot_s = recovery.restart_s
             self._leave(rate)
@@ -217,8 +209,14 @@ def charges(run: Run, market: Timeline, terms: Terms = PLAIN_TERMS) -> tuple[tup
 
 
 def bill_usd(run: Run, market: Timeline, terms: Terms = PLAIN_TERMS) -> Decimal:
-    """Return what the run costs."""
-    return sum((nodes * total(metered) for nodes, metered in charges(run, market, terms)), Decimal(0))
+    """Return what the run costs: the sum of its `charges`."""
+    known, usd = market.bills.setdefault(terms, {}), Decimal(0)
+    for lifetime in run.lifetimes:
+        alike = (lifetime.zone, lifetime.launched_s, lifetime.ended_s, lifetime.cause)
+        if alike not in known:
+            known[alike] = total(_metered(lifetime, 1, market, terms))
+        usd += lifetime.nodes * known[alike]
+    return usd
 
 
 def _metered(lifetime: Lifetime, number: int, market: Timeline, terms: Terms) -> tuple[Charge, ...]:
