@@ -16,7 +16,7 @@ from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.node.output import DatedPiece, Mark
 from gpucloud.domain.state.state import ExitReason, JobStatus
-from gpucloud.usecases.job.jobs import Unattended
+from gpucloud.usecases.job.jobs import Unsupervised
 from gpucloud.usecases.jobstore.records import LogPart
 from tests.fakes.clock import JumpingClock
 from tests.unit.test_shown import Terminal
@@ -290,7 +290,7 @@ class Silent(Stored):
         super().__init__()
         self.statuses = list(statuses)
         self.clock = JumpingClock(AT)
-        self.looks: list[Unattended | None] = [None]
+        self.looks: list[Unsupervised | None] = [None]
         self.off = False
         self.end: ExitReason | None = None
 
@@ -332,7 +332,7 @@ def test_a_silent_job_that_was_followed_to_its_end_is_no_error(
 
 
 UNTIL = AT - timedelta(minutes=10)
-LEFT = Unattended(state=state(attempts=(opened("a"),)), fetched_until=UNTIL)
+LEFT = Unsupervised(state=state(attempts=(opened("a"),)), fetched_until=UNTIL)
 NO_OUTPUT = "digits has no output yet: following (Ctrl-C leaves"
 
 
@@ -370,7 +370,7 @@ NO_OUTPUT = "digits has no output yet: following (Ctrl-C leaves"
 def test_who_follows_a_job_that_nobody_sees_to_is_told_once(
     monkeypatch: pytest.MonkeyPatch,
     written: list[str],
-    looks: list[Unattended | None],
+    looks: list[Unsupervised | None],
     off: bool,
     said: tuple[str, ...],
 ) -> None:
@@ -389,7 +389,7 @@ def test_who_follows_a_job_that_nobody_sees_to_is_told_once(
     ],
 )
 def test_of_a_job_that_is_to_end_no_output_is_promised_by_going_on(
-    monkeypatch: pytest.MonkeyPatch, written: list[str], left: Unattended, off: bool, said: str
+    monkeypatch: pytest.MonkeyPatch, written: list[str], left: Unsupervised, off: bool, said: str
 ) -> None:
     asker = Silent(JobStatus.RUNNING, JobStatus.SUCCEEDED)
     asker.looks, asker.off, asker.end = [left], off, ExitReason.STOPPED

@@ -31,7 +31,7 @@ from gpucloud.domain.supervision.capacity import cool_down, cooled
 from gpucloud.domain.supervision.self_driving import arming
 from gpucloud.domain.supervision.snapshot import DriveTrial, Limits, Rules, Supervising, goal_of, rules_for
 from gpucloud.store import open_store
-from gpucloud.usecases.job.jobs import Asker, Prepaid, Unattended
+from gpucloud.usecases.job.jobs import Asker, Prepaid, Unsupervised
 from gpucloud.usecases.job.passes import BudgetChanger, bring_closer, budget_standing, obey_here
 from gpucloud.usecases.job.start import Asked, Starter
 from gpucloud.usecases.jobstore.jobstore import JobStore
@@ -500,7 +500,7 @@ def test_output_that_is_followed_asks_once_a_minute_whether_a_machine_takes_a_jo
     newest = type(asker).order
     monkeypatch.setattr(type(asker), "order", lambda one: orders.append(one.clock.now()) or newest(one))
 
-    def caught_up(left: Unattended | None) -> None:
+    def caught_up(left: Unsupervised | None) -> None:
         looks.append(left)
         if asker.clock.now() > NOW + timedelta(minutes=25):
             raise InterruptedError

@@ -25,7 +25,7 @@ from gpucloud.domain.job.spec import KnownJob
 from gpucloud.domain.money.ledger import ChargeKind, Rates, Terms
 from gpucloud.domain.state.order import with_budget
 from gpucloud.domain.state.state import ExitReason, JobStatus, Owner
-from gpucloud.usecases.job.jobs import Asker, Unattended
+from gpucloud.usecases.job.jobs import Asker, Unsupervised
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import take
 from gpucloud.usecases.jobstore.orders import Orders
@@ -471,9 +471,9 @@ def test_output_of_a_job_that_one_of_its_machines_is_about_to_take_is_not_said_t
     orders(outside).give(replace(found.order, number=found.order.number + 1, unattended=timedelta(hours=2)), found)
     asked = logs_asker(outside)
     outside.clock.sleep(lease_s)
-    assert unattended(asked) is None
+    assert unsupervised(asked) is None
     outside.clock.sleep(3600)
-    assert unattended(asked) is not None  # none has taken it
+    assert unsupervised(asked) is not None  # none has taken it
 
 
 @pytest.mark.parametrize("flush_s", [1, 5])
@@ -486,7 +486,7 @@ def test_what_was_not_yet_kept_when_its_supervisor_died_is_not_said_to_be_fetche
     loaded = jobs(outside).load()
     assert loaded is not None
     asked = replace(logs_asker(outside), flush_s=flush_s)
-    left = unattended(asked)
+    left = unsupervised(asked)
     assert left is not None
     assert left.fetched_until == loaded[1].modified - timedelta(seconds=flush_s)
     attempt = left.state.attempt
@@ -496,8 +496,8 @@ def test_what_was_not_yet_kept_when_its_supervisor_died_is_not_said_to_be_fetche
     assert asked.is_off(attempt, left.state)
 
 
-def unattended(asker: Asker) -> Unattended | None:
-    looks: list[Unattended | None] = []
+def unsupervised(asker: Asker) -> Unsupervised | None:
+    looks: list[Unsupervised | None] = []
     assert list(asker.output(attempt=None, rank=7, follow=False, caught_up=looks.append)) == []
     return looks[0]
 

@@ -21,7 +21,7 @@ from gpucloud.domain.node.output import DatedPiece
 from gpucloud.domain.state.order import is_to_end
 from gpucloud.domain.state.state import Attempt, JobState
 from gpucloud.domain.untrusted import in_one_line
-from gpucloud.usecases.job.jobs import Asker, Unattended
+from gpucloud.usecases.job.jobs import Asker, Unsupervised
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.records import BEFORE, LogPart
 from gpucloud.wiring import Gpucloud
@@ -67,14 +67,14 @@ def logs(target: str | None, wanted: Wanted) -> int:
         if not wanted.follow or state.status.ended:
             raise none
         tell(none.message)  # it was followed to its end, as asked
-    left = shown.unattended
+    left = shown.unsupervised
     if left is not None and left.state.attempt is not None and not wanted.follow:
-        tell(_unattended_line(asker, left))
+        tell(_unsupervised_line(asker, left))
     _say_what_is_left_out(shown, since)
     return 0
 
 
-def _unattended_line(asker: Asker, left: Unattended) -> str:
+def _unsupervised_line(asker: Asker, left: Unsupervised) -> str:
     """Return what to say of output that nobody fetches: what is here may be old, and the script may be far ahead."""
     job, attempt = left.state.job, left.state.attempt
     ends = _ends(asker, left.state)
@@ -200,7 +200,7 @@ class Shown:
     since: Since | None = None
     read_any: bool = False
     wrote_any: bool = False
-    unattended: Unattended | None = None
+    unsupervised: Unsupervised | None = None
     """How a job stood last that nobody sees to."""
     _attempt: int | None = None
     _tail: Tail | None = None
@@ -222,7 +222,7 @@ class Shown:
             elif left:
                 self._write(part, left, at)
 
-    def caught_up(self, unattended: Unattended | None) -> None:
+    def caught_up(self, unsupervised: Unsupervised | None) -> None:
         """Write the last lines; all that comes from now on is new. Say so where nothing has come yet.
 
         Say too, once, that nobody sees to the job which is followed.
@@ -232,11 +232,11 @@ class Shown:
             self._write(part, data, at)
         if self.wanted.follow and not self._is_new and not self.wrote_any and not self.ranks.state.status.ended:
             of_it = "nothing new" if self.read_any else "no output"
-            leaves = "Ctrl-C leaves" if unattended is not None else "Ctrl-C leaves, the job goes on"
+            leaves = "Ctrl-C leaves" if unsupervised is not None else "Ctrl-C leaves, the job goes on"
             tell(f"{self.ranks.state.job} has {of_it} yet: following ({leaves})")
-        if self.wanted.follow and unattended is not None and self.unattended is None:
-            tell(_unattended_line(self.ranks.asker, unattended))
-        self._is_new, self.unattended = True, unattended
+        if self.wanted.follow and unsupervised is not None and self.unsupervised is None:
+            tell(_unsupervised_line(self.ranks.asker, unsupervised))
+        self._is_new, self.unsupervised = True, unsupervised
 
     def _dated(self, piece: DatedPiece) -> Iterator[tuple[bytes, datetime | None]]:
         if self.since is not None or self.wanted.timestamps or self.wanted.as_json:

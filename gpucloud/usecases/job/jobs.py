@@ -87,7 +87,7 @@ class LeftJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unattended:
+class Unsupervised:
     """A job that is not over and that nobody sees to, and until when its output was fetched."""
 
     state: JobState
@@ -292,7 +292,7 @@ class Asker:
         attempt: int | None,
         rank: int | None,
         follow: bool,
-        caught_up: Callable[[Unattended | None], None] = lambda _: None,
+        caught_up: Callable[[Unsupervised | None], None] = lambda _: None,
     ) -> Iterator[tuple[LogPart, DatedPiece]]:
         """Yield the kept output in order with its times; with `follow`, until the job has ended and all is told.
 
@@ -301,7 +301,7 @@ class Asker:
         """
         told: set[str] = set()
         ends: dict[tuple[int, int], int] = {}
-        left: Unattended | None = None
+        left: Unsupervised | None = None
         looked: tuple[object, ...] = ()
         while True:
             state, stored = self._loaded(self.jobs.load())
@@ -314,19 +314,19 @@ class Asker:
                         yield part, piece.after(max(0, told_to - part.offset))
             found = stored.version, _supervisor(state, stored), (stored.store_time - stored.modified) // _ASKED_EVERY
             if found != looked:  # each time it is asked is paid for
-                looked, left = found, self._unattended(state, stored)
+                looked, left = found, self._unsupervised(state, stored)
             caught_up(left)
             if not follow or state.status.ended:
                 return
             self.clock.sleep(self.look_s)
 
-    def _unattended(self, state: JobState, stored: Stored) -> Unattended | None:
+    def _unsupervised(self, state: JobState, stored: Stored) -> Unsupervised | None:
         """One of its machines that is about to take the job sees to it."""
         if state.status.ended or _supervisor(state, stored) is not None:
             return None
         if state.drives_itself and self._comes(state, self.order(), stored) is not None:
             return None
-        return Unattended(state=state, fetched_until=stored.modified - span_of(self.flush_s))
+        return Unsupervised(state=state, fetched_until=stored.modified - span_of(self.flush_s))
 
     @property
     def _orders(self) -> Orders:
