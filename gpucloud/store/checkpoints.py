@@ -301,16 +301,22 @@ class Newest(NamedTuple):
 def newest_commit(store: ObjectStore, prefix: str) -> Newest | None:
     """Return the checkpoint that a restore would try first; None without one.
 
-    The manifest is verified, its objects are not. Raises StoreError.
+    The manifest is verified, its objects are not. One of another gpucloud's format is no damage: a restore comes to it
+    and ends there. Raises StoreError.
     """
     for commit in restore_order(listed(store, prefix), lambda generation: base_of(store, prefix, generation)):
         stored = get_small(store, under(prefix, commit_key(commit)))
         if stored is None:
             continue
-        with contextlib.suppress(ValueError):
+        newest = Newest(commit.step, hashlib.sha256(stored.data).hexdigest())
+        try:
             found = read_manifest(stored.data)
-            if found.commit == commit:
-                return Newest(commit.step, hashlib.sha256(stored.data).hexdigest(), found.counts)
+        except OtherFormat:
+            return newest
+        except ValueError:
+            continue
+        if found.commit == commit:
+            return newest._replace(counts=found.counts)
     return None
 
 

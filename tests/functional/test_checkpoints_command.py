@@ -8,12 +8,26 @@ from pathlib import Path
 import pytest
 
 from gpucloud.cli.commands.checkpoints import Asked, checkpoints
-from gpucloud.domain.checkpoint.manifest import Commit, Why, best_bytes, best_key, commit_key, data_key
-from gpucloud.domain.errors import LeaseHeld, UsageError
+from gpucloud.domain.checkpoint.manifest import (
+    Commit,
+    Notes,
+    Why,
+    best_bytes,
+    best_key,
+    commit_key,
+    data_key,
+    seal,
+    unseal,
+)
+from gpucloud.domain.errors import CheckpointUnreadable, LeaseHeld, StoreError, UsageError
 from gpucloud.domain.state.state import Attempt, JobStatus, Member, UsageInterval
+from gpucloud.store import newest_commit
 from gpucloud.system.retries import SystemClock
+from gpucloud.usecases.checkpoint.checkpoints import StoredCheckpoints
 from gpucloud.usecases.jobstore.lease import take
 from tests.standins.made_checkpoints import Made, known_job, state
+
+RANK = "rank-00000-of-00001.safetensors"
 
 
 @pytest.fixture
@@ -78,6 +92,100 @@ def test_damage_is_told_by_object_and_part_with_exit_code_15(jobs, capsys):
         15,
         [{"step": 20, "generation": 1, "bytes": None, "whole": False, "damaged": []}],
     )
+
+
+def of_another_format(jobs, step):
+    place = Path(jobs.store.root) / jobs.checkpoints / commit_key(Commit(1, step))
+    place.write_bytes(seal({**unseal(place.read_bytes()), "format": 999}))
+
+
+def test_what_a_newer_gpucloud_saved_is_no_damage_is_not_pruned_and_comes_before_older_ones(jobs, capsys):
+    of_another_format(jobs, 40)
+    says = "checkpoint 40 (generation 1) is of another gpucloud's format"
+    code, found = answer(capsys, verify=True)
+    assert (code, [(one["step"], one["whole"]) for one in found["verified"]]) == (
+        0,
+        [(40, None), (30, True), (20, True), (10, True)],
+    )
+    assert checkpoints("made", Asked(verify=True), as_json=False) == 0
+    printed = capsys.readouterr()
+    assert (printed.out[:24], printed.err) == ("whole: step 30, 20, 10; ", f"not verified: {says}\n")
+    assert [(one["step"], one["marks"]) for one in answer(capsys)[1]["checkpoints"]] == [
+        (40, ["kept", "other_format"]),
+        (30, ["kept"]),
+        (20, ["kept"]),
+        (10, ["kept"]),
+    ]
+    assert answer(capsys, prune=True)[1]["checkpoints"] == []
+    with pytest.raises(CheckpointUnreadable, match="is of another gpucloud's format") as refused:
+        checkpoints("made", Asked(pull=Path("here")), as_json=True)
+    assert refused.value.hint == "the gpucloud that saved it, or --step 30"
+    assert answer(capsys, pull=Path("here"), step=30)[1]["step"] == 30
+    newest = newest_commit(jobs.store, jobs.checkpoints)
+    assert newest is not None
+    assert newest.step == 40
+
+
+class Collected:
+    """A store whose job deletes a checkpoint, its manifest first, once its manifests were read."""
+
+    def __init__(self, jobs, step):
+        self.jobs, self.left = jobs, [commit_key(Commit(1, step)), data_key(Commit(1, step), RANK)]
+
+    def __getattr__(self, name):
+        if name == "read_into":
+            while self.left:
+                self.jobs.store.delete(f"{self.jobs.checkpoints}/{self.left.pop(0)}")
+        return getattr(self.jobs.store, name)
+
+
+@pytest.fixture
+def collecting(jobs, monkeypatch):
+    def begin(step):
+        store = Collected(jobs, step)
+        monkeypatch.setattr(
+            "gpucloud.cli.commands.checkpoints.StoredCheckpoints",
+            lambda **given: StoredCheckpoints(**{**given, "store": store}),
+        )
+
+    return begin
+
+
+def test_what_a_job_that_trains_collects_while_it_is_verified_is_no_damage(collecting, capsys):
+    collecting(10)
+    code, found = answer(capsys, verify=True)
+    assert (code, [one["step"] for one in found["verified"]]) == (0, [40, 30, 20])
+    collecting(20)
+    with pytest.raises(StoreError, match="deleted while it was read, as the job needs it no longer: step 20"):
+        checkpoints("made", Asked(verify=True, step=20), as_json=True)
+
+
+@pytest.mark.parametrize("asked", [{"pull": Path("here")}, {"export": Path("w.safetensors")}])
+def test_what_a_job_that_trains_collects_while_it_is_brought_is_no_damage(collecting, asked):
+    collecting(10)
+    with pytest.raises(StoreError, match="was deleted while it was read: the job needs it no longer") as told:
+        checkpoints("made", Asked(step=10, **asked), as_json=True)
+    assert told.value.hint is not None
+    assert told.value.hint.startswith("the same command again, without --step")
+
+
+def test_an_export_into_a_folder_names_both_files_and_writes_over_nothing_but_its_own(jobs, capsys, tmp_path):
+    one = Made(jobs.store, jobs.checkpoints, Commit(1, 60))
+    metadata = state(one)
+    one.put([list(one.tensors)], metadata, notes=Notes(values={"config": {"layers": 2}}))
+    (out := tmp_path / "out").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (out / name).write_text("mine")
+        with pytest.raises(UsageError, match=f"{name} is there already") as refused:
+            checkpoints("made", Asked(export=Path("out")), as_json=True)
+        assert refused.value.hint == "name another folder, or move it away"
+        assert [path.read_text() for path in out.iterdir()] == ["mine"]
+        (out / name).unlink()
+    assert checkpoints("made", Asked(export=Path("out")), as_json=False) == 0
+    assert capsys.readouterr().out.endswith("; out/config.json\n")
+    found = answer(capsys, export=Path("out"))[1]
+    assert (found["step"], found["config"]) == (60, str(out / "config.json"))
+    assert json.loads((out / "config.json").read_text()) == {"layers": 2}
 
 
 def test_pruning_shows_first_and_deletes_with_yes_what_is_not_kept(jobs, capsys):

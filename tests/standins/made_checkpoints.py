@@ -11,6 +11,7 @@ from gpucloud.adapters.home import open_home
 from gpucloud.domain.checkpoint.manifest import (
     Commit,
     Manifest,
+    Notes,
     Piece,
     Promise,
     Why,
@@ -44,7 +45,7 @@ class Made:
         self.tensors[name] = (dtype, shape, data)
         return {"$": "tensor", "name": name}
 
-    def put(self, ranks, metadata, *, base=None, why=Why.DUE):
+    def put(self, ranks, metadata, *, base=None, why=Why.DUE, notes=None):
         """Write objects, record and manifest. Each rank has names, or (name, offset, extent)."""
         pieces = []
         for rank, wanted in enumerate(ranks):
@@ -54,7 +55,8 @@ class Made:
             self.store.put(f"{self.prefix}/{key}", data)
             sums = sums_of((memoryview(data),))
             pieces.append(Piece(key=key, size=sums.size, crc32=sums.crc32))
-        manifest = Manifest(commit=self.commit, world=len(ranks), promise=Promise(), pieces=tuple(pieces), why=why)
+        about = {"promise": Promise(), "why": why, "notes": notes or Notes()}
+        manifest = Manifest(commit=self.commit, world=len(ranks), pieces=tuple(pieces), **about)
         record = generation_bytes(base=base, owner="test")
         self.store.put(f"{self.prefix}/{generation_key(self.commit.generation)}", record)
         self.store.put(f"{self.prefix}/{commit_key(self.commit)}", manifest_bytes(manifest))

@@ -42,6 +42,25 @@ def test_the_order_is_that_of_restoring_and_each_says_what_becomes_of_it():
     assert marks(standing) == [(D, ["kept", "next"]), (C, ["kept"]), (A, ["base", "kept"]), (B, [])]
 
 
+def test_what_another_gpucloud_wrote_is_no_damage_stays_and_is_where_a_restore_ends():
+    foreign = Found(manifest=None, committed_at=AT, other_format=True)
+    oldest = Commit(1, 5)
+    there = [oldest, A, B, C, D]
+    what = {**{c: found(c) for c in (A, B, C)}, D: foreign, oldest: foreign}
+    standing = standings(keys_of(there), {1: None, 2: B}, what, keep=2)
+    assert marks(standing) == [
+        (D, ["kept", "other_format"]),
+        (C, ["kept"]),
+        (B, ["base", "kept"]),
+        (A, []),
+        (oldest, ["kept", "other_format"]),
+    ]
+    gone = superfluous(keys_of(there), standing)
+    assert gone.keys == (commit_key(A), data_key(A, "rank-00000-of-00001.safetensors"))
+    newest_read = standings(keys_of(there), {1: None, 2: B}, {**what, D: found(D)}, keep=2)
+    assert marks(newest_read)[0] == (D, ["kept", "next"])
+
+
 def test_the_best_stays_and_what_was_called_so_beside_the_chain_or_before_does_not():
     newest = Commit(2, 40)
     there = [A, B, C, D, newest]
@@ -112,6 +131,7 @@ def test_marks_have_words_that_programs_read():
         "best",
         "kept",
         "damaged",
+        "other_format",
         "incomplete",
         "unreachable",
     ]

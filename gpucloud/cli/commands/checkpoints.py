@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
-import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpucloud.cli.render.words import left, say, say_json, table, tell
+from gpucloud.cli.render.words import Meter, left, say, say_json, table, tell
 from gpucloud.cli.target import known_job, require_one_run
 from gpucloud.domain import codec
 from gpucloud.domain.checkpoint.directory import files_apart
@@ -24,7 +21,14 @@ from gpucloud.domain.job.spec import CheckpointPolicy
 from gpucloud.store.directory import DirectoryStore, user_path
 from gpucloud.system.wholefile import write_whole
 from gpucloud.usecases.checkpoint import pulling
-from gpucloud.usecases.checkpoint.checkpoints import Damage, Pruner, StoredCheckpoints, of_step, restorable
+from gpucloud.usecases.checkpoint.checkpoints import (
+    Damage,
+    Pruner,
+    StoredCheckpoints,
+    of_other_format,
+    of_step,
+    restorable,
+)
 from gpucloud.usecases.checkpoint.pulling import Puller, Unpacker
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.wiring import Gpucloud, KnownJob
@@ -153,7 +157,12 @@ def _verify(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
     pieces = [piece for manifest in manifests for piece in manifest.pieces]
     with Meter("verified", sum(piece.size for piece in pieces)) as meter:
         damages = job.stored_checkpoints.verify(pieces, meter.moved)
-    damaged = [one for one in standing if one.found.manifest is None]
+    damages, standing = _without_collected(job, damages, standing)
+    manifests = [one.found.manifest for one in standing if one.found.manifest is not None]
+    unread = [one for one in standing if one.found.other_format]
+    damaged = [one for one in standing if one.found.manifest is None and one not in unread]
+    for one in unread:
+        tell(f"not verified: {of_other_format(one.commit)}")
     if as_json:
         say_json({"job": job.name, "verified": [damage_json(one, damages) for one in standing]})
     else:
@@ -161,12 +170,29 @@ def _verify(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
             say(f"the manifest of checkpoint {one.commit.step} (generation {one.commit.generation}) is damaged")
         for damage in damages:
             say(str(damage))
-        if not damaged and not damages:
+        if manifests and not damaged and not damages:
+            pieces = [piece for manifest in manifests for piece in manifest.pieces]
             saves = any(manifest.counts is Counts.SAVES for manifest in manifests)
             steps = ", ".join(map(str, manifests)) if saves else f"step {', '.join(map(_number, manifests))}"
             size = format_size(sum(piece.size for piece in pieces))
             say(f"whole: {steps}; {counted(len(pieces), 'object')}, {size}")
     return StoreError.exit_code if damaged or damages else 0
+
+
+def _without_collected(
+    job: _Job, damages: tuple[Damage, ...], standing: tuple[Standing, ...]
+) -> tuple[tuple[Damage, ...], tuple[Standing, ...]]:
+    """Leave out what the job deleted while it was read, and say so; StoreError where that was all of it."""
+    gone = job.stored_checkpoints.collected(damage.key for damage in damages)
+    left = tuple(one for one in standing if one.commit not in gone)
+    if gone:
+        steps = ", ".join(str(commit.step) for commit in sorted(gone, key=lambda one: (one.step, one.generation)))
+        what = f"deleted while it was read, as the job needs it no longer: step {steps}"
+        if not left:
+            raise StoreError(what, hint="the same command again, without --step")
+        tell(f"not verified: {what}")
+    keys = {piece.key for one in left if one.found.manifest is not None for piece in one.found.manifest.pieces}
+    return tuple(damage for damage in damages if damage.key in keys), left
 
 
 def _prune(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
@@ -222,6 +248,9 @@ def _unpack(job: _Job, manifest: Manifest, files: tuple[tuple[str, Piece], ...],
     return 0
 
 
+_ASIDE = "name another folder, or move it away"
+
+
 def _export(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
     path = user_path(asked.export or Path(), "--export")
     folder = path if path.is_dir() else None
@@ -230,18 +259,40 @@ def _export(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
         raise UsageError(f"{path} is no file", hint=f"--export {job.name}.safetensors")
     manifest = _wanted(job, asked)
     about = {"job": job.name, "step": str(manifest.commit.step), "generation": str(manifest.commit.generation)}
+    config = _config(folder, manifest) if folder is not None else None
+    if folder is not None and path.exists() and pulling.exported_of(path) != job.name:
+        raise UsageError(f"{path} is there already, and no --export of {job.name} wrote it", hint=_ASIDE)
     plan = pulling.planned(job.stored_checkpoints, manifest, everything=asked.everything, about=about)
     with Meter("read", pulling.bytes_to_read(manifest, plan)) as meter:
         pulling.write(job.stored_checkpoints, manifest, plan, path, meter.moved)
-    config = manifest.notes.values.get("config")
-    if folder is not None and isinstance(config, dict):
-        write_whole(folder / "config.json", json.dumps(config, indent=2) + "\n", mode=0o644)
+    if config is not None:
+        write_whole(*config, mode=0o644)
     if as_json:
         answer = {"step": manifest.commit.step, "generation": manifest.commit.generation}
-        say_json({"job": job.name, **answer, "file": str(path.absolute()), "bytes": plan.size, "tensors": plan.tensors})
+        files = {"file": str(path.absolute()), "config": str(config[0].absolute()) if config is not None else None}
+        say_json({"job": job.name, **answer, **files, "bytes": plan.size, "tensors": plan.tensors})
     else:
-        say(f"{path}: {plan.tensors} tensors of {manifest}, {format_size(plan.size)}")
+        beside = f"; {config[0]}" if config is not None else ""
+        say(f"{path}: {plan.tensors} tensors of {manifest}, {format_size(plan.size)}{beside}")
     return 0
+
+
+def _config(folder: Path, manifest: Manifest) -> tuple[Path, str] | None:
+    """Return the model's `config.json` as it comes beside its weights; None where the script gave none.
+
+    UsageError where another one is there.
+    """
+    config, path = manifest.notes.values.get("config"), folder / "config.json"
+    if not isinstance(config, dict):
+        return None
+    text = json.dumps(config, indent=2) + "\n"
+    try:
+        differs = path.exists() and path.read_bytes() != text.encode()
+    except OSError:
+        differs = True
+    if differs:
+        raise UsageError(f"{path} is there already, and differs", hint=_ASIDE)
+    return path, text
 
 
 def _wanted(job: _Job, asked: Asked) -> Manifest:
@@ -264,6 +315,7 @@ _WORDS = {
     CheckpointMark.BEST: "best",
     CheckpointMark.KEPT: "kept",
     CheckpointMark.DAMAGED: "its manifest is damaged",
+    CheckpointMark.OTHER_FORMAT: "of another gpucloud's format: not read here",
     CheckpointMark.INCOMPLETE: "objects are missing",
     CheckpointMark.UNREACHABLE: "its generation has no record: never restored",
 }
@@ -281,7 +333,7 @@ def standing_text(standing: Sequence[Standing]) -> str:
 
 
 def standing_json(one: Standing) -> dict[str, Any]:
-    """Return a checkpoint as an object; what its manifest would say is null where that is damaged."""
+    """Return a checkpoint as an object; what its manifest would say is null where that cannot be read."""
     manifest = one.found.manifest
     return {
         **_named(one),
@@ -298,10 +350,11 @@ def standing_json(one: Standing) -> dict[str, Any]:
 
 
 def damage_json(one: Standing, damages: Sequence[Damage]) -> dict[str, Any]:
-    """Return a verified checkpoint as an object, with what is damaged of it."""
+    """Return a verified checkpoint as an object, with what is damaged of it; `whole` is null where nobody can tell."""
     keys = {piece.key for piece in one.found.manifest.pieces} if one.found.manifest else set()
     damaged = [{"object": d.key, "part": d.part or None, "what": d.what} for d in damages if d.key in keys]
-    return {**_named(one), "whole": one.found.manifest is not None and not damaged, "damaged": damaged}
+    whole = None if one.found.other_format else one.found.manifest is not None and not damaged
+    return {**_named(one), "whole": whole, "damaged": damaged}
 
 
 def gone_text(standing: Sequence[Standing], gone: Superfluous, *, deleted: bool) -> str:
@@ -357,50 +410,3 @@ def _named(one: Standing) -> dict[str, Any]:
 
 def _count(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"
-
-
-# How far something of known size is: redrawn on a terminal, a line now and then elsewhere.
-
-
-_DRAWN_S, _TOLD_S = 0.2, 10.0
-
-
-class Meter:
-    """Counts bytes, from any thread, and shows them as a context; nothing is shown of what is quick."""
-
-    def __init__(self, word: str, total: int) -> None:
-        self._word = word
-        self._total = total
-        self._done = 0
-        self._drawn = False
-        self._lock = threading.Lock()
-        self._began = self._shown = time.monotonic()
-
-    def moved(self, size: int) -> None:
-        """Take in so many bytes more."""
-        with self._lock:
-            self._done += size
-            now = time.monotonic()
-            if now - self._shown >= (_DRAWN_S if sys.stderr.isatty() else _TOLD_S):
-                self._shown = now
-                self._show()
-
-    def __enter__(self) -> Meter:
-        """Begin."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End the line that was drawn."""
-        if self._drawn:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
-
-    def _show(self) -> None:
-        speed = self._done / max(time.monotonic() - self._began, 0.001)
-        text = f"{self._word} {format_size(self._done)} of {format_size(self._total)}, {format_size(int(speed))}/s"
-        if sys.stderr.isatty():
-            self._drawn = True
-            sys.stderr.write(f"\r\x1b[K{text}")
-            sys.stderr.flush()
-        else:
-            tell(text)

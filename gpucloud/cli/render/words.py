@@ -7,6 +7,8 @@ import json
 import os
 import re
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from decimal import Decimal
@@ -15,7 +17,7 @@ from typing import Any, TextIO
 from gpucloud.cli.help import GROUPS
 from gpucloud.domain import codec
 from gpucloud.domain.errors import GpucloudError, Interrupted, JobFileError
-from gpucloud.domain.job.quantities import format_span
+from gpucloud.domain.job.quantities import format_size, format_span
 from gpucloud.domain.market.scenario import Recovery
 from gpucloud.domain.offer import Pool
 from gpucloud.domain.state.state import Quarantine
@@ -240,3 +242,50 @@ def is_yes(question: str) -> bool:
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+# How far something of known size is: redrawn on a terminal, a line now and then elsewhere.
+
+
+_DRAWN_S, _TOLD_S = 0.2, 10.0
+
+
+class Meter:
+    """Counts bytes, from any thread, and shows them as a context; nothing is shown of what is quick."""
+
+    def __init__(self, word: str, total: int) -> None:
+        self._word = word
+        self._total = total
+        self._done = 0
+        self._drawn = False
+        self._lock = threading.Lock()
+        self._began = self._shown = time.monotonic()
+
+    def moved(self, size: int) -> None:
+        """Take in so many bytes more."""
+        with self._lock:
+            self._done += size
+            now = time.monotonic()
+            if now - self._shown >= (_DRAWN_S if sys.stderr.isatty() else _TOLD_S):
+                self._shown = now
+                self._show()
+
+    def __enter__(self) -> Meter:
+        """Begin."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the line that was drawn."""
+        if self._drawn:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+    def _show(self) -> None:
+        speed = self._done / max(time.monotonic() - self._began, 0.001)
+        text = f"{self._word} {format_size(self._done)} of {format_size(self._total)}, {format_size(int(speed))}/s"
+        if sys.stderr.isatty():
+            self._drawn = True
+            sys.stderr.write(f"\r\x1b[K{text}")
+            sys.stderr.flush()
+        else:
+            tell(text)

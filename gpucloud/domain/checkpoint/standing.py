@@ -30,19 +30,22 @@ class CheckpointMark(str, Enum):
     BEST = "best"  # by the script's own metric
     KEPT = "kept"  # the next collection leaves it
     DAMAGED = "damaged"  # its manifest is not as it was written
+    OTHER_FORMAT = "other_format"  # another gpucloud wrote it, and this one does not read it
     INCOMPLETE = "incomplete"  # an object of it is not there
     UNREACHABLE = "unreachable"  # its generation has no record, so that no restore comes to it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A manifest as it lies in the store; None when it is damaged. `committed_at` is by the store's clock.
+    """A manifest as it lies in the store; None when it cannot be read. `committed_at` is by the store's clock.
 
     `metric` is the script's own, of what was once the best so far; more is better.
     """
 
     manifest: Manifest | None
     committed_at: datetime
+    other_format: bool = False
+    """Whether it is whole all the same, of another gpucloud's format."""
     metric: float | None = None
 
 
@@ -56,7 +59,7 @@ class Standing:
 
     @property
     def size(self) -> int | None:
-        """All its objects' bytes; None where the manifest is damaged."""
+        """All its objects' bytes; None where the manifest cannot be read."""
         return sum(piece.size for piece in self.found.manifest.pieces) if self.found.manifest else None
 
     @property
@@ -97,10 +100,12 @@ def standings(
     recorded = frozenset(generations(names))
     faults = {commit: _fault(commit, found[commit], names, recorded) for commit in order}
     sound = [commit for commit in order if faults[commit] is None]
+    unread = [commit for commit in order if found[commit].other_format]
     best = best_of(names, Commit(newest[0], COUNTED), bases.get) if newest else None
-    kept = _kept(order, sound, base, best, keep)
+    kept = _kept(order, sound, base, best, keep).union(unread)
+    first = next((commit for commit in order if faults[commit] in (None, CheckpointMark.OTHER_FORMAT)), None)
     marked: dict[CheckpointMark, Collection[Commit | None]] = {
-        CheckpointMark.NEXT: sound[:1],
+        CheckpointMark.NEXT: [first] if first in sound else [],  # a restore ends at what it does not read
         CheckpointMark.BASE: [base],
         CheckpointMark.BEST: [best],
     }
@@ -135,18 +140,23 @@ def nearest(step: int, standing: Sequence[Standing]) -> int | None:
 def _kept(
     order: Sequence[Commit], sound: Sequence[Commit], base: Commit | None, best: Commit | None, keep: int
 ) -> set[Commit]:
-    """The first that can be restored, the base and the best. Where none can be, nothing goes: somebody may mend one."""
+    """The first that can be restored, the base and the best. Where none can be, nothing goes: somebody may mend one.
+
+    What only another gpucloud reads is kept beside them: to that one it may be worth more than all others.
+    """
     if not sound:
         return set(order)
     return {*sound[: max(keep, LEAST_KEPT)], *(one for one in (base, best) if one is not None)}
 
 
 def _fault(commit: Commit, found: Found, names: frozenset[str], recorded: frozenset[int]) -> CheckpointMark | None:
-    if found.manifest is None:
+    if found.manifest is None and not found.other_format:
         return CheckpointMark.DAMAGED
-    if not names.issuperset(piece.key for piece in found.manifest.pieces):
+    if found.manifest is not None and not names.issuperset(piece.key for piece in found.manifest.pieces):
         return CheckpointMark.INCOMPLETE
-    return CheckpointMark.UNREACHABLE if commit.generation not in recorded else None
+    if commit.generation not in recorded:
+        return CheckpointMark.UNREACHABLE
+    return CheckpointMark.OTHER_FORMAT if found.other_format else None
 
 
 def _marks(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,10 +10,12 @@ from gpucloud.domain.checkpoint.manifest import (
     Commit,
     Counts,
     Manifest,
+    OtherFormat,
     Piece,
     called_best,
     commit_key,
     commits,
+    data_of,
     generations,
     read_manifest,
 )
@@ -36,7 +37,7 @@ from gpucloud.domain.checkpoint.standing import (
     standings,
     superfluous,
 )
-from gpucloud.domain.errors import StoreError, UsageError
+from gpucloud.domain.errors import CheckpointUnreadable, StoreError, UsageError
 from gpucloud.domain.state.state import JobState
 from gpucloud.domain.untrusted import RECORD_BYTES
 from gpucloud.ports import Clock
@@ -125,6 +126,12 @@ class StoredCheckpoints:
         there = (piece for piece in pieces if piece.key not in missing)
         return (*tails, *self.read(parts_of(there), _unused, moved))
 
+    def collected(self, keys: Iterable[str]) -> frozenset[Commit]:
+        """Return the checkpoints that objects were of, and that were deleted: a manifest goes before its data."""
+        owners = tuple({owner for _, owner in data_of(keys)})
+        there = all_done(lambda one: get_small(self.store, under(self.prefix, commit_key(one))) is not None, owners)
+        return frozenset(owner for owner, is_there in zip(owners, there, strict=True) if not is_there)
+
     def read(
         self,
         parts: Iterable[Part],
@@ -167,12 +174,20 @@ class StoredCheckpoints:
         stored = get_small(self.store, under(self.prefix, commit_key(commit)))
         if stored is None:
             return None
-        manifest = None
-        with contextlib.suppress(ValueError):
+        manifest, other_format = None, False
+        try:
             manifest = read_manifest(stored.data)
+        except OtherFormat:
+            other_format = True
+        except ValueError:
+            pass
         fits = manifest is not None and manifest.commit == commit
-        metric = metric_of(self.store, self.prefix, commit) if is_called else None
-        return Found(manifest=manifest if fits else None, committed_at=stored.modified, metric=metric)
+        return Found(
+            manifest=manifest if fits else None,
+            committed_at=stored.modified,
+            metric=metric_of(self.store, self.prefix, commit) if is_called else None,
+            other_format=other_format,
+        )
 
     def _damage(self, part: Part, data: memoryview) -> Damage | None:
         piece = part.piece
@@ -204,6 +219,11 @@ def of_step(step: int, standing: Sequence[Standing]) -> tuple[Standing, ...]:
     return there
 
 
+def of_other_format(commit: Commit) -> str:
+    """Return why nothing is said of what such a checkpoint holds."""
+    return f"checkpoint {commit.step} (generation {commit.generation}) is of another gpucloud's format"
+
+
 def _counts(standing: Sequence[Standing]) -> Counts:
     """Return what the numbers of these checkpoints count, as far as one that can be read tells."""
     found = (one.found.manifest for one in standing)
@@ -213,7 +233,8 @@ def _counts(standing: Sequence[Standing]) -> Counts:
 def restorable(step: int | None, standing: Sequence[Standing], *, best: bool = False) -> Manifest:
     """Return the checkpoint of that step, or of any, that a restore tries first; or the best by the script's metric.
 
-    UsageError when there is no such one, StoreError when none is whole.
+    UsageError when there is no such one, StoreError when none is whole, CheckpointUnreadable where another gpucloud's
+    comes first: nobody is given an older one in its place unasked.
     """
     if best:
         found = [one for one in standing if CheckpointMark.BEST in one.marks]
@@ -221,9 +242,13 @@ def restorable(step: int | None, standing: Sequence[Standing], *, best: bool = F
             raise UsageError("no checkpoint was called the best", hint="run.save(best=metric) in the script does that")
         standing, step = found, found[0].commit.step
     sound = [one for one in standing if one.sound is not None]
-    for one in sound if step is None else of_step(step, standing):
+    wanted = standing if step is None else of_step(step, standing)
+    for one in wanted:
         if one.sound is not None:
             return one.sound
+        if CheckpointMark.OTHER_FORMAT in one.marks:
+            older = f", or --step {nearest(one.commit.step, sound)}" if sound else ""
+            raise CheckpointUnreadable(of_other_format(one.commit), hint=f"the gpucloud that saved it{older}")
     if step is None or not sound:
         raise StoreError("no checkpoint is whole", hint="gpucloud checkpoints --verify says what is wrong with each")
     named = _counts(standing).named(step)

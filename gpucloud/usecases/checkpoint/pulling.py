@@ -18,16 +18,16 @@ from gpucloud.domain.checkpoint.manifest import (
     generation_key,
     read_base,
 )
-from gpucloud.domain.checkpoint.objects import PART_BYTES
+from gpucloud.domain.checkpoint.objects import LENGTH_BYTES, PART_BYTES, read_header, start_of
 from gpucloud.domain.errors import StoreError, UsageError
-from gpucloud.domain.untrusted import Arriving, Tree
+from gpucloud.domain.untrusted import RECORD_BYTES, Arriving, Tree
 from gpucloud.store.checkpoints import under
 from gpucloud.store.directory import DirectoryStore
 from gpucloud.store.filling import Filling, take_room
 from gpucloud.store.landing import Landing
 from gpucloud.store.landing import Part as Arrived
 from gpucloud.store.parts import all_done, crc32_of
-from gpucloud.usecases.checkpoint.checkpoints import Moved, Part, StoredCheckpoints, parts_of, unheard
+from gpucloud.usecases.checkpoint.checkpoints import Damage, Moved, Part, StoredCheckpoints, parts_of, unheard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +144,7 @@ def fill(stored_checkpoints: StoredCheckpoints, wanted: Sequence[tuple[Piece, st
     pieces = [piece for piece, _ in wanted]
     damages = stored_checkpoints.tails(pieces)
     if damages:
-        raise _damaged(str(damages[0]))
+        raise _damaged(stored_checkpoints, damages[0])
     with Landing(root, resumes=True) as landing, ExitStack() as stack:
         arriving = {
             piece.key: Arriving(name=name, size=piece.size, mode=0o600, mtime_ns=piece.mtime_ns)
@@ -165,7 +165,7 @@ def fill(stored_checkpoints: StoredCheckpoints, wanted: Sequence[tuple[Piece, st
                 left, lambda part, data: files[part.piece.key].write(part.at, data), moved
             )
         if damages:
-            raise _damaged(str(damages[0]))
+            raise _damaged(stored_checkpoints, damages[0])
         for piece in pieces:
             landing.keep(arriving[piece.key], _content(piece), durable=True)
         landing.settle()
@@ -194,8 +194,18 @@ def _is_there(file: Arrived, part: Part) -> bool:
     return file.read_into(part.at, data) and crc32_of((data,)) == part.piece.crc32[part.number]
 
 
-def _damaged(what: str) -> StoreError:
-    return StoreError(f"the checkpoint is damaged: {what}", hint="--step with an older one")
+def _damaged(stored_checkpoints: StoredCheckpoints, damage: Damage) -> StoreError:
+    """Return what is said of an object that is not as it was written, or not any more: nothing is wrong then."""
+    if stored_checkpoints.collected((damage.key,)):
+        return _collected()
+    return StoreError(f"the checkpoint is damaged: {damage}", hint="--step with an older one")
+
+
+def _collected() -> StoreError:
+    return StoreError(
+        "the checkpoint was deleted while it was read: the job needs it no longer",
+        hint="the same command again, without --step; a larger `checkpoint: {keep: …}` leaves more time",
+    )
 
 
 # One checkpoint as one plain safetensors file: a few parts of objects in memory at a time, however large it is.
@@ -208,12 +218,17 @@ Moves = dict[str, list[tuple[Chunk, int]]]
 def planned(
     stored_checkpoints: StoredCheckpoints, manifest: Manifest, *, everything: bool, about: Mapping[str, str]
 ) -> Exported:
-    """Return the file that will be written; UsageError when it is no state that can be exported, or damaged."""
+    """Return the file that will be written.
+
+    UsageError when it is no state that can be exported, or damaged, StoreError when it was deleted meanwhile.
+    """
     try:
         ranks = [rank_of(piece.key) for piece in manifest.pieces]
         headers = all_done(stored_checkpoints.header, manifest.pieces)
         return export(headers, ranks, everything=everything, about=about)
     except ValueError as error:
+        if stored_checkpoints.collected(piece.key for piece in manifest.pieces):
+            raise _collected() from error
         raise UsageError(
             f"the checkpoint of {manifest} cannot be exported: {error}",
             hint="--pull DIR brings it as it is; --verify says what is damaged",
@@ -240,9 +255,19 @@ def write(
 
         damages = stored_checkpoints.read(parts, scatter, moved)
         if damages:
-            raise StoreError(f"the checkpoint is damaged: {damages[0]}", hint="--step with an older one")
+            raise _damaged(stored_checkpoints, damages[0])
         file.finish()
     return sum(part.length for part in parts)
+
+
+def exported_of(path: Path) -> str | None:
+    """Return of which job an earlier export wrote that file; None where none did."""
+    try:
+        with path.open("rb") as file:
+            start = start_of(begun := file.read(LENGTH_BYTES), size := path.stat().st_size, largest=RECORD_BYTES)
+            return dict(read_header(begun + file.read(start - LENGTH_BYTES), size).metadata).get("job")
+    except (OSError, ValueError):
+        return None
 
 
 def bytes_to_read(manifest: Manifest, exported: Exported) -> int:
