@@ -368,7 +368,10 @@ def none_is_up(job: str, coming: int) -> UsageError:
 
 
 def node_of(cloud: Gpucloud, known: KnownJob, node_id: str | None) -> Node:
-    """Return the node that is meant; without a name the one of rank 0 in the newest attempt, where results are."""
+    """Return the node that is meant; without a name the one of rank 0 in the newest attempt, where results are.
+
+    Where that one is gone, another, which is told.
+    """
     attempts = asker_of(cloud, known).state().attempts
     first = attempts[-1].members[0].node_id if attempts else None
     try:
@@ -376,7 +379,9 @@ def node_of(cloud: Gpucloud, known: KnownJob, node_id: str | None) -> Node:
     except UsageError:
         if node_id is not None:
             raise
-        return one_node(cloud, known, None)
+        node = one_node(cloud, known, None)
+        tell(f"{first}, which had rank 0, is not up any more: taking {node.id}, whose files may be others")
+        return node
 
 
 def group_of(cloud: Gpucloud, known: KnownJob) -> str:

@@ -72,9 +72,9 @@ def test_a_fetch_that_was_cut_off_goes_on_where_it_was(host, there, tmp_path):
     with pytest.raises(HostUnreachable):
         copier(Cut(host, 2), there).fetch(found, tmp_path, here)
     assert not (tmp_path / "here").exists()
-    assert copier(host, there).fetch(found, tmp_path, here) == (PIECE + 5, ())
+    assert copier(host, there).fetch(found, tmp_path, here) == (PIECE + 5, (), ())
     assert (tmp_path / "here").read_bytes() == data
-    assert copier(host, there).fetch(found, tmp_path, here) == (0, ())
+    assert copier(host, there).fetch(found, tmp_path, here) == (0, (), ())
     assert staged(tmp_path) == []
 
 
@@ -105,7 +105,7 @@ def test_a_part_that_was_damaged_meanwhile_is_fetched_again(host, there, tmp_pat
     (part,) = staged(tmp_path)
     with part.open("r+b") as opened:
         opened.write(b"damage")
-    assert copier(host, there).fetch(found, tmp_path, here) == (PIECE + 2 * PIECE, ())
+    assert copier(host, there).fetch(found, tmp_path, here) == (PIECE + 2 * PIECE, (), ())
     assert (tmp_path / "here").read_bytes() == data
 
 
@@ -123,6 +123,34 @@ def test_a_file_that_never_holds_still_is_refused(host, there, tmp_path):
     with pytest.raises(RemoteCommandFailed, match="log changes while it is copied"):
         copier(Written(host, 0), there).fetch(found, tmp_path, here)
     assert not (tmp_path / "here").exists()
+
+
+def test_what_is_deleted_while_it_is_copied_is_named_and_the_rest_arrives(host, there, tmp_path):
+    (folder := there / "logs").mkdir()
+    for name in ("kept", "rotated"):
+        (folder / name).write_text(name)
+    found = copier(host, there).listing(["logs"])
+    (folder / "rotated").unlink()
+    moved, _, gone = copier(host, there).fetch(found, tmp_path, here)
+    assert (moved, gone) == (4, ("logs/rotated",))
+    assert [path.name for path in (tmp_path / "here").iterdir()] == ["kept"]
+
+
+def test_an_output_that_is_deleted_while_it_is_brought_home_is_missing(host, there, tmp_path, monkeypatch):
+    for name in ("best.pt", "last.pt"):
+        (there / name).write_text(name)
+    listing = Copier.listing
+
+    def deleted(self, paths):
+        found = listing(self, paths)
+        (there / "last.pt").unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(Copier, "listing", deleted)
+    outputs = OutputsFolder(target=tmp_path / "home", paths=("best.pt", "last.pt"), python=sys.executable, marks=False)
+    brought = outputs.bring_home(host, str(there), 1)
+    assert (brought.paths, brought.size) == ((str(tmp_path / "home/best.pt"),), 7)
+    assert [(one.path, one.why) for one in brought.missing] == [("last.pt", "is not there")]
 
 
 def test_a_tree_arrives_with_empty_files_modes_times_and_links(host, there, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
@@ -143,6 +144,21 @@ def test_what_is_copied_out_of_the_store_is_charged(charged, tmp_path):
         "transfer": 6,
         "requests": Decimal("0.001"),
     }
+
+
+def test_what_is_deleted_in_the_store_while_it_is_copied_is_named_and_not_counted(
+    charged, tmp_path, monkeypatch, capfd
+):
+    charged.records.append_log(1, 1, 0, DatedPiece(data=b"hello\n"))
+    get = type(charged.store).get
+    monkeypatch.setattr(type(charged.store), "get", lambda self, key: None if "rank-00001" in key else get(self, key))
+    copied = reaching.copy("made:@store/logs", str(tmp_path / "logs"), node=None, recursive=True, as_json=True)
+    answer = json.loads(capfd.readouterr().out)
+    assert (copied, answer["files"], answer["node"]) == (14, 1, None)
+    assert [one.partition("/rank-")[2] for one in answer["refused"]] == [
+        "00001/000000000000 was deleted while it was copied"
+    ]
+    assert [path.name for path in (tmp_path / "logs" / "0001").iterdir()] == ["rank-00000"]
 
 
 def test_who_may_only_read_reads_all_the_same(charged, monkeypatch, capfd):

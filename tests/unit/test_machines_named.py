@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from gpucloud.cli.target import one_node
+from gpucloud.cli.target import node_of, one_node
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.node.node import NO_GROUP, GroupView, NodeState
 from tests.faults.process import run
 from tests.faults.rig import GROUP, JOB, Outside
 from tests.faults.strikes import Strikes
-from tests.unit.worlds import node
+from tests.unit.worlds import node, opened
 
 
 @pytest.fixture
@@ -54,6 +54,24 @@ def test_a_whole_name_with_which_another_one_begins_means_its_machine(monkeypatc
     cloud: Any = SimpleNamespace()
     known: Any = SimpleNamespace(name=JOB)
     assert one_node(cloud, known, "vm-1").id == "vm-1"
+
+
+def test_another_machine_than_that_of_rank_0_is_taken_once_that_is_gone_and_it_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group = SimpleNamespace(describe=lambda _: replace(NO_GROUP, nodes=(node("vm-2"), node("vm-3"))))
+    trained = SimpleNamespace(group=GROUP, attempts=(opened("vm-3", "vm-2"),))
+    asker = SimpleNamespace(group=group, state=lambda: trained)
+    monkeypatch.setattr("gpucloud.cli.target.asker_of", lambda *_: asker)
+    cloud: Any = SimpleNamespace()
+    known: Any = SimpleNamespace(name=JOB)
+    assert (node_of(cloud, known, None).id, capsys.readouterr().err) == ("vm-3", "")
+    trained.attempts = (opened("vm-1", "vm-2"),)
+    assert node_of(cloud, known, None).id == "vm-2"
+    said = "vm-1, which had rank 0, is not up any more: taking vm-2, whose files may be others\n"
+    assert capsys.readouterr().err == said
+    with pytest.raises(UsageError, match="has no node vm-1"):
+        node_of(cloud, known, "vm-1")
 
 
 @pytest.mark.parametrize(

@@ -105,9 +105,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Listed:
-    """The node's answer: rows begin with the place in `found` of what they lie below, those there with that of the path
-    that was asked for.
-    """
+    """The node's answer: rows begin with the place in `found` of what they lie below, its own in what was asked for."""
 
     base: str
     found: tuple[tuple[int, str], ...]
@@ -185,7 +183,7 @@ class Copier:
     ) -> None:
         self._host = host
         self._program = NodeProgram(host, base, python=python)
-        self._progress = progress or _say_nothing
+        self._progress = progress or (lambda *_: None)
 
     def listing(self, paths: Sequence[str]) -> Listing:
         """Return what these paths and patterns name on the node. LandingRefused for what none of them does."""
@@ -213,22 +211,22 @@ class Copier:
 
     def fetch(
         self, found: Listing, root: Path, place_of: Callable[[str], str], aside: str | None = None
-    ) -> tuple[int, tuple[Path, ...]]:
-        """Make what lies below `root` equal to what was found; return the bytes that moved, and what was set aside.
+    ) -> tuple[int, tuple[Path, ...], tuple[str, ...]]:
+        """Make what lies below `root` equal to what was found.
 
-        `place_of` says where each `top` goes: a path below `root`, empty for `root` itself. Nothing is changed before
-        all of it is here and whole. With `aside`, what lies there and differs is kept, by that ending of its name.
-        LandingRefused for what would leave `root`, StoreError for what is in its way, RemoteCommandFailed for a file
-        that never holds still.
+        Returns the bytes that moved, what was set aside, and the node's paths of what was deleted there meanwhile.
+        `place_of` says where each `top` goes: a path below `root`, empty for it. Nothing is changed before all is here
+        and whole. With `aside`, what lies there and differs is kept, by that ending of its name. LandingRefused
+        for what would leave `root`, StoreError for what is in its way, RemoteCommandFailed for what never holds still.
         """
         files, tree = _placed(found, place_of)
         if not (found.files or found.links or found.folders):
-            return 0, ()
+            return 0, (), ()
         with Landing(root, resumes=True, aside=aside) as landing:
             landing.expect(tree)
-            moved = self._fetch_rounds(landing, files)
+            moved, gone = self._fetch_rounds(landing, files)
             landing.settle()
-        return moved, tuple(landing.set_aside)
+        return moved, tuple(landing.set_aside), gone
 
     def send(self, files: Sequence[Sent], links: Sequence[tuple[str, str]] = ()) -> int:
         """Make each remote path equal to its local file; return the bytes that moved. UsageError if one changes."""
@@ -269,18 +267,18 @@ class Copier:
             self._program.run("finish", files=[], links=list(links))
         return wrong
 
-    def _fetch_rounds(self, landing: Landing, files: dict[str, Remote]) -> int:
-        moved = 0
+    def _fetch_rounds(self, landing: Landing, files: dict[str, Remote]) -> tuple[int, tuple[str, ...]]:
+        moved, gone = 0, list[str]()
         for _ in range(_ROUNDS):
             files, brought = self._fetch_once(landing, files)
             moved += brought
-            if not files:
-                return moved
-            listed = {file.path: file for file in self.listing([file.path for file in files.values()]).files}
+            paths = [file.path for file in files.values()]
+            listed = {file.path: file for file in self.listing(paths).files} if paths else {}
+            gone += (path for path in paths if path not in listed)
             files = {name: listed[file.path] for name, file in files.items() if file.path in listed}
-            landing.require_room(tuple(_arriving(name, file) for name, file in files.items()))
             if not files:
-                return moved
+                return moved, tuple(gone)
+            landing.require_room(tuple(_arriving(name, file) for name, file in files.items()))
         path = next(iter(files.values())).path
         raise RemoteCommandFailed(
             f"{self._host.node.id}: {path} changes while it is copied", hint="copy it when the job has ended"
@@ -307,8 +305,16 @@ class Copier:
         return {arriving.name: file for arriving, file, _ in wrong}, moved
 
     def _fetch_batch(self, landing: Landing, batch: list[Any]) -> int:
+        """Bring pieces of files, less those that are gone by now; what lacks one is listed again."""
         size: int = sum(length for *_, length in batch)
-        data = self._program.run("read", pieces=[[f.path, offset, length] for f, _, offset, length in batch])
+        try:
+            data = self._program.run("read", pieces=[[f.path, offset, length] for f, _, offset, length in batch])
+        except RemoteCommandFailed:
+            sizes = self._stats([(file.path, "") for file, *_ in batch])
+            there = [piece for piece, (length, *_) in zip(batch, sizes, strict=True) if length is not None]
+            if len(there) == len(batch):
+                raise
+            return self._fetch_batch(landing, there) if there else 0
         if len(data) != size:
             raise self._program.untrue(f"{len(data)} bytes where {size} were asked for")
         at = 0
@@ -332,10 +338,6 @@ class Copier:
         if len(said) != len(files):
             raise self._program.untrue(f"{len(said)} answers on {len(files)} files")
         return said
-
-
-def _say_nothing(_done: int, _total: int) -> None:
-    pass
 
 
 def _pieces(file: Any, there: int, other: Any) -> Iterator[tuple[Any, Any, int, int]]:
@@ -408,9 +410,7 @@ def _parts_fit(wanted: list[str], parts: list[str]) -> bool:
 
 
 def _joined(path: str, inner: str) -> str:
-    if not inner or not path:
-        return path or inner
-    return f"{path.rstrip('/')}/{inner}"
+    return f"{path.rstrip('/')}/{inner}" if path and inner else path or inner
 
 
 def _placed(found: Listing, place_of: Callable[[str], str]) -> tuple[dict[str, Remote], Tree]:

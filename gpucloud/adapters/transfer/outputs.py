@@ -84,7 +84,10 @@ class OutputsFolder:
         def place_of(top: str) -> str:
             return "/".join((*below.split("/"), *(part for part in top.split("/") if part != "."))).strip("/")
 
-        _, set_aside = copier.fetch(found, self._target, place_of, _before(attempt))
+        _, set_aside, gone = copier.fetch(found, self._target, place_of, _before(attempt))
+        came = tuple(file for file in found.files if file.path not in gone)
+        lost = tuple((one.top, None) for one in found.files if one not in came and not one.inner and one.top in paths)
+        found = replace(found, files=came, missing=(*found.missing, *lost))
         if self._marks:
             mark_results(self._target)
         tops = dict.fromkeys(place_of(top) for top in found.asked_folders)

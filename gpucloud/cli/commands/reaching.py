@@ -179,14 +179,14 @@ def copy(source: str, target: str, *, node: str | None, recursive: bool, as_json
     """Copy one way or the other and return the exit code."""
     here, there = _parsed(source), _parsed(target)
     if isinstance(here, _There) and not isinstance(there, _There):
-        files, moved, refused = _bring(here, there, node, recursive=recursive)
+        files, moved, refused, machine = _bring(here, there, node, recursive=recursive)
     elif isinstance(there, _There) and not isinstance(here, _There):
-        files, moved = _take(here, there, node, recursive=recursive)
+        files, moved, machine = _take(here, there, node, recursive=recursive)
         refused = ()
     else:
         raise UsageError("one of the two must be JOB:path, the other a path here", hint=_FORMS)
     if as_json:
-        say_json({"files": files, "bytes": moved, "refused": list(refused)})
+        say_json({"files": files, "bytes": moved, "refused": list(refused), "node": machine})
     else:
         say(f"{files} file{'' if files == 1 else 's'}, {format_size(moved)} copied")
     _tell_left_out(refused)
@@ -208,19 +208,23 @@ def _parsed(written: str) -> _There | Path:
     return Path(written)
 
 
-def _bring(there: _There, target: Path, node: str | None, *, recursive: bool) -> tuple[int, int, tuple[str, ...]]:
-    """Return how many files and bytes came, and what was refused alone."""
+def _bring(
+    there: _There, target: Path, node: str | None, *, recursive: bool
+) -> tuple[int, int, tuple[str, ...], str | None]:
+    """Return how many files and bytes came, what was left out, and from which node; None for the store."""
     cloud = Gpucloud()
     known = known_job(cloud, there.job)
     if there.path.startswith("@"):
-        return _from_store(cloud, known, there.path, target, recursive=recursive)
-    with copier_to(cloud, known, node_of(cloud, known, node), _shown) as copier:
+        return *_from_store(cloud, known, there.path, target, recursive=recursive), None
+    meant = node_of(cloud, known, node)
+    with copier_to(cloud, known, meant, _shown) as copier:
         found = copier.listing([there.path])
         _refuse(found, there, recursive=recursive)
-        moved, _ = copier.fetch(found, *_place(found, there.path, target))
+        moved, _, gone = copier.fetch(found, *_place(found, there.path, target))
     asker_of(cloud, known).bill_pull(moved)
     _tell_left_out([f"{path} leads elsewhere, or is no file" for _, path in found.outside])
-    return len(found.files) + len(found.links), moved, ()
+    files = len(found.files) + len(found.links) - len(gone)
+    return files, moved, tuple(f"{path} {_GONE}" for path in gone), meant.id
 
 
 def _refuse(found: Listing, there: _There, *, recursive: bool) -> None:
@@ -231,6 +235,9 @@ def _refuse(found: Listing, there: _There, *, recursive: bool) -> None:
         raise UsageError(f"there is no {path} on the node", hint=hint)
     if found.asked_folders and not recursive:
         raise UsageError(f"{found.asked_folders[0]} is a folder", hint=f"gpucloud cp -r {there.job}:{there.path} .")
+
+
+_GONE = "was deleted while it was copied"
 
 
 def _place(found: Listing, written: str, target: Path) -> tuple[Path, Callable[[str], str]]:
@@ -258,7 +265,7 @@ def _name(top: str) -> str:
     return "" if name in ("..", "~") else name
 
 
-def _take(source: Path, there: _There, node: str | None, *, recursive: bool) -> tuple[int, int]:
+def _take(source: Path, there: _There, node: str | None, *, recursive: bool) -> tuple[int, int, str]:
     if there.path.startswith("@"):
         raise UsageError("the store is written by the job only", hint=f"gpucloud cp {source} {there.job}:.")
     if not source.exists():
@@ -269,11 +276,12 @@ def _take(source: Path, there: _There, node: str | None, *, recursive: bool) -> 
         raise UsageError(f"{source} is a folder", hint=f"gpucloud cp -r {source} {there.job}:{there.path}")
     cloud = Gpucloud()
     known = known_job(cloud, there.job)
-    with copier_to(cloud, known, node_of(cloud, known, node), _shown) as copier:
+    meant = node_of(cloud, known, node)
+    with copier_to(cloud, known, meant, _shown) as copier:
         name = _remote_name(copier, there.path, source)
         files, links = local_folder(source, name) if source.is_dir() else ((local_file(source, name),), ())
         moved = copier.send(files, links)
-    return len(files) + len(links), moved
+    return len(files) + len(links), moved, meant.id
 
 
 def _remote_name(copier: Copier, written: str, source: Path) -> str:
@@ -333,7 +341,7 @@ def _received(store: ObjectStore, key: str, file: Arriving, landing: Landing) ->
                 raise StoreError(f"{key} became shorter while it was read", hint="the same command again") from None
         else:
             if stored is None:
-                return 0
+                raise StoreError(f"{key} {_GONE}")
             part.write(0, stored.data)
             size = len(stored.data)
     landing.keep(file, key)
