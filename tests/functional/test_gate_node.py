@@ -258,7 +258,7 @@ def test_a_member_that_does_not_come_is_blamed_by_those_who_did():
     port = free_port()
     observed = together([member(rank, 3, port, limit_s=24.0) for rank in (0, 2)])
     absent = GangFacts(rank=1, error="no route to host")
-    found = blame((*observed, absent), 3, efa=False, proven=frozenset())
+    found = blame((*observed, absent), ("i-a", "i-b", "i-c"), efa=False, proven=frozenset())
     assert [(one.rank, one.why) for one in found] == [(1, "it does not reach the others: no route to host")]
 
 

@@ -6,6 +6,8 @@ import pytest
 
 from gpucloud.domain.node.gate.gang import Blame, GangFacts, PairFacts, blame, rounds
 
+EITHER = "which end is at fault is not known"
+
 
 def gang(world, slow=(), *, broken=(), gbps=3.0):
     """What a gang's members say when these ranks (or pairs) are slow."""
@@ -25,7 +27,7 @@ def gang(world, slow=(), *, broken=(), gbps=3.0):
 
 
 def check(observed, world, *, efa=False, proven=()):
-    return blame(observed, world, efa=efa, proven=frozenset(proven))
+    return blame(observed, [f"i-{rank}" for rank in range(world)], efa=efa, proven=frozenset(proven))
 
 
 def test_nobody_is_to_blame_in_a_good_gang():
@@ -34,7 +36,7 @@ def test_nobody_is_to_blame_in_a_good_gang():
 
 def test_the_machine_that_all_slow_pairs_have_in_common_is_to_blame():
     assert check(gang(4, slow=(2,)), 4) == (
-        Blame(rank=2, why="its network is too slow: 0.30 GB/s at best with rank 0, 1, 3"),
+        Blame(rank=2, why="its network is too slow: 0.30 GB/s at best with i-0, i-1, i-3"),
     )
 
 
@@ -47,6 +49,40 @@ def test_between_two_alike_the_one_that_was_not_proven_goes():
     assert [one.rank for one in check(gang(2, slow=(0,)), 2, efa=True, proven=(1,))] == [0]
 
 
+@pytest.mark.parametrize(
+    ("observed", "world", "proven", "blamed"),
+    [
+        (
+            gang(2, gbps=0.01),
+            2,
+            (),
+            (Blame(rank=1, why=f"the way between it and i-0 is too slow ({EITHER}): 0.01 GB/s at best"),),
+        ),
+        (
+            gang(2, gbps=0.01),
+            2,
+            (0, 1),
+            (Blame(rank=1, why=f"the way between it and i-0 is too slow ({EITHER}): 0.01 GB/s at best"),),
+        ),
+        (gang(2, gbps=0.01), 2, (0,), (Blame(rank=1, why="its network is too slow: 0.01 GB/s at best with i-0"),)),
+        (
+            gang(4, slow=((1, 3),)),
+            4,
+            (),
+            (Blame(rank=3, why=f"the way between it and i-1 is too slow ({EITHER}): 0.30 GB/s at best"),),
+        ),
+        (
+            (GangFacts(rank=0, met=False, arrived=(0,)), GangFacts(rank=1, error="timed out")),
+            2,
+            (),
+            (Blame(rank=0, why=f"it and i-1 do not reach each other ({EITHER}): timed out"),),
+        ),
+    ],
+)
+def test_a_way_that_is_bad_is_not_called_the_fault_of_one_end(observed, world, proven, blamed):
+    assert check(observed, world, proven=proven) == blamed
+
+
 def test_two_machines_on_an_ordinary_network_are_held_to_a_sane_floor_only():
     assert check(gang(2, slow=(0,)), 2) == ()
     assert [one.rank for one in check(gang(2, gbps=0.01), 2)] == [1]
@@ -54,7 +90,7 @@ def test_two_machines_on_an_ordinary_network_are_held_to_a_sane_floor_only():
 
 def test_a_machine_through_which_nothing_arrives_is_to_blame():
     assert check(gang(3, broken=(1,)), 3) == (
-        Blame(rank=1, why="its network is too slow: nothing arrives with rank 0, 2"),
+        Blame(rank=1, why="its network is too slow: nothing arrives with i-0, i-2"),
     )
 
 
@@ -65,7 +101,8 @@ def test_what_arrives_wrong_counts_more_than_speed():
     )
     observed[0] = GangFacts(rank=0, met=True, arrived=(0, 1, 2), pairs=wrong)
     assert [one.rank for one in check(observed, 3)] == [2]
-    assert check(observed, 3)[0].why.startswith("what it sends arrives wrong")
+    assert check(observed, 3)[0].why == f"what is sent arrives wrong between it and i-0 ({EITHER})"
+    assert check(observed, 3, proven=(0, 1))[0].why == "what it sends arrives wrong (with i-0)"
 
 
 def test_who_did_not_come_is_to_blame():

@@ -148,7 +148,7 @@ class Inspector:
         if len(snapshot) < len(node_ids):
             return ()  # a node that does not answer is seen elsewhere, and without it the others tell nothing
         proven = frozenset(rank for rank, node_id in enumerate(node_ids) if node_id in self._passed)
-        found = blame(snapshot, len(node_ids), efa=efa, proven=proven)
+        found = blame(snapshot, node_ids, efa=efa, proven=proven)
         return tuple((node_ids[one.rank], one.why) for one in found)
 
     def _order(self, rank: int, node_ids: tuple[str, ...], made: Made, port: int) -> GangOrder:

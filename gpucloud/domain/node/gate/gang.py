@@ -8,6 +8,7 @@ from dataclasses import dataclass
 _SHARE = 0.4  # of what the better pairs reach: machines of one pool are alike
 _BETTER = 0.8  # this share of all pairs is no faster: a third of the machines may be slow, a few pairs too fast
 _SANE_GBPS = 0.02  # a fifth of the slowest network that is sold, 1 Gbit/s
+_EITHER = "which end is at fault is not known"
 _EFA_GBPS = 1.0  # 25 Gbit/s, the least of a type with EFA, are 3 GB/s
 
 
@@ -58,23 +59,31 @@ class Blame:
     why: str
 
 
-def blame(observed: Sequence[GangFacts], world: int, *, efa: bool, proven: frozenset[int]) -> tuple[Blame, ...]:
-    """Return who is to blame, nobody for a good gang. `proven` are ranks that passed a check with others before.
+def blame(
+    observed: Sequence[GangFacts], names: Sequence[str], *, efa: bool, proven: frozenset[int]
+) -> tuple[Blame, ...]:
+    """Return who is to go, nobody for a good gang. `names` are the members' by rank; `proven` are ranks that passed a
+    check with others before.
 
-    Who did not come to the meeting is to blame, unless most did not: then it is where they were to meet. Else every
-    pair is measured, and the machine that all slow pairs have in common goes, one after the other. Between two with
-    the same record, the one goes that was not proven, and then the higher rank.
+    Who did not come to the meeting goes, unless most did not: then it is where they were to meet. Else every pair is
+    measured, and the machine that all slow pairs have in common goes, one after the other. Between two with the same
+    record, the one goes that was not proven, and then the higher rank: the way between them is at fault, and why then
+    says that nobody knows at which end.
     """
-    absent = _absent(observed, world)
+    absent = _absent(observed, names)
     if absent:
         return absent
     slow = _slow_pairs(observed, efa=efa)
     found = []
     while slow:
         ranks = {rank for pair in slow for rank in (pair.one, pair.other)}
-        worst = max(ranks, key=lambda r: (sum(r in (p.one, p.other) for p in slow), r not in proven, r))
-        found.append(Blame(rank=worst, why=_why(worst, [p for p in slow if worst in (p.one, p.other)])))
-        slow = [pair for pair in slow if worst not in (pair.one, pair.other)]
+        record = {rank: sum(rank in (pair.one, pair.other) for pair in slow) for rank in ranks}
+        worst = max(ranks, key=lambda rank: (record[rank], rank not in proven, rank))
+        own = [pair for pair in slow if worst in (pair.one, pair.other)]
+        alike = [rank for rank in _partners(worst, own) if record[rank] == record[worst]]
+        is_sure = not alike or (worst not in proven and proven.issuperset(alike))
+        found.append(Blame(rank=worst, why=_why(worst, own, names, is_sure=is_sure)))
+        slow = [pair for pair in slow if pair not in own]
     return tuple(found)
 
 
@@ -89,17 +98,20 @@ def rounds(world: int) -> tuple[tuple[tuple[int, int], ...], ...]:
     return tuple(found)
 
 
-def _absent(observed: Sequence[GangFacts], world: int) -> tuple[Blame, ...]:
+def _absent(observed: Sequence[GangFacts], names: Sequence[str]) -> tuple[Blame, ...]:
     by_rank = {member.rank: member for member in observed}
     met = {rank for rank, member in by_rank.items() if member.met}
-    missing = [rank for rank in range(world) if rank not in met]
+    missing = [rank for rank in range(len(names)) if rank not in met]
     if not missing:
         return ()
     host = by_rank.get(0)
     known = set(host.arrived) if host is not None else set()
-    gone = [rank for rank in range(world) if rank not in known and rank not in met]
+    gone = [rank for rank in range(len(names)) if rank not in known and rank not in met]
     if host is None or len(known) <= 1 or not gone:
-        return (Blame(rank=0, why=f"the others do not reach it{_said(by_rank.get(missing[-1]))}"),)
+        said = _said(by_rank.get(missing[-1]))
+        if len(names) == 2:
+            return (Blame(rank=0, why=f"it and {names[1]} do not reach each other ({_EITHER}){said}"),)
+        return (Blame(rank=0, why=f"the others do not reach it{said}"),)
     return tuple(Blame(rank=rank, why=f"it does not reach the others{_said(by_rank.get(rank))}") for rank in gone)
 
 
@@ -131,10 +143,18 @@ def _slow_pairs(observed: Sequence[GangFacts], *, efa: bool) -> list[PairFacts]:
     return [pair for pair in pairs if not pair.right or pair.gbps is None or pair.gbps < floor]
 
 
-def _why(rank: int, slow: Sequence[PairFacts]) -> str:
-    others = ", ".join(str(pair.other if pair.one == rank else pair.one) for pair in slow)
+def _partners(rank: int, slow: Sequence[PairFacts]) -> list[int]:
+    return [pair.other if pair.one == rank else pair.one for pair in slow]
+
+
+def _why(rank: int, slow: Sequence[PairFacts], names: Sequence[str], *, is_sure: bool) -> str:
+    others = ", ".join(names[one] for one in _partners(rank, slow))
     if any(not pair.right for pair in slow):
-        return f"what it sends arrives wrong (with rank {others})"
+        if is_sure:
+            return f"what it sends arrives wrong (with {others})"
+        return f"what is sent arrives wrong between it and {others} ({_EITHER})"
     reached = [pair.gbps for pair in slow if pair.gbps is not None]
     figure = f"{max(reached):.2f} GB/s at best" if reached else "nothing arrives"
-    return f"its network is too slow: {figure} with rank {others}"
+    if is_sure:
+        return f"its network is too slow: {figure} with {others}"
+    return f"the way between it and {others} is too slow ({_EITHER}): {figure}"
