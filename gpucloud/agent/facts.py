@@ -48,6 +48,7 @@ def gather(root: Path, *, package: Path | None, asked: Asked) -> Facts:
         boot_id=processes.boot_id(),
         gpus=gpus,
         gpu_fault=fault,
+        on_the_bus=len(smi.on_the_bus()),
         stand_in=smi.are_stand_ins(),
         agent_package=agent_process(root).taken_by(),
         agent_busy=is_busy(root),

@@ -1,4 +1,4 @@
-"""What `nvidia-smi` says of this machine's GPUs: asked on nodes by the agent, here by the embedded cloud."""
+"""What `nvidia-smi` and the PCI bus say of a machine's GPUs: asked on nodes by the agent, here by the embedded cloud."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol, TypeVar
 from xml.etree import ElementTree
@@ -64,6 +65,27 @@ def are_stand_ins(environ: Mapping[str, str] = os.environ) -> bool:
     Nothing is computed on them, and nothing is installed for them: the machine below is somebody's own.
     """
     return bool(environ.get(_STAND_IN))
+
+
+PCI = Path("/sys/bus/pci/devices")
+_NVIDIA = "0x10de"
+_DISPLAY = ("0x0300", "0x0302")  # VGA and 3D controllers (PCI class codes); bridges and audio functions are others
+
+
+def on_the_bus(folder: Path = PCI) -> tuple[str, ...]:
+    """Return the addresses of NVIDIA's devices on the PCI bus; one that fell off may still be here."""
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError:
+        return ()
+    return tuple(e.name for e in entries if _read(e / "vendor") == _NVIDIA and _read(e / "class")[:6] in _DISPLAY)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
 
 
 class _Device(Protocol):

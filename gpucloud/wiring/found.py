@@ -201,7 +201,9 @@ def look_here(gpucloud: Gpucloud, *, full: bool) -> Here:
     home = gpucloud.home
     checks = tuple(_checks(gpucloud))
     count = len(smi.gpus()[0] or ())
-    order = GateOrder(wanted=GateWanted(gpus=count, full=full, torch=full), digest="", python=sys.executable)
+    order = GateOrder(
+        wanted=GateWanted(gpus=count, full=full, torch=full, every=True), digest="", python=sys.executable
+    )
     root = home.root / "cache" / "doctor"
     argv = (sys.executable, "-m", "gpucloud.agent", "gate", "--root", str(root))
     try:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpucloud.agent.gate.look import pairs
+from gpucloud.cli.commands.machines import checked_text, is_fit
 from gpucloud.domain.codec import from_json, to_json
 from gpucloud.domain.node.gate.judge import judge
 from gpucloud.domain.node.gate.report import (
@@ -95,6 +96,60 @@ def xid(number, pci=GPUS[1].pci, age_s=None):
 
 def test_the_genuine_machine_is_fit() -> None:
     assert judge(report(), WANTED) == ()
+    assert judge(report(), replace(WANTED, every=True)) == ()
+
+
+NOBODY_WANTS = GateWanted(gpus=0, full=False, torch=False, every=True)
+"""What `doctor` asks of a machine whose nvidia-smi lists nothing."""
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "head", "said", "fit"),
+    [
+        (
+            report(gpus=None, listed=0),
+            NOBODY_WANTS,
+            "no NVIDIA driver here: jobs run on the CPU",
+            "4 NVIDIA devices and no driver: nvidia-smi is not there, jobs run on the CPU",
+            True,
+        ),
+        (
+            report(gpus=None, listed=0),
+            replace(NOBODY_WANTS, every=False),
+            "no NVIDIA driver here: jobs run on the CPU",
+            "4 NVIDIA devices and no driver: nvidia-smi is not there, jobs run on the CPU",
+            True,
+        ),
+        (report(gpus=None, listed=0, on_the_bus=()), NOBODY_WANTS, "no NVIDIA GPU here: jobs run on the CPU", "", True),
+        (
+            report(gpus=(), listed=0, gpu_fault="exit code 9"),
+            NOBODY_WANTS,
+            "no NVIDIA GPU is known here: nvidia-smi fails",
+            "nvidia-smi failed: exit code 9",
+            False,
+        ),
+        (
+            report(gpus=()),
+            NOBODY_WANTS,
+            "no NVIDIA GPU here is for jobs: CUDA_VISIBLE_DEVICES hides all 4",
+            "",
+            True,
+        ),
+        (
+            report(gpus=GPUS[:3], listed=3),
+            replace(NOBODY_WANTS, gpus=3),
+            "GPU",
+            "3 GPUs, 4 expected: 4 are on the PCI bus and the driver knows 3; one has failed, or is not of this driver",
+            False,
+        ),
+        (report(gpus=GPUS[:3], listed=4), replace(NOBODY_WANTS, gpus=3), "GPU", "", True),
+    ],
+)
+def test_of_a_machine_itself_all_that_is_on_its_bus_is_expected(found, wanted, head, said, fit):
+    checked = Checked(report=found, findings=judge(found, wanted))
+    assert [finding.text for finding in checked.findings] == ([said] if said else [])
+    assert checked_text(checked).startswith(head)
+    assert is_fit(checked) == fit
 
 
 FAILS = {
@@ -106,7 +161,7 @@ FAILS = {
     "a GPU has left the driver and is still on the bus": (
         report(gpus=GPUS[:3], listed=3),
         "count",
-        "3 GPUs, 4 expected: 4 are on the PCI bus and the driver knows 3; one has failed",
+        "3 GPUs, 4 expected: 4 are on the PCI bus and the driver knows 3; one has failed, or is not of this driver",
     ),
     "there are too few": (report(gpus=GPUS[:2], listed=2, on_the_bus=()), "count", "2 GPUs, 4 expected"),
     "there is no driver": (

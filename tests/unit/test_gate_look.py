@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.agent.gate.look import on_the_bus, pairs, ports
+from gpucloud.agent.gate.look import pairs, ports
 from gpucloud.agent.metrics.kernel_log import found, kernel_log, record_of, stamped
 from gpucloud.domain.node.gate.models import spec_of
 from gpucloud.domain.node.hardware import XidClass, find_xid, is_of_kernel, same_device, xid_class
+from gpucloud.system.smi import on_the_bus
 
 TOPOLOGY = (Path(__file__).parent.parent / "data" / "nvidia_smi" / "h200x4.topo.txt").read_text()
 

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timezone
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+
+import pytest
 
 from gpucloud.domain.node.bootstrap.facts import Facts, Layer, attempt_lock, lock_record
+from gpucloud.domain.node.bootstrap.steps import findings
 from gpucloud.domain.node.bootstrap.wanted import Wanted
+from gpucloud.domain.node.gate.report import GateWanted
 from gpucloud.domain.node.hardware import Gpu
 from gpucloud.usecases.supervise.prepare import ready_line
 
@@ -52,3 +57,20 @@ def test_how_long_a_node_took_is_told_by_phase_where_it_took_long():
         "ready in 4.1 s (package 0.3, agent 0.2, setup 3.5)"
     )
     assert ready_line((("facts", 0.2), ("package", 0.3))) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted", "told"),
+    [
+        ({"gpus": None}, {}, ["no NVIDIA device: CPU, gloo"]),
+        ({"gpus": None, "on_the_bus": 8}, {}, ["8 NVIDIA devices and no driver: CPU, gloo"]),
+        ({"gpus": (), "gpu_fault": "exit\ncode 9", "on_the_bus": 8}, {}, ["nvidia-smi failed: exit code 9: CPU, gloo"]),
+        ({"gpus": (), "on_the_bus": 8}, {}, ["8 NVIDIA devices, hidden from the job: CPU, gloo"]),
+        ({}, {}, ["1 GPU, unchecked: the job file asks for none by `gpu:` or `vram_gib:`"]),
+        ({"stand_in": True}, {}, []),
+        ({}, {"gate": GateWanted(gpus=1)}, []),
+    ],
+)
+def test_a_node_is_told_by_what_there_is_and_not_by_what_its_driver_says_alone(changes, wanted, told):
+    asked = replace(WANTED, asks_for_gpus=False, **wanted)
+    assert list(findings(replace(FACTS, **changes), asked, timedelta(0))) == told

@@ -19,9 +19,6 @@ from gpucloud.domain.node.gate.rules import held_findings
 from gpucloud.domain.node.hardware import Gpu, GpuProcess
 from gpucloud.system import smi
 
-_PCI = Path("/sys/bus/pci/devices")
-_NVIDIA = "0x10de"
-_DISPLAY = ("0x0300", "0x0302")  # VGA and 3D controllers (PCI class codes); bridges and audio functions are others
 _RELEASES_WITHIN_S = 10.0  # memory of a program that was just ended comes back after seconds
 _LOOK_S = 1.0
 
@@ -57,30 +54,14 @@ def _seen(order: GateOrder, *, busy: bool) -> Report:
         gpus=gpus,
         gpu_fault=fault,
         listed=len(every or ()),
-        on_the_bus=() if stand_in else on_the_bus(_PCI),
-        host_links=() if stand_in else host_links(gpus or (), _PCI),
+        on_the_bus=() if stand_in else smi.on_the_bus(),
+        host_links=() if stand_in else host_links(gpus or (), smi.PCI),
         holders=() if stand_in else holders(gpus or ()),
         busy=busy or stand_in,
         stand_in=stand_in,
     )
     # Of stand-ins neither the kernel knows nor the bus.
     return report if stand_in else with_log(report, kernel_log(sudo=order.sudo))
-
-
-def on_the_bus(folder: Path) -> tuple[str, ...]:
-    """Return the addresses of NVIDIA's devices on the PCI bus; one that fell off may still be here."""
-    try:
-        entries = sorted(folder.iterdir())
-    except OSError:
-        return ()
-    return tuple(e.name for e in entries if _read(e / "vendor") == _NVIDIA and _read(e / "class")[:6] in _DISPLAY)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
 
 
 # Which programs hold the devices, and whose they are.

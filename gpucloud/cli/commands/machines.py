@@ -18,7 +18,7 @@ from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.quantities import format_moment, format_span, format_usd, parse_span
 from gpucloud.domain.job.spec import Cloud
 from gpucloud.domain.money.ledger import ZERO
-from gpucloud.domain.node.gate.report import REFUSED, Checked, Severity, failures, figures
+from gpucloud.domain.node.gate.report import REFUSED, Checked, Report, Severity, failures, figures
 from gpucloud.domain.node.hardware import Gpu
 from gpucloud.domain.supervision.strays import Thing
 from gpucloud.domain.untrusted import in_one_line, set_off
@@ -116,7 +116,7 @@ def checked_json(checked: Checked) -> dict[str, Any]:
 def checked_text(checked: Checked, *, barred: bool = False) -> str:
     """Return a table of GPUs, what was measured, and every finding with what to do; `barred` by something else."""
     report = checked.report
-    parts = [_gpus(report.gpus) if report.gpus else "no NVIDIA GPU here: jobs run on the CPU"]
+    parts = [_gpus(report.gpus) if report.gpus else _no_gpu(report)]
     measured = [f"{name} {figure}" for name, figure in figures(report) if name != "took"]
     if measured:
         parts.append(in_one_line("measured: " + ", ".join(measured)))
@@ -124,6 +124,17 @@ def checked_text(checked: Checked, *, barred: bool = False) -> str:
     parts += [in_one_line(f"{words[one.severity]}: {one}; {one.hint}") for one in checked.findings]
     took = f", after {report.seconds:.1f} s" if report.seconds >= _WORTH_TELLING_S else ""
     return "\n".join([*parts, f"{'fit' if is_fit(checked) and not barred else 'not fit'}{took}"])
+
+
+def _no_gpu(report: Report) -> str:
+    """Say why no GPU is shown; what is wrong with that stands among the findings."""
+    if report.gpu_fault is not None:
+        return "no NVIDIA GPU is known here: nvidia-smi fails"
+    if report.listed:
+        return f"no NVIDIA GPU here is for jobs: CUDA_VISIBLE_DEVICES hides all {report.listed}"
+    if report.on_the_bus:
+        return "no NVIDIA driver here: jobs run on the CPU"
+    return "no NVIDIA GPU here: jobs run on the CPU"
 
 
 def _gpus(gpus: tuple[Gpu, ...]) -> str:

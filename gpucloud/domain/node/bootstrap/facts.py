@@ -55,7 +55,8 @@ class Facts:
 
     `python` is the base interpreter (GPUCLOUD_PYTHON on the node, else `python3`), `torch` and `boto3` their versions
     there, `torch_cuda` the CUDA of that torch, `packages` what the base has; `package` is the SHA-256 of the zip that
-    answered; `gpus` is None where there is no `nvidia-smi`, and `gpu_fault` is what it said when it failed;
+    answered; `gpus` is None where there is no `nvidia-smi`, `gpu_fault` is what it said when it failed, and
+    `on_the_bus` how many NVIDIA devices there are, whatever their driver says;
     `stand_in` says that they are named by an emulated machine and not there;
     `agent_package` is the zip of the agent that runs, if one does. `machine` is how its driver and system software were
     left on this boot, `gate` what its last check on this boot said, `staged` the keys of the data sets that are whole,
@@ -87,6 +88,7 @@ class Facts:
     boots_itself: bool = False
     stand_in: bool = False
     controller_package: str | None = None
+    on_the_bus: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

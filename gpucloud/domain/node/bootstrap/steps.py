@@ -9,11 +9,13 @@ from datetime import datetime, timedelta
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.errors import NodeError
 from gpucloud.domain.job.data import DataWanted
+from gpucloud.domain.job.quantities import counted
 from gpucloud.domain.node.bootstrap.facts import Facts, package_path
 from gpucloud.domain.node.bootstrap.wanted import Wanted
 from gpucloud.domain.node.gate.report import ENDPOINTS, LASTS, GateOrder, GateWanted, gate_digest
 from gpucloud.domain.node.layer import BOTO3, TORCH, LayerOrder, suffices, why_no_gpu
 from gpucloud.domain.node.machine.facts import digest
+from gpucloud.domain.untrusted import in_one_line
 
 REBOOT_WANTED = 101
 """The exit code of a command after which the node must boot anew before it can go on."""
@@ -361,7 +363,10 @@ def findings(facts: Facts, wanted: Wanted, skew: timedelta) -> tuple[str, ...]:
     """
     found = []
     if not facts.gpus:
-        found.append("no NVIDIA device: CPU, gloo")
+        found.append(f"{_no_gpu(facts)}: CPU, gloo")
+    elif wanted.gate is None and not facts.stand_in:
+        many = counted(len(facts.gpus), "GPU")
+        found.append(f"{many}, unchecked: the job file asks for none by `gpu:` or `vram_gib:`")
     idle = None if wanted.asks_for_gpus else _idle_gpus(facts, wanted)
     if idle is not None:
         found.append(f"{idle}: the job runs on the CPU")
@@ -370,6 +375,15 @@ def findings(facts: Facts, wanted: Wanted, skew: timedelta) -> tuple[str, ...]:
         side = "ahead of" if skew > timedelta(0) else "behind"
         found.append(f"the node's clock is {abs(skew).total_seconds():.0f} s {side} this machine's")
     return tuple(found)
+
+
+def _no_gpu(facts: Facts) -> str:
+    if facts.gpu_fault is not None:
+        return f"nvidia-smi failed: {in_one_line(facts.gpu_fault)}"
+    if not facts.on_the_bus or facts.stand_in:
+        return "no NVIDIA device"
+    many = counted(facts.on_the_bus, "NVIDIA device")
+    return f"{many} and no driver" if facts.gpus is None else f"{many}, hidden from the job"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

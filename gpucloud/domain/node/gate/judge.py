@@ -56,24 +56,27 @@ def _presence(report: Report, wanted: GateWanted) -> Iterator[Finding]:
     if report.gpu_fault is not None:
         yield fail("driver-fault", f"nvidia-smi failed: {report.gpu_fault}", "install the driver again, or " + REPLACE)
         return
-    found = len(report.gpus or ())
-    if found >= wanted.gpus:
+    found, on_the_bus = len(report.gpus or ()), len(report.on_the_bus)
+    if report.gpus is None and on_the_bus and not wanted.gpus:
+        text = f"{counted(on_the_bus, 'NVIDIA device')} and no driver: nvidia-smi is not there, jobs run on the CPU"
+        yield warn("no-driver", text, "install NVIDIA's driver for jobs that are to use them")
+    unknown = max(0, on_the_bus - report.listed) if wanted.every and report.listed else 0
+    expected = max(wanted.gpus, found + unknown)
+    if found >= expected:
         return
-    on_the_bus = len(report.on_the_bus)
     if report.gpus is None and on_the_bus:
         wants = f"{counted(wanted.gpus, 'GPU')} expected"
         text = f"{counted(on_the_bus, 'NVIDIA device')} and no driver: nvidia-smi is not there, {wants}"
         yield fail("no-driver", text, "machine: {driver: 580} has it installed")
         return
     if on_the_bus > report.listed:
-        why = f": {on_the_bus} are on the PCI bus and the driver knows {report.listed}; one has failed"
+        are = f"{on_the_bus} are on the PCI bus and the driver knows {report.listed}"
+        why = f": {are}; one has failed, or is not of this driver"
     elif found < report.listed:
         why = f": {report.listed} are there, CUDA_VISIBLE_DEVICES hides the others"
     else:
         why = ""
-    yield fail(
-        "count", f"{counted(found, 'GPU')}, {wanted.gpus} expected{why}", f"{REPLACE}, or lower `resources.gpus`"
-    )
+    yield fail("count", f"{counted(found, 'GPU')}, {expected} expected{why}", f"{REPLACE}, or lower `resources.gpus`")
 
 
 def _stand_ins(report: Report, wanted: GateWanted) -> Iterator[Finding]:  # noqa: ARG001

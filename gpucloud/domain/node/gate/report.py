@@ -316,7 +316,8 @@ ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 class GateWanted:
     """What a machine must show: `gpus` devices, of one of `models` if any was asked for or paid for.
 
-    `full`: compute and collectives are tried too. `torch`: the job needs it, on those devices.
+    `full`: compute and collectives are tried too. `torch`: the job needs it, on those devices. `every`: the machine
+    itself is looked at, and its driver is to know all devices that are on the bus.
     """
 
     gpus: int
@@ -324,6 +325,7 @@ class GateWanted:
     vram_gib: int | None = None
     full: bool = True
     torch: bool = True
+    every: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
