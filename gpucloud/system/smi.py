@@ -1,4 +1,4 @@
-"""What `nvidia-smi` and the PCI bus say of a machine's GPUs: asked on nodes by the agent, here by the embedded cloud."""
+"""What `nvidia-smi` and the PCI bus say of this machine's GPUs; asked by the agent and by the embedded cloud."""
 
 from __future__ import annotations
 

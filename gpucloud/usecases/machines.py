@@ -44,23 +44,28 @@ from gpucloud.usecases.supervise.needs import of_node, parse_checked, wanted_for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examined:
-    """One machine: what its check said, or why there is none. `busy`: a job uses it, it was not put to work."""
+    """One machine: what its check said, or why there is none. `busy`: a job uses it, it was not put to work.
+
+    `is_up`: it can be asked.
+    """
 
     node: Node
     checked: Checked | None = None
     busy: bool = False
     error: str | None = None
+    is_up: bool = True
 
 
 def examine(services: Services, state: JobState, *, full: bool) -> tuple[Examined, ...]:
-    """Return how each machine of the job that runs is; the package is put there if it is not. Raises ProvisionError."""
+    """Return how each machine of the job is; the package is put there if it is not. Raises ProvisionError."""
     listed = services.group.describe(state.group).alive if state.group is not None else ()
-    running = [node for node in listed if node.state is NodeState.RUNNING and node.host_key is not None]
     with ThreadPoolExecutor(max_workers=16) as hands:
-        return tuple(hands.map(lambda node: _examined(services, state, node, full=full), running))
+        return tuple(hands.map(lambda node: _examined(services, state, node, full=full), listed))
 
 
 def _examined(services: Services, state: JobState, node: Node, *, full: bool) -> Examined:
+    if node.state is not NodeState.RUNNING or node.host_key is None:
+        return Examined(node=node, error="it is still being started", is_up=False)
     try:
         host = services.shell.host(node)
         wanted = of_node(_wanted(services), services.job, state.gpu, node, services.store.url)
@@ -177,8 +182,8 @@ def terraform_check(find: Callable[[], Path]) -> Check:
 def aws_check(caller: Callable[[], str] | None) -> Check:
     """Return whether AWS knows who calls it; `caller` None where no credentials are set up: AWS may not be wanted."""
     if caller is None:
-        text, hint = "no credentials; needed for cloud: aws only", "aws sso login, aws configure, or AWS_PROFILE=…"
-        return Check(name="AWS", ok=None, text=text, hint=hint)
+        text = "no credentials are set up here, and a machine's own role is not asked; needed for cloud: aws only"
+        return Check(name="AWS", ok=None, text=text, hint="aws sso login, aws configure, or AWS_PROFILE=…")
     try:
         return Check(name="AWS", ok=True, text=caller())
     except GpucloudError as error:

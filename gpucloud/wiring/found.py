@@ -251,11 +251,23 @@ def _disks(gpucloud: Gpucloud, home: Path) -> Iterator[Check]:
             seen.add(device)
 
 
+_CREDENTIALS = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_PROFILE",
+    "AWS_DEFAULT_PROFILE",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+)
+"""Variables from which botocore takes credentials, or where they are."""
+
+
 def _has_credentials() -> bool:
     """Whether the user set any up: nobody is asked, so that a machine without AWS waits for nothing."""
-    names = ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_FULL_URI")
-    files = (os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"), "~/.aws/config")
-    return any(name in os.environ for name in names) or any(_is_file(file) for file in files)
+    files = {"AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials", "AWS_CONFIG_FILE": "~/.aws/config"}
+    return any(name in os.environ for name in _CREDENTIALS) or any(
+        _is_file(os.environ.get(name, usual)) for name, usual in files.items()
+    )
 
 
 def _is_file(written: str) -> bool:

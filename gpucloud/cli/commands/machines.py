@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def doctor(target: str | None, *, full: bool, as_json: bool) -> int:
-    """Say how machines are; return 0, or 14 when one is not fit."""
+    """Say how machines are; return 0, or 14 when one is not fit, or not known to be."""
     return _job(target, full=full, as_json=as_json) if target is not None else _here(full=full, as_json=as_json)
 
 
@@ -66,17 +66,25 @@ def _job(target: str | None, *, full: bool, as_json: bool) -> int:
     services = cloud.services(cloud.ordered(known).newest(), known.name, goes_on=False)
     try:
         found = examine(services, state, full=full)
-        alive = services.group.describe(state.group).alive if state.group is not None else ()
     finally:
         services.shell.close()
-    if not found:
-        raise none_is_up(known.name, len(alive))
-    fit = all(one.checked is not None and is_fit(one.checked) for one in found)
+    if not any(one.is_up for one in found):
+        raise none_is_up(known.name, len(found))
+    fit = _are_fit(found)
     if as_json:
         say_json({"job": known.name, "nodes": [_node_json(one) for one in found], "fit": fit})
     else:
         say("\n\n".join(_node_text(one) for one in found))
+        if not full and any(one.checked is not None and one.checked.report.gpus for one in found):
+            tell(f"compute, memory and NVLink were not tried: gpucloud doctor {known.name} --full")
     return 0 if fit else REFUSED
+
+
+def _are_fit(found: Sequence[Examined]) -> bool | None:
+    """Return whether the job's machines are fit; None while nothing is wrong and some are still being started."""
+    if not all(one.checked is not None and is_fit(one.checked) for one in found if one.is_up):
+        return False
+    return True if all(one.is_up for one in found) else None
 
 
 def _node_json(one: Examined) -> dict[str, Any]:
@@ -85,7 +93,7 @@ def _node_json(one: Examined) -> dict[str, Any]:
 
 
 def _node_text(one: Examined) -> str:
-    head = f"{one.node.id} ({one.node.pool.instance_type}, {one.node.address})"
+    head = f"{one.node.id} ({', '.join(filter(None, (one.node.pool.instance_type, one.node.address)))})"
     if one.checked is None:
         return f"{head}\nnot examined: {set_off(one.error or '')}"
     busy = "\na job uses it now: it was not put to work" if one.busy else ""
