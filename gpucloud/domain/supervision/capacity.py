@@ -25,6 +25,8 @@ from gpucloud.domain.supervision.snapshot import CapacityChoice, Goal, Limits, S
 _ELSEWHERE = (Fault.CAPACITY, Fault.QUOTA)  # another pool may help
 _LATER = (Fault.THROTTLING, Fault.TRANSIENT)  # the same call may help
 
+NO_CAPACITY = "no capacity"
+
 
 def other_pool(goal: Goal, snapshot: Snapshot, limits: Limits) -> Action | None:
     """Return what to do about a pool that does not give what is asked of it; None while it may."""
@@ -230,7 +232,7 @@ def _nothing_left(snapshot: Snapshot, limits: Limits) -> Action:
         message = f"no pool had machines for {hours:.1f} h; the last said: {last.message} ({last.code})"
         return Finish(reason=ExitReason.NO_CAPACITY, message=message)
     until = min(c.until for c in cooling)
-    return Wait(why=f"no capacity: asking again at {format_moment(until, snapshot.now)}")
+    return Wait(why=f"{NO_CAPACITY}: asking again at {format_moment(until, snapshot.now)}")
 
 
 def _never(snapshot: Snapshot) -> Finish | None:

@@ -69,7 +69,7 @@ from gpucloud.usecases.services import Services, Watcher
 from gpucloud.usecases.supervise.closing import Closing
 from gpucloud.usecases.supervise.inspection import Inspector
 from gpucloud.usecases.supervise.prepare import Bootstrapper
-from gpucloud.usecases.supervise.provision import MachineProvisioner
+from gpucloud.usecases.supervise.provision import MachineProvisioner, Shortage
 from gpucloud.usecases.supervise.story import (
     answer_again,
     decision_line,
@@ -286,6 +286,7 @@ class Actor:
     closing: Closing
     watcher: Watcher
     _announcements: Announcements = field(default_factory=Announcements)
+    _shortage: Shortage = field(default_factory=Shortage)
     _told_until: datetime | None = None
     """Until when the machines are paid, as it was told last."""
 
@@ -294,11 +295,12 @@ class Actor:
         news = self._announcements.news(action, snapshot, self.services.rules.limits, self.services.job.checkpoint)
         limits, directory = self.services.rules.limits, self.services.job.checkpoint.directory
         told = tell_story(action, snapshot, directory, self._told_until, limits)
+        lines = self._shortage.told(action, snapshot, goal.nodes, told)
         arms = isinstance(action, Arm)  # nobody is paid until a time that the cloud has not heard of
-        self._tell(*news, None if arms else told)
+        self._tell(*news, *(() if arms else lines))
         self._do(action, snapshot, goal)
-        if told and isinstance(action, Arm):
-            self._tell(told)
+        if lines and isinstance(action, Arm):
+            self._tell(*lines)
             self._told_until = action.until
 
     def _tell(self, *lines: str | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 
@@ -17,18 +17,24 @@ from gpucloud.domain.state.order import UNDRILLED
 from gpucloud.domain.state.state import UsageInterval
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import (
+    Action,
     Arm,
+    CoolDown,
     Drill,
     Move,
     OnTheCloud,
+    OpenAttempt,
     Provision,
     Relieve,
     Replace,
     Resize,
     TearDown,
+    Wait,
 )
+from gpucloud.domain.supervision.capacity import NO_CAPACITY
 from gpucloud.domain.supervision.membership import barred
 from gpucloud.domain.supervision.self_driving import arming, most_machines, newest_of, tells_of
+from gpucloud.domain.supervision.snapshot import Snapshot
 from gpucloud.domain.supervision.strays import JOB, STORE
 from gpucloud.domain.supervision.transitions import as_listed, ended
 from gpucloud.ports import ClusterSpec, MarketData, NodeGroup
@@ -339,3 +345,53 @@ class OwnProvisioner:
     def destroy(self, group: str, *, story: Callable[[str], None]) -> None:  # noqa: ARG002
         """Refused."""
         raise ProvisionError(f"{group}: a machine cannot remove its own group", hint=_OUTSIDE)
+
+
+# The story of a shortage: pools that refuse are asked again and again, and only what changes is told.
+
+
+_COMES_WITHIN = timedelta(seconds=10)
+
+
+@dataclass(slots=True)
+class Shortage:
+    """Which pools have refused was told once each; a try is told when machines come of it, or are waited for."""
+
+    _refused: set[tuple[Pool, str]] = field(default_factory=set)
+    _tries: list[str] = field(default_factory=list)
+    """What would be told of the try that goes on."""
+    _since: datetime | None = None
+    _counted: int = 0
+    _told: bool = False
+    """Whether it was told that the refusing pools are asked again."""
+
+    def told(self, action: Action, snapshot: Snapshot, nodes: int, line: str | None) -> tuple[str, ...]:
+        """Return the lines of the story for an action of a job that wants so many nodes; `line` is the action's own."""
+        lines, counted = (line,) if line else (), len(snapshot.group.counted)
+        match action:
+            case CoolDown(pool=pool, code=code):
+                known = (pool, code) in self._refused
+                self._refused.add((pool, code))
+                self._tries.clear()
+                return () if known else lines
+            case Move() | Arm() | Resize() if self._refused and not self._gives_back(action, snapshot):
+                if isinstance(action, Move) or not self._tries:
+                    self._tries.clear()
+                    self._since, self._counted = snapshot.now, counted
+                self._tries += lines
+                return ()
+            case Wait(why=why) if self._refused and not self._told and why.startswith(NO_CAPACITY):
+                self._told = True
+                return (f"{why}, and again until there is some; until then only what changes is told",)
+        late = self._since is not None and snapshot.now - self._since >= _COMES_WITHIN and snapshot.group.size > 0
+        tries = tuple(self._tries) if late or counted > self._counted else ()
+        if tries:
+            self._tries.clear()
+        if isinstance(action, OpenAttempt) or counted >= nodes > 0:
+            self._refused.clear()
+            self._told = False
+        return (*tries, *lines)
+
+    @staticmethod
+    def _gives_back(action: Action, snapshot: Snapshot) -> bool:
+        return isinstance(action, Resize) and action.size < snapshot.group.size and bool(snapshot.group.counted)
