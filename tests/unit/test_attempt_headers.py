@@ -17,7 +17,7 @@ from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.node.output import DatedPiece, Mark
 from gpucloud.domain.state.state import ExitReason, JobStatus
 from gpucloud.usecases.job.jobs import Unsupervised
-from gpucloud.usecases.jobstore.records import LogPart
+from gpucloud.usecases.jobstore.records import LogPart, launched_ranks
 from tests.fakes.clock import JumpingClock
 from tests.unit.test_shown import Terminal
 from tests.unit.worlds import opened, state
@@ -47,14 +47,14 @@ def dated(*stretches: tuple[bytes, int | None]) -> DatedPiece:
 class Stored:
     """A job's stored state, and how many ranks its nodes have."""
 
-    def __init__(self, ranks: int = 1) -> None:
-        self.ranks = ranks
+    def __init__(self, ranks: int = 1, *, launched: dict[int, int] | None = None) -> None:
+        self.ranks, self.launched = ranks, launched or {}
 
     def stored_state(self) -> Any:
         return STATE
 
-    def ranks_of_a_node(self) -> int:
-        return self.ranks
+    def ranks_of_a_node(self, attempt: int) -> int:
+        return self.launched.get(attempt, self.ranks)
 
 
 @pytest.fixture
@@ -243,6 +243,41 @@ def test_lines_of_json_have_node_and_time(monkeypatch: pytest.MonkeyPatch) -> No
         ("b", "2026-11-24T18:40:04.000Z"),
     ]
     assert lines[3]["at"] is None
+
+
+def test_ranks_are_on_the_nodes_that_their_own_attempt_had_whatever_the_job_has_by_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Attempt 1 had a rank on each of two nodes; the job has four a node since."""
+    monkeypatch.setattr("sys.stdout", Terminal(is_terminal=False))
+    asker = Stored(4, launched={1: 1})
+    ranks = logs.Ranks(asker=asker, state=STATE, wanted=logs.Wanted())  # type: ignore[arg-type]
+    assert [ranks.place(part(1, rank)) for rank in (0, 1)] == [
+        log_output.Place(node="a", label="a rank 0 | "),
+        log_output.Place(node="b", label="b rank 1 | "),
+    ]
+    assert ranks.node(part(2, 3)) == "a"
+    assert logs.Ranks(asker=asker, state=STATE, wanted=logs.Wanted(node="b")).wants(part(1, 1))  # type: ignore[arg-type]
+    ranks.wanted = logs.Wanted(rank=3)
+    ranks.require_wanted()
+
+
+@pytest.mark.parametrize(
+    ("launch", "ranks"),
+    [
+        ({"env": [["GPUCLOUD_RANKS", "0 1 2 3"], ["X", "1"]]}, 4),
+        ({"env": [["GPUCLOUD_RANKS", "4 5"]]}, 2),
+        ({"env": [["LOCAL_WORLD_SIZE", "1"]]}, 1),
+        ({"env": [["LOCAL_WORLD_SIZE", "9999999999"]]}, None),
+        ({"env": [["LOCAL_WORLD_SIZE", "many"]]}, None),
+        ({"env": []}, None),
+        ({"env": [[["a"], 1]]}, None),
+        ({"env": 3}, None),
+        ([], None),
+    ],
+)
+def test_how_many_ranks_a_node_had_stands_in_its_launch_which_may_say_anything(launch: Any, ranks: int | None) -> None:
+    assert launched_ranks(json.dumps(launch).encode()) == ranks
 
 
 def test_one_nodes_output_is_had_by_its_name(written: list[str]) -> None:

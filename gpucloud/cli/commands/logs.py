@@ -102,7 +102,7 @@ class Ranks:
     asker: Asker
     state: JobState
     wanted: Wanted
-    _of_node: int | None = None
+    _of_node: dict[int, int] = field(default_factory=dict)
     _sought: set[int] = field(default_factory=set)
     _labels: dict[int, dict[int, str]] = field(default_factory=dict)
 
@@ -123,8 +123,10 @@ class Ranks:
     def node(self, part: LogPart) -> str | None:
         """Return the node of the rank, None where nobody knows."""
         attempt = self.attempt(part.attempt)
-        place = part.rank // self._each()
-        return next((m.node_id for m in attempt.members if m.rank == place), None) if attempt is not None else None
+        if attempt is None:
+            return None
+        place = part.rank // self._each(attempt)
+        return next((member.node_id for member in attempt.members if member.rank == place), None)
 
     def place(self, part: LogPart) -> Place:
         """Return where the part was written, with the words for it: none where one rank alone can have."""
@@ -135,12 +137,13 @@ class Ranks:
         attempts, job = self.state.attempts, self.state.job
         if self.wanted.attempt not in (None, BEFORE) and not self.wanted.follow:
             require_attempt(self.state, self.wanted.attempt)
-        last = max((len(one.members) for one in attempts), default=0) * self._each() - 1
-        if self.wanted.rank is not None and attempts and not 0 <= self.wanted.rank <= last and not self.wanted.follow:
+        if self.wanted.rank is not None and attempts and not self.wanted.follow:
+            last = max(len(one.members) * self._each(one) for one in attempts) - 1
             others = f"its ranks were 0 to {last}" if last else "its only rank was 0"
-            raise UsageError(
-                f"{job} has no rank {self.wanted.rank}: {others}", hint=f"gpucloud logs {job} --rank {last}"
-            )
+            if not 0 <= self.wanted.rank <= last:
+                raise UsageError(
+                    f"{job} has no rank {self.wanted.rank}: {others}", hint=f"gpucloud logs {job} --rank {last}"
+                )
         nodes = tuple(dict.fromkeys(m.node_id for attempt in attempts for m in attempt.members))
         if self.wanted.node is not None and nodes and not any(map(self._is_wanted, nodes)) and not self.wanted.follow:
             raise UsageError(f"no attempt of {job} ran on {self.wanted.node}", hint=f"one of {', '.join(nodes)}")
@@ -158,10 +161,11 @@ class Ranks:
     def _attempt(self, number: int) -> Attempt | None:
         return next((one for one in self.state.attempts if one.number == number), None)
 
-    def _each(self) -> int:
-        if self._of_node is None:
-            self._of_node = self.asker.ranks_of_a_node()
-        return self._of_node
+    def _each(self, attempt: Attempt) -> int:
+        """Return how many ranks a node of the attempt had: the job may have been given another number since."""
+        if attempt.number not in self._of_node:
+            self._of_node[attempt.number] = self.asker.ranks_of_a_node(attempt.number)
+        return self._of_node[attempt.number]
 
     def _label(self, part: LogPart) -> str:
         if self.wanted.rank is not None or self.wanted.as_json:
@@ -173,7 +177,8 @@ class Ranks:
 
     def _labels_of(self, number: int) -> Iterator[tuple[int, str]]:
         """Yield ranks with their labels, all of one width; the node stands in them where there are several."""
-        attempt, each = self.attempt(number), self._each()
+        attempt = self.attempt(number)
+        each = self._each(attempt) if attempt is not None else 1
         if attempt is None or len(attempt.members) * each == 1:
             return
         members = sorted(attempt.members, key=lambda member: member.rank)

@@ -264,10 +264,10 @@ class Asker:
         """Return the newest order for the job, whoever signed it; UsageError when there is no such job."""
         return self._orders.newest().order
 
-    def ranks_of_a_node(self) -> int:
-        """Return how many ranks each node of the job has; 1 where nobody can tell any more."""
+    def ranks_of_a_node(self, attempt: int) -> int:
+        """Return how many ranks each node of the attempt had; 1 where nobody can tell any more."""
         try:
-            return workers_per_node(self.order().resolved)
+            return self.jobs.records.workers(attempt) or workers_per_node(self.order().resolved)
         except GpucloudError:
             return 1
 

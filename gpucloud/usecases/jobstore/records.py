@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from gpucloud.domain.errors import StoreError
 from gpucloud.domain.node.output import DatedPiece, read_piece, with_times
 from gpucloud.domain.untrusted import HISTORY_BYTES, unpacked
+from gpucloud.domain.variables import GPUCLOUD_RANKS
 from gpucloud.store import ObjectStore, get_small, put_once
 
 _HISTORY_KEY = re.compile(r"/metrics/(\d{4})/([^/]+)-(\d{12})\.jsonl\.gz$")
@@ -41,6 +42,20 @@ class HistoryPart:
     node_id: str
     offset: int
     key: str
+
+
+_MOST_RANKS = 1024  # a node wrote its launch, and may have written anything
+
+
+def launched_ranks(data: bytes) -> int | None:
+    """Return how many ranks a launch as JSON says that its node has; None where it does not."""
+    try:
+        env = dict(json.loads(data)["env"])
+        ranks = env.get(GPUCLOUD_RANKS)
+        count = len(str(ranks).split()) if ranks else int(env.get("LOCAL_WORLD_SIZE", 0))
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
+        return None
+    return count if 0 < count <= _MOST_RANKS else None
 
 
 class DamagedPiece(StoreError):
@@ -73,6 +88,10 @@ class AttemptRecords:
             found = _LAUNCH_KEY.search(key)
             if found and attempt in (None, int(found[1])) and (stored := self._store.get(key)):
                 yield int(found[1]), int(found[2]), stored.data
+
+    def workers(self, attempt: int) -> int | None:
+        """Return how many ranks each node of the attempt was launched with; None where its launch does not tell."""
+        return next((launched_ranks(data) for _, _, data in self.launches(attempt)), None)
 
     def log_parts(self, attempt: int | None = None) -> tuple[LogPart, ...]:
         """Return the kept pieces in order of attempt, rank and offset."""
