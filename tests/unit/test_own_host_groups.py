@@ -11,6 +11,7 @@ import pytest
 from gpucloud.adapters.hosts.cloud import SshProvisioner
 from gpucloud.adapters.hosts.group import SshNodeGroup
 from gpucloud.adapters.hosts.records import POOL, Place, Recollection
+from gpucloud.domain.errors import GpucloudError, HostUnreachable
 from tests.fakes.clock import START, JumpingClock
 from tests.fakes.memory_store import MemoryStore
 
@@ -23,13 +24,16 @@ class Hosts:
 
     def __init__(self, ahead: timedelta = timedelta(0)) -> None:
         self.asked: list[dict[str, Any]] = []
-        records = Recollection(MemoryStore(JumpingClock()), JumpingClock(START + ahead))
+        self.answers = True
+        self.clock = JumpingClock()  # the store's
+        records = Recollection(MemoryStore(self.clock), JumpingClock(START + ahead))
         self.group = SshNodeGroup(records, self, lambda: (HOST,))  # type: ignore[arg-type]
         self.provisioner = SshProvisioner(records, self.group)
 
-    def ask(self, orders: Any) -> tuple[dict[str, Any], ...]:
+    def ask(self, orders: Any) -> tuple[dict[str, Any] | GpucloudError, ...]:
         self.asked += [order.order for order in orders]
-        return tuple({"address": None} for _ in orders)
+        silent = HostUnreachable("one-1: no route to host")
+        return tuple({"address": None} if self.answers else silent for _ in orders)
 
     def have_one(self) -> str:
         self.provisioner.ensure(GROUP, story=print)
@@ -54,3 +58,39 @@ def test_a_host_is_had_until_its_paid_time_is_over_by_the_stores_clock(hours):
     assert hosts.have_one() == "one-1"
     (taken,) = (order for order in hosts.asked if order["do"] == "take")
     assert taken["until"] - taken["now"] == pytest.approx(32 * 60, abs=5)
+
+
+FREE = "own hosts: all are free, and the job's files are removed on those that answer"
+KEPT = FREE.replace("all are", "all that answer are")
+
+
+@pytest.mark.parametrize(
+    ("answers", "passed", "told"),
+    [
+        (True, timedelta(0), [FREE]),
+        (
+            False,
+            timedelta(minutes=5),
+            [
+                "one-1 does not answer: what runs there ends by itself by 12:32 UTC, and has its GPUs until then;"
+                " files of the job may be left there, below ~/.gpucloud/jobs",
+                KEPT,
+            ],
+        ),
+        (
+            False,
+            timedelta(minutes=33),
+            ["one-1 does not answer: files of the job may be left there, below ~/.gpucloud/jobs", FREE],
+        ),
+    ],
+)
+def test_a_host_that_was_given_up_and_does_not_answer_is_not_called_free_while_the_job_may_run_there(
+    answers, passed, told
+):
+    hosts, story = Hosts(), []
+    node_id = hosts.have_one()
+    hosts.answers = answers
+    hosts.clock.sleep(passed.total_seconds())
+    hosts.group.terminate(GROUP.name, node_id, bad=True)  # given up, and no other is there
+    hosts.provisioner.destroy(GROUP.name, story=story.append)
+    assert [line.partition("; software")[0] for line in story] == told

@@ -14,6 +14,7 @@ from pathlib import Path
 from gpucloud.adapters.hosts.group import SshNodeGroup
 from gpucloud.adapters.hosts.records import POOL, Place, Recollection
 from gpucloud.domain.errors import HostKeyMismatch
+from gpucloud.domain.job.quantities import format_moment
 from gpucloud.domain.job.spec import OwnHost, Resources, SshChoices
 from gpucloud.domain.offer import Offer, Pool, PricePoint
 from gpucloud.ports import Clock, ClusterSpec
@@ -76,11 +77,15 @@ class SshProvisioner:
         if self._records.read(group) is None:
             return
         self._group.purge(group)
-        for node_id in self._group.uncleared(group):
-            story(f"{node_id} does not answer: files of the job may be left there, below ~/.gpucloud/jobs")
+        uncleared, now = self._group.uncleared(group), self._records.now()
+        for node_id, until in uncleared:
+            ends = format_moment(until, now, seconds=False) if until is not None else None
+            runs = f"what runs there ends by itself by {ends}, and has its GPUs until then; " if ends else ""
+            story(f"{node_id} does not answer: {runs}files of the job may be left there, below ~/.gpucloud/jobs")
         self._records.remove(group)
+        free = "all are free" if all(until is None for _, until in uncleared) else "all that answer are free"
         story(
-            "own hosts: all are free, and the job's files are removed on those that answer; software that was"
+            f"own hosts: {free}, and the job's files are removed on those that answer; software that was"
             " installed for it stays in ~/.gpucloud there, for jobs to come"
         )
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from gpucloud.adapters.hosts import onhost
 from gpucloud.adapters.hosts.records import (
+    GRACE,
     POOL,
     Excluded,
     Hosts,
@@ -24,6 +25,7 @@ from gpucloud.adapters.hosts.records import (
     candidates,
     ended,
     levelled,
+    runs_until,
     settled,
 )
 from gpucloud.domain.errors import (
@@ -39,8 +41,6 @@ from gpucloud.domain.node.node import NO_GROUP, EndCause, Fault, GroupView, Node
 from gpucloud.domain.offer import Pool
 from gpucloud.ports import Completed, Shell
 
-# A host is another's only some time after its paid time: clocks differ, and the last save may take a moment.
-_GRACE = timedelta(minutes=2)
 _NEVER_AGAIN = timedelta(days=365)
 _REST = timedelta(minutes=10)  # a host that was given back as unfit is taken last for so long
 
@@ -156,10 +156,11 @@ class SshNodeGroup:
         self._change_node(group, node_id, change)
         self._follow(group)
 
-    def uncleared(self, group: str) -> tuple[str, ...]:
-        """Return the ids of ended nodes that may have left something on their hosts."""
-        record = self.records.read(group)
-        return tuple(node.id for node in record.nodes if not node.alive and not node.cleared) if record else ()
+    def uncleared(self, group: str) -> tuple[tuple[str, datetime | None], ...]:
+        """Return the ids of ended nodes that may have left something on their hosts; until when it may run there."""
+        record, now = self.records.read(group), self.records.now()
+        left = [node for node in record.nodes if not node.alive and not node.cleared] if record else []
+        return tuple((node.id, runs_until(node, record, now)) for node in left if record)
 
     def _change_node(self, group: str, node_id: str, change: Callable[[UsedHost], UsedHost]) -> UsedHost | None:
         """Change a node that is alive, and return it as it was; one that has ended stays as it is: None."""
@@ -229,7 +230,7 @@ class SshNodeGroup:
         asked = [node for node in gone if node.place.name not in again]
         left, clean = [], {node.id for node in gone if node.place.name in again}
         for node, answer in zip(asked, self.hosts.ask([self._order("release", n, record) for n in asked]), strict=True):
-            over = _is_over(node, record, self.records.now())
+            over = runs_until(node, record, self.records.now()) is None
             if isinstance(answer, GpucloudError):
                 left += [] if over or node.given_up else [answer.message]
             elif answer.get("left"):
@@ -254,7 +255,7 @@ class SshNodeGroup:
                 "node": node.id,
                 "job": record.name.removeprefix("gpucloud-"),
                 "owner": self._owner,
-                "until": ((record.armed_until or now) + _GRACE).timestamp(),
+                "until": ((record.armed_until or now) + GRACE).timestamp(),
                 "now": now.timestamp(),
                 "devices": list(node.place.devices),
                 "store": self.records.path(record.name),
@@ -264,12 +265,6 @@ class SshNodeGroup:
 
 def _pairs(before: Hosts, after: Hosts) -> tuple[tuple[UsedHost, UsedHost], ...]:
     return tuple(zip(before.nodes, after.nodes, strict=True))
-
-
-def _is_over(node: UsedHost, record: Hosts, now: datetime) -> bool:
-    """Whether what ran on the host has ended by itself, at the time that it was told."""
-    told = node.ended_at if node.end_cause is EndCause.SCHEDULE else record.armed_until
-    return told is None or now >= told + _GRACE
 
 
 def _all_ended(record: Hosts, now: datetime) -> tuple[UsedHost, ...]:

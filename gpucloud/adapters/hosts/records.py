@@ -24,6 +24,8 @@ from gpucloud.store import Conflict, ObjectStore
 POOL = Pool(instance_type="host", zone="ssh", market=Market.OWNED)
 """Own hosts are one pool: they have one price."""
 
+# A host is another's only some time after its paid time: clocks differ, and the last save may take a moment.
+GRACE = timedelta(minutes=2)
 _REFUSALS_LAST = timedelta(seconds=60)
 
 
@@ -145,6 +147,15 @@ def settled(record: Hosts, now: datetime) -> Hosts:
         nodes = tuple(ended(node, max(node.launched_at, until), EndCause.SCHEDULE) for node in record.nodes)
         record = replace(record, size=0, nodes=nodes)
     return replace(record, nodes=tuple(_left(node, now) for node in record.nodes))
+
+
+def runs_until(node: UsedHost, record: Hosts, now: datetime) -> datetime | None:
+    """Return until when, at the latest, what ran on the ended node's host may run there and have its GPUs.
+
+    None where it has ended by itself, at the time that it was told.
+    """
+    told = node.ended_at if node.end_cause is EndCause.SCHEDULE else record.armed_until
+    return told + GRACE if told is not None and now < told + GRACE else None
 
 
 def ended(node: UsedHost, at: datetime, cause: EndCause) -> UsedHost:
