@@ -72,6 +72,10 @@ def test_who_is_not_logged_in_hears_the_ways_to_do_it() -> None:
     [
         (".gpucloud/code/train.py", "paths start in the code folder: gpucloud cp rs:train.py ."),
         (f"~/.gpucloud/code/{'0a' * 32}/src/net.py", "paths start in the code folder: gpucloud cp rs:src/net.py ."),
+        (
+            f".gpucloud/jobs/rs-1a2b3c4d/gpu1/code/{'0a' * 32}/train.py",
+            "paths start in the code folder: gpucloud cp rs:train.py .",
+        ),
         (".gpucloud/code/", "paths start in the code folder: gpucloud cp rs:. ."),
         ("trian.py", "did you mean rs:train.py?"),
     ],

@@ -51,8 +51,8 @@ exec "$py" -I "$1/lib/gpucloud-$sha.zip" metrics --root "$1"
 
 _STORE = "@store/"
 _TOLD = 20
-_CODE = re.compile(r"(~/)?\.gpucloud/code/([0-9a-f]{64}/)?")
-"""Where a node's home, which `gpucloud ssh` starts in, has the code, which paths of `cp` start in."""
+_CODE = re.compile(r"(~/)?\.gpucloud/(jobs/[^/]+/[^/]+/)?code/([0-9a-f]{64}/)?")
+"""Where a node's home, which `gpucloud ssh` starts in, has the code, in which paths of `cp` start."""
 _FORMS = "gpucloud cp JOB:path here, or gpucloud cp here JOB:path"
 
 
