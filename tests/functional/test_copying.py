@@ -13,8 +13,11 @@ import pytest
 from gpucloud.adapters.transfer.copying import CODE, Copier
 from gpucloud.adapters.transfer.localfiles import local_tree, sent
 from gpucloud.adapters.transfer.outputs import OutputsFolder
+from gpucloud.adapters.transfer.sync import Sources
 from gpucloud.cli.commands.reaching import _place
-from gpucloud.domain.errors import HostUnreachable, LandingRefused, RemoteCommandFailed, StoreError
+from gpucloud.domain.errors import HostUnreachable, LandingRefused, RemoteCommandFailed, StoreError, UsageError
+from gpucloud.domain.job.data import wanted
+from gpucloud.domain.job.spec import Cloud
 from gpucloud.domain.untrusted import fitting
 from tests.fakes.nodes import node_at
 from tests.fakes.shell import FakeShell
@@ -151,6 +154,22 @@ def test_an_output_that_is_deleted_while_it_is_brought_home_is_missing(host, the
     brought = outputs.bring_home(host, str(there), 1)
     assert (brought.paths, brought.size) == ((str(tmp_path / "home/best.pt"),), 7)
     assert [(one.path, one.why) for one in brought.missing] == [("last.pt", "is not there")]
+
+
+@pytest.mark.parametrize("now", [b"other", b"longer than it was", None])
+def test_data_that_is_not_what_it_was_is_named_before_anything_is_sent(host, there, tmp_path, now):
+    (source := tmp_path / "set").mkdir()
+    (file := source / "a").write_bytes(b"there")
+    sources = Sources(python=sys.executable)
+    one = wanted(sources.listed(str(source)), "/data", Cloud.AWS)
+    sources.send(host, one, str(there), ("a",))
+    assert (there / "a").read_bytes() == b"there"
+    (there / "a").unlink()
+    file.unlink() if now is None else file.write_bytes(now)
+    with pytest.raises(UsageError, match="set/a is not what it was when the job began") as refused:
+        sources.send(host, one, str(there), ("a",))
+    assert refused.value.hint == "put it back, or give the job another name"
+    assert list(there.iterdir()) == []
 
 
 def test_a_tree_arrives_with_empty_files_modes_times_and_links(host, there, tmp_path):

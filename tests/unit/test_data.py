@@ -80,13 +80,22 @@ def test_paths_that_no_folder_can_hold_are_refused(paths, said):
         data_set("s3://b", [DataFile(path=path, size=1, etag="e", key="k") for path in paths])
 
 
+LACKING = "since this job began; no new machine can get what is {}, only those that have it go on: put it back"
+BOTH = LACKING.format("changed or gone")
+
+
 @pytest.mark.parametrize(
     ("now", "said"),
     [
         ([A, B], None),
-        ([A, replace(B, etag="3" * 32)], "1 changed (first: sub/b)"),
-        ([A], "1 gone (first: sub/b)"),
-        ([replace(A, size=11), B, replace(A, path="c")], "1 changed, 1 new (first: a)"),
+        ([A, replace(B, etag="3" * 32)], f"1 changed (first: sub/b) {LACKING.format('changed')}"),
+        ([A], f"1 gone (first: sub/b) {LACKING.format('gone')}"),
+        ([replace(A, size=11), B, replace(A, path="c")], f"1 changed, 1 new (first: a) {LACKING.format('changed')}"),
+        ([replace(A, size=11), replace(A, path="c")], f"1 changed, 1 new, 1 gone (first: a) {BOTH}"),
+        (
+            [A, B, replace(A, path="c")],
+            "1 new (first: c) since this job began; it goes on with the files as they were",
+        ),
     ],
 )
 def test_what_changed_since_the_job_began_is_counted_and_named(now, said):

@@ -208,7 +208,8 @@ class Sources:
         known = {file.path: file for file in unpack(wanted.packed).files}
         if not known.keys() >= set(missing):
             raise NodeError(f"{host.node.id}: it lacks files that the data set does not have")
-        files = tuple(self._sent(Path(wanted.source), known[path]) for path in missing)
+        hashes = HashCache(self._cache, Path(wanted.source))
+        files = tuple(self._sent(Path(wanted.source), known[path], hashes) for path in missing)
         Copier(host, folder, python=self._python).send(files)
 
     def _listed_in_s3(self, source: str) -> DataSet:
@@ -219,9 +220,14 @@ class Sources:
         finally:
             objects.close()
 
-    def _sent(self, source: Path, file: DataFile) -> Sent:
+    def _sent(self, source: Path, file: DataFile, hashes: HashCache) -> Sent:
         local = source / file.path if source.is_dir() else source
-        if not local.is_file() or local.stat().st_size != file.size:
+        status = local.stat() if local.is_file() else None
+        if (
+            status is None
+            or status.st_size != file.size
+            or (hashes.get(file.path, status) or sha256_of(local)) != file.sha256
+        ):
             raise UsageError(
                 f"data: {local} is not what it was when the job began", hint="put it back, or give the job another name"
             )

@@ -163,7 +163,10 @@ def unpack(data: bytes) -> DataSet:
 
 
 def difference(old: DataSet, new: DataSet) -> str | None:
-    """Return what changed at the source since `old` was listed, in words; None for nothing."""
+    """Return what changed at the source since `old` was listed, and what follows, in words; None for nothing.
+
+    A machine that has the set goes on with it, whatever became of its source; a new one gets what is still as it was.
+    """
     was = {file.path: file.identity for file in old.files}
     now = {file.path: file.identity for file in new.files}
     changed = sorted(path for path in was.keys() & now.keys() if was[path] != now[path])
@@ -174,7 +177,13 @@ def difference(old: DataSet, new: DataSet) -> str | None:
     )
     said = ", ".join(f"{count} {word}" for count, word in counts if count)
     first = next(iter(changed or sorted(was.keys() ^ now.keys())), None)
-    return f"{said} (first: {first})" if said else None
+    if not said:
+        return None
+    follows = "it goes on with the files as they were"
+    if changed or was.keys() - now.keys():
+        what = " or ".join(word for count, word in counts if count and word != "new")
+        follows = f"no new machine can get what is {what}, only those that have it go on: put it back"
+    return f"{said} (first: {first}) since this job began; {follows}"
 
 
 def gigabytes(size: int) -> str:

@@ -153,14 +153,14 @@ class JobData:
         return kept
 
     def _compare(self, kept: DataSet) -> None:
-        """The job goes on with what it began with; a node that lacks a file that has changed cannot get it."""
+        """The job goes on with what it began with, as far as its machines have that or can still get it."""
         try:
             changed = difference(kept, self.sets.listed(kept.source)) if self.sets else None
         except (StoreError, CredentialsError, UsageError) as error:
             self.story(f"data: {kept.source} could not be listed again: {error}")
             return
         if changed:
-            self.story(f"data: {kept.source}: {changed} since this job began; it goes on with the files as they were")
+            self.story(f"data: {kept.source}: {changed}")
 
 
 # The gate as a job has it: what its nodes must show, and what a node that is refused means.
