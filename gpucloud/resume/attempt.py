@@ -237,13 +237,16 @@ class Leaving:
     def leave(self, step: int) -> NoReturn:
         """Save this step if it can be, and leave with the exit code that says so."""
         self._profiling.close()
-        if not self._decider.last(step, self._moment) and self._ranks.rank == 0:
+        is_saved = self._decider.last(step, self._moment)
+        committed = self._decider.committed
+        if not is_saved and self._ranks.rank == 0:
             why = f", {lacking}" if (lacking := self._decider.no_memory) else ""
-            say(f"step {step} could not be saved{why}: the job continues from step {self._decider.committed}")
+            follows = f"continues from step {committed}" if committed else "begins again, as nothing is saved"
+            say(f"step {step} could not be saved{why}: the job {follows}")
         self._folder.write(f"left-{self._ranks.rank}.json", self._standing(step))
         if self._ranks.rank == 0:
             why = f" ({reason})" if (reason := self._folder.stop_reason()) != "stop" else ""
-            say(f"asked to stop{why}: saved step {self._decider.committed}, leaving")
+            say(f"asked to stop{why}: {f'saved step {committed}, ' if is_saved else ''}leaving")
         self._close()
         atexit.register(_end_groups)  # the script's own `finally` may still end them, as torch's examples do
         raise SystemExit(SAVED_AND_LEFT)

@@ -267,6 +267,26 @@ def test_only_so_many_are_kept(make):
     assert [one.commit.step for one in script.committed()] == [50, 40]
 
 
+def test_a_script_whose_store_refuses_its_saves_is_not_told_that_it_made_none(make):
+    script = make()
+    (folder := script.folder / "store" / PREFIX).mkdir(parents=True)
+    (folder / "data").write_text("in the way")
+    script.start(steps=20)
+    assert script.ended() == 0
+    last = script.said().splitlines()[-1]
+    assert last.startswith("gpucloud: nothing was saved: ")
+    assert f"{PREFIX}/data" in last
+    assert "no new checkpoint" not in script.said()
+
+    shutil.rmtree(script.out)
+    (script.out).mkdir()
+    (script.out / "notes.txt").write_text("no checkpoint")
+    (folder / "data").unlink()
+    script.start(steps=5)
+    assert script.ended() == 0
+    assert "nothing was saved: no new checkpoint (auto) among the 1 files there\n" in script.said()
+
+
 def test_an_attempt_that_was_replaced_is_ended_and_commits_nothing(make):
     script = make("hf")
     script.start(steps=10_000, pause_s=0.01)

@@ -640,7 +640,10 @@ def test_a_run_that_must_leave_and_has_no_memory_to_save_leaves_all_the_same(job
     (job / "attempt/stop.json").write_text(json.dumps({"reason": "notice", "at": "2100-01-01T00:00:00+00:00"}))
     with pytest.raises(SystemExit, match="75"):
         train(run, model, optimizer)
-    assert "step 1 could not be saved, there is no memory for it" in capsys.readouterr().err
+    unsaved, left = capsys.readouterr().err.splitlines()[-2:]
+    assert unsaved.startswith("gpucloud: step 1 could not be saved, there is no memory for it: ")
+    assert unsaved.endswith(": the job begins again, as nothing is saved")
+    assert left == "gpucloud: asked to stop (notice): leaving"
 
 
 def test_a_state_that_grows_beyond_the_free_memory_is_saved_again_when_there_is_enough(job, monkeypatch, capsys):

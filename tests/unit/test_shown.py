@@ -10,6 +10,8 @@ from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -34,7 +36,7 @@ from gpucloud.usecases.supervise.usage import bring_profiles
 from tests.fakes.nodes import node_at
 from tests.standins.lying_node import LyingHost, hostile_text
 from tests.unit.test_gate_judge import report as gate_report
-from tests.unit.worlds import NOW, snapshot, up
+from tests.unit.worlds import NOW, node, snapshot, up
 
 OBEYED = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]|\x1b(?!\[[0-9;:]*m)")
 PART = LogPart(attempt=1, rank=0, offset=0, key="k")
@@ -183,6 +185,54 @@ def test_a_profile_that_is_damaged_ends_nothing(tmp_path: Path, said: bytes) -> 
     assert last.startswith("what the profile says of itself is damaged: ")
 
 
+class Recorded:
+    """Machines of which a letter each has recorded a profile, or cannot be asked: `-`."""
+
+    def __init__(self, folder: Path, have: str, fail: str = "") -> None:
+        self.folder, self.have, self.fail = folder, have, fail
+
+    def host(self, node: Node) -> Any:
+        return SimpleNamespace(node=node)
+
+    def close(self) -> None:
+        pass
+
+    def bring_profile(self, host: Any, attempt: int) -> tuple[str, ...]:
+        if host.node.id in self.fail:
+            raise NodeError("cut off")
+        return (str(self.folder / f"attempt-{attempt}" / "rank-0.trace.json"),) if host.node.id in self.have else ()
+
+
+@pytest.mark.parametrize(
+    ("alive", "have", "fail", "gone", "lines"),
+    [
+        ("ab", "a", "", (), ["brought home: 1 profile in {}"]),
+        ("ab", "ab", "", (), ["brought home: 2 profiles in {}"]),
+        (
+            "ab",
+            "",
+            "",
+            (),
+            ["no profile: no rank came as far, or the script does not use gpucloud.resume and there is no nsys"],
+        ),
+        ("", "", "", ("a", "b"), ["what a, b recorded for a profile, if anything, went with them"]),
+        ("b", "", "", ("a",), ["what a recorded for a profile, if anything, went with it"]),
+        (
+            "b",
+            "b",
+            "",
+            ("a",),
+            ["brought home: 1 profile in {}", "what a recorded for a profile, if anything, went with it"],
+        ),
+        ("a", "", "a", (), ["the profile of a could not be brought home: cut off"]),
+    ],
+)
+def test_a_profile_that_went_with_its_machine_is_not_laid_to_the_script(tmp_path, alive, have, fail, gone, lines):
+    recorded: Any = Recorded(tmp_path, have, fail)
+    told = list(bring_profiles(recorded, recorded, tuple(map(node, alive)), 1, gone=gone))
+    assert told == [line.format(tmp_path / "attempt-1") for line in lines]
+
+
 LINE_ENDS = ("\n", "\r", "\r\n", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029")
 
 
@@ -225,7 +275,9 @@ def test_findings_of_a_machine_are_one_line_each() -> None:
 
 
 def test_a_machine_without_gpus_is_said_to_train_on_its_cpu() -> None:
-    shown = machines.checked_text(Checked(report=replace(gate_report(), gpus=None, seconds=0.01), findings=()))
+    shown = machines.checked_text(
+        Checked(report=replace(gate_report(), gpus=None, listed=0, on_the_bus=(), seconds=0.01), findings=())
+    )
     assert shown.splitlines()[0] == "no NVIDIA GPU here: jobs run on the CPU"
     assert shown.splitlines()[-1] == "fit"
     slow = machines.checked_text(Checked(report=replace(gate_report(), seconds=3.21), findings=()))

@@ -203,6 +203,8 @@ class CheckpointWatcher:
         self._fenced = False
         self._pending = False
         self._put_back: dict[str, Counters] = {}
+        self._unsaved: str | None = None
+        """Why what was there was not saved when it was tried last; None where nothing was wrong with it."""
 
     def run(self, words: tuple[str, ...], env: Mapping[str, str]) -> int:
         """Start the script and return the exit code of its attempt on this node: 75 for saved and left."""
@@ -257,7 +259,7 @@ class CheckpointWatcher:
         listing = look(self._directory.path)
         found = self._sets(taking, listing)
         if found.unclear is not None:
-            self._reporting.say_once(f"nothing is saved: {found.unclear}")
+            self._tell_unsaved("nothing is saved", found.unclear)
         ready = self._settling.look(found.sets, listing, now_s)
         self._pending = self._settling.unsettled(found.sets, listing)
         if self._under_way is not None or not ready or self._is_written_to(ready[0], listing):
@@ -290,9 +292,13 @@ class CheckpointWatcher:
             self._reporting.say(str(error))
             self._fenced = True
         except (StoreError, CredentialsError) as error:
-            self._reporting.say_once(f"a checkpoint could not be saved: {error} ({error.hint})")
+            self._tell_unsaved("a checkpoint could not be saved", f"{error} ({error.hint})")
         except OSError as error:
-            self._reporting.say_once(f"a checkpoint could not be saved: {error}")
+            self._tell_unsaved("a checkpoint could not be saved", str(error))
+
+    def _tell_unsaved(self, what: str, why: str) -> None:
+        self._unsaved = why
+        self._reporting.say_once(f"{what}: {why}")
 
     def _warn(self, taking: Taking) -> None:
         """Say that the script did not take what was put back, as its first save shows where both tell their step."""
@@ -340,7 +346,8 @@ class CheckpointWatcher:
             and (there := look(self._directory.path))
         ):
             layout = self._order.rule.done_file or self._order.rule.layout.value
-            self._reporting.say(f"nothing was saved: no new checkpoint ({layout}) among the {len(there)} files there")
+            why = self._unsaved or f"no new checkpoint ({layout}) among the {len(there)} files there"
+            self._reporting.say(f"nothing was saved: {why}")
         if self._fenced:
             return FENCED
         if self._leave_by is None:
@@ -378,7 +385,7 @@ class CheckpointWatcher:
         try:
             return taking.sets(self._directory.path, listing)
         except (StoreError, CredentialsError) as error:
-            self._reporting.say_once(f"what is to be saved could not be asked: {error} ({error.hint})")
+            self._tell_unsaved("what is to be saved could not be asked", f"{error} ({error.hint})")
             return Found()
 
     def _keep_the_last(self, taking: Taking, *, proven: bool) -> None:

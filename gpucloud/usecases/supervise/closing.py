@@ -428,5 +428,6 @@ class Closing:
         if self.services.job.profile_steps and attempt is not None:
             members = {member.node_id for member in attempt.members}
             nodes = tuple(node for node in snapshot.group.alive if node.id in members)
-            for line in bring_profiles(self.services.outputs, self.services.shell, nodes, attempt.number):
+            gone = tuple(sorted(members - {node.id for node in nodes}))
+            for line in bring_profiles(self.services.outputs, self.services.shell, nodes, attempt.number, gone=gone):
                 self.watcher.story(line)

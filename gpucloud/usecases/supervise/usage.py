@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gpucloud.domain.codec import Malformed, from_json
 from gpucloud.domain.errors import NodeError, StoreError
-from gpucloud.domain.job.quantities import span_of
+from gpucloud.domain.job.quantities import counted, span_of
 from gpucloud.domain.node.node import Node
 from gpucloud.domain.node.status import OUTPUT, UNTOLD, Progress, Status
 from gpucloud.domain.node.use import LOOK, DeviceUse, GpuUse, Span, parse_summary, summary_lines, warning
@@ -328,19 +328,26 @@ def _range(known: _Kept) -> tuple[str, str]:
 _SUMMARY = "rank-0.summary.json"
 
 
-def bring_profiles(outputs: Outputs, shell: Shell, nodes: tuple[Node, ...], attempt: int) -> Iterator[str]:
-    """Yield what to tell: where the profiles are, what rank 0's says; a node that is gone keeps its own."""
+def bring_profiles(
+    outputs: Outputs, shell: Shell, nodes: tuple[Node, ...], attempt: int, *, gone: tuple[str, ...] = ()
+) -> Iterator[str]:
+    """Yield what to tell: where the profiles are, what rank 0's says; machines that are `gone` keep their own."""
     brought: list[Path] = []
+    is_known = not gone
     for node in nodes:
         try:
             brought += (Path(path) for path in outputs.bring_profile(shell.host(node), attempt))
         except (NodeError, StoreError) as error:
+            is_known = False
             yield f"the profile of {node.id} could not be brought home: {error}"
     traces = [path for path in brought if not path.name.endswith(".summary.json")]
-    if not traces:
+    if traces:
+        yield f"brought home: {counted(len(traces), 'profile')} in {traces[0].parent}"
+    elif is_known:
         yield "no profile: no rank came as far, or the script does not use gpucloud.resume and there is no nsys"
-        return
-    yield f"brought home: {len(traces)} profiles in {traces[0].parent}"
+    if gone:
+        them = "it" if len(gone) == 1 else "them"
+        yield f"what {', '.join(gone)} recorded for a profile, if anything, went with {them}"
     for path in brought:
         # A node may send a folder or a link by that name.
         if path.name == _SUMMARY and path.is_file() and not path.is_symlink() and path.stat().st_size <= STATUS_BYTES:
