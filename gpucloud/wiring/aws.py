@@ -196,14 +196,14 @@ class AwsCloud:
         return costs.monthly if costs is not None else ()
 
     def end_base(self, *, with_data: bool, story: Callable[[str], None]) -> tuple[str, ...]:
-        """Remove the region's base and its bucket; one with jobs in it only `with_data`. Return what is left."""
+        """Remove the region's base and its bucket, with what is its user's only if `with_data`; return what is left."""
         from gpucloud.adapters.aws.bucket import remove_bucket
 
         self._provisioner(self.default_store()).destroy_base(self.aws.region, story=story)
         try:
             remove_bucket(self.aws, self.aws.region, with_data=with_data)
         except UsageError as kept:
-            story(f"kept: {kept.message}")
+            story(f"kept: {kept.message}; {kept.hint}")
             return (self.default_store(),)
         return ()
 

@@ -225,17 +225,27 @@ def test_a_jobs_name_means_its_newest_run_when_its_first_is_deleted(outside: Out
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "with_data"), [((), 0, False), (("--with-data",), 2, None), (("--with-data", "--yes"), 0, True)]
+    ("words", "code", "with_data", "left"),
+    [
+        ((), 0, False, ()),
+        ((), 30, False, ("s3://gpucloud-111122223333-us-east-1",)),
+        (("--with-data",), 2, None, ()),
+        (("--with-data", "--yes"), 0, True, ()),
+    ],
 )
 def test_the_bucket_goes_only_where_that_is_meant(
-    words: tuple[str, ...], code: int, with_data: bool | None, monkeypatch: pytest.MonkeyPatch
+    words: tuple[str, ...],
+    code: int,
+    with_data: bool | None,
+    left: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ended: list[bool] = []
     aws = SimpleNamespace(
         aws=SimpleNamespace(region="us-east-1"),
         account=lambda: SimpleNamespace(caller=lambda: "111122223333"),
         base_costs=lambda: (),
-        end_base=lambda *, with_data, story: ended.append(with_data) or (),
+        end_base=lambda *, with_data, story: ended.append(with_data) or left,
     )
     monkeypatch.setattr(setting_up, "Gpucloud", lambda: SimpleNamespace(aws=lambda *_: aws))
     done = CliRunner().invoke(app, ["down", "--base", *words])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import botocore.exceptions
@@ -12,11 +12,14 @@ from gpucloud.adapters.aws.account import account_of
 from gpucloud.adapters.aws.faults import code_of
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.errors import ProvisionError, UsageError
+from gpucloud.domain.untrusted import brief
 
 _LEVEL = "1"
 """Counts up when `_harden` changes, so that buckets of an older gpucloud are brought up to it."""
 _ABSENT = {"NoSuchBucket", "404"}
 _UNTAGGED = {"NoSuchTagSet", "NoSuchTagSetError"}
+_OUR_FOLDERS = {"jobs/", "clusters/", "terraform/"}
+_SHOWN = 8
 _BATCH = 1000  # what one DeleteObjects takes
 
 
@@ -61,18 +64,18 @@ def ensure_bucket(aws: Aws, region: str, *, kms_key: str | None = None) -> str:
 def remove_bucket(aws: Aws, region: str, *, with_data: bool) -> bool:
     """Delete the bucket with every version and part in it; return False when there was none.
 
-    UsageError when jobs are stored in it, unless `with_data`. CredentialsError, ProvisionError.
+    UsageError when anything of its user lies in it, unless `with_data`. CredentialsError, ProvisionError.
     """
     account = account_of(aws)
     name = bucket_name(account, region)
     with aws.calling("s3", f"remove the bucket {name}", region) as s3:
         if _tags(s3, name, account) is None:
             return False
-        stored = _jobs(s3, name, account)
-        if stored and not with_data:
+        held = () if with_data else _held(s3, name, account)
+        if held:
             raise UsageError(
-                f"the bucket {name} holds the checkpoints, results and records of {', '.join(stored)}",
-                hint="keep what you need (`aws s3 sync`), then the same command with --with-data",
+                f"the bucket {name} holds {' and '.join(held)}",
+                hint="keep what you need (`aws s3 sync`), then the same command with --with-data deletes it",
             )
         _empty(s3, name, account)
         s3.delete_bucket(Bucket=name, ExpectedBucketOwner=account)
@@ -183,9 +186,26 @@ def _policy(arn: str) -> dict[str, Any]:
     }
 
 
-def _jobs(s3: Any, name: str, account: str) -> list[str]:
-    reply = s3.list_objects_v2(Bucket=name, ExpectedBucketOwner=account, Prefix="jobs/", Delimiter="/")
-    return [entry["Prefix"].split("/")[1] for entry in reply.get("CommonPrefixes", ())]
+def _held(s3: Any, name: str, account: str) -> tuple[str, ...]:
+    """Return what the bucket holds of its user's: jobs, and all that lies outside the folders that gpucloud makes.
+
+    Old versions count there, too: who deleted a data set by mistake gets it back by them.
+    """
+    ours = {"Bucket": name, "ExpectedBucketOwner": account, "Delimiter": "/"}
+    listed = s3.get_paginator("list_objects_v2").paginate(**ours, Prefix="jobs/")
+    jobs = [entry["Prefix"].split("/")[1] for page in listed for entry in page.get("CommonPrefixes", ())]
+    others: dict[str, None] = {}
+    for page in s3.get_paginator("list_object_versions").paginate(**ours):
+        folders = (entry["Prefix"] for entry in page.get("CommonPrefixes", ()))
+        others |= dict.fromkeys(folder for folder in folders if folder not in _OUR_FOLDERS)
+        others |= dict.fromkeys(entry["Key"] for entry in page.get("Versions", ()))
+    told = [f"the checkpoints, results and records of {_some(jobs)}"] if jobs else []
+    return (*told, *([f"what is not gpucloud's own: {_some(tuple(others))}"] if others else ()))
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(map(brief, names[:_SHOWN])) + more
 
 
 def _empty(s3: Any, name: str, account: str) -> None:

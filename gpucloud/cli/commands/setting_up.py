@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gpucloud.cli.render.estimates import need_json
 from gpucloud.cli.render.words import is_meant, say, say_json, table, tell
 from gpucloud.cli.target import DEFAULT_FILE, read_target
-from gpucloud.domain.errors import JobFileError, UsageError
+from gpucloud.domain.errors import CleanupIncomplete, JobFileError, UsageError
 from gpucloud.domain.job.quantities import format_usd
 from gpucloud.domain.job.spec import AwsChoices, Cloud, Job, Resources
 from gpucloud.domain.market.catalog import Catalog, QuotaRequest
@@ -257,7 +257,7 @@ def end_base(region: str | None, *, with_data: bool, yes: bool, as_json: bool) -
         say_json({"region": aws.aws.region, "left_over": list(left)})
     else:
         say("\n".join(left) if left else f"nothing of gpucloud is left in {aws.aws.region}")
-    return 0
+    return CleanupIncomplete.exit_code if left else 0
 
 
 def catalog_refresh(regions: tuple[str, ...], scored: tuple[str, ...], *, as_json: bool) -> int:

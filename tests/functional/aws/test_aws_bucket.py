@@ -192,3 +192,35 @@ def test_a_bucket_without_jobs_is_removed(lab: Lab):
     ensure_bucket(Aws(), "us-east-1")
     assert remove_bucket(Aws(), "us-east-1", with_data=False)
     assert not remove_bucket(Aws(), "us-east-1", with_data=False)
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("data/imagenet/a.tar", "what is not gpucloud's own: data/"),
+        ("experiments/jobs/moons/checkpoints/commit/000001/000000010.json", "what is not gpucloud's own: experiments/"),
+        ("notes.txt", "what is not gpucloud's own: notes.txt"),
+    ],
+)
+def test_a_bucket_in_which_other_things_lie_is_not_removed_unless_asked_for(lab: Lab, key: str, told: str):
+    store = open_store(f"s3://{ensure_bucket(Aws(), 'us-east-1')}")
+    store.put("terraform/base/terraform.tfstate", b"{}")
+    store.put("clusters/gpucloud-digits/node.json", b"{}")
+    store.put(key, b"one")
+    with pytest.raises(UsageError, match=f"the bucket {NAME} holds {told}$"):
+        remove_bucket(Aws(), "us-east-1", with_data=False)
+    store.delete(key)
+    if "/" in key:  # a folder of which old versions are left: deleted by mistake, it can be fetched back
+        with pytest.raises(UsageError, match=told):
+            remove_bucket(Aws(), "us-east-1", with_data=False)
+    assert remove_bucket(Aws(), "us-east-1", with_data=True)
+
+
+def test_of_many_things_that_keep_a_bucket_some_are_named(lab: Lab):
+    store = open_store(f"s3://{ensure_bucket(Aws(), 'us-east-1')}")
+    store.put("jobs/digits/state.json", b"one", if_absent=True)
+    for number in range(10):
+        store.put(f"set-{number}/a.tar", b"one")
+    names = ", ".join(f"set-{number}/" for number in range(8))
+    with pytest.raises(UsageError, match=f"records of digits and what is not gpucloud's own: {names} and 2 more$"):
+        remove_bucket(Aws(), "us-east-1", with_data=False)
