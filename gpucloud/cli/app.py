@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -70,12 +71,23 @@ class Root(Group):
         super().__init__(**given)
         self.commands = Commands()  # type: ignore[assignment]  # nothing adds to it
 
+    def make_context(self, *given: Any, **named: Any) -> Any:
+        """Read the line. Raises Interrupted for Ctrl-C, of which typer would leave an exit code and no answer."""
+        with _told():
+            return super().make_context(*given, **named)
+
     def invoke(self, ctx: Any) -> Any:
-        """Run the command. Raises Interrupted for Ctrl-C, of which typer would leave an exit code and no answer."""
-        try:
+        """Run the command; raises Interrupted likewise."""
+        with _told():
             return super().invoke(ctx)
-        except KeyboardInterrupt as pressed:
-            raise Interrupted from pressed
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt as pressed:
+        raise Interrupted from pressed
 
 
 app = App(

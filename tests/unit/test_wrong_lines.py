@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import pytest
+from typer.core import TyperGroup
 
 from gpucloud.__main__ import main
 from gpucloud.cli.commands import training
@@ -72,3 +73,14 @@ def test_ctrl_c_while_planning_is_one_object_and_130(
     told = [json.loads(line)["error"] for line in answer.splitlines()]
     assert (code, story) == (130, "")
     assert [(one["code"], one["exit_code"]) for one in told] == [("interrupted", 130)] * objects
+
+
+def test_ctrl_c_before_the_line_is_read_is_an_object_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def press(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TyperGroup, "parse_args", press)
+    code, answer, story = _run("plan --json", monkeypatch, capsys)
+    assert (code, json.loads(answer)["error"]["code"], story) == (130, "interrupted", "")
