@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,12 +19,20 @@ from gpucloud.domain.checkpoint.protection import Code, Saving, must_be_meant, p
 from gpucloud.domain.errors import JobFileError
 from gpucloud.domain.job.spec import CheckpointDirectory, CheckpointPolicy, Cloud, MarketPolicy, OnNotice, Resources
 from gpucloud.domain.node.status import OUTPUT, UNTOLD
-from gpucloud.domain.state.state import CheckpointRef, ExitReason, Interruption, InterruptionKind, JobStatus, Owner
+from gpucloud.domain.state.state import (
+    CheckpointRef,
+    ExitReason,
+    Interruption,
+    InterruptionKind,
+    JobStatus,
+    Owner,
+    UsageInterval,
+)
 from gpucloud.domain.supervision.action import NoteInterruptions, OpenAttempt, Wait
 from gpucloud.domain.supervision.snapshot import Limits
 from gpucloud.usecases.supervise.act import Announcements
 from gpucloud.usecases.supervise.story import tell_story
-from tests.unit.worlds import NOW, job, opened, part, snapshot, state, up
+from tests.unit.worlds import NOW, POOL, job, opened, part, snapshot, state, up
 
 LIBRARY = "from gpucloud import resume\n"
 PLAIN = "import torch\n"
@@ -311,3 +320,24 @@ def test_a_plan_says_from_which_machine_outputs_come_home_and_what_takes_them_al
         " as much as its notice leaves time for; without one, what was written there goes with it"
     )
     assert "results" not in saved_rows(protection_of(job(), Code(script="train.py", reached=True)))
+
+
+@pytest.mark.parametrize(
+    ("known", "lost"),
+    [
+        ({"first_step": 1}, ""),  # its script had come to no step yet
+        ({"first_step": 1, "last_step": 1, "stepped_at": 30, "last_step_at": 30, "step_seconds": 2.0}, "2 s"),
+        ({"first_step": 1, "last_step": 9, "stepped_at": 30, "last_step_at": 14, "pace_s": 2.0}, "18 s"),
+        ({"first_step": 1, "last_step": 9, "stepped_at": 30, "last_step_at": 4, "pace_s": 2.0}, "22 s"),
+        ({}, "50 s"),  # it tells no steps: for as long as its machine was there
+    ],
+)
+def test_waiting_is_no_work_that_an_interruption_undid(known: dict[str, Any], lost: str) -> None:
+    """Its machine ended 10 s ago, and that was seen just now; it had begun a minute ago."""
+    ago = {name: NOW - timedelta(seconds=s) for name in ("stepped_at", "last_step_at") if (s := known.get(name))}
+    first = opened("a", reason=ExitReason.LOST, ended_at=NOW, **{**known, **ago})
+    ended = NOW - timedelta(seconds=10)
+    life = UsageInterval(node_id="a", pool=POOL, launched_at=NOW - timedelta(hours=1), ended_at=ended)
+    told = tell_story(OpenAttempt(number=2, node_ids=("a",)), snapshot(state=state(attempts=(first,), nodes=(life,))))
+    work = f": {lost} of work lost" if lost else ""
+    assert told == f"attempt 2 starts from the beginning on a (no checkpoint){work}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpucloud.domain.checkpoint.layouts import Additions, additions_of
 from gpucloud.domain.checkpoint.manifest import Counts
-from gpucloud.domain.job.quantities import format_moment, format_span, format_usd
+from gpucloud.domain.job.quantities import format_moment, format_span, format_usd, span_of
 from gpucloud.domain.job.spec import CheckpointDirectory, Market, OnNotice
 from gpucloud.domain.market.policies import Mode
 from gpucloud.domain.node.member import attempt_folder
@@ -342,9 +342,16 @@ def _lost(snapshot: Snapshot) -> str:
     stops = [
         i.stopped_at for i in snapshot.state.interruptions if i.attempt == last.number and i.stopped_at is not None
     ]
+    members = {member.node_id for member in last.members}
+    stops += [one.ended_at for one in snapshot.state.nodes if one.node_id in members and one.ended_at is not None]
     end = min([last.ended_at or snapshot.now, *stops])  # a machine that was silent has worked no longer, perhaps
-    work = format_span(max(end - last.started_at, timedelta(0)))
-    return f" (no checkpoint): {work} of work lost"
+    begun = last.started_at
+    if last.first_step is not None:  # what passed before the first step and after the last one is not done again
+        if last.stepped_at is None or last.last_step_at is None:
+            return " (no checkpoint)"
+        one_step = span_of(last.pace_s or last.step_seconds or 0.0)
+        begun, end = max(begun, last.stepped_at - one_step), min(end, last.last_step_at)
+    return f" (no checkpoint): {format_span(max(end - begun, timedelta(0)))} of work lost"
 
 
 def _interrupted(interruption: Interruption, snapshot: Snapshot, directory: CheckpointDirectory | None) -> str:
