@@ -20,7 +20,7 @@ from gpucloud.domain.job.quantities import format_size
 from gpucloud.domain.untrusted import STAGING, Arriving, Tree, judge, judge_together, landing_of, parent_of, shown
 from gpucloud.store.contract import ObjectStore
 from gpucloud.system.processes import try_lock
-from gpucloud.system.wholefile import free_name, is_file, is_there, same, sha256_of
+from gpucloud.system.wholefile import free_name, has_equal, is_file, is_there, same, sha256_of
 
 _PIECE_BYTES = 16 << 20
 _STAGINGS = 16  # copies into one folder at once
@@ -146,10 +146,13 @@ class Landing:
     def _move(self, part: str, name: str, folder: int) -> None:
         """Move a part, or a link, to its place; a file there makes room under another name if it is to be kept.
 
+        What was kept so before is not kept again.
+
         A link there does not: what arrives was judged by what lay here, and may name that other name.
         """
         place = name.rpartition("/")[2]
-        if self._aside is not None and is_file(place, folder) and not same((part, self._staging), (place, folder)):
+        is_new = self._aside is not None and is_file(place, folder) and not same((part, self._staging), (place, folder))
+        if self._aside is not None and is_new and not has_equal(place, f"{place}.{self._aside}", folder):
             other = free_name(place, self._aside, folder)
             os.rename(place, other, src_dir_fd=folder, dst_dir_fd=folder)
             self.set_aside.append(self.root / parent_of(name) / other)

@@ -103,6 +103,12 @@ def free_name(name: str, ending: str, folder: int) -> str:
     raise AssertionError("numbers do not end")
 
 
+def has_equal(name: str, like: str, folder: int) -> bool:
+    """Whether a file of that content has a name that begins as `like` does, whatever number that ends with."""
+    names = (other for other in os.listdir(folder) if other.startswith(like.rstrip("0123456789")) and other != name)
+    return any(same((name, folder), (other, folder)) for other in names)
+
+
 def same(one: tuple[str, int], other: tuple[str, int]) -> bool:
     """Whether two names, each in a folder, are files of one content."""
     if not (is_file(*one) and is_file(*other)):

@@ -14,7 +14,7 @@ from unittest.mock import ANY
 import pytest
 
 from gpucloud.adapters.transfer.outputs import OutputsFolder, StoredOutputs, bring_stored_home
-from gpucloud.domain.errors import LandingRefused, StoreError
+from gpucloud.domain.errors import LandingRefused, NodeError, StoreError
 from gpucloud.domain.state.state import MissingOutput
 from gpucloud.ports import Brought, Host, Outputs
 from gpucloud.store.directory import DirectoryStore
@@ -224,3 +224,43 @@ def test_outputs_find_another_place_where_those_of_an_earlier_attempt_are_refuse
 
     with pytest.raises(StoreError, match=r"'\.\./x' leads out"):
         OutputsFolder(NAMED, tmp_path / "o", python=sys.executable, earlier=refused).bring_home(hosts[0], str(code), 2)
+
+
+def test_what_is_here_already_does_not_count_as_having_come(
+    tmp_path: Path, hosts: tuple[Host, Host], code: Path
+) -> None:
+    outputs = OutputsFolder(("results",), tmp_path / "outputs", python=sys.executable)
+    whole = outputs.bring_home(hosts[0], str(code), 1).size
+    assert whole == sum(
+        path.stat().st_size for path in (code / "results").rglob("*") if path.is_file() and not path.is_symlink()
+    )
+    assert outputs.bring_home(hosts[0], str(code), 2).size == 0
+    (code / "results" / "tool").write_text("other")
+    assert outputs.bring_home(hosts[0], str(code), 3).size == 5
+
+
+def test_a_copy_that_is_given_up_when_all_of_it_has_come_changes_nothing_here(
+    tmp_path: Path, hosts: tuple[Host, Host], code: Path
+) -> None:
+    heard = []
+
+    def moves() -> None:
+        heard.append(1)
+        if len(heard) == calls:
+            raise NodeError("another try brings the outputs", hint=None)
+
+    calls = 0
+    OutputsFolder(("results",), tmp_path / "first", python=sys.executable).bring_home(hosts[0], str(code), 1, moves)
+    calls, heard = len(heard), []
+    with pytest.raises(NodeError):
+        OutputsFolder(("results",), tmp_path / "o", python=sys.executable).bring_home(hosts[0], str(code), 1, moves)
+    assert not (tmp_path / "o" / "results").exists()
+
+
+def test_what_was_set_aside_before_is_not_kept_once_more(tmp_path: Path, hosts: tuple[Host, Host], code: Path) -> None:
+    outputs, tool = OutputsFolder(("results",), tmp_path / "o", python=sys.executable), code / "results" / "tool"
+    for attempt, text in enumerate(("one", "two", "one", "two", "three"), 1):
+        tool.write_text(text)
+        outputs.bring_home(hosts[0], str(code), attempt)
+    found = {path.name: path.read_text() for path in (tmp_path / "o" / "results").glob("tool*")}
+    assert found == {"tool": "three", "tool.before-attempt-2": "one", "tool.before-attempt-3": "two"}

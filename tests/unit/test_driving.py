@@ -720,3 +720,16 @@ def test_machines_that_the_group_lists_as_ended_cost_nothing_more_though_nobody_
 
     both = as_listed(stored, replace(one_listed, nodes=(a, node("b"))), NOW)
     assert [interval.ended_at for interval in both.nodes] == [ended, None]
+
+
+def test_what_nobody_noted_in_the_store_keeps_nothing_else_from_coming_home(tmp_path):
+    store, home = DirectoryStore(tmp_path / "store"), tmp_path / "outputs"
+    for attempt in (1, 2):
+        StoredOutputs(store, "digits", tmp_path / "node", Script).bring_home(None, "code", attempt)
+    store.put("jobs/digits/outputs/files/attempt-1/stray", b"?")
+    brought = bring_stored_home(store, "digits", home)
+    assert (home / "results" / "last").read_bytes() == b"weights"
+    (missing,) = brought.missing
+    assert missing.path == "stray"
+    assert missing.why.startswith("stays in the store: no machine of the job noted it; gpucloud cp -r digits:@store")
+    assert store.list("jobs/") == ("jobs/digits/outputs/files/attempt-1/stray",)

@@ -299,9 +299,12 @@ class Copier:
         total = sum(file.size for _, file, _ in wanted)
         there, moved = total - sum(length for *_, length in pieces), 0
         for batch in batches(pieces, lambda piece: piece[3]):
+            if moved:
+                self._progress(there + moved, total)
             moved += self._fetch_batch(landing, batch)
-            self._progress(there + moved, total)
         wrong = [one for one in wanted if not _keep(landing, one[0], one[2])]
+        if wanted:
+            self._progress(total, total)  # the last word before anything is moved to its place
         return {arriving.name: file for arriving, file, _ in wrong}, moved
 
     def _fetch_batch(self, landing: Landing, batch: list[Any]) -> int:

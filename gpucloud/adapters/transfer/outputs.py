@@ -15,7 +15,7 @@ from functools import reduce
 from pathlib import Path
 from typing import TypeVar
 
-from gpucloud.adapters.transfer.copying import Copier, Listing, Progress
+from gpucloud.adapters.transfer.copying import Copier, Listing
 from gpucloud.domain import codec
 from gpucloud.domain.errors import LandingRefused, StoreError
 from gpucloud.domain.job.code import RESULTS_MARK
@@ -62,12 +62,11 @@ class OutputsFolder:
         """
         if not self._paths:
             return Brought()
-        progress = None if moves is None else lambda *_: moves()
         try:
             earlier = self._earlier()
         except LandingRefused as error:  # these are not to blame, and find a place elsewhere
             raise StoreError(str(error), hint=error.hint) from error
-        brought, found = self._bring(host, code, self._paths, "", attempt, progress)
+        brought, found = self._bring(host, code, self._paths, "", attempt, moves)
         return replace(_together(earlier, brought), missing=(*_not_there(found), *_left_out(found)))
 
     def bring_profile(self, host: Host, attempt: int) -> tuple[str, ...]:
@@ -76,8 +75,21 @@ class OutputsFolder:
         return self._bring(host, folder, ("rank-*",), f"profile/attempt-{attempt}", attempt)[0].paths
 
     def _bring(
-        self, host: Host, base: str, paths: tuple[str, ...], below: str, attempt: int, progress: Progress | None = None
+        self,
+        host: Host,
+        base: str,
+        paths: tuple[str, ...],
+        below: str,
+        attempt: int,
+        moves: Callable[[], None] | None = None,
     ) -> tuple[Brought, Listing]:
+        new = [0]
+
+        def progress(_: int, lacking: int) -> None:
+            new.append(lacking)
+            if moves is not None:
+                moves()
+
         copier = Copier(host, base, python=self._python, progress=progress)
         found = copier.listing(paths)
 
@@ -94,8 +106,7 @@ class OutputsFolder:
         files = dict.fromkeys(place_of(file.top) for file in found.files if not file.inner)
         others = [name for name in files if not any(_is_below(name, top) for top in tops)]
         paths = tuple(str(self._target / name) for name in (*tops, *others))
-        size = sum(file.size for file in found.files)
-        return Brought(paths=paths, size=size, set_aside=tuple(map(str, set_aside))), found
+        return Brought(paths=paths, size=max(new), set_aside=tuple(map(str, set_aside))), found
 
 
 def _before(attempt: int) -> str:
@@ -122,9 +133,13 @@ def _left_out(found: Listing) -> Iterator[MissingOutput]:
     for asked, path in found.outside:
         left_out.setdefault(asked, []).append(path)
     for asked, (first, *more) in left_out.items():
-        name = first if first.isprintable() and len(first) <= _NAME_CHARS else shown(first)
+        name = _told(first)
         many = f" and {len(more)} more, which lead elsewhere or are no files"
         yield MissingOutput(path=asked, why=f"came without {name}{many if more else _ELSEWHERE}")
+
+
+def _told(name: str) -> str:
+    return name if name.isprintable() and len(name) <= _NAME_CHARS else shown(name)
 
 
 def _is_below(path: str, top: str) -> bool:
@@ -239,10 +254,11 @@ def bring_stored_home(store: ObjectStore, job: str, target: Path, *, marks: bool
     """
     brought = Brought()
     for place in _stored(store, job):
-        brought = _together(brought, _copy(place, target))
+        tree, unnoted = _tree(place)
+        brought = _together(brought, _copy(place, tree, unnoted, target))
         if marks:
             mark_results(target)
-        for key in (*place.keys, *store.list(place.notes)):
+        for key in (*(f"{place.files}{file.name}" for file in tree.files), *store.list(place.notes)):
             store.delete(key)
     return brought
 
@@ -252,7 +268,7 @@ def copy_stored(store: ObjectStore, job: str, target: Path) -> Brought:
 
     Raises what `bring_stored_home` does.
     """
-    return reduce(_together, (_copy(place, target) for place in _stored(store, job)), Brought())
+    return reduce(_together, (_copy(place, *_tree(place), target) for place in _stored(store, job)), Brought())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,9 +315,8 @@ def _stored(store: ObjectStore, job: str) -> tuple[_Stored, ...]:
     return tuple(_Stored(store=store, job=job, attempt=n, keys=tuple(found)) for n, found in sorted(keys.items()))
 
 
-def _copy(place: _Stored, target: Path) -> Brought:
+def _copy(place: _Stored, tree: Tree, unnoted: tuple[MissingOutput, ...], target: Path) -> Brought:
     """Return what is here now, of what that attempt has left."""
-    tree = _tree(place)
     with Landing(target, aside=_before(place.attempt)) as landing:
         landing.expect(tree)
         for file in tree.files:
@@ -309,30 +324,35 @@ def _copy(place: _Stored, target: Path) -> Brought:
         landing.settle()
     names = (*(file.name for file in tree.files), *(name for name, _ in tree.links))
     paths, size = tuple(str(target / name) for name in names), sum(file.size for file in tree.files)
-    return Brought(paths=paths, size=size, set_aside=tuple(map(str, landing.set_aside)))
+    return Brought(paths=paths, size=size, set_aside=tuple(map(str, landing.set_aside)), missing=unnoted)
 
 
 def _together(one: Brought, other: Brought) -> Brought:
     paths = tuple(dict.fromkeys((*one.paths, *other.paths)))
-    return Brought(paths=paths, size=one.size + other.size, set_aside=(*one.set_aside, *other.set_aside))
+    aside, missing = (*one.set_aside, *other.set_aside), (*one.missing, *other.missing)
+    return Brought(paths=paths, size=one.size + other.size, set_aside=aside, missing=missing)
 
 
-def _tree(place: _Stored) -> Tree:
-    """Return what the store holds. A file without a note was put there by somebody else, and its size is not known."""
+def _tree(place: _Stored) -> tuple[Tree, tuple[MissingOutput, ...]]:
+    """Return what the store holds, and what of it is left there.
+
+    A file without a note was put there by somebody else, and its size is not known: it keeps nothing else from coming.
+    """
     names, notes = [key.removeprefix(place.files) for key in place.keys], place.read_notes()
-    unknown = [name for name in names if name not in notes or notes[name].size is None]
-    if unknown:
-        why = f"{shown(unknown[0])} is among the outputs, and no machine of the job noted it"
-        raise StoreError(why, hint=_bare(place.job))
-    rest = {name: note for name, note in notes.items() if note.size is None}
-    return Tree(
+    sizes = {name: notes[name].size if name in notes else None for name in names}
+    why = f"stays in the store: no machine of the job noted it; {_bare(place.job)}"
+    unnoted = tuple(MissingOutput(path=_told(name), why=why) for name, size in sizes.items() if size is None)
+    rest = {name: note for name, note in notes.items() if note.size is None and name not in sizes}
+    tree = Tree(
         files=tuple(
-            Arriving(name=name, size=notes[name].size or 0, mode=notes[name].mode, mtime_ns=notes[name].mtime_ns)
-            for name in names
+            Arriving(name=name, size=size, mode=notes[name].mode, mtime_ns=notes[name].mtime_ns)
+            for name, size in sizes.items()
+            if size is not None
         ),
         links=tuple((name, note.link) for name, note in rest.items() if note.link is not None),
         folders=tuple((name, note.mode) for name, note in rest.items() if note.link is None),
     )
+    return tree, unnoted
 
 
 def _receive(store: ObjectStore, key: str, file: Arriving, landing: Landing) -> None:

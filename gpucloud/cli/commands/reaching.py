@@ -300,6 +300,7 @@ def _from_store(
     wanted = written.removeprefix(_STORE.rstrip("/")).strip("/")
     if wanted == "outputs" and recursive:
         brought = cloud.copy_stored(known, _store_folder(wanted, target))
+        _tell_left_out([f"{one.path} {one.why}" for one in brought.missing])
         if brought.paths:
             asker.bill_pull(brought.size)
             return len(brought.paths), brought.size, ()

@@ -34,7 +34,7 @@ from gpucloud.usecases.job.ordered import adopt
 from gpucloud.usecases.job.start import Start
 from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.usecases.supervise.session import Entering, Session
-from gpucloud.usecases.supervise.story import brought_lines
+from gpucloud.usecases.supervise.story import brought_lines, missing_line
 from gpucloud.wiring import Gpucloud, KnownJob, how_it_saves
 from gpucloud.wiring.jobs import access_to, asker_of
 
@@ -175,7 +175,7 @@ def bring_stored_home(cloud: Gpucloud, job: Job, known: KnownJob) -> None:
             f" `gpucloud cp -r {name}:@store/outputs FOLDER` brings them elsewhere"
         )
         return
-    for line in brought_lines(brought):
+    for line in (*brought_lines(brought), *map(missing_line, brought.missing)):
         tell(line)
     if brought.size:
         asker_of(cloud, known).bill_pull(brought.size)
