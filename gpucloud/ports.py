@@ -121,8 +121,11 @@ class NodeGroup(Protocol):
         """
         ...
 
-    def purge(self, group: str) -> None:
-        """Set the level to 0, end every node, and return when none is alive."""
+    def purge(self, group: str, *, keep: tuple[tuple[str, str], ...] = ()) -> None:
+        """Set the level to 0, end every node, and return when none is alive.
+
+        `keep` names nodes, each with a folder below its root that stays where the machine itself goes on.
+        """
         ...
 
     def interrupt(self, group: str, node_id: str, *, notice: bool) -> None:
@@ -270,8 +273,8 @@ class Shell(Protocol):
 class Brought:
     """What became of a job's outputs: where they are now, and what of them is missing.
 
-    `size` is how many bytes came, or were here already; `set_aside` are files that lay in the place of others and
-    differed, by the names that they have now.
+    `size` is how many bytes came, without those that were here already; `set_aside` are files that lay in the place of
+    others and differed, by the names that they have now.
     """
 
     paths: tuple[str, ...] = ()

@@ -97,7 +97,7 @@ class FakeNodeGroup:
         self._end(state, self._alive(group, node_id), EndCause.CHOICE)
         self._settled(group)
 
-    def purge(self, group: str) -> None:
+    def purge(self, group: str, *, keep: tuple[tuple[str, str], ...] = ()) -> None:
         if group not in self._groups:
             return
         state = self._called("purge", group)

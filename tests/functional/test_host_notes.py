@@ -203,3 +203,18 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+def test_freed_but_for_what_is_to_be_kept_only_that_is_left(home):
+    tell(home, "take")
+    for name in ("code/aa/out/model.pt", "code/bb/train.py", "attempts/0001/exit.json", "lib/gpucloud.zip"):
+        (home / ROOT / name).parent.mkdir(parents=True)
+        (home / ROOT / name).write_text("")
+    (home / ROOT / "code" / "link").symlink_to(home)
+
+    assert tell(home, "release", keep=["code/aa", "code/cc"]) == {"left": []}
+
+    assert [str(path.relative_to(home / ROOT)) for path in (home / ROOT).rglob("*") if path.is_file()] == [
+        "code/aa/out/model.pt"
+    ]
+    assert tell(home, "take", **OTHER) == {"address": "10.0.0.5"}

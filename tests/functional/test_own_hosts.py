@@ -325,3 +325,83 @@ def test_a_job_of_a_supervisor_whose_clock_is_an_hour_wrong_is_gone_on_with_by_o
     assert answer.code == 0, answer.stderr
     assert answer.json["attempts"][-1]["reason"] == "succeeded"
     nothing_is_left(hosts)
+
+
+# Results of a job whose time is over, with nobody there
+
+
+WRITES = """
+import os, time
+os.makedirs("out", exist_ok=True)
+open("out/result.txt", "a").write(f"of attempt {os.environ['GPUCLOUD_ATTEMPT']}")
+time.sleep(SECONDS if os.environ['GPUCLOUD_ATTEMPT'] == '1' else 1)
+"""
+
+
+def left_alone(hosts: OwnHosts, folder: Path) -> tuple[Hasty, str]:
+    """A job that has written a result, and whose time ended when nobody supervised it."""
+    line = Hasty(folder)
+    (folder / "code").mkdir()
+    (folder / "code" / "train.py").write_text(WRITES.replace("SECONDS", "600"))
+    head = "name: small\ncode: code\nrun: train.py\nresources: {nodes: 1, gpus: 1}\ncheckpoint: none\nbudget: 1 USD\n"
+    file = folder / "small.yaml"
+    file.write_text(f"{head}outputs: [out/]\n{hosts.section(0)}")
+    train = line.start("train", str(file))
+    until(lambda: list(hosts.servers[0].home.glob(".gpucloud/jobs/*/*/code/*/out/result.txt")), "a result is there")
+    until(lambda: (line.state() or {}).get("attempts"), "the attempt is known")
+    os.kill(train.pid, signal.SIGKILL)
+    train.wait()
+    until(lambda: verdict(hosts, 0), "the host has stopped", 40)
+    until(lambda: "its hosts are free" in line.run("status", "small").stdout, "its time is over", 40)
+    return line, str(file)
+
+
+@SLOW
+def test_results_on_a_host_whose_time_was_over_when_nobody_was_there_come_home_with_down(hosts, tmp_path):
+    line, _ = left_alone(hosts, tmp_path)
+    brings = f"out/ is not home yet: `gpucloud down small` brings it from {hosts.name(0)}-1, if that answers"
+    assert brings in line.run("status", "small").stdout
+
+    down = line.run("down", "small")
+
+    assert down.code == 0, down.stderr
+    assert (tmp_path / "outputs/small/out/result.txt").read_text() == "of attempt 1"
+    assert f"bringing home what attempt 1 wrote on {hosts.name(0)}-1\n" in down.stderr
+    assert f"brought home: {tmp_path}/outputs/small/out\n" in down.stderr
+    assert "did not come home" not in down.stderr + down.stdout
+    nothing_is_left(hosts, 0)
+    line.close()
+
+
+@SLOW
+@pytest.mark.parametrize("edited", [False, True])
+def test_results_on_a_host_whose_time_was_over_come_home_where_the_job_goes_on(hosts, tmp_path, edited):
+    """Beside those of the next attempt where that runs on the same code, else at once."""
+    line, file = left_alone(hosts, tmp_path)
+    if edited:
+        (tmp_path / "code" / "train.py").write_text(WRITES.replace("SECONDS", "1"))
+    train = line.run("train", file)
+    assert train.code == 0, train.stderr
+    found = {path.name: path.read_text() for path in (tmp_path / "outputs/small/out").iterdir()}
+    apart = {"result.txt": "of attempt 2", "result.txt.before-attempt-2": "of attempt 1"}
+    assert found == (apart if edited else {"result.txt": "of attempt 1of attempt 2"})
+    assert "did not come home" not in line.run("status", "small").stdout
+    nothing_is_left(hosts, 0)
+    line.close()
+
+
+@SLOW
+def test_results_on_a_host_that_does_not_answer_any_more_are_said_to_lie_there(hosts, tmp_path):
+    line, _ = left_alone(hosts, tmp_path)
+    hosts.kill(0)
+
+    down = line.run("down", "small")
+
+    assert down.code == 0, down.stderr
+    node = hosts.servers[0].node
+    (out,) = hosts.servers[0].home.glob(".gpucloud/jobs/*/*/code/*/out")
+    tree = out.parent
+    where = f"lies on {node.user}@127.0.0.1:{node.port}, in ~/{tree.relative_to(hosts.servers[0].home)}"
+    assert f"outputs: out/ of attempt 1 did not come home: whatever was written there {where}\n" in down.stderr
+    assert (out / "result.txt").exists()
+    line.close()

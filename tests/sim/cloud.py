@@ -318,7 +318,7 @@ class CloudLine:
     def terminate(self, group: str, node_id: str, *, bad: bool = False) -> None:
         self._call(lambda: self._cloud.change_node(node_id, _chosen))
 
-    def purge(self, group: str) -> None:
+    def purge(self, group: str, *, keep: tuple[tuple[str, str], ...] = ()) -> None:
         self._call(self._end_all)
         while self._cloud.alive:
             self._process.sleep(2.0)

@@ -195,9 +195,7 @@ def test_results_on_machines_that_are_off_are_lost() -> None:
     assert "\n\noutputs: out/ lost with the machines of attempt 1\n\n" in report_text(without_lost_outputs(done))
     assert without_lost_outputs(without_lost_outputs(off)) == without_lost_outputs(off)  # told once
     own = without_lost_outputs(replace(off, owned=True))
-    assert "out/ did not come home: copy it by ssh from a, if it is there, before `gpucloud down live` removes it" in (
-        report_text(own)
-    )
+    assert "out/ is not home yet: `gpucloud down live` brings it from a, if that answers\n" in report_text(own)
     assert [one.attempt for one in own.missing_outputs] == [None]
     for kept in (
         replace(off, supervisor="process 1 on vm"),  # it sees to them

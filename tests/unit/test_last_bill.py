@@ -36,7 +36,7 @@ class StaleGroup:
         self.clock = clock
         self.up_to_date_at = NOW + timedelta(seconds=stale_s)
 
-    def purge(self, group):
+    def purge(self, group, *, keep):
         self.clock.sleep(5)
 
     def describe(self, group):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from gpucloud.adapters.hosts.cloud import SshProvisioner
 from gpucloud.adapters.hosts.group import SshNodeGroup
 from gpucloud.adapters.hosts.records import POOL, Place, Recollection
 from gpucloud.domain.errors import GpucloudError, HostUnreachable
+from gpucloud.domain.node.node import NodeState
 from tests.fakes.clock import START, JumpingClock
 from tests.fakes.memory_store import MemoryStore
 
@@ -26,14 +28,15 @@ class Hosts:
         self.asked: list[dict[str, Any]] = []
         self.answers = True
         self.clock = JumpingClock()  # the store's
-        records = Recollection(MemoryStore(self.clock), JumpingClock(START + ahead))
+        self.records = records = Recollection(MemoryStore(self.clock), JumpingClock(START + ahead))
         self.group = SshNodeGroup(records, self, lambda: (HOST,))  # type: ignore[arg-type]
         self.provisioner = SshProvisioner(records, self.group)
 
     def ask(self, orders: Any) -> tuple[dict[str, Any] | GpucloudError, ...]:
         self.asked += [order.order for order in orders]
         silent = HostUnreachable("one-1: no route to host")
-        return tuple({"address": None} if self.answers else silent for _ in orders)
+        there = ({"left": []} if order.order["do"] == "release" else {"address": None} for order in orders)
+        return tuple(answer if self.answers else silent for answer in there)
 
     def have_one(self) -> str:
         self.provisioner.ensure(GROUP, story=print)
@@ -94,3 +97,38 @@ def test_a_host_that_was_given_up_and_does_not_answer_is_not_called_free_while_t
     hosts.group.terminate(GROUP.name, node_id, bad=True)  # given up, and no other is there
     hosts.provisioner.destroy(GROUP.name, story=story.append)
     assert [line.partition("; software")[0] for line in story] == told
+
+
+def over(hosts: Hosts) -> str:
+    """Have a host whose time is over, which nobody was there to see."""
+    node_id = hosts.have_one()
+    hosts.records.change(GROUP.name, lambda record: replace(record, armed_until=START - timedelta(minutes=1)))
+    hosts.asked.clear()
+    return node_id
+
+
+def test_a_host_whose_time_is_over_keeps_what_was_written_there_until_its_group_ends():
+    hosts = Hosts()
+    node_id = over(hosts)
+    (node,) = hosts.group.describe(GROUP.name).nodes
+    assert (node.state, node.remains, node.is_there) == (NodeState.TERMINATED, True, True)
+    hosts.group.arm(GROUP.name, START + timedelta(minutes=30))
+    hosts.group.resize(GROUP.name, 1, POOL)
+    assert [order["do"] for order in hosts.asked] == ["take"]
+    first, again = hosts.group.describe(GROUP.name).nodes
+    assert (first.id, first.place) == (node_id, again.place)
+    hosts.group.purge(GROUP.name, keep=((node_id, "code/aa"),))
+    hosts.provisioner.destroy(GROUP.name, story=print)
+    released = [order["keep"] for order in hosts.asked if order["do"] == "release"]
+    assert released == [["code/aa"], ["code/aa"]]  # as both nodes: they have one folder there
+
+
+def test_a_host_that_is_ended_is_freed_at_once_and_what_was_written_there_stays_until_its_group_ends():
+    hosts = Hosts()
+    hosts.group.terminate(GROUP.name, hosts.have_one())
+    assert [order["keep"] for order in hosts.asked if order["do"] == "release"] == [["code"]]
+    assert hosts.group.describe(GROUP.name).nodes[0].remains
+    hosts.group.resize(GROUP.name, 0, POOL)
+    hosts.group.purge(GROUP.name)
+    assert [order["keep"] for order in hosts.asked if order["do"] == "release"][1:] == [[]]
+    assert hosts.group.uncleared(GROUP.name) == ()

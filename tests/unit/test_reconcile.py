@@ -942,6 +942,17 @@ def test_an_ended_job_is_torn_down_unless_it_succeeded_and_is_kept():
     assert decide(GOAL, replace(failed, state=replace(failed.state, torn_down=True)), RULES) == Done()
 
 
+def test_an_ended_job_is_torn_down_once_results_that_nobody_has_brought_were_asked_for():
+    stopped = snapshot(state=state(status=JobStatus.STOPPED, exit_reason=ExitReason.STOPPED))
+    asked = replace(stopped, homecoming=Homecoming.NO)
+    drives = replace(GOAL, self_driving=True)
+    assert decide(GOAL, asked, RULES) == decide(drives, asked, RULES) == BringHome()
+    coming = replace(stopped, homecoming=Homecoming.ON_THE_WAY)
+    assert decide(GOAL, coming, RULES) == Wait(why="bringing the outputs home")
+    assert decide(GOAL, replace(stopped, homecoming=Homecoming.DONE), RULES) == TearDown()
+    assert decide(GOAL, replace(asked, state=replace(asked.state, torn_down=True)), RULES) == Done()
+
+
 # Which pool
 
 

@@ -11,11 +11,12 @@ from types import SimpleNamespace
 import pytest
 
 from gpucloud.domain.errors import NodeError, ProvisionError
+from gpucloud.domain.job.spec import Market
 from gpucloud.domain.money.budget import PrepaidRule
 from gpucloud.domain.node.hardware import GpuSample
-from gpucloud.domain.node.node import NO_GROUP, Fault
+from gpucloud.domain.node.node import NO_GROUP, EndCause, Fault, NodeState
 from gpucloud.domain.node.status import UNTOLD, Outcome, Status, Stop
-from gpucloud.domain.offer import PricePoint
+from gpucloud.domain.offer import Pool, PricePoint
 from gpucloud.domain.state.order import begins_anew, is_closed
 from gpucloud.domain.state.state import (
     ExitReason,
@@ -42,7 +43,7 @@ from gpucloud.domain.supervision.capacity import cooled
 from gpucloud.domain.supervision.membership import hang_limit, hung
 from gpucloud.domain.supervision.quarantine import failures
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.snapshot import Goal, Homecoming, Limits, Readiness, Rules
+from gpucloud.domain.supervision.snapshot import Goal, Homecoming, Limits, NodeSnapshot, Readiness, Rules, left_on_hosts
 from gpucloud.ports import Brought
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.money.spend import SpendTracker
@@ -61,6 +62,7 @@ from tests.unit.worlds import (
     cooldown,
     gone,
     job,
+    node,
     offer,
     opened,
     order,
@@ -421,14 +423,26 @@ class Outputs:
         return Brought(paths=("/home/me/outputs/model.pt",), missing=MISSING)
 
 
+class Prepared(Bootstrapper):
+    """All machines are ready; those of `nodes` were listed."""
+
+    def __init__(self, *nodes):
+        self._nodes = {node.id: node for node in nodes}
+        self.code_on = lambda _: "/code"
+
+    def readiness(self, node_id):
+        return Readiness.READY
+
+
 def homecoming(fails, stored=None):
     told = []
     job = SimpleNamespace(outputs=("results/",))
     shell = SimpleNamespace(host=lambda node: None)
     parts = {"job": job, "shell": shell, "outputs": Outputs(fails), "stored_outputs": stored}
     free = SimpleNamespace(rates_in=lambda _: SimpleNamespace(storage_usd_per_gib_month=0))
-    world = SimpleNamespace(name="digits", rules=RULES, terms=free, **parts)
-    bootstrapper = SimpleNamespace(code_on=lambda _: "/code", readiness=lambda _: Readiness.READY)
+    clock = SimpleNamespace(now=lambda: NOW)
+    world = SimpleNamespace(name="digits", rules=RULES, terms=free, clock=clock, **parts)
+    bootstrapper = Prepared()
     watcher = SimpleNamespace(story=told.append)
     return OutputsHome(services=world, bootstrapper=bootstrapper, pool=InlinePool(), watcher=watcher), told
 
@@ -903,3 +917,107 @@ def test_where_rank_0_starts_on_the_machine_that_was_to_go_its_next_attempt_brin
     home.pool.do()
     assert home.with_rescued(stays) == stays
     assert LOST not in told
+
+
+# Results of an attempt that no other follows after all
+
+
+OWN = Pool(instance_type="host", zone="ssh", market=Market.OWNED)
+TREE = "c" * 64
+LIES = (
+    "outputs: results/ of attempt 1 did not come home: whatever was written there lies on me@127.0.0.10:2222, in"
+    f" ~/.gpucloud/jobs/d/h/code/{TREE}"
+)
+
+
+def host(node_id="h-1", *, remains=True, **changes):
+    """A host of the user's own whose time is over."""
+    changes = {"pool": OWN, "root": ".gpucloud/jobs/d/h", "state": NodeState.TERMINATED, **changes}
+    return NodeSnapshot(node=node(node_id, end_cause=EndCause.SCHEDULE, remains=remains, **changes))
+
+
+def unbrought(node_snapshot, *, fails=0, **changes):
+    """A job that was stopped after an attempt that others were to follow; nothing came home of that."""
+    home, told = homecoming(fails)
+    home.services.stored_outputs, home.pool = None, LaterPool()
+    home.bootstrapper = Prepared(node_snapshot.node)
+    home.bootstrapper.code_on = lambda _: None
+    last = replace(opened(node_snapshot.node.id, tree=TREE), reason=ExitReason.LOST)
+    open_state = state(pool=node_snapshot.node.pool, attempts=(last,), **changes)
+    ended = transitions.finish(open_state, Finish(reason=ExitReason.STOPPED), NOW)
+    return home, told, snapshot(node_snapshot, state=transitions.left_behind(ended, ("results/",)))
+
+
+@pytest.mark.parametrize("where", [host(), up("a"), host(state=NodeState.RUNNING, remains=False)])
+def test_outputs_that_were_to_come_with_a_next_attempt_come_before_their_machine_ends(where):
+    home, told, world = unbrought(where)
+    assert world.state.missing_outputs
+    assert home.stands(world.state, world.group, NOW) is Homecoming.NO
+    home.start(world)
+    assert home.stands(world.state, world.group, NOW) is Homecoming.ON_THE_WAY
+    home.pool.do()
+    after = home.with_rescued(world.state)
+    assert (after.missing_outputs, after.attempts[-1].outputs_came) == (MISSING, True)
+    assert home.stands(after, world.group, NOW) is Homecoming.DONE
+    assert left_on_hosts(after) == ()
+    assert told[:2] == [
+        f"bringing home what attempt 1 wrote on {where.node.id}",
+        "brought home: /home/me/outputs/model.pt",
+    ]
+
+
+def test_outputs_that_do_not_come_from_a_host_of_the_users_own_stay_there_and_it_is_said_where():
+    home, told, world = unbrought(host(), fails=1)
+    home.start(world)
+    home.pool.do()
+    after = home.with_rescued(world.state)
+    assert told[1:] == ["the outputs could not be brought home: a: connection reset", LIES]
+    assert [missing_line(one) for one in after.missing_outputs] == [LIES]
+    assert home.stands(after, world.group, NOW) is Homecoming.DONE
+    assert left_on_hosts(after) == (("h-1", f"code/{TREE}"),)
+    assert left_on_hosts(replace(after, pool=world.state.pool, attempts=())) == ()
+
+
+@pytest.mark.parametrize("where", [gone("a"), host(remains=False)])
+def test_outputs_are_not_asked_for_where_nobody_can_answer(where):
+    home, _, world = unbrought(where)
+    assert home.stands(world.state, world.group, NOW) is Homecoming.DONE
+
+
+def test_a_host_that_did_not_answer_at_the_end_of_its_job_is_asked_again_by_the_next_command():
+    for pool, again in ((OWN, Homecoming.NO), (POOL, Homecoming.DONE)):
+        home, _, world = unbrought(host(pool=pool))
+        lost = MissingOutput(path="results/", why="gone", attempt=1)
+        last = replace(world.state.attempts[-1], reason=ExitReason.STOPPED, missing_outputs=(lost,))
+        assert home.stands(replace(world.state, attempts=(last,)), world.group, NOW) is again
+
+
+@pytest.mark.parametrize(
+    ("node_id", "tree", "story"),
+    [("h-2", TREE, []), ("h-2", "d" * 64, ["h-1"]), ("other-2", TREE, ["h-1"])],
+)
+def test_outputs_on_a_host_whose_time_was_over_wait_there_or_come_beside_the_next_attempt(node_id, tree, story):
+    home, told, world = unbrought(host())
+    again = host("h-2", state=NodeState.RUNNING, remains=False), host("other-2", root=".gpucloud/jobs/d/other")
+    home.bootstrapper._nodes |= {one.node.id: one.node for one in again}
+    closing = Closing(services=home.services, home=home, logs=None, history=None, watcher=None)
+    waiting = replace(world.state, attempts=(replace(world.state.attempts[0], missing_outputs=()),))
+    after = closing.move_on(waiting, node_id, tree)
+    assert told == [f"bringing home what attempt 1 wrote on {one}" for one in story]
+    assert [missing_line(one) for one in after.missing_outputs] == [LIES] * len(story)
+
+
+def test_the_end_of_a_job_waits_for_what_comes_from_a_machine_with_a_notice_until_that_is_gone():
+    home, told, closed = rescuing()
+    ended = transitions.finish(closed, Finish(reason=ExitReason.STOPPED), NOW)
+    leaves = snapshot(up("a", notice=True), up("b"), state=ended)
+    assert home.stands(ended, leaves.group, NOW) is Homecoming.ON_THE_WAY
+    assert home.stands(ended, snapshot(gone("a"), up("b")).group, NOW) is Homecoming.DONE
+    assert told[1:] == [LOST]
+
+
+def test_one_pass_waits_for_what_comes_from_a_machine_with_a_notice_no_longer_than_that_can_live():
+    home, _, _ = rescuing()
+    assert home.busy
+    home.services.clock = SimpleNamespace(now=lambda: NOW + timedelta(minutes=3))
+    assert not home.busy

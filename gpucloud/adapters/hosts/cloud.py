@@ -82,10 +82,13 @@ class SshProvisioner:
             ends = format_moment(until, now, seconds=False) if until is not None else None
             runs = f"what runs there ends by itself by {ends}, and has its GPUs until then; " if ends else ""
             story(f"{node_id} does not answer: {runs}files of the job may be left there, below ~/.gpucloud/jobs")
+        record = self._records.read(group)
+        is_kept = record is not None and any(node.keeps for node in record.nodes)
+        but = ", but for results that did not come home" if is_kept else ""
         self._records.remove(group)
         free = "all are free" if all(until is None for _, until in uncleared) else "all that answer are free"
         story(
-            f"own hosts: {free}, and the job's files are removed on those that answer; software that was"
+            f"own hosts: {free}, and the job's files are removed on those that answer{but}; software that was"
             " installed for it stays in ~/.gpucloud there, for jobs to come"
         )
 

@@ -17,11 +17,13 @@ from gpucloud.adapters.hosts import onhost
 from gpucloud.adapters.hosts.records import (
     GRACE,
     POOL,
+    WRITTEN,
     Excluded,
     Hosts,
     Place,
     Recollection,
     UsedHost,
+    all_ended,
     candidates,
     ended,
     levelled,
@@ -126,17 +128,20 @@ class SshNodeGroup:
             self.records.change(group, lambda record: marked(record, (mark,), told=False))
         self._follow(group)
 
-    def purge(self, group: str) -> None:
-        """Free every host; ProvisionError naming those that may still run something of the job."""
+    def purge(self, group: str, *, keep: tuple[tuple[str, str], ...] = ()) -> None:
+        """Free every host, and remove all of the job there but what is to be kept.
+
+        ProvisionError naming those that may still run something of the job.
+        """
         if self.records.read(group) is None:
             return
 
         def change(record: Hosts) -> Hosts:
             now = self.records.now()
-            return levelled(replace(settled(record, now), size=0, nodes=_all_ended(record, now)), now)
+            return levelled(replace(settled(record, now), size=0, nodes=all_ended(record, now, keep)), now)
 
         wanted = self.records.change(group, change)
-        left = self._clear(group)
+        left = self._clear(group, whole=True)
         if left and wanted.armed_until is not None:
             ends = format_moment(wanted.armed_until, self.records.now())
             raise ProvisionError(
@@ -178,9 +183,9 @@ class SshNodeGroup:
         return before[0] if before else None
 
     def _follow(self, group: str, pool: Pool | None = None) -> Hosts:
-        """Make the hosts follow the record: clear what has ended, take what the level asks for."""
+        """Make the hosts follow the record: free what has ended, take what the level asks for."""
         record = self.records.change(group, lambda r: levelled(settled(r, self.records.now()), self.records.now()))
-        if any(not node.alive and not node.cleared for node in record.nodes):
+        if any(node.is_to_free for node in record.nodes):
             self._clear(group)
         while (record := self._settled(group)).size > len(record.counted):
             asked = candidates(record, self.places(), self.records.now())[: record.size - len(record.counted)]
@@ -221,15 +226,16 @@ class SshNodeGroup:
             launched_at=self.records.now(),
         )
 
-    def _clear(self, group: str) -> list[str]:
-        """Clear the hosts of ended nodes, and return what could not be done, in words."""
+    def _clear(self, group: str, *, whole: bool = False) -> list[str]:
+        """Free the hosts of ended nodes; what was written there stays unless `whole`. Return what could not be done."""
         record = self._settled(group)
-        gone = [node for node in record.nodes if not node.alive and not node.cleared]
+        gone = [node for node in record.nodes if not node.alive and not node.cleared and (whole or node.is_to_free)]
         # A host that was taken again since is cleared with its newest node; its root is the same.
         again = {node.place.name for node in record.nodes if node.alive}
         asked = [node for node in gone if node.place.name not in again]
         left, clean = [], {node.id for node in gone if node.place.name in again}
-        for node, answer in zip(asked, self.hosts.ask([self._order("release", n, record) for n in asked]), strict=True):
+        orders = [self._order("release", n, record, record.kept(n) if whole else WRITTEN) for n in asked]
+        for node, answer in zip(asked, self.hosts.ask(orders), strict=True):
             over = runs_until(node, record, self.records.now()) is None
             if isinstance(answer, GpucloudError):
                 left += [] if over or node.given_up else [answer.message]
@@ -239,11 +245,11 @@ class SshNodeGroup:
                 clean.add(node.id)
         self.records.change(
             group,
-            lambda r: replace(r, nodes=tuple(replace(n, cleared=True) if n.id in clean else n for n in r.nodes)),
+            lambda r: replace(r, nodes=tuple(n.as_released(whole=whole) if n.id in clean else n for n in r.nodes)),
         )
         return left
 
-    def _order(self, do: str, node: UsedHost, record: Hosts) -> Order:
+    def _order(self, do: str, node: UsedHost, record: Hosts, keep: tuple[str, ...] = ()) -> Order:
         now = self.records.now()
         return Order(
             node=node.node(),
@@ -259,16 +265,13 @@ class SshNodeGroup:
                 "now": now.timestamp(),
                 "devices": list(node.place.devices),
                 "store": self.records.path(record.name),
+                "keep": list(keep),
             },
         )
 
 
 def _pairs(before: Hosts, after: Hosts) -> tuple[tuple[UsedHost, UsedHost], ...]:
     return tuple(zip(before.nodes, after.nodes, strict=True))
-
-
-def _all_ended(record: Hosts, now: datetime) -> tuple[UsedHost, ...]:
-    return tuple(ended(node, now, EndCause.CHOICE) for node in settled(record, now).nodes)
 
 
 def _arrived(node: UsedHost, reached: str | None, now: datetime) -> UsedHost:

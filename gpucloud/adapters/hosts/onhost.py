@@ -37,7 +37,7 @@ def answer(order: Entry, *, home: Path, now_s: float) -> Entry:
               "another", "unreadable" or "unwritable" here, with "folder", its "owner" and "login", who we are; else
               {"address": ours, as the caller reached it}; taking twice under one node id changes nothing
     keep      {} and a later `until`; {"held": who} when another has it meanwhile
-    release   {"left": what could not be ended or removed}
+    release   {"left": what could not be ended or removed}; of its root the order's `keep` stays, paths below that
 
     `until` is by the caller's clock, which says `now`: no two hosts' clocks need agree.
     """
@@ -48,7 +48,7 @@ def answer(order: Entry, *, home: Path, now_s: float) -> Entry:
         others = [entry for entry in taken if not _same(entry, order)]
         if order["do"] == "release":
             _write(file, others)
-            return {"left": _clear(home / order["root"])}
+            return {"left": _clear(home / order["root"], order.get("keep", []))}
         for entry in others:
             if _overlap(entry["devices"], order["devices"]):
                 return {"held": {**entry, "until": entry["until"] - ahead_s}}
@@ -127,13 +127,27 @@ def _login(uid: int) -> str:
         return f"uid {uid}"
 
 
-def _clear(root: Path) -> list[str]:
+def _clear(root: Path, keep: list[str]) -> list[str]:
     left = [] if _end(root) else [f"processes {', '.join(map(str, sorted(_ours(root))))}"]
-    shutil.rmtree(root, ignore_errors=True)
+    kept = [root / name for name in keep if (root / name).is_dir()]
+    _remove(root, kept)
     for folder in (root.parent, root.parent.parent):
         with contextlib.suppress(OSError):
             folder.rmdir()  # other jobs' folders keep it
-    return [*left, *([str(root)] if root.exists() else [])]
+    return [*left, *([str(root)] if root.exists() and not kept else [])]
+
+
+def _remove(folder: Path, kept: list[Path]) -> None:
+    """Remove the folder, or all of it that no kept one is, lies in, or lies above."""
+    if folder in kept:
+        return
+    if not any(folder in path.parents for path in kept):
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            folder.unlink()  # a file, or a link
+        return
+    for inner in folder.iterdir():
+        _remove(inner, kept)
 
 
 def _end(root: Path) -> bool:

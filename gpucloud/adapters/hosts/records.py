@@ -26,6 +26,8 @@ POOL = Pool(instance_type="host", zone="ssh", market=Market.OWNED)
 
 # A host is another's only some time after its paid time: clocks differ, and the last save may take a moment.
 GRACE = timedelta(minutes=2)
+WRITTEN = ("code",)
+"""Where scripts have written, below a node's root."""
 _REFUSALS_LAST = timedelta(seconds=60)
 
 
@@ -51,7 +53,9 @@ class Place:
 class UsedHost:
     """A host that is, or was, a node. `leaves_at` is when a drill ends it; `cleared`: nothing of the job is on it.
 
-    `given_up`: it was ended because it did not serve, so that nobody waits for it to be cleared.
+    `given_up`: it was ended because it did not serve, so that nobody waits for it to be cleared. `freed`: nothing of
+    the job runs there; what was written there stays until the group ends, and of that `keeps`, paths below `root`,
+    for good.
     """
 
     id: str
@@ -66,11 +70,22 @@ class UsedHost:
     end_cause: EndCause | None = None
     cleared: bool = False
     given_up: bool = False
+    freed: bool = False
+    keeps: tuple[str, ...] = ()
 
     @property
     def alive(self) -> bool:
         """Whether the job has it."""
         return self.ended_at is None
+
+    @property
+    def is_to_free(self) -> bool:
+        """Whether something of the job may run there; what was to end by itself has, at the time that it was told."""
+        return not (self.alive or self.cleared or self.freed or self.end_cause is EndCause.SCHEDULE)
+
+    def as_released(self, *, whole: bool) -> UsedHost:
+        """Return it as freed; `whole`: what was written there is removed, too."""
+        return replace(self, freed=True, cleared=self.cleared or whole)
 
     def node(self) -> Node:
         """Return the node as the port shows it."""
@@ -92,6 +107,7 @@ class UsedHost:
             relieved=self.relieved,
             ended_at=self.ended_at,
             end_cause=self.end_cause,
+            remains=not self.alive and not self.cleared,
         )
 
 
@@ -129,6 +145,10 @@ class Hosts:
         """What the level counts."""
         return tuple(node for node in self.nodes if node.alive and not node.relieved)
 
+    def kept(self, node: UsedHost) -> tuple[str, ...]:
+        """Return what is kept where the node was: all nodes of one host have one folder there."""
+        return tuple(name for one in self.nodes if one.place.name == node.place.name for name in one.keeps)
+
     def view(self, now: datetime) -> GroupView:
         """Return the group as the port shows it."""
         return GroupView(
@@ -152,8 +172,10 @@ def settled(record: Hosts, now: datetime) -> Hosts:
 def runs_until(node: UsedHost, record: Hosts, now: datetime) -> datetime | None:
     """Return until when, at the latest, what ran on the ended node's host may run there and have its GPUs.
 
-    None where it has ended by itself, at the time that it was told.
+    None where it has ended by itself, at the time that it was told, or was ended.
     """
+    if node.freed:
+        return None
     told = node.ended_at if node.end_cause is EndCause.SCHEDULE else record.armed_until
     return told + GRACE if told is not None and now < told + GRACE else None
 
@@ -161,6 +183,12 @@ def runs_until(node: UsedHost, record: Hosts, now: datetime) -> datetime | None:
 def ended(node: UsedHost, at: datetime, cause: EndCause) -> UsedHost:
     """Return the node as ended; one that had ended before stays as it was."""
     return replace(node, ended_at=at, end_cause=cause) if node.alive else node
+
+
+def all_ended(record: Hosts, now: datetime, keep: tuple[tuple[str, str], ...]) -> tuple[UsedHost, ...]:
+    """Return the nodes as they are when the group ends; `keep` names nodes, each with what stays there."""
+    nodes = (ended(node, now, EndCause.CHOICE) for node in settled(record, now).nodes)
+    return tuple(replace(one, keeps=(*one.keeps, *(path for i, path in keep if i == one.id))) for one in nodes)
 
 
 def levelled(record: Hosts, now: datetime) -> Hosts:

@@ -109,7 +109,7 @@ class LocalNodeGroup:
         """End the node by choice."""
         self._change(group, node_id, _ended_by_choice)
 
-    def purge(self, group: str) -> None:
+    def purge(self, group: str, *, keep: tuple[tuple[str, str], ...] = ()) -> None:  # noqa: ARG002  no disk stays
         """Set the level to 0, end every node, and return when no process of them is left; no group is no error."""
         if self._read(group)[0] is None:
             return

@@ -280,18 +280,15 @@ class Copier:
                 return moved, tuple(gone)
             landing.require_room(tuple(_arriving(name, file) for name, file in files.items()))
         path = next(iter(files.values())).path
-        raise RemoteCommandFailed(
-            f"{self._host.node.id}: {path} changes while it is copied", hint="copy it when the job has ended"
-        )
+        why = f"{self._host.node.id}: {path} changes while it is copied"
+        raise RemoteCommandFailed(why, hint="copy it when the job has ended")
 
     def _fetch_once(self, landing: Landing, files: dict[str, Remote]) -> tuple[dict[str, Remote], int]:
         """Return those that did not arrive as they were hashed, and the bytes that moved."""
         hashes = self._hashes([(file.path, file.size) for file in files.values()])
-        wanted = [
-            (_arriving(name, file), file, sha256 or "")
-            for (name, file), sha256 in zip(files.items(), hashes, strict=True)
-            if not landing.has(_arriving(name, file), sha256 or "")
-        ]
+        hashed = zip(files.items(), hashes, strict=True)
+        found = [(_arriving(name, file), file, sha256 or "") for (name, file), sha256 in hashed]
+        wanted = [one for one in found if not landing.has(one[0], one[2])]
         pieces: list[Any] = []
         for arriving, file, sha256 in wanted:
             with landing.part(arriving, sha256) as part:

@@ -253,7 +253,7 @@ def _until_lost(report: JobReport) -> list[str]:
         return []
     until = format_moment(report.paid_until, report.looked_at, seconds=False)
     verb = "is" if len(report.to_come) == 1 else "are"
-    lost = f", and {', '.join(report.to_come)} {verb} lost" if report.to_come else ""
+    lost = f", and {', '.join(report.to_come)} {verb} lost" if report.to_come and not report.owned else ""
     then = "its hosts are free again" if report.owned else "its machines switch themselves off"
     return [f"until {until}: then {then}{lost}"]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from enum import Enum
 
+from gpucloud.domain.job.spec import Market
 from gpucloud.domain.offer import Pool
 from gpucloud.domain.untrusted import in_calendar
 
@@ -38,7 +39,8 @@ class Node:
     the agent's folder, from the login's home; `devices` are the GPUs of the machine that are the node's (indices or
     UUIDs, as CUDA_VISIBLE_DEVICES takes them), empty for all. `impaired`: the cloud itself finds that it does not work.
     `relieved`: another machine was started in its place, and the level counts it no more; it ends with its group.
-    `end_cause` is set before the end where the cloud is to end it by our choice.
+    `end_cause` is set before the end where the cloud is to end it by our choice. `remains`: it has ended, and what was
+    written there may lie there all the same: a host of the user's own, of which nothing was removed yet.
     """
 
     id: str
@@ -58,6 +60,17 @@ class Node:
     ended_at: datetime | None = None
     end_cause: EndCause | None = None
     impaired: bool = False
+    remains: bool = False
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it can be asked for what was written there."""
+        return self.remains or self.state is not NodeState.TERMINATED
+
+    @property
+    def place(self) -> str:
+        """Return what it has in common with later nodes on the same disk: a host of the user's own is taken again."""
+        return f"{self.user}@{self.address}:{self.port}/{self.root}" if self.pool.market is Market.OWNED else self.id
 
 
 class Fault(str, Enum):
@@ -107,6 +120,10 @@ class GroupView:
     def counted(self) -> tuple[Node, ...]:
         """Nodes that the level counts: alive and not relieved."""
         return tuple(node for node in self.alive if not node.relieved)
+
+    def there(self, node_id: str) -> Node | None:
+        """Return the node if it can be asked for what was written there."""
+        return next((node for node in self.nodes if node.id == node_id and node.is_there), None)
 
     @property
     def most_alive(self) -> int:

@@ -12,7 +12,7 @@ import statistics
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from gpucloud.domain.job.quantities import format_moment, format_span
+from gpucloud.domain.job.quantities import format_moment, format_span, span_of
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.market.policies import Mode
 from gpucloud.domain.node.node import Fault, GroupView, Refusal
@@ -327,6 +327,24 @@ def saved_steps(state: JobState, now: datetime, limits: Limits) -> SavedSteps | 
     undisturbed_s = saved * statistics.median(seconds)
     times = paid.total_seconds() / undisturbed_s if undisturbed_s > 0 else math.inf
     return SavedSteps(attempts=len(window), paid=paid, saved=saved, times=times)
+
+
+def undone_work(state: JobState, attempt: Attempt, now: datetime) -> timedelta | None:
+    """Return for how long an attempt worked that saved nothing; None where its script had come to no step.
+
+    What passed before its first step, and after its last one, is not done again. One that tells none has worked until
+    it ended, or its first machine did, whenever that was seen.
+    """
+    members = {member.node_id for member in attempt.members}
+    stops = [one.stopped_at for one in state.interruptions if one.attempt == attempt.number]
+    ends = [*stops, *(one.ended_at for one in state.nodes if one.node_id in members), attempt.ended_at]
+    begun, end = attempt.started_at, min((at for at in ends if at is not None), default=now)
+    if attempt.first_step is not None:
+        if attempt.stepped_at is None or attempt.last_step_at is None:
+            return None
+        one_step = span_of(attempt.pace_s or attempt.step_seconds or 0.0)
+        begun, end = max(begun, attempt.stepped_at - one_step), min(end, attempt.last_step_at)
+    return max(end - begun, timedelta(0))
 
 
 def _saved(attempts: tuple[Attempt, ...]) -> int:

@@ -147,12 +147,13 @@ def _bring_home(attempt: Attempt, goal: Goal, snapshot: Snapshot, rules: Rules) 
 
     What can be brought nowhere is tried until the machines end by themselves, or the user has waited long for the end.
     """
-    if snapshot.homecoming is Homecoming.DONE:
-        return None
+    first = members_of(attempt, snapshot)[0]
+    if snapshot.homecoming is Homecoming.DONE or (snapshot.homecoming is Homecoming.FAILED and is_gone(first)):
+        return None  # a host of the user's own whose time is over is asked once: what lies there stays
     hopeless = attempt.unbrought_at is not None and snapshot.now - attempt.unbrought_at >= rules.limits.homing
     if hopeless and snapshot.wanted_end is not None:
         return None
-    renewal = None if hopeless else renew(goal, snapshot, rules.prepaid_rule, rules.limits)
+    renewal = None if hopeless or is_gone(first) else renew(goal, snapshot, rules.prepaid_rule, rules.limits)
     if renewal is not None:
         return renewal
     if snapshot.homecoming is Homecoming.NO:

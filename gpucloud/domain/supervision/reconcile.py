@@ -16,6 +16,7 @@ from gpucloud.domain.state.state import Attempt, ExitReason
 from gpucloud.domain.supervision.action import (
     Action,
     Arm,
+    BringHome,
     Done,
     Finish,
     Inspect,
@@ -46,7 +47,16 @@ from gpucloud.domain.supervision.elastic import AWAITING, can_start, succeed, wa
 from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, all_silent, is_usable, noticed_beside, some_leave
 from gpucloud.domain.supervision.quarantine import failed_setup, give_up_pool, note_bad, stop_buying, to_replace
 from gpucloud.domain.supervision.renewal import can_renew, make_room, prepare, promise, renew, tell, unfit
-from gpucloud.domain.supervision.snapshot import DriveTrial, Goal, Limits, NodeSnapshot, Readiness, Rules, Snapshot
+from gpucloud.domain.supervision.snapshot import (
+    DriveTrial,
+    Goal,
+    Homecoming,
+    Limits,
+    NodeSnapshot,
+    Readiness,
+    Rules,
+    Snapshot,
+)
 from gpucloud.domain.untrusted import in_one_line
 
 
@@ -59,12 +69,7 @@ def decide(goal: Goal, snapshot: Snapshot, rules: Rules) -> Action:
     if obeyed is not None:
         return obeyed
     if snapshot.state.status.ended:
-        if goal.self_driving or snapshot.state.torn_down:
-            return Done()
-        until = _held_until(goal, snapshot)
-        if until is not None and snapshot.now < until:
-            return _hold(until, snapshot)
-        return _keep(snapshot, rules.prepaid_rule) if _is_kept(goal, snapshot) else TearDown()
+        return _after_the_end(goal, snapshot, rules)
     if (left := leave(goal, snapshot, rules)) is not None:
         return left
     if snapshot.state.attempt is not None:
@@ -371,6 +376,22 @@ def _time(node: NodeSnapshot, goal: Goal, snapshot: Snapshot) -> timedelta:
 
 
 # After the end: machines that stay for their user, or wait for a mended script.
+
+
+def _after_the_end(goal: Goal, snapshot: Snapshot, rules: Rules) -> Action:
+    """Nothing is ended before results that nobody has brought were asked for, if who has them can be asked."""
+    if snapshot.state.torn_down:
+        return Done()
+    until = _held_until(goal, snapshot) if not goal.self_driving else None
+    if until is not None and snapshot.now < until:
+        return _hold(until, snapshot)
+    if not goal.self_driving and _is_kept(goal, snapshot):
+        return _keep(snapshot, rules.prepaid_rule)
+    if snapshot.homecoming is Homecoming.NO:
+        return BringHome()
+    if snapshot.homecoming is not Homecoming.DONE:
+        return Wait(why="bringing the outputs home")
+    return Done() if goal.self_driving else TearDown()
 
 
 def _keep(snapshot: Snapshot, prepaid_rule: PrepaidRule) -> Action:

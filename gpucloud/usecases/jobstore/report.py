@@ -192,9 +192,9 @@ class JobReport:
 
     @property
     def to_come(self) -> tuple[str, ...]:
-        """Outputs that may come home yet: from rank 0's machine, or from the store of one that drives itself."""
+        """Outputs that may come home yet: from the machine of rank 0, or the store of one that drives itself."""
         first = {attempt.members[0].node_id for attempt in self.attempts[-1:]}
-        return self.outputs if self.drives_itself or any(node.id in first for node in self.nodes) else ()
+        return self.outputs if self.drives_itself or self.owned or any(node.id in first for node in self.nodes) else ()
 
     @property
     def condition(self) -> Condition:
@@ -438,13 +438,13 @@ def without_lost_outputs(report: JobReport) -> JobReport:
     Machines that drive their job may have put them into its store.
     """
     trained = report.kind is ConditionKind.TRAINED and report.supervisor is None
-    if report.to_come or not (report.died_unheard or trained):
+    left = report.died_unheard and report.owned  # a host is there when its time is over, too
+    if not left and (report.to_come or not (report.died_unheard or trained)):
         return report
     attempt, host = report.attempts[-1], report.attempts[-1].members[0].node_id
     why = lost_with_machines(attempt) if report.died_unheard else f"lost with {host}, the machine of rank 0"
-    if report.owned:  # a host is there when its time is over, too
-        removes = f"`gpucloud down {report.job}` removes it"
-        why = f"did not come home: copy it by ssh from {host}, if it is there, before {removes}"
-    number = None if report.owned else attempt.number
+    if left:
+        why = f"is not home yet: `gpucloud down {report.job}` brings it from {host}, if that answers"
+    number = None if left else attempt.number
     lost = (MissingOutput(path=path, why=why, attempt=number) for path in report.outputs)
     return replace(report, missing_outputs=tuple(dict.fromkeys((*report.missing_outputs, *lost))))

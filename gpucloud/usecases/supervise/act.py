@@ -362,7 +362,6 @@ class Actor:
                 self.lease.write(self._with_money(closed, snapshot, goal))
             case Finish():
                 self._keep_failed_setup(action, snapshot)
-                self.closing.home.give_up()
                 state = self.closing.home.with_rescued(state)
                 ended = self._with_money(transitions.finish(state, action, snapshot.now), snapshot, goal)
                 self.lease.write(transitions.left_behind(ended, self.services.job.outputs))

@@ -6,18 +6,25 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from itertools import takewhile
-from pathlib import PurePosixPath
 
 from gpucloud.domain.errors import LandingRefused, NodeError, StoreError
-from gpucloud.domain.job.code import beside, is_name
+from gpucloud.domain.job.spec import Market
 from gpucloud.domain.node.member import workers_per_node
 from gpucloud.domain.node.node import GroupView, Node
 from gpucloud.domain.node.status import Outcome
 from gpucloud.domain.state.state import Attempt, ExitReason, InterruptionKind, JobState, MissingOutput
 from gpucloud.domain.supervision.action import CloseAttempt
-from gpucloud.domain.supervision.membership import is_gone, members_of, quarantined
-from gpucloud.domain.supervision.snapshot import Homecoming, NodeSnapshot, Readiness, Snapshot
+from gpucloud.domain.supervision.membership import NOTICE, TAKEN_WITHIN, is_gone, members_of, quarantined
+from gpucloud.domain.supervision.snapshot import (
+    Homecoming,
+    NodeSnapshot,
+    Readiness,
+    Snapshot,
+    is_awaited,
+    lost_outputs,
+    place_of,
+    waits,
+)
 from gpucloud.domain.untrusted import KEPT_OUTPUT_BYTES
 from gpucloud.ports import Brought, Host
 from gpucloud.system.retries import Retry
@@ -43,6 +50,8 @@ class _Rescue:
     node_id: str
     lost: tuple[MissingOutput, ...]
     work: Future[Brought]
+    until: datetime | None = None
+    """When that machine is gone at the latest."""
 
 
 @dataclass(slots=True)
@@ -50,7 +59,8 @@ class OutputsHome:
     """Brings the outputs of an attempt home beside everything else; where that fails, into the store.
 
     They lie on the node of rank 0; without it, there are none to bring. Where that machine goes while the job goes on,
-    they are brought beside the next attempt's start, which does not wait for them.
+    or the job goes on elsewhere, they are brought beside the next attempt's start, which does not wait for them. Those
+    of an attempt that no other follows after all are brought before the machines end.
     """
 
     services: Services
@@ -72,13 +82,18 @@ class OutputsHome:
     _rescue: _Rescue | None = None
     _rescued: dict[int, Brought] = field(default_factory=dict)
     """What came of machines that went, by the attempt."""
+    _left: dict[int, tuple[MissingOutput, ...]] = field(default_factory=dict)
+    """What did not come, by the attempt."""
     _billed: set[int] = field(default_factory=set)
     """Of which of them that is billed."""
 
     @property
     def busy(self) -> bool:
-        """Whether any are on their way; a copy that stands still is not."""
-        return self._copies or (self._rescue is not None and not self._rescue.work.done())
+        """Whether any are on their way; a copy that stands still is not, nor one whose machine must be gone by now."""
+        rescue = self._rescue
+        if self._copies or rescue is None or rescue.work.done():
+            return self._copies
+        return rescue.until is None or self.services.clock.now() < rescue.until
 
     @property
     def _copies(self) -> bool:
@@ -90,10 +105,12 @@ class OutputsHome:
         return self._moved[1] if self._moved is not None else None
 
     def stands(self, state: JobState, group: GroupView, now: datetime) -> Homecoming:
-        """Return how far the outputs of the open attempt are. A fault of ours is raised here."""
+        """Return how far the outputs of the open attempt are, or of the last one. A fault of ours is raised here."""
+        if state.status.ended:
+            return self._after_the_end(state, group)
         self._take_over(state, now)
         attempt = state.attempt
-        if not self.services.job.outputs or attempt is None or _first(attempt, group) is None:
+        if not self.services.job.outputs or attempt is None or group.there(attempt.members[0].node_id) is None:
             return Homecoming.DONE
         if self._work is None or self._attempt != attempt.number:
             preparing = self.bootstrapper.readiness(attempt.members[0].node_id) is Readiness.PREPARING
@@ -110,9 +127,11 @@ class OutputsHome:
 
     def start(self, snapshot: Snapshot) -> None:
         """Begin to bring them, or begin again: what was cut off goes on."""
-        attempt = snapshot.state.attempt
-        node = _first(attempt, snapshot.group) if attempt is not None else None
-        if attempt is not None and node is not None and not self._copies:
+        attempt = snapshot.state.attempts[-1]
+        node = snapshot.group.there(attempt.members[0].node_id)
+        if node is not None and attempt.reason is not None:
+            self._begin_rescue(snapshot.state.attempts, node, f"on {node.id}")
+        elif node is not None and not self._copies:
             self.give_up()
             self._attempt, self._failed_at = attempt.number, None
             self._try, self._moved, self._stalled = self._try + 1, None, False
@@ -132,11 +151,14 @@ class OutputsHome:
         if reason.retried or not outputs:
             return Brought()
         self.watcher.story(f"the outputs of attempt {attempt.number} could not be brought home")
-        return self._nothing("could not be brought home")
+        if snapshot.state.pool.market is not Market.OWNED:
+            return self._nothing("could not be brought home")
+        self._left[attempt.number] = self._lost(snapshot.state.attempts)
+        return Brought(missing=self._left[attempt.number])
 
     def lose(self, attempts: Sequence[Attempt]) -> tuple[MissingOutput, ...]:
         """Tell which outputs of the last attempt nobody brings home, and return them."""
-        missing = lost_outputs(attempts, self.services.job.outputs)
+        missing = self._lost(attempts)
         self._tell(*map(missing_line, missing))
         return missing
 
@@ -145,15 +167,43 @@ class OutputsHome:
 
         Return what is lost if this supervisor goes as well before it has come.
         """
-        attempt, lost = attempts[-1], lost_outputs(attempts, self.services.job.outputs)
+        return self._begin_rescue(attempts, node, f"before {node.id} goes", NOTICE + TAKEN_WITHIN)
+
+    def leave(self, attempts: Sequence[Attempt]) -> tuple[MissingOutput, ...]:
+        """Begin to bring what the last attempt wrote where the next one does not run, if that can be asked."""
+        node = self.bootstrapper.known(attempts[-1].members[0].node_id)
+        if node is None or not node.is_there:
+            return self.lose(attempts)
+        return self._begin_rescue(attempts, node, f"on {node.id}")
+
+    def _begin_rescue(
+        self, attempts: Sequence[Attempt], node: Node, words: str, lasts: timedelta | None = None
+    ) -> tuple[MissingOutput, ...]:
+        attempt, lost = attempts[-1], self._lost(attempts)
         if attempt.number in self._rescued or (self._rescue is not None and self._rescue.attempt == attempt.number):
             return lost  # the attempt's end could not be written down, and is made once more
         self.give_up()
         self._try += 1
-        self._tell(f"bringing home what attempt {attempt.number} wrote, before {node.id} goes")
+        self._tell(f"bringing home what attempt {attempt.number} wrote{', ' if lasts else ' '}{words}")
+        until = self.services.clock.now() + lasts if lasts is not None else None
         work = self.pool.submit(self._bring, node, attempt, self._try)
-        self._rescue = _Rescue(attempt=attempt.number, node_id=node.id, lost=lost, work=work)
+        self._rescue = _Rescue(attempt=attempt.number, node_id=node.id, lost=lost, work=work, until=until)
         return lost
+
+    def _after_the_end(self, state: JobState, group: GroupView) -> Homecoming:
+        """Return how far those are that nobody has brought; a try that failed was the last, or machines are paid on."""
+        rescue, last = self._rescue, state.attempts[-1] if state.attempts else None
+        if rescue is not None:
+            if group.there(rescue.node_id) is not None:
+                return Homecoming.ON_THE_WAY
+            self.give_up()
+        if last is None or not self.services.job.outputs or state.torn_down or not is_awaited(last, state.pool):
+            return Homecoming.DONE
+        is_lost = last.number in self._left or group.there(last.members[0].node_id) is None
+        return Homecoming.DONE if is_lost else Homecoming.NO
+
+    def _lost(self, attempts: Sequence[Attempt]) -> tuple[MissingOutput, ...]:
+        return lost_outputs(attempts, self.services.job.outputs, self.bootstrapper.known)
 
     def give_up(self) -> None:
         """Bring no more of a machine that goes: another attempt's outputs come now, or nobody is left to bring any."""
@@ -161,7 +211,13 @@ class OutputsHome:
         rescue, self._rescue = self._rescue, None
         if rescue is not None:
             self._try += 1
+            self._left[rescue.attempt] = rescue.lost
             self._tell(*map(missing_line, rescue.lost))
+
+    def is_beside(self, attempt: Attempt, node_id: str, tree: str) -> bool:
+        """Whether what runs there on that tree of the code writes beside what the attempt wrote."""
+        place = place_of(attempt.members[0].node_id, self.bootstrapper.known)
+        return (place, attempt.tree) == (place_of(node_id, self.bootstrapper.known), tree)
 
     def stays(self, state: JobState) -> JobState:
         """Return the state before the next attempt begins where the last one ran: it brings what was written there."""
@@ -181,13 +237,13 @@ class OutputsHome:
             if number not in self._billed:
                 SundryLedger(services=self.services).bill_sent(state, number, brought.size)
                 self._billed.add(number)
-        attempts = (
-            replace(one, missing_outputs=self._rescued[one.number].missing, outputs_came=True)
-            if one.number in self._rescued
-            else one
-            for one in state.attempts
-        )
-        return replace(state, attempts=tuple(attempts))
+        return replace(state, attempts=tuple(map(self._as_it_came, state.attempts)))
+
+    def _as_it_came(self, attempt: Attempt) -> Attempt:
+        if attempt.number in self._rescued:
+            return replace(attempt, missing_outputs=self._rescued[attempt.number].missing, outputs_came=True)
+        lost = self._left.get(attempt.number) if attempt.missing_outputs else None
+        return replace(attempt, missing_outputs=lost) if lost is not None else attempt
 
     def _see_rescued(self) -> None:
         if self._rescue is None or not self._rescue.work.done():
@@ -197,6 +253,7 @@ class OutputsHome:
         if error is None:
             self._rescued[rescue.attempt] = rescue.work.result()
         elif isinstance(error, NodeError | StoreError):
+            self._left[rescue.attempt] = rescue.lost
             self._tell(*map(missing_line, rescue.lost))
         else:
             raise error
@@ -243,7 +300,7 @@ class OutputsHome:
                 raise NodeError(f"{node.id}: another try brings the outputs", hint=None)
             self._moves += 1
 
-        code = self._code(node, attempt.tree)
+        code = self.bootstrapper.tree_on(node, attempt.tree)
         host = self.services.shell.host(node)
         try:
             brought = self.services.outputs.bring_home(host, code, attempt.number, moves)
@@ -266,18 +323,6 @@ class OutputsHome:
         self._tell(*brought_lines(brought), *map(missing_line, brought.missing))
         return brought
 
-    def _code(self, node: Node, tree: str) -> str:
-        """Return where the attempt's tree lies on the node; the folder here may have been changed since.
-
-        Whoever took the job over prepares no machine that is about to be interrupted: its files come all the same.
-        """
-        prepared = self.bootstrapper.code_on(node.id)
-        if prepared is not None:
-            return beside(prepared, tree)
-        if not is_name(tree):
-            raise NodeError(f"{node.id} is not prepared again yet", hint=None)
-        return f"{PurePosixPath('~', node.root, 'code', tree)}"
-
     def _nothing(self, why: str) -> Brought:
         return Brought(missing=tuple(MissingOutput(path=path, why=why) for path in self.services.job.outputs))
 
@@ -286,34 +331,10 @@ class OutputsHome:
             self.watcher.story(line)
 
 
-def lost_outputs(attempts: Sequence[Attempt], outputs: tuple[str, ...]) -> tuple[MissingOutput, ...]:
-    """Return the outputs of the last attempt as lost with the machine of its rank 0.
-
-    With it go those of the attempts before that ran their rank 0 there: what they had written lay beside its own.
-    """
-    last, machine = attempts[-1], f"{attempts[-1].members[0].node_id}, the machine of rank 0"
-    same = takewhile(lambda one: _place(one) == _place(last) and _waits(one), attempts[-2::-1])
-    numbers = sorted((last.number, *(one.number for one in same)))
-    whose = f"attempt {numbers[0]}" if len(numbers) == 1 else f"attempts {numbers[0]} to {numbers[-1]}"
-    why = f"of {whose} did not come home: whatever was written there goes with {machine}"
-    return tuple(MissingOutput(path=path, why=why, attempt=last.number) for path in outputs)
-
-
-def _place(attempt: Attempt) -> tuple[str, str]:
-    """Return the machine and the tree of the code that its outputs lie in."""
-    return attempt.members[0].node_id, attempt.tree
-
-
-def _waits(attempt: Attempt) -> bool:
-    """Whether its outputs lie where it has run, for a later attempt to bring them with its own."""
-    is_settled = attempt.missing_outputs or attempt.outputs_came
-    return attempt.reason is not None and attempt.reason.retried and not is_settled
-
-
 def _leaves(attempt: Attempt, snapshot: Snapshot) -> bool:
     """Whether the machine of rank 0 is gone, or will be before anything comes from there."""
     left = {i.node_id for i in snapshot.state.interruptions} | quarantined(snapshot.state)
-    return attempt.members[0].node_id in left or _first(attempt, snapshot.group) is None
+    return attempt.members[0].node_id in left or snapshot.group.there(attempt.members[0].node_id) is None
 
 
 def _answering(attempt: Attempt, snapshot: Snapshot) -> Node | None:
@@ -322,10 +343,6 @@ def _answering(attempt: Attempt, snapshot: Snapshot) -> Node | None:
     frozen = {i.node_id for i in snapshot.state.interruptions if i.kind is not InterruptionKind.NOTICE}
     heard = first is not None and not is_gone(first) and not first.silent_for and first.node.id not in frozen
     return first.node if first is not None and heard else None
-
-
-def _first(attempt: Attempt, group: GroupView) -> Node | None:
-    return next((node for node in group.alive if node.id == attempt.members[0].node_id), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,11 +382,11 @@ class Closing:
         before, last = state.attempts[:-1], state.attempts[-1] if state.attempts else None
         if last is None or not self.services.job.outputs:
             return state
-        if _place(last) == (node_id, tree):
+        if self.home.is_beside(last, node_id, tree):
             return self.home.stays(state)
-        if not _waits(last):
+        if not waits(last):
             return state
-        return replace(state, attempts=(*before, replace(last, missing_outputs=self.home.lose(state.attempts))))
+        return replace(state, attempts=(*before, replace(last, missing_outputs=self.home.leave(state.attempts))))
 
     def _read_to_the_end(self, snapshot: Snapshot, policy: Retry = _READ) -> None:
         """Where another attempt follows, nothing is waited for, and nobody is asked who does not answer anyhow."""

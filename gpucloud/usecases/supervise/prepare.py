@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from pathlib import PurePosixPath
 
 from gpucloud.domain.errors import GateRefused, GpucloudError, HostUnreachable, NodeError, SetupFailed, StoreError
-from gpucloud.domain.job.code import beside
+from gpucloud.domain.job.code import beside, is_name
 from gpucloud.domain.node.bootstrap.wanted import Wanted, with_driver
 from gpucloud.domain.node.launch import launch_of
 from gpucloud.domain.node.member import (
@@ -183,6 +183,18 @@ class Bootstrapper:
         ready = self._ready(node_id)
         return ready.code if ready is not None else None
 
+    def tree_on(self, node: Node, tree: str) -> str:
+        """Return where that tree of the code lies on the node; the folder here may have been changed since.
+
+        Whoever took the job over prepares no machine that is about to be interrupted: its files come all the same.
+        """
+        prepared = self.code_on(node.id)
+        if prepared is not None:
+            return beside(prepared, tree)
+        if not is_name(tree):
+            raise NodeError(f"{node.id} is not prepared again yet", hint=None)
+        return f"{PurePosixPath('~', node.root, 'code', tree)}"
+
     def one_tree(self, node_ids: tuple[str, ...]) -> str | None:
         """Return the tree of the code that these prepared nodes have, by its hash.
 
@@ -199,6 +211,10 @@ class Bootstrapper:
     def made_of(self, node_id: str) -> Bootstrapped:
         """Return what the bootstrap of a prepared node gave: its Python, its lock record, how long each phase took."""
         return self._work[node_id].result().bootstrapped
+
+    def known(self, node_id: str) -> Node | None:
+        """Return the node as it was last listed, None if it never was."""
+        return self._nodes.get(node_id)
 
     def node(self, node_id: str) -> Node:
         """Return the node as it was last listed."""

@@ -34,7 +34,7 @@ from gpucloud.domain.supervision.action import (
 from gpucloud.domain.supervision.capacity import NO_CAPACITY
 from gpucloud.domain.supervision.membership import barred
 from gpucloud.domain.supervision.self_driving import arming, most_machines, newest_of, tells_of
-from gpucloud.domain.supervision.snapshot import Snapshot
+from gpucloud.domain.supervision.snapshot import Snapshot, left_on_hosts
 from gpucloud.domain.supervision.strays import JOB, STORE
 from gpucloud.domain.supervision.transitions import as_listed, ended
 from gpucloud.ports import ClusterSpec, MarketData, NodeGroup
@@ -209,7 +209,7 @@ class MachineProvisioner:
 
     def _end_group(self, name: str) -> None:
         """End the machines, bill them, and only then forget the group that lists them."""
-        self.services.group.purge(name)
+        self.services.group.purge(name, keep=left_on_hosts(self.lease.state))
         self._bill(name)
         if self.lease.state.drives_itself:
             self.close_armings()
@@ -296,7 +296,7 @@ class OwnGroup:
         """End one node by choice."""
         self._groups.terminate(self._checked(group), node_id, bad=bad)
 
-    def purge(self, group: str) -> None:
+    def purge(self, group: str, *, keep: tuple[tuple[str, str], ...] = ()) -> None:  # noqa: ARG002
         """Refused: whoever ends all machines and waits for it is none of them."""
         raise ProvisionError(f"{group}: a machine cannot see its own group end", hint=_OUTSIDE)
 

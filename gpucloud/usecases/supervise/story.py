@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpucloud.domain.checkpoint.layouts import Additions, additions_of
 from gpucloud.domain.checkpoint.manifest import Counts
-from gpucloud.domain.job.quantities import format_moment, format_span, format_usd, span_of
+from gpucloud.domain.job.quantities import format_moment, format_span, format_usd
 from gpucloud.domain.job.spec import CheckpointDirectory, Market, OnNotice
 from gpucloud.domain.market.policies import Mode
 from gpucloud.domain.node.member import attempt_folder
@@ -55,6 +55,7 @@ from gpucloud.domain.supervision.action import (
     Tell,
     Wait,
 )
+from gpucloud.domain.supervision.capacity import undone_work
 from gpucloud.domain.supervision.membership import members_of, part_of, progress_of, unit_of
 from gpucloud.domain.supervision.snapshot import Limits, NodeSnapshot, Readiness, Snapshot
 from gpucloud.domain.supervision.transitions import with_commit
@@ -338,20 +339,8 @@ def _lost(snapshot: Snapshot) -> str:
     attempts = snapshot.state.attempts
     if not attempts or (snapshot.checkpoint or snapshot.state.checkpoint) is not None:
         return ""
-    last = attempts[-1]
-    stops = [
-        i.stopped_at for i in snapshot.state.interruptions if i.attempt == last.number and i.stopped_at is not None
-    ]
-    members = {member.node_id for member in last.members}
-    stops += [one.ended_at for one in snapshot.state.nodes if one.node_id in members and one.ended_at is not None]
-    end = min([last.ended_at or snapshot.now, *stops])  # a machine that was silent has worked no longer, perhaps
-    begun = last.started_at
-    if last.first_step is not None:  # what passed before the first step and after the last one is not done again
-        if last.stepped_at is None or last.last_step_at is None:
-            return " (no checkpoint)"
-        one_step = span_of(last.pace_s or last.step_seconds or 0.0)
-        begun, end = max(begun, last.stepped_at - one_step), min(end, last.last_step_at)
-    return f" (no checkpoint): {format_span(max(end - begun, timedelta(0)))} of work lost"
+    undone = undone_work(snapshot.state, attempts[-1], snapshot.now)
+    return f" (no checkpoint): {format_span(undone)} of work lost" if undone is not None else " (no checkpoint)"
 
 
 def _interrupted(interruption: Interruption, snapshot: Snapshot, directory: CheckpointDirectory | None) -> str:

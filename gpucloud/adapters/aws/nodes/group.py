@@ -123,7 +123,7 @@ class AwsNodeGroup:
             if not self._own:  # a machine may not end what is not in its group
                 arming.end(self._aws, watch.place, (node_id,))
 
-    def purge(self, group: str) -> None:
+    def purge(self, group: str, *, keep: tuple[tuple[str, str], ...] = ()) -> None:  # noqa: ARG002  no disk stays
         """Set the level to 0, end every machine of the cluster, and return when none is listed any more."""
         with self._changing(group) as watch:
             if watch.renewed()[0].group is not None:
