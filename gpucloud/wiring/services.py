@@ -92,7 +92,7 @@ def compose_services(
         data_sets=environment.data_sets,
         public_key=generate_key(environment.key) if has_key else "",
         package=Package(data=data, sha256=sha256),
-        rules=rules_for(unattended, cloud_profile.rules),
+        rules=rules_for(job.checkpoint, unattended, cloud_profile.rules),
         terms=cloud_profile.terms,
         period_s=cloud_profile.period_s,
         flush_s=cloud_profile.flush_s,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import zipfile
 
@@ -153,7 +154,7 @@ def test_on_a_notice_the_script_is_asked_by_its_signal_and_what_it_then_saves_is
     until(lambda: script.step() >= 10, "a commit")
     script.ask_to_stop()
     assert script.ended() == 75
-    assert f"asked to stop: {signal.value} sent to 1 ranks" in script.said()
+    assert re.search(rf"asked to stop: {signal.value} sent to 1 ranks; \d\d(\.\d)? s to save\n", script.said())
     saved = int(script.said().split("saved when asked ")[1].split()[0])
     newest, *_, oldest = script.committed()
     assert (newest.commit.step, newest.why, oldest.why) == (saved, Why.NOTICE, Why.DUE)

@@ -14,7 +14,7 @@ from decimal import Decimal
 
 from gpucloud.domain import codec
 from gpucloud.domain.errors import GpucloudError, StateUnreadable, StoreError
-from gpucloud.domain.job.spec import Market
+from gpucloud.domain.job.spec import CheckpointPolicy, Market
 from gpucloud.domain.money.ledger import Charge, Terms
 from gpucloud.domain.node.node import EndCause, GroupView, NodeState
 from gpucloud.domain.offer import Pool, PricePoint
@@ -42,7 +42,7 @@ _GROUP = "us-east-1/gpucloud-digits"
 _POOL = Pool(instance_type="g4dn.xlarge", zone="us-east-1a", market=Market.SPOT)
 _CHEAP, _DEAR = replace(_POOL, instance_type="g4dn.nano"), replace(_POOL, instance_type="p5.48xlarge")
 _USD = {_POOL: Decimal("0.5"), _CHEAP: Decimal("0.01"), _DEAR: Decimal(98)}
-_RULES = rules_for(8 * _HOUR, Rules())
+_RULES = rules_for(CheckpointPolicy(), 8 * _HOUR, Rules())
 
 
 class Driven:

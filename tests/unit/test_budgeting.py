@@ -19,7 +19,7 @@ from gpucloud.cli.render.bills import left_amount
 from gpucloud.cli.target import meant
 from gpucloud.domain.errors import BudgetRefused, BudgetTooSmall, PlanRefused, ProvisionError, UsageError
 from gpucloud.domain.job.quantities import in_cents
-from gpucloud.domain.job.spec import Market, MarketPolicy, Resources
+from gpucloud.domain.job.spec import CheckpointPolicy, Market, MarketPolicy, Resources
 from gpucloud.domain.market.plan import make_plan
 from gpucloud.domain.money.budget import PrepaidRule, Spend, Used, most_prepaid, paid_until
 from gpucloud.domain.money.ledger import Terms, usd_for
@@ -47,7 +47,7 @@ from tests.unit.worlds import NOW, OTHER_POOL, POOL, cooldown, goal, job, opened
 
 HOURS = timedelta(hours=8)
 GROUP = "gpucloud-digits"
-RULES = rules_for(HOURS, Rules())
+RULES = rules_for(CheckpointPolicy(), HOURS, Rules())
 NODES = (UsageInterval(node_id="a", launched_at=NOW, pool=POOL),)
 TAKES_OVER = Successor(pool=POOL, cap_usd_per_hour=Decimal("0.9"), at=NOW)
 

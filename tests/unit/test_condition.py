@@ -21,7 +21,7 @@ from gpucloud.cli.render.use import condition_word, headline, step_words
 from gpucloud.cli.render.ways import going_on_line
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import format_moment
-from gpucloud.domain.job.spec import CheckpointDirectory, OnNotice
+from gpucloud.domain.job.spec import CheckpointDirectory, CheckpointPolicy, OnNotice
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.money.ledger import Charge, ChargeKind
 from gpucloud.domain.node.status import UNTOLD, Outcome, Readings, Stop
@@ -49,7 +49,7 @@ from gpucloud.domain.supervision.action import (
 from gpucloud.domain.supervision.budget import Resumption
 from gpucloud.domain.supervision.membership import time_left
 from gpucloud.domain.supervision.self_driving import hands_over
-from gpucloud.domain.supervision.snapshot import Limits, Readiness
+from gpucloud.domain.supervision.snapshot import Limits, Readiness, Rules, rules_for
 from gpucloud.usecases.job.jobs import with_forecast, with_stored_outputs
 from gpucloud.usecases.jobstore.condition import (
     USUAL,
@@ -1148,6 +1148,11 @@ def test_a_machine_that_cannot_hear_of_an_end_is_named_with_how_long_it_is_waite
     assert line(Stop.KILL, ExitReason.STOPPED) == "ending the attempt: stopped"
     action = EndAttempt(how=Stop.SAVE, reason=ExitReason.STOPPED)
     there = snapshot(up("a"), state=state(attempts=(opened("a"),)))
+    uploads = "what it saved 2 min more to reach the store"
+    own = rules_for(CheckpointPolicy(directory=CheckpointDirectory(path="out")), None, Rules()).limits
+    assert tell_story(action, there, limits=own) == (
+        f"asking the script to save and leave: stopped; the script has 1 min for that, then it is killed, and {uploads}"
+    )
     unasked, then = CheckpointDirectory(path="out"), "stopped; waiting 1 min for that at the most, then it is killed"
     assert tell_story(action, there, unasked) == f"ending the attempt once what its script has saved is kept: {then}"
     asked = replace(unasked, on_notice=OnNotice.SIGTERM)

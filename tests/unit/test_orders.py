@@ -12,7 +12,7 @@ import pytest
 
 from gpucloud.domain.codec import Malformed, to_json
 from gpucloud.domain.errors import OrderChanged, StoreError, UsageError
-from gpucloud.domain.job.spec import Cloud, IdlePolicy, Market, MarketPolicy, Resources
+from gpucloud.domain.job.spec import CheckpointPolicy, Cloud, IdlePolicy, Market, MarketPolicy, Resources
 from gpucloud.domain.state.order import (
     Envelope,
     Until,
@@ -254,8 +254,8 @@ def test_a_process_that_leaves_stays_until_the_machines_drive():
 
 
 def test_machines_that_nobody_looks_after_are_paid_for_the_whole_time_at_once():
-    assert rules_for(timedelta(hours=8), RULES).prepaid_rule.horizon == timedelta(hours=8)
-    assert rules_for(None, RULES) == RULES
+    assert rules_for(CheckpointPolicy(), timedelta(hours=8), RULES).prepaid_rule.horizon == timedelta(hours=8)
+    assert rules_for(CheckpointPolicy(), None, RULES) == RULES
 
 
 def test_an_end_that_is_wanted_comes_before_leaving_the_job_to_its_machines():

@@ -30,6 +30,7 @@ from gpucloud.domain.checkpoint.layouts import (
 )
 from gpucloud.domain.checkpoint.manifest import Commit, Counts, Why
 from gpucloud.domain.errors import CredentialsError, GpucloudError, StoreError, UsageError
+from gpucloud.domain.job.quantities import format_span
 from gpucloud.domain.job.spec import OnNotice
 from gpucloud.store.checkpoints import Fenced
 from gpucloud.system.retries import Retry
@@ -167,9 +168,7 @@ def _patiently(work: Callable[[], _Answer]) -> _Answer:
 FENCED = 1
 _TICK_S = 0.05
 _LOOK_SHARE = 20  # of the time between two looks, at most this part is spent looking
-_LONGEST_LEAVE_S = 50.0  # a supervisor kills what does not leave within a minute
-_ASIDE_S = 10.0
-_MARGIN_S = 2.0
+_ASIDE = timedelta(seconds=10)  # for node 0 to end what it is writing
 _LAST = Retry(first_s=0.5, tries=4)
 _OTHERS_S = 60.0  # for other nodes to hand in their parts of the last checkpoint, beside what the longest one took
 
@@ -199,6 +198,7 @@ class CheckpointWatcher:
         self._look_at_s = 0.0
         self._taken_before = 0
         self._leave_by: datetime | None = None
+        self._upload_by: datetime | None = None
         self._told = 0
         self._fenced = False
         self._pending = False
@@ -239,20 +239,26 @@ class CheckpointWatcher:
         self._look_at_s = began + max(self._order.settle.total_seconds() / 4, _LOOK_SHARE * spent)
 
     def _ask_to_leave(self, at: datetime) -> None:
-        now = datetime.now(timezone.utc)
-        margin = timedelta(seconds=max(_MARGIN_S, 1.5 * (self._taking.longest_s if self._taking else 0.0)))
-        longest = now + timedelta(seconds=_LONGEST_LEAVE_S)
-        # Who is told without a time of its own has as long as a supervisor waits.
-        if self._taking is None and self._order.on_notice is OnNotice.NONE:
-            longest = now + timedelta(seconds=_ASIDE_S)  # for node 0 to end what it is writing
-        leads = self._taking is not None and at > longest
-        self._leave_by = (at if leads else longest if at <= now else min(at, longest)) - margin
-        self._taken_before = self._taking.count if self._taking else 0
-        if self._taking is not None:
-            self._taking.close_by(time.monotonic() + (self._leave_by - now).total_seconds())
+        now, taking = datetime.now(timezone.utc), self._taking
+        longest = timedelta(seconds=taking.longest_s if taking else 0.0)
+        leaving = self._order.leaving(now, at, longest, alone=taking is None)
+        self._leave_by, self._upload_by = leaving.script, leaving.upload
+        if taking is None and self._order.on_notice is OnNotice.NONE:
+            self._leave_by = min(self._leave_by, now + _ASIDE)
+        self._taken_before = taking.count if taking else 0
+        if taking is not None:
+            taking.close_by(time.monotonic() + (self._upload_by - now).total_seconds())
         if self._order.on_notice is not OnNotice.NONE:
             self._told = script.tell(self._folder, self._order.on_notice.value)
-            self._reporting.say(f"asked to stop: {self._order.on_notice.value} sent to {self._told} ranks")
+            script_has = format_span(self._leave_by - now)
+            self._reporting.say(
+                f"asked to stop: {self._order.on_notice.value} sent to {self._told} ranks; {script_has} to save"
+            )
+        if leaving.is_short:
+            self._reporting.say(
+                f"what is saved now may not reach the store: {format_span(at - now)} are left for saving and uploading,"
+                f" and the longest upload so far took {format_span(longest)}"
+            )
 
     def _keep(self, taking: Taking, now_s: float) -> None:
         self._finish(taking)
@@ -414,4 +420,4 @@ class CheckpointWatcher:
         return unasked if self._leave_by is None else self._reporting.why_stop()
 
     def _is_late(self) -> bool:
-        return self._leave_by is not None and datetime.now(timezone.utc) > self._leave_by
+        return self._upload_by is not None and datetime.now(timezone.utc) > self._upload_by

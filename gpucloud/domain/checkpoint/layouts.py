@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 from gpucloud.domain.checkpoint.directory import FileSet, Listing, above, below, family, folder_of, last_number
@@ -390,7 +390,8 @@ class KeepOrder:
     """One member's directory, and where its checkpoints go: `prefix` in `store`, `keep` of them.
 
     Every member puts the newest back; that of `rank` 0 alone is kept. `code`, `directory` and the attempt's `folder`
-    are absolute paths; `first_rank` is the first of the member's own ranks among all.
+    are absolute paths; `first_rank` is the first of the member's own ranks among all. A script that is asked to stop
+    has `save` for that, and its supervisor then waits for as long as `upload` for what it saved to reach the store.
     """
 
     code: str
@@ -406,3 +407,35 @@ class KeepOrder:
     folder: str
     first_rank: int
     additions: Additions = Additions()
+    save: timedelta = timedelta(seconds=60)
+    upload: timedelta = timedelta(0)
+
+    def leaving(self, now: datetime, at: datetime, uploads: timedelta, *, alone: bool) -> Leaving:
+        """Return what the script has when the node is told at `now` to be done by `at`; a time that is past has no end.
+
+        What the longest copy and upload of its saves took, and half as much, is left for the last one, but half of the
+        time at the most: without a save there is nothing to upload. With `alone` this node uploads nothing.
+        """
+        lasts = at > now
+        end = at if lasts else now + self.save + self.upload
+        if alone:
+            end = min(end, now + self.save)
+        left = end - now - _MARGIN
+        if not lasts or alone:
+            return Leaving(script=now + min(self.save, left), upload=end - _MARGIN, is_short=False)
+        wanted = max(_LEAST_UPLOAD, 1.5 * uploads)
+        script = max(left - wanted, left / 2)
+        return Leaving(script=now + script, upload=end - _MARGIN, is_short=wanted > left / 2)
+
+
+_MARGIN = timedelta(seconds=1)  # to tell the supervisor, and to end
+_LEAST_UPLOAD = timedelta(seconds=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """Until when a script may save, and what it saved may be uploaded; `is_short` where an upload may take longer."""
+
+    script: datetime
+    upload: datetime
+    is_short: bool

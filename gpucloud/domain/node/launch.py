@@ -224,6 +224,8 @@ def wrapper_of(member: Member) -> tuple[str, ...]:
         folder=attempt_folder(place.root, start.number),
         first_rank=member.rank * ranks,
         additions=_additions(job),
+        save=start.save,
+        upload=start.upload,
     )
     return (place.python, place.package, "keep", "--root", place.root, "--order", to_json(order), "--")
 

@@ -9,6 +9,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cache
 
 from gpucloud.domain.errors import UsageError
@@ -37,7 +38,8 @@ class AttemptStart:
     """What is the same for every member; `port` is drawn anew for each attempt, `checkpoints` is a key prefix.
 
     `secret` proves one member to another; empty where the launcher needs none. `profile_steps` of each rank are
-    recorded by a profiler, None for no profile.
+    recorded by a profiler, None for no profile. A script that is to stop has `save` to do so, and what it saved by
+    itself `upload` after that to reach the store.
     """
 
     number: int
@@ -46,6 +48,8 @@ class AttemptStart:
     checkpoints: str
     secret: str = ""
     profile_steps: int | None = None
+    save: timedelta = timedelta(seconds=60)
+    upload: timedelta = timedelta(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

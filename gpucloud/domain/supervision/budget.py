@@ -75,7 +75,7 @@ def least_to_lower_to(state: JobState, standing: Standing, rules: Rules) -> Deci
     cap, prepaid_rule = state.dearest_usd_per_hour, rules.prepaid_rule
     if standing.alive:
         is_over = state.status.ended and not state.drives_itself  # its own machines may say so and go on
-        save = timedelta(0) if is_over else min(rules.limits.save, prepaid_rule.least)
+        save = timedelta(0) if is_over else min(rules.limits.leave, prepaid_rule.least)
         saving = usd_for(cap * standing.alive, save)
         return standing.spent_usd + saving + reserve_usd(standing.alive, cap, prepaid_rule)
     if state.status.ended:

@@ -242,7 +242,7 @@ def _order_for_the_broken(
         return EndAttempt(how=Stop.KILL, reason=interrupted or ExitReason.LOST)
     if _is_settled(members, snapshot, limits):
         return EndAttempt(how=Stop.KILL, reason=interrupted or ExitReason.USER_ERROR)
-    if snapshot.uneven_for is not None and snapshot.uneven_for >= limits.save:
+    if snapshot.uneven_for is not None and snapshot.uneven_for >= limits.leave:
         return EndAttempt(how=Stop.KILL, reason=interrupted or ExitReason.LOST)
     return None
 
@@ -252,7 +252,7 @@ def _order_for_the_unhealthy(attempt: Attempt, snapshot: Snapshot, limits: Limit
     if not _unhealthy_members(attempt, snapshot):
         return None
     waited = snapshot.now - attempt.ending_at if attempt.ending_at else timedelta(0)
-    return EndAttempt(how=Stop.KILL if waited >= limits.save else Stop.SAVE, reason=ExitReason.INTERRUPTED)
+    return EndAttempt(how=Stop.KILL if waited >= limits.leave else Stop.SAVE, reason=ExitReason.INTERRUPTED)
 
 
 def _unhealthy_members(attempt: Attempt, snapshot: Snapshot) -> bool:
@@ -383,7 +383,7 @@ def _order_for_the_resized(attempt: Attempt, goal: Goal, snapshot: Snapshot, lim
 def _how(attempt: Attempt, snapshot: Snapshot, limits: Limits) -> Stop:
     """Saving first; what does not listen is killed."""
     waited = snapshot.now - attempt.ending_at if attempt.ending_at else timedelta(0)
-    return Stop.KILL if waited >= limits.save else Stop.SAVE
+    return Stop.KILL if waited >= limits.leave else Stop.SAVE
 
 
 def _is_overdue(attempt: Attempt, snapshot: Snapshot, limits: Limits) -> bool:

@@ -208,6 +208,8 @@ class Limits:
     silent: timedelta = timedelta(seconds=3)
     settle: timedelta = timedelta(seconds=1)
     save: timedelta = timedelta(seconds=60)
+    upload: timedelta = timedelta(0)
+    """After `save`, for what a script left in its directory to reach the store; others upload as they save."""
     hang_at_least: timedelta = timedelta(seconds=60)
     hang_steps: float = 5.0
     hang_printed: timedelta = timedelta(minutes=10)
@@ -248,9 +250,14 @@ class Limits:
     """For a machine to show that it can drive its job: it boots, and makes itself fit for that, before it can try."""
 
     @property
+    def leave(self) -> timedelta:
+        """For an attempt to end by itself once it was asked to; then it is killed."""
+        return self.save + self.upload
+
+    @property
     def overdue(self) -> timedelta:
         """For an end that was ordered to be obeyed: what did not hear of it by then, the cloud has to end."""
-        return 2 * self.save
+        return 2 * self.leave
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -442,8 +449,17 @@ def goal_of(order: Order, who: Supervising) -> Goal:
     )
 
 
-def rules_for(unattended: timedelta | None, rules: Rules) -> Rules:
-    """Return the cloud's rules for such a job; machines that nobody looks after are paid for the whole time at once."""
+_UPLOAD = timedelta(minutes=2)
+
+
+def rules_for(checkpoint: CheckpointPolicy, unattended: timedelta | None, rules: Rules) -> Rules:
+    """Return the cloud's rules for such a job.
+
+    Machines that nobody looks after are paid for the whole time at once. A script that saves by itself has all the time
+    that the cloud's rules give it; what it saved reaches the store after that.
+    """
+    if checkpoint.directory is not None:
+        rules = replace(rules, limits=replace(rules.limits, upload=_UPLOAD))
     if unattended is None:
         return rules
     return replace(rules, prepaid_rule=replace(rules.prepaid_rule, horizon=unattended))

@@ -124,7 +124,7 @@ class BudgetChanger:
             )
         if before.order.budget_usd == wanted and not orders.is_trusted(before):
             return
-        rules = rules_for(before.order.unattended, self.rules)
+        rules = rules_for(before.order.resolved.checkpoint, before.order.unattended, self.rules)
         standing = budget_standing(asker, state, before.order)
         if (why := refusal(state, before.order.budget_usd, wanted, standing, rules)) is not None:
             raise self._too_small(why, state, least_to_lower_to(state, standing, rules))
@@ -316,8 +316,8 @@ class Ender:
             state, order = asker.state(), self._orders.newest().order
             if state.status.ended and state.torn_down:
                 return
-            limits, now = asker.rules.limits, asker.clock.now()
-            waits = end_unheard(state, limits, now) or stage_of_end(state, limits, now)
+            rules, now = rules_for(order.resolved.checkpoint, order.unattended, asker.rules), asker.clock.now()
+            waits = end_unheard(state, rules.limits, now) or stage_of_end(state, rules.limits, now)
             if waits not in told:
                 watcher.story(waits)
                 told.append(waits)

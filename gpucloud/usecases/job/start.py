@@ -415,7 +415,7 @@ class Starter:
     def _require_payable(self, jobs: JobStore, state: JobState, before: Order, order: Order, now: datetime) -> None:
         """An attempt that runs needs no plan; lowered below what it must still cost, it could not even save."""
         standing = self._tracker(jobs).standing(state, self._listed(state), order.resolved.resources.nodes, now)
-        rules = rules_for(order.unattended, self.rules)
+        rules = rules_for(order.resolved.checkpoint, order.unattended, self.rules)
         why = refusal(state, before.budget_usd, order.budget_usd, standing, rules)
         if why is not None:
             least = in_cents(least_to_lower_to(state, standing, rules))

@@ -396,5 +396,7 @@ def _launch(rank: int, attempt: Attempt, services: Services, places: tuple[Place
         checkpoints=services.jobs.checkpoints,
         secret=attempt_secret(services.key, services.name, attempt.number),
         profile_steps=services.job.profile_steps,
+        save=services.rules.limits.save,
+        upload=services.rules.limits.upload,
     )
     return launch_of(rank, services.job, start, places, services.secrets)

@@ -187,7 +187,7 @@ def stage_of_end(state: JobState, limits: Limits, now: datetime) -> str:
         return ""
     if attempt.ordered is not Stop.SAVE or attempt.ending_at is None:
         return f"attempt {attempt.number} is being ended"
-    until = format_moment(attempt.ending_at + limits.save, now)
+    until = format_moment(attempt.ending_at + limits.leave, now)
     return f"attempt {attempt.number} is being ended: its script is waited for until {until} at the latest, then killed"
 
 
@@ -287,7 +287,10 @@ def _limit(action: EndAttempt, limits: Limits) -> str:
     """Return how long a script has to leave in order; where a machine is interrupted, its notice says that."""
     if action.how is not Stop.SAVE or action.reason is ExitReason.INTERRUPTED:
         return ""
-    return f"; waiting {format_span(limits.save)} for that at the most, then it is killed"
+    if limits.upload:
+        after = f"what it saved {format_span(limits.upload)} more to reach the store"
+        return f"; the script has {format_span(limits.save)} for that, then it is killed, and {after}"
+    return f"; waiting {format_span(limits.leave)} for that at the most, then it is killed"
 
 
 def _resized(size: int, snapshot: Snapshot) -> str:
