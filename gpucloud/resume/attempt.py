@@ -22,6 +22,7 @@ from gpucloud.domain.checkpoint.manifest import Level, Promise, Why
 from gpucloud.domain.checkpoint.objects import entries_of, header_bytes, placed
 from gpucloud.domain.checkpoint.protection import Trial
 from gpucloud.domain.errors import StoreError, UsageError
+from gpucloud.domain.variables import GPUCLOUD_STORE
 from gpucloud.resume.batches import Batches
 from gpucloud.resume.folder import AttemptFolder, Progress, say
 from gpucloud.resume.profiling import Profiling, Trying
@@ -30,7 +31,7 @@ from gpucloud.resume.reading import Put, unlike
 from gpucloud.resume.restoring import Restored
 from gpucloud.resume.save.cadence import Window
 from gpucloud.resume.save.deciding import Moment, SaveDecider
-from gpucloud.resume.settings import end_quickly, promised
+from gpucloud.resume.settings import Settings, end_quickly, promised
 from gpucloud.resume.state import randomness
 from gpucloud.resume.state.modules import plain_entries
 from gpucloud.resume.state.randomness import Draws
@@ -176,13 +177,30 @@ class Continued:
         self._exactness.lower(_REGROUPED)
 
 
-def require_steps_left(step: int, total_steps: int | None) -> None:
+def require_steps_left(step: int, total_steps: int | None, settings: Settings) -> None:
     """UsageError for a checkpoint of a longer run than this one: it would be done before it begins."""
     if total_steps is not None and step > total_steps:
+        anew = "give the job file another `name:` to begin at step 0" if settings.folder else _anew(settings)
         raise UsageError(
             f"the checkpoint is of step {step}, and this run has {total_steps} steps: it is over already",
-            hint="raise total_steps, or give the job file another `name:` to begin at step 0",
+            hint=f"raise total_steps, or {anew}",
         )
+
+
+def warn_of_nothing_left(step: int, settings: Settings) -> None:
+    """Say that the run whose checkpoints are there has come to its end: another one is not begun beside it by itself.
+
+    A job of gpucloud has a place of its own for each run; elsewhere the next start of any script there goes on.
+    """
+    if settings.folder is None:
+        say(
+            f"WARNING: the run in {settings.store} is over: it has done its {step} steps, and nothing was left to train"
+        )
+        say(f"for a new run {_anew(settings)}; for a longer one give it more steps or epochs")
+
+
+def _anew(settings: Settings) -> str:
+    return f"delete {settings.store}, or have {GPUCLOUD_STORE} name another place"
 
 
 def _vain_steps(ranks: Ranks) -> int:

@@ -83,6 +83,11 @@ class Feed:
         return self._total_steps is not None and self.steps_done >= self._total_steps
 
     @property
+    def did_nothing(self) -> bool:
+        """Whether this goes on from a checkpoint, and no step was made since."""
+        return self._first_step > 0 and self.steps_done == self._first_step
+
+    @property
     def nothing_is_handed_out(self) -> bool:
         """Whether the next batch is the first of those that the next step takes."""
         return self.loader is not None and not self.loader.untrained

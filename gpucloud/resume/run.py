@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from gpucloud.domain.checkpoint.manifest import MOST_VALUES, Level, Notes, Promise
 from gpucloud.domain.errors import CredentialsError, StoreError, UsageError
 from gpucloud.domain.job.quantities import format_size
-from gpucloud.resume.attempt import Continued, Exactness, Leaving, export, require_steps_left
+from gpucloud.resume.attempt import Continued, Exactness, Leaving, export, require_steps_left, warn_of_nothing_left
 from gpucloud.resume.batches import Batches, Wrapped
 from gpucloud.resume.feed import Feed, drawn_alike, other_share, takes_all
 from gpucloud.resume.folder import AttemptFolder, Progress, Signals, say
@@ -121,7 +121,7 @@ class Run:
         with randomness.kept(), self._barred():  # what the script draws next is the same whether it resumes or not
             restored = find(self._checkpoints, self._ranks, state)
             if restored:
-                require_steps_left(restored.commit.step, total_steps)
+                require_steps_left(restored.commit.step, total_steps, settings)
                 self._continued.begin(restored, self._trying, rebuckets=rebuckets)
         self.values: dict[str, Any] = dict(restored.manifest.notes.values) if restored else {}
         self._feed = Feed(state, self._ranks, self._continued, self._exactness, total_steps=total_steps)
@@ -381,6 +381,8 @@ class Run:
     def done(self) -> None:
         """Commit the final state, then say that the job is done: nothing else counts as success. Raises StoreError."""
         self._pauses.over()
+        if self._feed.did_nothing and self._ranks.rank == 0:
+            warn_of_nothing_left(self.steps_done, self._settings)
         self._leaving.done(self.steps_done, self._progress)
 
     @property

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import hashlib
 import importlib
 import json
 import os
+import shlex
 import sys
+import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,10 +127,11 @@ def surroundings(world: int, arrangement: str, env: Mapping[str, str] = os.envir
 
     `per_node` ranks share a machine, by which NCCL and gloo choose the order of their sums; on the CPU `threads` and
     the width of its vectors choose that of a matrix product. The launcher tells what the script is made of: its code,
-    its command line, and what else of the job file reaches it.
+    its command line, and what else of the job file reaches it. Another launcher does not, and it is looked for here.
     """
+    recipe = env.get(GPUCLOUD_RECIPE)
     told = {
-        **json.loads(env.get(GPUCLOUD_RECIPE, "{}")),
+        **(json.loads(recipe) if recipe is not None else _made_of()),
         "world": world,
         "per_node": env.get("LOCAL_WORLD_SIZE", str(world)),
         "arrangement": arrangement,
@@ -150,6 +155,38 @@ def surroundings(world: int, arrangement: str, env: Mapping[str, str] = os.envir
     }
 
 
+def _made_of() -> dict[str, Any]:
+    """Return what can be seen of this process's script: its files by their hashes, and its options by theirs.
+
+    The options may hold a secret, which has no place in a checkpoint. Launchers of old count ranks by one of them.
+    """
+    options = [word for word in sys.argv[1:] if not word.startswith(("--local-rank=", "--local_rank="))]
+    return {"code": _own_files(), "options": _short(shlex.join(options).encode())}
+
+
+def _own_files() -> dict[str, str]:
+    """Return the script's file and the modules beside it that are imported by now; none where there is no file."""
+    main = sys.modules.get("__main__")
+    file = getattr(main, "__file__", None)
+    if file is None:
+        return {}
+    # `python -m package.train` counts from the folder that it was started in.
+    root = Path(sys.path[0] if getattr(main, "__spec__", None) is not None else Path(file).parent).absolute()
+    others = tuple(map(Path, {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}))
+    found = {}
+    for name in {file, *(getattr(one, "__file__", None) or "" for one in tuple(sys.modules.values()))}:
+        path = Path(name).absolute()
+        if path.suffix != ".py" or not path.is_relative_to(root) or any(map(path.is_relative_to, others)):
+            continue
+        with contextlib.suppress(OSError):
+            found[path.relative_to(root).as_posix()] = _short(path.read_bytes())
+    return found
+
+
+def _short(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:12]
+
+
 def tuned() -> Promise:
     """Return what code that `torch.compile` made for a GPU allows, if there is any.
 
@@ -164,10 +201,29 @@ def tuned() -> Promise:
 
 def promised(before: Mapping[str, Any], now: Mapping[str, Any]) -> Promise:
     """Return what a resume promises."""
-    changed = [key for key in now if before.get(key) != now[key]]
+    changed = [key for key in now if _differs(before.get(key), now[key])]
     if not changed:
         return Promise()
     level = Level.SAME_SAMPLES if set(changed) <= set(_SUMS) else Level.BEST_EFFORT
     # The arrangement names the world too, where that is what changed, and other machines have other shares of it.
     told = [key for key in changed if key not in ("arrangement", "per_node") or "world" not in changed]
-    return Promise(level, ", ".join(f"{key} {before.get(key)} → {now[key]}" for key in told))
+    return Promise(level, ", ".join(_change(key, before.get(key), now[key]) for key in told))
+
+
+def _differs(before: Any, now: Any) -> bool:
+    return bool(_other_files(before, now)) if _are_files(before, now) else before != now
+
+
+def _are_files(before: Any, now: Any) -> bool:
+    return isinstance(before, Mapping) and isinstance(now, Mapping)
+
+
+def _other_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return the files that are others than before; what one of the two had not imported yet is not known of it."""
+    return sorted(name for name, sha in now.items() if before.get(name, sha) != sha)
+
+
+def _change(key: str, before: Any, now: Any) -> str:
+    if _are_files(before, now):
+        return f"{key} of {', '.join(_other_files(before, now))}"
+    return f"{key} is another" if isinstance(now, Mapping) or isinstance(before, Mapping) else f"{key} {before} → {now}"

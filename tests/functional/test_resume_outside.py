@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -41,10 +42,10 @@ print("handlers are back", signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL, f
 """
 
 
-def script(folder, *arguments):
+def script(folder, *arguments, file=("-c", SCRIPT)):
     named = {name: value for name, value in os.environ.items() if not name.startswith("GPUCLOUD_")}
     return subprocess.run(
-        [sys.executable, "-c", SCRIPT, *arguments],
+        [sys.executable, *file, *arguments],
         cwd=folder,
         env={**named, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -63,6 +64,37 @@ def test_a_script_saves_and_leaves_at_its_next_step_on_a_schedulers_signal_and_g
     assert ("own handler" in left.stdout) == ("handler" in arguments)
     done = script(tmp_path, "none")
     assert (done.returncode, done.stdout.split()) == (0, ["from", "3", "handlers", "are", "back", "True"]), done.stderr
+
+
+def test_a_resume_is_exact_for_the_same_files_and_options_alone_and_a_run_that_is_over_says_so(tmp_path):
+    (tmp_path / "train.py").write_text(f"import net{SCRIPT}")
+    (tmp_path / "net.py").write_text("WIDTH = 2")
+
+    def told(*arguments):
+        done = script(tmp_path, *arguments, file=("train.py",))
+        return [line.removeprefix("gpucloud: ") for line in done.stderr.splitlines() if line.startswith("gpucloud: ")]
+
+    assert told("SIGTERM")[-1] == "asked to stop (SIGTERM): saved step 3, leaving"
+    place = tmp_path / ".gpucloud-checkpoints"
+    kept = tmp_path / "kept"
+    shutil.copytree(place, kept)
+    options = told("none")
+    assert options[0].startswith("this resume is best_effort, not exact: options "), options
+    over = told("none")
+    assert over == [
+        *("this resume is best_effort, not exact: " + options[0].partition("exact: ")[2],),
+        "resumed from step 6, best_effort (attempt 1)",
+        f"WARNING: the run in {place} is over: it has done its 6 steps, and nothing was left to train",
+        f"for a new run delete {place}, or have GPUCLOUD_STORE name another place; for a longer one give it more steps"
+        " or epochs",
+    ]
+    shutil.rmtree(place)
+    kept.rename(place)
+    (tmp_path / "net.py").write_text("WIDTH = 3")
+    assert told("SIGTERM") == [
+        "this resume is best_effort, not exact: code of net.py",
+        "resumed from step 3, best_effort (attempt 1)",
+    ]
 
 
 def test_where_one_rank_alone_is_told_all_leave_after_the_same_quick_step(tmp_path):

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gpucloud import resume
-from gpucloud.domain.checkpoint.manifest import Level
+from gpucloud.domain.checkpoint.manifest import Level, Promise
 from gpucloud.domain.errors import UsageError
 from gpucloud.resume.attempt import SAVED_AND_LEFT
 from gpucloud.resume.settings import promised, surroundings, tuned
@@ -286,6 +286,22 @@ HERE = surroundings(8, "whole", {"LOCAL_WORLD_SIZE": "8", "GPUCLOUD_RECIPE": MAD
 def test_what_rounds_otherwise_is_not_called_exact(changes, level, why):
     found = promised(HERE, {**HERE, **changes})
     assert (found.level, why in found.reason) == (level, True)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "why"),
+    [
+        ({"a.py": "1", "b.py": "2"}, {"a.py": "1", "b.py": "2"}, ""),
+        ({"a.py": "1", "b.py": "2"}, {"a.py": "1", "b.py": "3"}, "code of b.py"),
+        ({"a.py": "1"}, {"a.py": "1", "b.py": "3"}, ""),  # imported later, then: nobody knows of it
+        ("77ab", {"a.py": "1"}, "code is another"),
+        (None, {"a.py": "1"}, "code is another"),
+        ({"a.py": "1"}, "77ab", "code is another"),
+    ],
+)
+def test_outside_a_launcher_the_files_that_both_attempts_have_are_compared(before, now, why):
+    level = Level.BEST_EFFORT if why else Level.EXACT
+    assert promised({"code": before}, {"code": now}) == Promise(level, why)
 
 
 def test_ranks_spread_over_other_machines_are_seen(monkeypatch):
