@@ -276,6 +276,16 @@ def test_of_a_script_that_tells_nothing_only_short_attempts_show_that_no_other_i
         assert action == Finish(reason=ExitReason.LOST, message=end)
 
 
+def test_what_ended_soon_is_short_however_quickly_machines_come():
+    rules = replace(RULES, limits=replace(RULES.limits, changeover=timedelta(seconds=30)))
+    attempts = tuple(untold(n, minutes=1.5) for n in range(1, 6))
+
+    action = decide(GOAL, snapshot(up("a"), up("b"), state=state(attempts=attempts)), rules)
+
+    assert isinstance(action, Finish)
+    assert action.message.startswith("5 attempts in a row ended within 2 min, and")
+
+
 def test_what_is_made_after_a_script_began_anew_is_not_fruitless():
     """Attempt 1 saved step 1000; the script began anew in attempt 2, and each later one goes on."""
     first = replace(opened("a"), reason=ExitReason.LOST, last_step=1000, saved_step=1000)

@@ -152,8 +152,9 @@ def _in_vain(goal: Goal, attempts: tuple[Attempt, ...], limits: Limits) -> str |
     if goal.uses_library or goal.saves_alone or any(map(_told, attempts)):
         count, how = fruitless(attempts), "saved nothing new" if goal.saves_alone else "made no new step"
     else:
-        count, within = cut_short(attempts, limits.changeover), format_span(limits.changeover)
-        how = f"ended within {within}, and the script tells no steps: what they made cannot be seen"
+        brief = max(limits.soon, limits.changeover)
+        count = cut_short(attempts, brief)
+        how = f"ended within {format_span(brief)}, and the script tells no steps: what they made cannot be seen"
     return f"{count} attempts in a row {how}" if count >= limits.fruitless_attempts else None
 
 
