@@ -138,3 +138,26 @@ def test_a_wait_into_another_day_names_it():
     assert pause_line(state(), late + timedelta(minutes=2), late, LIMITS).startswith(
         "pausing until 2026-03-02 00:01:00 UTC:"
     )
+
+
+@pytest.mark.parametrize(
+    ("steps", "words", "ends"),
+    [
+        ((600, 1200, 1800, 2400, 3000), "3000 new steps, 2.4 times what they cost undisturbed", False),
+        ((600, 1, 1, 1, 1), "600 new steps, 12.0 times what they cost undisturbed", False),
+        ((100, 90, 90, 90, 90), "100 new steps, 72.0 times what they cost undisturbed", True),
+    ],
+)
+def test_of_a_script_that_prints_its_steps_and_saves_by_itself_steps_count_that_it_made(steps, words, ends):
+    attempts = tuple(
+        transitions.replace(ended(number, took=1400.0), last_step=step, printed_step=step)
+        for number, step in enumerate(steps, 1)
+    )
+    storm = state(attempts=attempts, nodes=paid(1))
+
+    assert str(saved_steps(storm, NOW, LIMITS)) == f"the last 5 attempts took 2 h of machine time for {words}"
+    action = decide(GOAL, snapshot(up("a"), up("b"), state=storm), RULES)
+    assert (isinstance(action, Finish) and action.reason is ExitReason.INTERRUPTED) == ends
+
+    saved = transitions.replace(storm, attempts=(*attempts[:-1], transitions.replace(attempts[-1], saved_step=1)))
+    assert saved_steps(saved, NOW, LIMITS).saved == 1

@@ -12,7 +12,7 @@ import statistics
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from gpucloud.domain.job.quantities import format_moment, format_span, span_of
+from gpucloud.domain.job.quantities import counted, format_moment, format_span, span_of
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.market.policies import Mode
 from gpucloud.domain.node.node import Fault, GroupView, Refusal
@@ -258,17 +258,20 @@ PAUSING = "pausing until"
 class SavedSteps:
     """What the newest attempts paid in machine time for the steps that they newly saved.
 
-    `times` is that over what as many steps take undisturbed, at the job's own median; infinite for no step.
+    `times` is that over what as many steps take undisturbed, at the job's own median; infinite for no step. `made`:
+    nobody sees what the script saves, and `saved` are the steps that it newly made.
     """
 
     attempts: int
     paid: timedelta
     saved: int
     times: float
+    made: bool = False
 
     def __str__(self) -> str:
         cost = f", {self.times:.1f} times what they cost undisturbed" if self.saved else ""
-        steps = f"{self.saved} newly saved step{'s' if self.saved != 1 else ''}" if self.saved else "no saved step"
+        new, none = ("new step", "no new step") if self.made else ("newly saved step", "no saved step")
+        steps = counted(self.saved, new) if self.saved else none
         return f"the last {self.attempts} attempts took {format_span(self.paid)} of machine time for {steps}{cost}"
 
 
@@ -323,10 +326,21 @@ def saved_steps(state: JobState, now: datetime, limits: Limits) -> SavedSteps | 
     paid = _machine_time(state, since, now)
     if paid < limits.backoff_paid:
         return None
-    saved = max(0, _saved(window) - _saved(before))
+    made = _saves_unseen(state.attempts)
+    best = _made if made else _saved
+    saved = max(0, best(window) - best(before))
     undisturbed_s = saved * statistics.median(seconds)
     times = paid.total_seconds() / undisturbed_s if undisturbed_s > 0 else math.inf
-    return SavedSteps(attempts=len(window), paid=paid, saved=saved, times=times)
+    return SavedSteps(attempts=len(window), paid=paid, saved=saved, times=times, made=made)
+
+
+def _saves_unseen(attempts: tuple[Attempt, ...]) -> bool:
+    """Whether the script prints its steps alone and no checkpoint of it is known: it may save by itself elsewhere."""
+    return any(one.printed_step is not None for one in attempts) and all(one.saved_step is None for one in attempts)
+
+
+def _made(attempts: tuple[Attempt, ...]) -> int:
+    return max((attempt.last_step or 0 for attempt in attempts), default=0)
 
 
 def undone_work(state: JobState, attempt: Attempt, now: datetime) -> timedelta | None:
