@@ -285,7 +285,7 @@ def test_a_notice_does_not_say_that_a_script_saves_which_does_not():
     action, opening = NoteInterruptions(interruptions=(notice,)), state(attempts=(opened("a"),))
     assert tell_story(action, snapshot(up("a", part(1, step=3)), state=opening)) == "a has a notice: saving"
     told = tell_story(action, snapshot(up("a", part(1)), state=opening))
-    assert told == "a has a notice: its script has saved nothing so far"
+    assert told == "a has a notice: no checkpoint of its script is known"
 
 
 @pytest.mark.parametrize(

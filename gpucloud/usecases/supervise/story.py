@@ -365,8 +365,10 @@ def _on_notice(snapshot: Snapshot, directory: CheckpointDirectory | None) -> str
     by_itself = progress is None or progress.phase in (OUTPUT, UNTOLD)
     if attempt is None or not by_itself or (directory is not None and directory.on_notice is not OnNotice.NONE):
         return "saving"
-    saved = progress is not None and progress.committed_step is not None
-    return "what its script has saved is kept" if saved else "its script has saved nothing so far"
+    if progress is not None and progress.committed_step is not None:
+        return "what its script has saved is kept"
+    # What it saves elsewhere by itself is seen by nobody.
+    return "its script has saved nothing so far" if directory is not None else "no checkpoint of its script is known"
 
 
 def _closed(reason: ExitReason, snapshot: Snapshot) -> str:
