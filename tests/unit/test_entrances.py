@@ -220,7 +220,7 @@ def test_a_drill_for_which_no_spot_machine_can_come_is_refused_before_any_money_
 
     assert refused.code == UsageError.exit_code
     assert "error: --drill: AWS takes spot machines alone, and `market: on_demand` has none\n" in refused.stderr
-    assert f"hint: gpucloud train {outside.file} --drill; `--cloud local` rehearses it here\n" in refused.stderr
+    assert f"hint: gpucloud train {outside.file} --cloud local --drill rehearses it here\n" in refused.stderr
     assert (outside.store.list(""), alive(outside)) == ((), 0)
 
 

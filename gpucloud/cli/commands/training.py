@@ -271,8 +271,9 @@ def _require_able(cloud: Gpucloud, read: Target, asked: Asked, lasting: timedelt
     leaves = (lasting is not None or asked.detach) and unable is None
     if asked.drill and (why := undrillable(job, drives_itself=leaves)) is not None:
         stays = undrillable(job, drives_itself=False) is None
-        hint = "Ctrl-C leaves the job to its machines after the drill" if stays else "`--cloud local` rehearses it here"
-        raise UsageError(f"--drill: {why}", hint=f"gpucloud train {read.file} --drill; {hint}")
+        leaving = " --drill; Ctrl-C leaves the job to its machines after the drill"
+        hint = leaving if stays else " --cloud local --drill rehearses it here"
+        raise UsageError(f"--drill: {why}", hint=f"gpucloud train {read.file}{hint}")
 
 
 def begin(cloud: Gpucloud, read: Target, start_request: StartRequest, *, again: bool = False) -> Begun:
