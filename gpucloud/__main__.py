@@ -19,8 +19,9 @@ def main() -> None:
 
         sys.exit(app(prog_name="gpucloud", standalone_mode=False))  # its errors are told below, as all are
     except BrokenPipeError:
-        # The reader went away: `gpucloud logs | head`. Python would complain once more while it closes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        from gpucloud.cli.render.words import let_go_of_stdout  # noqa: PLC0415
+
+        let_go_of_stdout()  # the reader went away: `gpucloud logs | head`
         sys.exit(141)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  (the one place that catches everything)
         from gpucloud.cli.faults import exit_code_of  # noqa: PLC0415

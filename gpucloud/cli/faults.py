@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 
-from gpucloud.cli.render.words import error_json, say_json, tell_error
+from gpucloud.cli.render.words import say_error, tell_error
 from gpucloud.domain.errors import GpucloudError, Interrupted, StoreError, UsageError
 from gpucloud.wiring import Gpucloud
 
@@ -33,7 +33,7 @@ def exit_code_of(error: BaseException) -> int:
     elif not isinstance(known, Interrupted):
         tell_error(known)
     if _asked_for_json(sys.argv[1:]):
-        say_json(error_json(known))
+        say_error(known)
     return known.exit_code
 
 
@@ -45,6 +45,8 @@ def _asked_for_json(words: Sequence[str]) -> bool:
 
 def known_error(error: BaseException) -> GpucloudError:
     """Return the error as one that the user meets; one that nobody foresaw is a fault of ours, and says so."""
+    if isinstance(error, typer.Abort):  # of a question that got no answer, or as typer calls an EOFError
+        error = error.__cause__ or KeyboardInterrupt()
     if isinstance(error, KeyboardInterrupt):
         return Interrupted()
     if isinstance(error, MISREAD):

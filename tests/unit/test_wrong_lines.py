@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.core import TyperGroup
 
 from gpucloud.__main__ import main
@@ -84,3 +88,29 @@ def test_ctrl_c_before_the_line_is_read_is_an_object_too(
     monkeypatch.setattr(TyperGroup, "parse_args", press)
     code, answer, story = _run("plan --json", monkeypatch, capsys)
     assert (code, json.loads(answer)["error"]["code"], story) == (130, "interrupted", "")
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_an_error_that_nobody_reads_keeps_its_exit_code(full: bool) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with Path("/dev/full").open("w") if full else os.fdopen(writer, "w") as gone:
+        words = [sys.executable, "-m", "gpucloud", "frob", "--json"]
+        done = subprocess.run(words, stdout=gone, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr, "Exception" in done.stderr) == (2, False, False)
+
+
+@pytest.mark.parametrize(
+    ("cause", "code", "story"),
+    [(None, 130, ""), (EOFError("no data"), 1, "a fault of gpucloud itself: EOFError: no data")],
+)
+def test_a_question_without_an_answer_ends_as_ctrl_c_and_data_that_end_are_a_fault(
+    cause: EOFError | None, code: int, story: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def end(*_: object) -> None:
+        raise cause or typer.Abort
+
+    monkeypatch.setattr(training, "read_target", end)
+    left, answer, told = _run("plan --json", monkeypatch, capsys)
+    assert (left, json.loads(answer)["error"]["exit_code"]) == (code, code)
+    assert story in told

@@ -108,8 +108,21 @@ def error_fields(error: GpucloudError) -> dict[str, Any]:
 def left(exit_code: int, why: str, *, as_json: bool) -> int:
     """Return the exit code of a command that its user left, with an object in place of the answer for programs."""
     if as_json:
-        say_json(error_json(Interrupted(why, exit_code=exit_code)))
+        say_error(Interrupted(why, exit_code=exit_code))
     return exit_code
+
+
+def say_error(error: GpucloudError) -> None:
+    """Answer with an error as one JSON object, if anybody reads that still: Ctrl-C ends the next in a pipe, too."""
+    try:
+        say_json(error_json(error))
+    except OSError:
+        let_go_of_stdout()
+
+
+def let_go_of_stdout() -> None:
+    """Have what is yet to be written go nowhere: Python would complain once more while it closes stdout."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def width_of(stream: TextIO) -> int | None:
