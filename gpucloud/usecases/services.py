@@ -94,7 +94,8 @@ class SelfBoot:
 class Services:
     """Everything outside, for one job. `secrets` are the values of the job's secret names.
 
-    `knows_our_address`: its firewall lets in the supervisor that made the group, and another one must be let in.
+    `moved_to` tells this supervisor's address where that is another by now than the firewall lets in; it is None
+    itself where there is no such firewall.
     `power_off` is the command by which a node ends itself after its paid time, empty for none. `key` is the cluster's
     private SSH key, from which the secrets of attempts are made. `self_boot` is None where machines have no first boot
     of ours. `order` is what the machines of a job that drives itself go by, as far as it is known before the group is,
@@ -116,7 +117,7 @@ class Services:
     rules: Rules
     period_s: float
     flush_s: float = 1.0
-    knows_our_address: bool = False
+    moved_to: Callable[[], str | None] | None = None
     terms: Terms = field(default_factory=Terms)
     power_off: tuple[str, ...] = ()
     key: bytes = field(default=b"", repr=False)

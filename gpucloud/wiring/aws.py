@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gpucloud.adapters.aws.prices.market import AwsMarket, ListedMarket
     from gpucloud.adapters.aws.provision import AwsProvisioner
     from gpucloud.adapters.aws.session import Aws
+    from gpucloud.adapters.aws.standing import OurAddress
     from gpucloud.domain.market.catalog import Caller
     from gpucloud.domain.offer import Offer
     from gpucloud.domain.supervision.self_driving import DriveOrder
@@ -95,7 +96,7 @@ class AwsCloud:
             flush_s=5.0,
             power_off=POWER_OFF,
             connect_s=600.0,
-            knows_our_address=True,
+            moved_to=self._our_address.moved_to,
             boots_as=self._choices.user,
             drives_as=self._choices.user,
         )
@@ -253,19 +254,25 @@ class AwsCloud:
         from gpucloud.adapters.aws.bucket import ensure_bucket
         from gpucloud.adapters.aws.machine import user_data
         from gpucloud.adapters.aws.provision import AwsProvisioner, Sources
-        from gpucloud.adapters.aws.standing import require_session_tools, ssh_cidr
+        from gpucloud.adapters.aws.standing import require_session_tools
 
         sources = Sources(
             bucket=partial(ensure_bucket, self.aws),
             user_data=user_data,
             image=partial(machine.resolve, self.aws, self._choices),
             root_device=cache(partial(machine.root_device, self.aws)),
-            ssh_cidr=ssh_cidr,
+            ssh_cidr=self._our_address.ask,
             session_tools=require_session_tools,
         )
         return AwsProvisioner(
             self.aws, home=self._home.root, choices=self._choices, store_url=store_url, sources=sources
         )
+
+    @cached_property
+    def _our_address(self) -> OurAddress:
+        from gpucloud.adapters.aws.standing import OurAddress
+
+        return OurAddress()
 
     def _types_without_address(self) -> tuple[str, ...]:
         """Return the types that the job may get and that AWS gives no public address."""

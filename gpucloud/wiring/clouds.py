@@ -19,6 +19,8 @@ from gpucloud.system.processes import user_name
 from gpucloud.system.retries import SystemClock
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gpucloud.adapters.hosts.cloud import Configured, SshProvisioner
     from gpucloud.adapters.hosts.group import SshNodeGroup
     from gpucloud.adapters.hosts.records import Place
@@ -47,7 +49,7 @@ class CloudProfile:
     power_off: tuple[str, ...] = ()
     node_python: str = "python3"
     connect_s: float = 15.0
-    knows_our_address: bool = False
+    moved_to: Callable[[], str | None] | None = None
     own_login: SshChoices | None = None
     boots_as: str | None = None
     drives_as: str | None = None

@@ -96,7 +96,7 @@ def compose_services(
         terms=cloud_profile.terms,
         period_s=cloud_profile.period_s,
         flush_s=cloud_profile.flush_s,
-        knows_our_address=cloud_profile.knows_our_address,
+        moved_to=cloud_profile.moved_to,
         power_off=cloud_profile.power_off,
         key=environment.key.read_bytes() if has_key else b"",
         secrets=secrets,

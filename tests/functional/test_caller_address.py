@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpucloud.adapters.aws.standing import ssh_cidr
+from gpucloud.adapters.aws.standing import OurAddress, ssh_cidr
 from gpucloud.domain.errors import ProvisionError, UsageError
 
 
@@ -62,3 +62,17 @@ def test_without_an_answer_the_hint_is_the_variable() -> None:
     with pytest.raises(ProvisionError) as caught:
         ssh_cidr({}, url="http://127.0.0.1:1")
     assert (caught.value.hint or "").startswith("set GPUCLOUD_SSH_CIDR")
+
+
+def test_an_address_that_is_another_by_now_is_told_once_it_can_be_asked(says: tuple[list[bytes], str]) -> None:
+    words, url = says
+    ours = OurAddress(lambda: ssh_cidr({}, url=url))
+    words[0] = b"198.51.100.9"
+    assert ours.moved_to() is None  # nothing was let in, as where machines are reached otherwise
+    words[0] = b"203.0.113.7"
+    assert (ours.ask(), ours.moved_to()) == ("203.0.113.7/32", None)
+    words[0] = b"<html>log in to the hotel's network</html>"
+    assert ours.moved_to() is None
+    words[0] = b"198.51.100.9"
+    assert ours.moved_to() == "198.51.100.9/32"
+    assert (ours.ask(), ours.moved_to()) == ("198.51.100.9/32", None)

@@ -50,6 +50,7 @@ from gpucloud.usecases.money.spend import SpendTracker
 from gpucloud.usecases.supervise.act import Actor
 from gpucloud.usecases.supervise.closing import Closing, OutputsHome
 from gpucloud.usecases.supervise.prepare import Bootstrapper
+from gpucloud.usecases.supervise.provision import MachineProvisioner
 from gpucloud.usecases.supervise.story import missing_line
 from gpucloud.usecases.supervise.usage import UsageMeter
 from tests.fakes.clock import JumpingClock
@@ -582,6 +583,55 @@ def test_a_setup_that_failed_on_a_machine_given_up_since_is_not_told_when_the_sc
 
     assert logs == kept
     assert ("setup failed twice on a" in told) == is_own_fault
+
+
+def test_where_no_machine_answers_a_supervisor_with_another_address_is_let_in_again():
+    told, asked, refuses, ensured = [], [], [True, False], []
+    address = ["203.0.113.9/32"]
+
+    def moved_to():
+        asked.append("asked")
+        return address.pop() if address else None  # what it is asked for to be let in counts as let in
+
+    def ensure(spec, *, story):
+        ensured.append(spec.image)
+        if refuses.pop(0):
+            raise ProvisionError("no answer")
+
+    silent = RULES.limits.silent.total_seconds()
+    group = state(attempts=(opened("a"),), group="g", images=((POOL.region, "ami-1"),))
+    services = SimpleNamespace(
+        job=job(),
+        name="small",
+        rules=RULES,
+        cluster="gpucloud-small",
+        public_key="ssh-ed25519 AAAA",
+        store=SimpleNamespace(url="s3://b"),
+        order=None,
+        moved_to=moved_to,
+        provisioner=SimpleNamespace(ensure=ensure),
+    )
+    lease, watcher = SimpleNamespace(state=group, confirm=lambda: None), SimpleNamespace(story=told.append)
+    parts = {"services": services, "lease": lease, "watcher": watcher, "bootstrapper": None}
+    provisioner = MachineProvisioner(**parts, tracker=None)
+    actor = Actor(**parts, machine_provisioner=provisioner, inspector=None, closing=None)
+
+    def look(seconds, node):
+        now = NOW + timedelta(seconds=seconds)
+        actor.act(Wait(why="no machine answers"), replace(snapshot(node, state=group), now=now), GOAL)
+        moved = [line for line in told if "203.0.113.9" in line]
+        told.clear()
+        return moved, len(asked)
+
+    moved = "this machine's address is 203.0.113.9/32 by now: its SSH is let in from there"
+    refused = "203.0.113.9/32 could not be let in, and is tried again: no answer"
+    assert look(0, up("a", part(1))) == ([], 0)
+    assert look(20, up("a", part(1), silent=silent)) == ([moved, refused], 1)
+    assert look(79, up("a", part(1), silent=silent)) == ([], 1)
+    assert look(80, up("a", part(1), silent=silent)) == ([], 2)
+    assert ensured == ["ami-1", "ami-1"]
+    assert look(140, up("a", part(1), silent=silent)) == ([], 3)
+    assert len(ensured) == 2
 
 
 class Stalling:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import shutil
@@ -141,6 +142,28 @@ def ssh_cidr(env: Mapping[str, str] | None = None, *, url: str = _ASKED) -> str:
         return f"{ipaddress.IPv4Address(said)}/32"
     except (OSError, ValueError) as error:
         raise ProvisionError(f"cannot learn this machine's public address from {url}: {error}", hint=_HINT) from error
+
+
+class OurAddress:
+    """From where SSH comes, as it is let in, and whether that is another by now, as in another Wi-Fi."""
+
+    def __init__(self, ask: Callable[[], str] = ssh_cidr) -> None:
+        self._ask = ask
+        self._let_in: str | None = None
+
+    def ask(self) -> str:
+        """Return what is to be let in. Raises as `ssh_cidr` does."""
+        self._let_in = self._ask()
+        return self._let_in
+
+    def moved_to(self) -> str | None:
+        """Return what is to be let in now, if that is another than before; None also where nobody can be asked."""
+        if self._let_in is None:
+            return None  # SSH comes from no address of ours
+        with contextlib.suppress(ProvisionError):
+            now = self._ask()
+            return now if now != self._let_in else None
+        return None
 
 
 def require_session_tools(find: Callable[[str], str | None] = shutil.which) -> None:

@@ -294,6 +294,8 @@ class Actor:
         """Do it. Errors of the cloud and of nodes come through as GpucloudError."""
         news = self._announcements.news(action, snapshot, self.services.rules.limits, self.services.job.checkpoint)
         limits, directory = self.services.rules.limits, self.services.job.checkpoint.directory
+        if all_silent(snapshot, limits):  # it may be us: in another network a laptop has an address that is not let in
+            self.machine_provisioner.come_back(snapshot.now)
         told = tell_story(action, snapshot, directory, self._told_until, limits)
         lines = self._shortage.told(action, snapshot, goal.nodes, told)
         arms = isinstance(action, Arm)  # nobody is paid until a time that the cloud has not heard of
@@ -328,7 +330,7 @@ class Actor:
             self.bootstrapper.records.withdraw_order()
         if state.group is not None and state.status.ended:
             return
-        if state.group is not None and (drives or taken_back or self.services.knows_our_address):
+        if state.group is not None and (drives or taken_back or self.services.moved_to):
             self.machine_provisioner.provision()
         if drives != state.drives_itself:
             self.lease.write(replace(self.lease.state, drives_itself=drives))

@@ -45,6 +45,7 @@ from gpucloud.usecases.supervise.prepare import Bootstrapper
 
 _LISTED_WITHIN = timedelta(seconds=60)
 _LIST_AGAIN_S = 2.0
+_ASK_AGAIN = timedelta(minutes=1)
 
 
 @dataclass(slots=True)
@@ -56,6 +57,10 @@ class MachineProvisioner:
     bootstrapper: Bootstrapper
     tracker: SpendTracker
     watcher: Watcher
+    _asked_at: datetime | None = None
+    """When it was asked last whether this supervisor has another address by now."""
+    _owed: str | None = None
+    """The address that is still to be let in."""
 
     def act(self, action: OnTheCloud) -> None:
         """Do it, if the lease is still ours. Raises LeaseHeld, and the cloud's errors."""
@@ -102,6 +107,27 @@ class MachineProvisioner:
             state.pool, self.lease.state.gpu
         )  # the first machine may read it as soon as it is there
         provisioner.ensure(self._cluster(image), story=self.watcher.story)
+
+    def come_back(self, now: datetime) -> None:
+        """Have the firewall let in this supervisor where it is now, if it has moved; asked once a minute."""
+        lately = self._asked_at is not None and now - self._asked_at < _ASK_AGAIN
+        if lately or self.services.moved_to is None or self.lease.state.group is None:
+            return
+        self._asked_at = now
+        address = self.services.moved_to() or self._owed
+        if address is None:
+            return
+        if address != self._owed:
+            self.watcher.story(f"this machine's address is {address} by now: its SSH is let in from there")
+        self._owed = address
+        self.lease.confirm()
+        image = dict(self.lease.state.images).get(self.lease.state.pool.region)
+        try:
+            self.services.provisioner.ensure(self._cluster(image), story=self.watcher.story)
+        except (ProvisionError, CredentialsError) as error:
+            self.watcher.story(f"{address} could not be let in, and is tried again: {error}")
+        else:
+            self._owed = None
 
     def _arm(self, group: str, until: datetime) -> None:
         """A state that promises more than the cloud enforces would be a lie: the cloud first; last, when it lowers.
