@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from gpucloud.adapters.transfer import outputs
+from gpucloud.adapters.transfer.copying import Listing, Remote, RemoteFolder
 from gpucloud.adapters.transfer.outputs import OutputsFolder
 from gpucloud.cli.render.reports import report_json, report_text
 from gpucloud.domain.errors import LandingRefused
@@ -17,7 +21,7 @@ from gpucloud.domain.job.spec import Job
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.node import NO_GROUP, Node
 from gpucloud.domain.state.state import Attempt, ExitReason, MissingOutput
-from gpucloud.ports import Brought, Completed
+from gpucloud.ports import Brought, Completed, Host
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.report import report
 from gpucloud.usecases.services import Services
@@ -145,3 +149,33 @@ def test_a_folder_that_came_home_empty_is_said_to_be_empty(tmp_path: Path) -> No
 )
 def test_files_that_were_not_written_over_are_told_in_one_line(kept: tuple[str, ...], line: str) -> None:
     assert brought_lines(Brought(paths=("/o",), set_aside=kept)) == ("brought home: /o", line)
+
+
+def looks_at(count: int, monkeypatch: pytest.MonkeyPatch, folder: Path) -> int:
+    """Return how many calls it takes to bring so many results home: half in a folder, half found by a pattern."""
+    inner = (Remote(path=f"r/{n}", top="r", inner=str(n), size=0, mode=0, mtime_ns=0) for n in range(count))
+    plain = (Remote(path=f"s/{n}", top=f"s/{n}", inner="", size=0, mode=0, mtime_ns=0) for n in range(count))
+    tops = (RemoteFolder(top=top, inner="", mode=0) for top in ("r", *(f"t/{n}" for n in range(count))))
+    listed = Listing(base="", files=(*inner, *plain), links=(), folders=tuple(tops), missing=(), outside=())
+    gone = tuple(f"s/{n}" for n in range(count // 2))
+    copier = SimpleNamespace(listing=lambda _: listed, fetch=lambda *_: (0, (), gone))
+    monkeypatch.setattr(outputs, "Copier", lambda *_, **__: copier)
+    calls = 0
+
+    def count_one(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    host = cast("Host", SimpleNamespace(node=node_at(0, None)))
+    sys.setprofile(count_one)
+    try:
+        brought = OutputsFolder(("r", "s/*", "t/*", "s/1"), folder).bring_home(host, "code", 1)
+    finally:
+        sys.setprofile(None)
+    assert len(brought.paths) == 1 + count + count - count // 2
+    assert brought.missing == (MissingOutput(path="s/1", why="is not there"),)
+    return calls
+
+
+def test_twice_as_many_results_are_looked_at_twice_as_often(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert looks_at(200, monkeypatch, tmp_path) < 2.2 * looks_at(100, monkeypatch, tmp_path)

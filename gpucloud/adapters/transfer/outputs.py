@@ -9,7 +9,7 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
@@ -21,7 +21,7 @@ from gpucloud.domain.errors import LandingRefused, StoreError
 from gpucloud.domain.job.code import RESULTS_MARK
 from gpucloud.domain.node.member import attempt_folder
 from gpucloud.domain.state.state import MissingOutput
-from gpucloud.domain.untrusted import Arriving, Tree, shown
+from gpucloud.domain.untrusted import Arriving, Tree, parent_of, shown
 from gpucloud.ports import Brought, Host, Outputs
 from gpucloud.store import ObjectStore
 from gpucloud.store.landing import Landing
@@ -97,14 +97,16 @@ class OutputsFolder:
             return "/".join((*below.split("/"), *(part for part in top.split("/") if part != "."))).strip("/")
 
         _, set_aside, gone = copier.fetch(found, self._target, place_of, _before(attempt))
-        came = tuple(file for file in found.files if file.path not in gone)
-        lost = tuple((one.top, None) for one in found.files if one not in came and not one.inner and one.top in paths)
+        deleted = frozenset(gone)  # a script chooses how many files there are
+        came = tuple(file for file in found.files if file.path not in deleted)
+        tops_lost = {file.top for file in found.files if file.path in deleted and not file.inner}
+        lost = tuple((path, None) for path in dict.fromkeys(paths) if path in tops_lost)
         found = replace(found, files=came, missing=(*found.missing, *lost))
         if self._marks:
             mark_results(self._target)
         tops = dict.fromkeys(place_of(top) for top in found.asked_folders)
         files = dict.fromkeys(place_of(file.top) for file in found.files if not file.inner)
-        others = [name for name in files if not any(_is_below(name, top) for top in tops)]
+        others = [name for name in files if not _is_below_any(name, tops)]
         paths = tuple(str(self._target / name) for name in (*tops, *others))
         return Brought(paths=paths, size=max(new), set_aside=tuple(map(str, set_aside))), found
 
@@ -142,8 +144,11 @@ def _told(name: str) -> str:
     return name if name.isprintable() and len(name) <= _NAME_CHARS else shown(name)
 
 
-def _is_below(path: str, top: str) -> bool:
-    return path == top or not top or path.startswith(f"{top}/")
+def _is_below_any(path: str, tops: Container[str]) -> bool:
+    """Whether the path is one of the tops, or lies in one; the empty top is that of everything."""
+    while path and path not in tops:
+        path = parent_of(path)
+    return path in tops
 
 
 # Outputs by way of the store: a machine that drives its job puts them there, a command outside brings them home.
