@@ -35,6 +35,7 @@ from gpucloud.domain.variables import (
     GPUCLOUD_WORLDS,
 )
 from gpucloud.resume.save.cadence import Cadence, read_cadence
+from gpucloud.resume.state.generators import SEEDING
 
 _ALONE = "./.gpucloud-checkpoints"
 
@@ -136,6 +137,7 @@ def surroundings(world: int, arrangement: str, env: Mapping[str, str] = os.envir
         "per_node": env.get("LOCAL_WORLD_SIZE", str(world)),
         "arrangement": arrangement,
         "torch": str(torch.__version__),
+        "seeding": SEEDING,
     }
     if torch.cuda.is_available():
         precision = torch.get_float32_matmul_precision()

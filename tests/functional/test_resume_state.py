@@ -280,6 +280,7 @@ HERE = surroundings(8, "whole", {"LOCAL_WORLD_SIZE": "8", "GPUCLOUD_RECIPE": MAD
         ({"run": "train.py --epochs 1"}, Level.BEST_EFFORT, "run train.py → train.py --epochs 1"),
         ({"code": "b"}, Level.BEST_EFFORT, "code a → b"),
         ({"settings": "d"}, Level.BEST_EFFORT, "settings c → d"),
+        ({"seeding": HERE["seeding"] + 1}, Level.BEST_EFFORT, f"seeding {HERE['seeding']} → {HERE['seeding'] + 1}"),
         ({"cudnn": 91002, "threads": 96}, Level.BEST_EFFORT, "cudnn None → 91002"),
     ],
 )
