@@ -128,10 +128,11 @@ class NodeGroup(Protocol):
         """
         ...
 
-    def interrupt(self, group: str, node_id: str, *, notice: bool) -> None:
+    def interrupt(self, group: str, node_id: str, *, notice: bool) -> str | None:
         """Take a node as the cloud would, as a drill: at once, or some seconds after a notice.
 
-        Where the cloud gives no notice it lives on that long untold. ProvisionError where the cloud does not take it.
+        Where the cloud gives no notice it lives on that long untold. ProvisionError where the cloud does not take it:
+        nothing was begun then. Returns None, or what is not known of a drill that the cloud may have begun.
         """
         ...
 

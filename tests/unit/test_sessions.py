@@ -298,6 +298,17 @@ def test_a_drill_is_asked_for_again_when_the_cloud_did_not_answer(
     assert [(one.usd, one.attempt) for one in drills] == [(Decimal("0.2"), 1)]
 
 
+def test_a_drill_that_the_cloud_may_have_begun_counts_and_is_paid(
+    outside: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = Rates(region="us-east-2", drill_usd=Decimal("0.2"))
+    monkeypatch.setattr(_Cloud, "cloud_profile", replace(_Cloud.cloud_profile, terms=Terms(rates=(rates,))))
+    monkeypatch.setattr(outside.cloud, "interrupt", lambda *_, **__: "the cloud does not say yet that it does")
+    ended = give(outside, "train", "small.yaml", "--drill")
+    assert (ended.code, ended.stderr.count("drill: the cloud does not say yet that it does\n")) == (0, 1)
+    assert [one.usd for one in jobs(outside).charges() if one.kind is ChargeKind.DRILL] == [Decimal("0.2")]
+
+
 @pytest.mark.parametrize(("use", "reason"), [(5, ExitReason.IDLE), (90, None)])
 def test_a_job_that_leaves_its_gpus_idle_ends_though_nobody_supervises_it_for_long(tmp_path, use, reason) -> None:
     outside = Outside(tmp_path, Training(steps=10_000, gpu_use=use))

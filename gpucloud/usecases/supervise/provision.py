@@ -164,7 +164,7 @@ class MachineProvisioner:
         if charges:
             jobs.bill_outside_budget(what, charges)
         try:
-            self.services.group.interrupt(group, node_id, notice=True)
+            unknown = self.services.group.interrupt(group, node_id, notice=True)
         except (ProvisionError, CredentialsError) as error:
             hint = f" ({error.hint})" if error.hint else ""
             why = None if error.may_pass else f"{error}{hint}"
@@ -174,6 +174,9 @@ class MachineProvisioner:
             if why is None:
                 raise
             self.watcher.story(f"{UNDRILLED}: {why}")
+        else:
+            if unknown is not None:  # it counts, and is paid: a second one would take another machine
+                self.watcher.story(f"drill: {unknown}")
 
     def _cap(self, usd_per_hour: Decimal) -> Decimal | None:
         """Return what the machine alone may cost: the cloud caps that, and not what is paid beside it."""
@@ -326,9 +329,9 @@ class OwnGroup:
         """Refused: whoever ends all machines and waits for it is none of them."""
         raise ProvisionError(f"{group}: a machine cannot see its own group end", hint=_OUTSIDE)
 
-    def interrupt(self, group: str, node_id: str, *, notice: bool) -> None:
+    def interrupt(self, group: str, node_id: str, *, notice: bool) -> str | None:
         """Ask the cloud to take a node, as a drill."""
-        self._groups.interrupt(self._checked(group), node_id, notice=notice)
+        return self._groups.interrupt(self._checked(group), node_id, notice=notice)
 
     def _checked(self, group: str) -> str:
         if group != self._own:

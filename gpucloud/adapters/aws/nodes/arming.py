@@ -7,6 +7,7 @@ ending machines is lifted: scale-in protection, suspended processes, other polic
 
 from __future__ import annotations
 
+import contextlib
 import re
 import uuid
 from collections.abc import Callable, Iterable
@@ -245,10 +246,17 @@ def _still_alive(place: Place, left: Left) -> ProvisionError:
 
 _POLL_S = 0.5
 _POLLS = 40
+_FAILED = (botocore.exceptions.ClientError, botocore.exceptions.BotoCoreError)
 
 
-def send_notice(aws: Aws, place: Place, group: Described, node_id: str, sleep: Callable[[float], None]) -> None:
-    """Have the machine interrupted with two minutes' notice; return once AWS does it. ProvisionError when it fails."""
+_UNANSWERED = (botocore.exceptions.ReadTimeoutError, botocore.exceptions.ConnectionClosedError)
+
+
+def send_notice(aws: Aws, place: Place, group: Described, node_id: str, sleep: Callable[[float], None]) -> str | None:
+    """Have the machine interrupted with two minutes' notice; ProvisionError and CredentialsError where AWS refuses.
+
+    None once AWS does it. A drill that may be begun is no refusal, whatever fails after: it is told what is not known.
+    """
     partition, account = _owner(group)
     with aws.calling("fis", f"interrupt {node_id} for a drill", place.region) as client:
         template = client.create_experiment_template(**_template(partition, account, place, node_id))
@@ -257,9 +265,12 @@ def send_notice(aws: Aws, place: Place, group: Described, node_id: str, sleep: C
             started = client.start_experiment(
                 clientToken=uuid.uuid4().hex, experimentTemplateId=template_id, tags=_tags(place)
             )
-            _await_start(client, started["experiment"]["id"], node_id, sleep)
+            return _await_start(client, started["experiment"]["id"], node_id, sleep)
+        except _UNANSWERED:
+            return f"AWS did not answer whether it takes {node_id}"
         finally:
-            client.delete_experiment_template(id=template_id)
+            with contextlib.suppress(*_FAILED):  # a template that stays costs nothing
+                client.delete_experiment_template(id=template_id)
 
 
 def _template(partition: str, account: str, place: Place, node_id: str) -> dict[str, Any]:
@@ -286,18 +297,23 @@ def _template(partition: str, account: str, place: Place, node_id: str) -> dict[
     }
 
 
-def _await_start(client: Any, experiment: str, node_id: str, sleep: Callable[[float], None]) -> None:
+def _await_start(client: Any, experiment: str, node_id: str, sleep: Callable[[float], None]) -> str | None:
+    unknown = f"AWS has begun to take {node_id}, and does not say yet that it does"
     for _ in range(_POLLS):
-        state = client.get_experiment(id=experiment)["experiment"]["state"]
-        if state["status"] in ("running", "completed"):
-            return
-        if state["status"] not in ("pending", "initiating"):
-            raise ProvisionError(
-                f"the drill for {node_id} {state['status']}: {state.get('reason', 'AWS says no reason')}",
-                hint="gpucloud up, which makes the drill's role; only spot machines can be interrupted",
-            )
+        try:
+            state = client.get_experiment(id=experiment)["experiment"]["state"]
+        except _FAILED as error:
+            unknown = f"AWS has begun to take {node_id}, and cannot be asked whether it does ({code_of(error)})"
+        else:
+            if state["status"] in ("running", "completed"):
+                return None
+            if state["status"] in ("failed", "cancelled"):  # before its only action, or in that
+                raise ProvisionError(
+                    f"the drill for {node_id} {state['status']}: {state.get('reason', 'AWS says no reason')}",
+                    hint="gpucloud up, which makes the drill's role; only spot machines can be interrupted",
+                )
         sleep(_POLL_S)
-    raise ProvisionError(f"the drill for {node_id} did not start", hint="the same command again")
+    return unknown
 
 
 def _tags(place: Place) -> dict[str, str]:

@@ -141,20 +141,21 @@ class AwsNodeGroup:
             )
             end_all(lambda: self._left(watch), purge)
 
-    def interrupt(self, group: str, node_id: str, *, notice: bool) -> None:
+    def interrupt(self, group: str, node_id: str, *, notice: bool) -> str | None:
         """Have AWS take a spot machine with two minutes' notice; without notice, end it."""
         with self._changing(group) as watch:
             node = _found(watch.place, watch.renewed(), node_id)
             if node.state is NodeState.TERMINATED:
-                return
+                return None
             if not notice:
                 arming.end(self._aws, watch.place, (node_id,))
-                return
+                return None
             if node.pool.market is not Market.SPOT:
                 raise ProvisionError(f"{node_id} is not a spot machine: AWS does not take it", hint="market: spot")
             listing = watch.renewed()[0]
             if listing.group is not None:
-                arming.send_notice(self._aws, watch.place, listing.group, node_id, self._sleep)
+                return arming.send_notice(self._aws, watch.place, listing.group, node_id, self._sleep)
+            return None
 
     @contextlib.contextmanager
     def _changing(self, group: str) -> Iterator[Watch]:
