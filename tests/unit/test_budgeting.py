@@ -630,7 +630,9 @@ def test_a_raise_that_is_too_small_to_go_on_with_says_so_and_what_the_least_is()
         asker=waits, orders=orders, file=Path("digits.yaml"), rules=Rules(), settle=lambda: None, tell=told.append
     )
     changer.make(Decimal("0.05"))
-    assert told[-1] == "that is too little to go on with: the least is 0.17 USD"
+    assert told[-1] == (
+        "that is too little to go on with: on local.p2.xlarge spot in us-east-2a, as last, the least is 0.17 USD"
+    )
     changer.make(Decimal("0.17"))
     assert told[-1].startswith("budget: 0.05 USD → 0.17 USD, by ")
 
@@ -721,7 +723,9 @@ def test_a_job_that_has_ended_hears_that_its_raised_budget_starts_too_few_of_its
     told = []
     over = {"status": JobStatus.FAILED, "exit_reason": ExitReason.BUDGET, "exit_code": 10, "ended_at": NOW}
     changer_of(Resources(nodes=8), tell=told.append, **over).make(Decimal("0.73"))
-    assert told[-1] == "that is too little to go on with: the least is 0.74 USD"
+    assert told[-1] == (
+        "that is too little to go on with: on local.p2.xlarge spot in us-east-2a, as last, the least is 0.74 USD"
+    )
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ def _expected_rows(job: Job, estimate: Estimate) -> Iterator[tuple[str, str]]:
         return
     yield "work", f"{format_span(work.span)}: {work.source}"
     if outlook is None:
-        yield "expected", "not known: no replay came to its end"
+        yield "expected", "not known: no replay came to its end, or the job is too long for one"
         return
     yield "expected", _cost_text(outlook, estimate.on_demand, job.budget_usd)
     until = f"; the deadline is after {format_span(job.deadline)}" if job.deadline is not None else ""

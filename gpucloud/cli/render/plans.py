@@ -99,7 +99,7 @@ def _safer_rows(plan: Plan) -> dict[str, str]:
     spot = (
         f"are expected to cost {format_usd(plan.spot_usd)}, whatever the budget"
         if plan.spot_usd is not None
-        else "come to no end"
+        else "come to no end in what is recorded of them"
     )
     on_demand = format_usd(plan.on_demand_usd)
     if plan.offer.pool.market is Market.ON_DEMAND:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from decimal import ROUND_UP, Decimal
 
@@ -22,7 +22,6 @@ from gpucloud.domain.offer import Offer
 
 _CENT = Decimal("0.01")
 _ANY_SUM = Decimal(10**9)
-_AS_FAR_AS_IT_GOES = "no `work:`, to train as far as it goes"
 _UNSAVED = "; that is of a script that saves, as this one does not"
 _HOPELESS = 10  # a budget within which fewer than one replay in so many comes to its end
 
@@ -77,7 +76,7 @@ def refuse_what_cannot_be_kept(
     offers: Sequence[Offer],
     changeover: timedelta,
     prepaid_rule: PrepaidRule,
-    foresee: Foresee | None = None,
+    foresee: tuple[Foresee, Callable[[Needs], bool]] | None = None,
     *,
     saves: bool = True,
 ) -> None:
@@ -87,8 +86,9 @@ def refuse_what_cannot_be_kept(
     finish on demand, it must be able to, and both hold together only with cap ≥ k·(C0 + d) + p·d and what is kept
     aside for the last save. (Wu et al., "Can't Be Late", NSDI 2024; work C0, deadline R0, changeover d, prices k on
     demand and p spot.) A budget that does not surely suffice may do, as machines interrupted early may be free:
-    `foresee` tells, where such machines are known. A script that does not save may need more (`saves`): policies take
-    it for one that does. A job of which nobody knows how much work it is finds out.
+    `foresee` tells, where such machines are known, and whether the job is too long for any replay. A script that does
+    not save may need more (`saves`): policies take it for one that does. A job of which nobody knows how much work it
+    is finds out.
     """
     if _must_end(job) and all(offer.pool.market is Market.SPOT for offer in offers):
         raise PlanRefused(
@@ -108,17 +108,19 @@ def refuse_what_cannot_be_kept(
     work = _work_words(job, needs)
     if _must_end(job) and needs.offer.pool.market is Market.SPOT and needs.fallback is not None:
         # Spot machines may do for less: it is the deadline that wants the sum.
+        spot = _does_on_spot(job, offers, changeover, prepaid_rule, foresee, saves=saves)
         raise PlanRefused(
             f"{work} may cost {format_usd(least)}, when the deadline has it end on {needs.fallback.pool};"
             f" the budget is {format_usd(job.budget_usd)}",
-            hint=f"budget: {least:f} USD, or `market: spot`, which may miss the deadline{of}",
+            hint=_one_of(f"budget: {least:f} USD", *(["`market: spot`, which may miss the deadline"] if spot else []))
+            + of,
         )
     if foresee is None:
         raise PlanRefused(
             f"{work} needs {format_usd(least)}, {_with_parts(needs)}; the budget is {format_usd(job.budget_usd)}",
-            hint=f"budget: {least:f} USD, or {_AS_FAR_AS_IT_GOES}",
+            hint=_one_of(f"budget: {least:f} USD", *_as_far_as_it_goes(job, start_usd)),
         )
-    _refuse_what_hardly_ends(job, needs, prepaid_rule, foresee)
+    _refuse_what_hardly_ends(job, needs, prepaid_rule, *foresee, _as_far_as_it_goes(job, start_usd))
 
 
 def on_demand_usd(job: Job, needs: Needs) -> Decimal:
@@ -208,7 +210,14 @@ def _refuse_the_deadline(job: Job, needs: Needs, deadline: timedelta, of: str) -
     )
 
 
-def _refuse_what_hardly_ends(job: Job, needs: Needs, prepaid_rule: PrepaidRule, foresee: Foresee) -> None:
+def _refuse_what_hardly_ends(
+    job: Job,
+    needs: Needs,
+    prepaid_rule: PrepaidRule,
+    foresee: Foresee,
+    is_too_long: Callable[[Needs], bool],
+    otherwise: tuple[str, ...],
+) -> None:
     """Raise PlanRefused where hardly a replay ends within the budget; names a sum that nine in ten end within."""
     any_sum = foresee(needs, _ANY_SUM)
     nodes, cap_usd = job.resources.nodes, needs.offer.cap_usd_per_hour
@@ -221,14 +230,16 @@ def _refuse_what_hardly_ends(job: Job, needs: Needs, prepaid_rule: PrepaidRule, 
         raise PlanRefused(
             f"{work} would be better done on demand, for {safe}: spot machines are expected"
             f" to cost no less; the budget is {format_usd(job.budget_usd)}",
-            hint=f"budget: {safe_usd:f} USD, or {_AS_FAR_AS_IT_GOES}",
+            hint=_one_of(f"budget: {safe_usd:f} USD", *otherwise),
         )
     within = foresee(needs, job.budget_usd - kept_usd) if any_sum is not None else None
     if any_sum is not None and _ended(within) * _HOPELESS >= any_sum.windows:
         return
-    least, ends, ways = None, "in no replay, whatever its budget", []
+    least, ends, ways = None, "ends in no replay, whatever its budget", []
+    if any_sum is None and is_too_long(needs):
+        ends = "begins anew whenever its machines go, and takes longer than what is recorded of spot machines can show"
     if any_sum is not None:
-        ends = f"within {format_usd(job.budget_usd)} in {_ended(within)} of {any_sum.windows} replays"
+        ends = f"ends within {format_usd(job.budget_usd)} in {_ended(within)} of {any_sum.windows} replays"
         ends += f", and in {_ended(any_sum)} whatever its budget" if any_sum.p90_usd is None else ""
     if any_sum is not None and any_sum.p90_usd is not None:
         least = max(any_sum.p90_usd + kept_usd, least_budget_usd(nodes, cap_usd, prepaid_rule))
@@ -238,7 +249,42 @@ def _refuse_what_hardly_ends(job: Job, needs: Needs, prepaid_rule: PrepaidRule, 
     if least is None or safe_usd < least:
         ends += f"; on demand, where nothing interrupts it, it needs {safe}"
         ways.append(f"`resources: {{market: on_demand}}` with {safe_usd:f} USD")
-    raise PlanRefused(f"{work} ends {ends}", hint=", ".join([*ways, f"or {_AS_FAR_AS_IT_GOES}"]))
+    raise PlanRefused(f"{work} {ends}", hint=_one_of(*ways, *otherwise))
+
+
+def _does_on_spot(
+    job: Job,
+    offers: Sequence[Offer],
+    changeover: timedelta,
+    prepaid_rule: PrepaidRule,
+    foresee: tuple[Foresee, Callable[[Needs], bool]] | None,
+    *,
+    saves: bool,
+) -> bool:
+    """Whether the job is accepted as it is on spot machines alone."""
+    spot = [offer for offer in offers if offer.pool.market is Market.SPOT]
+    least_usd = min(least_budget_usd(job.resources.nodes, one.cap_usd_per_hour, prepaid_rule) for one in spot)
+    if job.budget_usd < least_usd:
+        return False
+    alone = replace(job, resources=replace(job.resources, market=MarketPolicy.SPOT))
+    try:
+        refuse_what_cannot_be_kept(alone, spot, changeover, prepaid_rule, foresee, saves=saves)
+    except PlanRefused:
+        return False
+    return True
+
+
+def _as_far_as_it_goes(job: Job, start_usd: Decimal) -> tuple[str, ...]:
+    """Return the way of a job that says nothing of its work, however it does; none where it cannot pay for a start."""
+    if job.budget_usd < start_usd:
+        return ()
+    tokens = "`tokens:` in `model:`" if job.model is not None and job.model.tokens is not None else ""
+    none = f"neither `work:` nor {tokens}" if job.work is not None and tokens else f"no {tokens or '`work:`'}"
+    return (f"{none}, to train as far as it goes",)
+
+
+def _one_of(*ways: str) -> str:
+    return f"{', '.join(ways[:-1])}, or {ways[-1]}" if ways[1:] else "".join(ways)
 
 
 def _ended(found: Summary | None) -> int:

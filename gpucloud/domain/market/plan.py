@@ -161,6 +161,7 @@ def _too_small(job: Job, offer: Offer, prepaid_rule: PrepaidRule, used: Used) ->
     nodes, cap_usd = job.resources.nodes, offer.cap_usd_per_hour
     least = in_cents(used.usd + least_budget_usd(nodes, cap_usd, prepaid_rule))
     of, told = format_usd(job.budget_usd), ""
+    some = nodes > 1 and least_budget_usd(1, cap_usd, prepaid_rule) <= job.budget_usd - used.usd
     start = f"{format_span(prepaid_rule.start)} to start and " if prepaid_rule.start else ""
     if used.usd:
         of, told = f"what is left of {of}", f"{used}, "
@@ -171,7 +172,7 @@ def _too_small(job: Job, offer: Offer, prepaid_rule: PrepaidRule, used: Used) ->
         f" {format_usd(cap_usd * nodes)} an hour,"
         f" and {format_usd(reserve_usd(nodes, cap_usd, prepaid_rule))} kept aside for"
         " the last save and the machines' end",
-        hint=f"budget: {least} USD" + (", or fewer nodes" if nodes > 1 else ""),
+        hint=f"budget: {least} USD" + (", or fewer nodes" if some else ""),
     )
 
 

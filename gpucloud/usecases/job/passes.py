@@ -134,7 +134,8 @@ class BudgetChanger:
         for change in order.budget_changes[-1:] if is_news else ():
             self.tell(budget_line(change))
         if not standing.alive and wanted < (least := least_to_go_on(state, standing, rules)):
-            self.tell(f"that is too little to go on with: the least is {in_cents(least)} USD")
+            on = f"on {state.pool}, as last, " if state.group is None else ""  # others may do with less
+            self.tell(f"that is too little to go on with: {on}the least is {in_cents(least)} USD")
 
     def await_order(self, order: Order, rules: Rules) -> None:
         """Return once the order is acted on: by whoever supervises the job, or from here when nobody does.

@@ -363,7 +363,11 @@ class Planner:
         def foresee(needs: Needs, budget_usd: Decimal) -> Summary | None:
             return self._foresee(job, offers, needs, budget_usd)
 
-        known = foresee if self.outlooks is not None and _is_replayed(job, offers[0]) else None
+        def is_too_long(needs: Needs) -> bool:
+            stage = _stage_of(job, offers, needs, self.terms, self.saving(job))
+            return bool(stage and self.outlooks and self.outlooks().is_too_long(task_of(job, needs), stage))
+
+        known = (foresee, is_too_long) if self.outlooks is not None and _is_replayed(job, offers[0]) else None
         saves = self.saving(job) is not Saving.NOTHING
         refuse_what_cannot_be_kept(job, offers, self.changeover, self.prepaid_rule, known, saves=saves)
 

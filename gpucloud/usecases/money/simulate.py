@@ -171,6 +171,10 @@ class Outlooks:
             self._told[key] = self._replayed(policy, task, stage, budget_usd, windows)
         return self._told[key]
 
+    def is_too_long(self, task: Task, stage: Stage) -> bool:
+        """Whether it is not replayed: it begins anew whenever its machines go, and none is recorded for so long."""
+        return stage.recovery.begins_anew and self._factor(task, stage) > 1.0
+
     def recordings(self, gpus: int) -> tuple[RecordedMarket, ...]:
         """Return the recordings of machines with about so many GPUs."""
         return tuple(self._market(name) for name in recordings(gpus))
@@ -178,16 +182,20 @@ class Outlooks:
     def _replayed(
         self, policy: Policy | None, task: Task, stage: Stage, budget_usd: Decimal, windows: int
     ) -> Summary | None:
-        regions = self._regions(stage, task.nodes)
-        longest_s = min(line.looks for lines in regions for line in lines) * LOOK_S * _SHARE
-        factor = max(1.0, followed_s(task, fallback=stage.fallback) / longest_s)
-        if factor > 1.0 and stage.recovery.begins_anew:
+        if self.is_too_long(task, stage):
             return None
+        factor = self._factor(task, stage)
         short = replace(shortened(task, factor) if factor > 1.0 else task, tick_s=float(LOOK_S))
         starts_usd = stage.starts_usd(task)
         cap_usd = starts_usd + (budget_usd - starts_usd) / Decimal(str(factor))
         found = summary(tuple(self._outcomes(policy, short, stage, cap_usd, windows)))
         return stretched(found, factor, budget_usd) if found.unended < found.windows else None
+
+    def _factor(self, task: Task, stage: Stage) -> float:
+        """Return how many times longer the task is than what may be replayed; 1 where it is not."""
+        lines = (line for region in self._regions(stage, task.nodes) for line in region)
+        longest_s = min(line.looks for line in lines) * LOOK_S * _SHARE
+        return max(1.0, followed_s(task, fallback=stage.fallback) / longest_s)
 
     def _outcomes(
         self, policy: Policy | None, task: Task, stage: Stage, budget_usd: Decimal, windows: int
