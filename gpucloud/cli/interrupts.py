@@ -31,6 +31,9 @@ _WITHDRAWN_FOR_S = 1.0
 Detaching = Callable[[], str | None]
 """Returns what somebody should know before he detaches, in one line."""
 
+Stopping = Callable[[], str]
+"""Returns what becomes of the work when the job is stopped now, in words for the question."""
+
 
 class Leave(BaseException):
     """The user leaves; the job is left as it is. `exit_code` is 130 or 143.
@@ -52,16 +55,21 @@ class Interrupts:
     """What the user's signals mean; `wanted_end` is asked at every pass. Without `asks`, any of them leaves now.
 
     Detach is only raised with `detaches`: where the command has something that could go on without it. It returns what
-    is to be known before the question, None for nothing. `stopping`: what becomes of the work then.
+    is to be known before the question, None for nothing. `stopping` returns what becomes of the work then.
     """
 
     def __init__(
-        self, onlooker: Onlooker, *, asks: bool = True, detaches: Detaching | None = None, stopping: str = SAVES
+        self,
+        onlooker: Onlooker,
+        *,
+        asks: bool = True,
+        detaches: Detaching | None = None,
+        stopping: Stopping = lambda: SAVES,
     ) -> None:
         self._onlooker = onlooker
         self._asks = asks
         self._detaches = detaches
-        self._stop = _STOP.format(stopping=stopping)
+        self._stopping, self._stop = stopping, ""
         self._pressed = 0
         self._asked_at: float | None = None
         self._left: Leave | None = None
@@ -110,6 +118,7 @@ class Interrupts:
         self._onlooker.pause()
         if self._detaches is not None and (line := self._detaches()) is not None:
             tell(line)
+        self._stop = _STOP.format(stopping=self._stopping())
         self._asked_at = time.monotonic()
         self._keys.begin()
         self._prompt()
@@ -190,7 +199,7 @@ class _Keys:
 
 @contextmanager
 def obeyed(
-    onlooker: Onlooker, *, asks: bool = True, detaches: Detaching | None = None, stopping: str = SAVES
+    onlooker: Onlooker, *, asks: bool = True, detaches: Detaching | None = None, stopping: Stopping = lambda: SAVES
 ) -> Iterator[Interrupts]:
     """Have signals mean what `Interrupts` says while the block runs."""
     interrupts = Interrupts(onlooker, asks=asks, detaches=detaches, stopping=stopping)

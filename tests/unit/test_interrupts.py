@@ -24,8 +24,8 @@ from gpucloud.cli.render.onlookers import PlainOnlooker, Unshaken
 from gpucloud.cli.render.words import tell
 from gpucloud.domain.checkpoint.protection import Protection, Saving
 from gpucloud.domain.job.spec import CheckpointDirectory, OnNotice
-from gpucloud.domain.state.state import ExitReason
-from tests.unit.worlds import job
+from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobStatus
+from tests.unit.worlds import NOW, job, opened, state
 
 
 def test_no_library_that_takes_every_exception_for_its_own_keeps_the_user_here() -> None:
@@ -212,10 +212,43 @@ def test_what_stopping_costs_stands_in_the_question(monkeypatch, capsys, changes
     asked = f"[s]top the job ({stopping}), or [c]ontinue, then Enter? "
     monkeypatch.setattr("gpucloud.cli.interrupts._typed", lambda: None)
     monkeypatch.setattr(Interrupts, "_can_ask", lambda _: True)
-    with obeyed(PlainOnlooker(), stopping=said) as interrupts:
+    with obeyed(PlainOnlooker(), stopping=lambda: said) as interrupts:
         interrupts.press(signal.SIGINT, None)
         interrupts.wanted_end()
         assert capsys.readouterr().err == asked
+
+
+SAVED = CheckpointRef(step=70, sha256="0" * 64)
+OVER = opened("a", reason=ExitReason.INTERRUPTED)
+
+
+@pytest.mark.parametrize(
+    ("saving", "outputs", "known", "stopping"),
+    [
+        (
+            Saving.NONE,
+            ("out",),
+            {"attempts": (opened("a"),)},
+            "its work is lost, but for the outputs that it has written by then",
+        ),
+        (Saving.NOTHING, (), {"attempts": (opened("a"),)}, "its work is lost"),
+        (Saving.NOTHING, (), {"attempts": (opened("a"),), "checkpoint": SAVED}, "saves first, if its script does"),
+        (
+            Saving.NONE,
+            ("out",),
+            {"attempts": (opened("a", done_at=NOW),)},
+            "its script is done: its outputs come home first",
+        ),
+        (Saving.NONE, (), {"attempts": (opened("a", done_at=NOW),)}, "its script is done: nothing of its work is lost"),
+        (Saving.NONE, (), {"status": JobStatus.SUCCEEDED}, "it has ended already"),
+        (Saving.NONE, (), {}, "nothing trains yet"),
+        (Saving.RESUME, (), {"attempts": (OVER,), "checkpoint": SAVED}, "nothing trains now, step 70 is kept"),
+        (Saving.NONE, (), {"attempts": (OVER,)}, "nothing trains now, nothing is saved"),
+    ],
+)
+def test_what_a_stop_costs_is_told_by_how_the_job_stands(saving, outputs, known, stopping) -> None:
+    of_job = replace(job(), outputs=outputs)
+    assert what_stopping_means(of_job, Protection(saving=saving, row=""), state(**known)) == stopping
 
 
 def test_a_second_interrupt_leaves_while_the_question_stands(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from gpucloud.domain.errors import GpucloudError, LandingRefused, StoreError
 from gpucloud.domain.job.quantities import format_moment, format_span, format_usd, in_cents
 from gpucloud.domain.job.spec import Job, Market, OnNotice
 from gpucloud.domain.state.order import Until
-from gpucloud.domain.state.state import JobStatus
+from gpucloud.domain.state.state import JobState, JobStatus
 from gpucloud.domain.supervision.self_driving import TAKES_OVER, USUAL_TIME
 from gpucloud.domain.supervision.snapshot import Limits, Supervising
 from gpucloud.system.retries import Retry
@@ -86,7 +86,7 @@ def run(begun: Begun, *, leaves: bool = False, asks: bool = True) -> None:
     """
     detaches = begun.start.order.until is Until.FINISHED and not leaves
     protection = how_it_saves(begun.job)
-    stopping = what_stopping_means(begun.job, protection)
+    stopping = partial(_what_a_stop_means, begun, protection)
     told = partial(_what_a_detach_prepays, begun)
     before_it = told if detaches else None
     with (
@@ -97,14 +97,31 @@ def run(begun: Begun, *, leaves: bool = False, asks: bool = True) -> None:
     say_what_is_lost(begun, protection)
 
 
-def what_stopping_means(job: Job, protection: Protection) -> str:
-    """Return what becomes of the work when somebody stops the job, in words for the question."""
-    if protection.saving in NEVER:
-        return "its work is lost"
+def _what_a_stop_means(begun: Begun, protection: Protection) -> str:
+    state = None
+    with suppress(GpucloudError):  # a store that does not answer keeps nobody from stopping
+        state = begun.asker.state()
+    return what_stopping_means(begun.job, protection, state)
+
+
+def what_stopping_means(job: Job, protection: Protection, state: JobState | None = None) -> str:
+    """Return what becomes of the work when somebody stops the job, in words for the question.
+
+    `state` is how the job stands, None where nobody knows; a script that saves after all is asked to, as all are.
+    """
+    home = "its outputs come home first" if job.outputs else "nothing of its work is lost"
+    if state is not None and (state.status.ended or (state.attempt is not None and state.attempt.done_at is not None)):
+        return "it has ended already" if state.status.ended else f"its script is done: {home}"
+    if state is not None and state.attempt is None:
+        kept = f"{state.checkpoint} is kept" if state.checkpoint is not None else "nothing is saved"
+        return f"nothing trains now, {kept}" if state.attempts else "nothing trains yet"
+    unsaved = state is None or state.checkpoint is None
+    if protection.saving is Saving.NONE or (protection.saving is Saving.NOTHING and unsaved):
+        return f"its work is lost{', but for the outputs that it has written by then' if job.outputs else ''}"
     directory = job.checkpoint.directory
     if directory is not None and directory.on_notice is OnNotice.NONE:
         return "what its script has not saved yet is lost: nothing asks it to"
-    return "saves first, if its script does" if protection.saving is Saving.UNKNOWN else SAVES
+    return "saves first, if its script does" if protection.saving in (Saving.UNKNOWN, Saving.NOTHING) else SAVES
 
 
 def prepaid_line(found: Prepaid, now: datetime) -> str:
