@@ -6,6 +6,8 @@ from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 
+import pytest
+
 from gpucloud.cli.render.reports import report_json, report_text
 from gpucloud.domain.market.policies import Mode
 from gpucloud.domain.money.budget import Spend
@@ -16,7 +18,7 @@ from gpucloud.domain.supervision.snapshot import CapacityChoice, Limits
 from gpucloud.usecases.jobstore.report import report
 from gpucloud.usecases.supervise.act import Announcements
 from gpucloud.usecases.supervise.story import tell_story
-from tests.unit.worlds import NOW, OTHER_POOL, snapshot, state, up
+from tests.unit.worlds import NOW, OTHER_POOL, opened, snapshot, state, up
 
 WHY = "6 h of work, 6 h 20 min left: no time is left for another interruption"
 DEAR = CapacityDecision(mode="on demand", since=NOW, why=WHY)
@@ -45,6 +47,35 @@ def test_that_the_deadline_will_be_missed_is_told_when_it_turns_out():
     assert told(LATE, LATE) == ()
     later = replace(LATE, mode="idle", since=NOW + timedelta(minutes=5))
     assert told(LATE, later) == (f"waiting from 12:05:00 UTC, decided then on {WHY}", "the deadline will be missed")
+
+
+def test_that_the_deadline_will_be_missed_is_taken_back_once_when_it_is_no_longer_so():
+    again = replace(DEAR, at=NOW + timedelta(minutes=5), why="20 s of work, 3 min left")
+    assert told(LATE, again) == ("the deadline can be kept after all: 20 s of work, 3 min left",)
+    assert told(again, again) == ()
+    moved = replace(again, mode="idle", since=NOW + timedelta(minutes=5))
+    assert told(LATE, moved)[1:] == ("the deadline can be kept after all: 20 s of work, 3 min left",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {"attempts": (opened("a", reason=ExitReason.INTERRUPTED),)},
+            "what was said of the deadline holds no longer: how much work is left is not known until the script tells"
+            " its steps",
+        ),
+        ({"attempts": (opened("a", total_steps=9),)}, "what was said of the deadline holds no longer"),
+        (
+            {"status": JobStatus.SUCCEEDED, "exit_reason": ExitReason.SUCCEEDED},
+            "the job is done, and what was said of the deadline holds no longer",
+        ),
+        ({"status": JobStatus.FAILED, "exit_reason": ExitReason.DEADLINE}, None),
+    ],
+)
+def test_a_forecast_that_nobody_can_make_any_more_is_taken_back(changes, line):
+    world = snapshot(state=state(capacity_decision=LATE, **changes), capacity_choice=None)
+    assert Announcements().news(Wait(why="running"), world, Limits()) == ((line,) if line is not None else ())
 
 
 def test_the_report_says_it_until_the_job_has_ended():

@@ -17,13 +17,15 @@ from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.node import NO_GROUP
 from gpucloud.domain.state.order import held_until, is_closed, keeps, without_drill_done
 from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState, JobStatus, Owner
-from gpucloud.domain.supervision.action import Arm, Done, TearDown
+from gpucloud.domain.supervision import transitions
+from gpucloud.domain.supervision.action import Arm, CloseAttempt, Done, TearDown
 from gpucloud.domain.supervision.capacity import shortest_start
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.snapshot import Goal, Limits, Rules, Supervising, goal_of
 from gpucloud.usecases.job.ordered import adopt
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import take
+from gpucloud.usecases.jobstore.orders import runs_otherwise
 from gpucloud.usecases.jobstore.report import report
 from tests.fakes.agent import Training
 from tests.faults.process import Ended, run
@@ -439,7 +441,22 @@ def test_a_script_that_is_started_otherwise_has_told_nothing_of_how_many_steps_i
     before = replace(opened("a"), reason=ExitReason.DEADLINE, total_steps=2000, last_step=272)
     stopped = state(attempts=(before, replace(before, number=2, reason=None)))
     assert [one.total_steps for one in adopt(stopped, None).attempts] == [2000, 2000]
-    assert [one.total_steps for one in adopt(stopped, None, reruns=True).attempts] == [None, 2000]
+    adopted = adopt(stopped, None, reruns=True)
+    assert [one.total_steps for one in adopted.attempts] == [None, 2000]
+    # What still runs of the old script has its own length, which is not that of the next attempt.
+    closed = transitions.close_attempt(adopted, CloseAttempt(reason=ExitReason.INTERRUPTED), NOW)
+    assert [one.total_steps for one in closed.attempts] == [None, None]
+    done = transitions.close_attempt(adopted, CloseAttempt(reason=ExitReason.SUCCEEDED), NOW)
+    assert [one.total_steps for one in done.attempts] == [None, 2000]
+
+
+def test_an_attempt_runs_otherwise_under_an_order_of_other_code_or_of_keys_that_reach_it():
+    before = order(code_sha256="1" * 64)
+    assert not runs_otherwise(before, before)
+    assert runs_otherwise(before, replace(before, code_sha256="2" * 64))
+    assert runs_otherwise(before, replace(before, resolved=replace(before.resolved, run="train.py --steps 9")))
+    assert runs_otherwise(before, replace(before, resolved=replace(before.resolved, env=(("STEPS", "9"),))))
+    assert not runs_otherwise(before, replace(before, resolved=replace(before.resolved, budget_usd=Decimal(9))))
 
 
 def test_who_leaves_a_job_after_its_drill_has_no_second_one() -> None:

@@ -7,7 +7,7 @@ from datetime import datetime
 from decimal import Decimal
 from enum import Enum
 
-from gpucloud.domain.checkpoint.manifest import Counts
+from gpucloud.domain.checkpoint.manifest import Counts, Why
 from gpucloud.domain.node.node import EndCause, Fault
 from gpucloud.domain.node.status import Outcome, Stop
 from gpucloud.domain.offer import EfaLayout, Pool
@@ -90,17 +90,13 @@ class _Exit:
     by_script: bool = False
 
 
-_RETRIED = _Exit(code=21, retried=True)  # a run ends so when its attempts are used up
+_RETRIED = ExitReason.INTERRUPTED, ExitReason.LOST, ExitReason.HUNG, ExitReason.RESCHEDULED, ExitReason.RESIZED
 _EXITS = {
+    **dict.fromkeys(_RETRIED, _Exit(code=21, retried=True)),  # a run ends so when its attempts are used up
     ExitReason.SUCCEEDED: _Exit(code=0, status=JobStatus.SUCCEEDED),
     ExitReason.USER_ERROR: _Exit(code=20, by_script=True),
-    ExitReason.INTERRUPTED: _RETRIED,
     ExitReason.NO_CAPACITY: _Exit(code=11),
     ExitReason.REFUSED: _Exit(code=13),
-    ExitReason.LOST: _RETRIED,
-    ExitReason.HUNG: _RETRIED,
-    ExitReason.RESCHEDULED: _RETRIED,
-    ExitReason.RESIZED: _RETRIED,
     ExitReason.BUDGET: _Exit(code=10),
     ExitReason.DEADLINE: _Exit(code=12),
     ExitReason.IDLE: _Exit(code=16, status=JobStatus.STOPPED),  # as the job file wishes
@@ -215,6 +211,8 @@ class Attempt:
     """The newest step that its output told, where the job file has a pattern for that."""
     begun_anew: bool = False
     """Whether its script did not go on from the checkpoint that was put back, as its first save shows."""
+    outdated: bool = False
+    """Whether the next one runs other code, or runs it otherwise: how many steps it had counts until its end alone."""
 
     @property
     def ends_for_good(self) -> bool:
@@ -341,11 +339,12 @@ class CapacityDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRef:
-    """The newest committed checkpoint: its step, or which save it is, and the SHA-256 of its manifest."""
+    """The newest committed checkpoint: its step, or which save it is, its manifest's SHA-256, and what it was for."""
 
     step: int
     sha256: str
     counts: Counts = Counts.STEPS
+    why: Why = Why.DUE
 
     def __str__(self) -> str:
         """As people are told of it: by its number."""

@@ -97,16 +97,17 @@ def close_attempt(
 
     `failure` is the exception of its script, in one line. What it committed unheard it has done.
     """
-    counts = state.checkpoint.counts if state.checkpoint is not None else Counts.STEPS
+    last, counts = state.attempts[-1], state.checkpoint.counts if state.checkpoint is not None else Counts.STEPS
     attempt = replace(
-        with_commit(state.attempts, state.attempts[-1].saved_step, counts)[-1],
-        members=tuple(replace(member, use=(), used_until=None) for member in state.attempts[-1].members),
+        with_commit(state.attempts, last.saved_step, counts)[-1],
+        members=tuple(replace(member, use=(), used_until=None) for member in last.members),
+        total_steps=None if last.outdated and action.reason is not ExitReason.SUCCEEDED else last.total_steps,
         ended_at=now,
         reason=action.reason,
         missing_outputs=missing_outputs,
     )
     waiting = replace(_with_attempt(state, attempt), status=JobStatus.WAITING, message=None)
-    message = action.message or (state.message if action.reason is state.attempts[-1].ending_reason else None)
+    message = action.message or (state.message if action.reason is last.ending_reason else None)
     if action.reason.retried:
         return waiting
     if action.reason.by_script:
@@ -132,11 +133,10 @@ def with_commit(attempts: tuple[Attempt, ...], step: int | None, counts: Counts)
 
 
 def note_interruptions(state: JobState, action: NoteInterruptions) -> JobState:
-    """Return the state with the interruptions added: of what went unannounced, with when training stopped for it."""
-    new = (
-        one if one.kind is InterruptionKind.NOTICE else replace(one, stopped_at=_stopped_at(one, state))
-        for one in action.interruptions
-    )
+    """Return the state with the interruptions added: of what is gone or went unheard, with when training stopped."""
+    gone = {interval.node_id for interval in state.nodes if interval.ended_at is not None}
+    heard = {i.node_id for i in action.interruptions if i.kind is InterruptionKind.NOTICE} - gone
+    new = (i if i.node_id in heard else replace(i, stopped_at=_stopped_at(i, state)) for i in action.interruptions)
     return replace(state, interruptions=(*state.interruptions, *new))
 
 
@@ -231,10 +231,7 @@ def abandon(state: JobState, now: datetime, outputs: tuple[str, ...] = ()) -> Jo
 
 
 def lost_with_machines(attempt: Attempt) -> str:
-    """Return why outputs of the attempt are missing that nobody brought home in time.
-
-    Of a script that came to its end they were there; of any other nobody can tell what it had written by then.
-    """
+    """Return why outputs are missing that nobody brought home in time: they were there if the script had ended."""
     went = f"the machines of attempt {attempt.number}"
     if all(member.outcome is Outcome.DONE for member in attempt.members):
         return f"lost with {went}"
@@ -384,15 +381,15 @@ def _stopped_at(interruption: Interruption, state: JobState) -> datetime:
     Who was away, or waited whether a silent machine comes again, noticed it later. Of a script that tells no steps,
     or of which only its saves are counted, it is the last word of the machine that went, or its attempt's end.
     """
-    noticed = interruption.noticed_at
+    noticed, kind = interruption.noticed_at, interruption.kind
     attempt = next((one for one in state.attempts if one.number == interruption.attempt), None)
     by_saves = attempt is not None and unit_of(attempt, state.checkpoint) is Counts.SAVES
     last = attempt.last_step_at if attempt is not None and not by_saves else None
-    if interruption.kind is InterruptionKind.NOTICE:
+    gone = next((one for one in state.nodes if one.node_id == interruption.node_id), None)
+    end = gone.ended_at if gone is not None and kind is not InterruptionKind.FROZEN else None
+    if kind is InterruptionKind.NOTICE and (end is None or end > noticed):
         left = max(noticed, attempt.ended_at) if attempt is not None and attempt.ended_at is not None else noticed
         return last or left
-    gone = next((one for one in state.nodes if one.node_id == interruption.node_id), None)
-    end = gone.ended_at if gone is not None and interruption.kind is InterruptionKind.LOST else None
     word = (gone.last_word_at or gone.silent_at) if gone is not None else None
     return min(noticed, end or last or word or noticed)
 

@@ -277,8 +277,7 @@ def adopt(
     """Return the state as it goes on under the order of a start, with that offer if it has no group.
 
     A run that ended for good, and was not torn down, stays as it is, unless its script failed and a mended one
-    `reopens` it. A drill that is wanted now is another one. How many steps the script had counts no longer where it
-    `reruns` otherwise: the work left would be reckoned by it until the next attempt tells its own.
+    `reopens` it. A drill that is wanted now is another one. `reruns`: the script is another one (`outdated`).
     """
     if is_finished(state) and not (reopens and state.script_failed):
         return state
@@ -287,13 +286,20 @@ def adopt(
     adopted = replace(going_on, message=message)
     if drills:
         adopted = replace(adopted, drilled=False, drill_refused=None)
-    if reruns:
-        ended = tuple(replace(one, total_steps=None) if one.reason is not None else one for one in adopted.attempts)
-        adopted = replace(adopted, attempts=ended)
+    adopted = outdated(adopted) if reruns else adopted
     if adopted.group is not None or offer is None:
         return adopted
     cap = offer.cap_usd_per_hour
     return replace(adopted, pool=offer.pool, cap_usd_per_hour=cap, efa=(offer.efa,), gpu=offer.gpu)
+
+
+def outdated(state: JobState) -> JobState:
+    """Return the state whose next attempt runs another script, or runs it otherwise.
+
+    How many steps it had before counts no longer: the work left would be reckoned by it until it tells its own.
+    """
+    attempts = (replace(a, total_steps=None) if a.reason is not None else a for a in state.attempts)
+    return replace(state, attempts=tuple(replace(one, outdated=True) for one in attempts))
 
 
 def pool_asked_again(order: Order, look: Snapshot, rules: Rules) -> Pool | None:

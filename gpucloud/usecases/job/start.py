@@ -32,7 +32,7 @@ from gpucloud.domain.supervision.snapshot import Rules, Snapshot, rules_for
 from gpucloud.ports import Account, Clock, MarketData, NodeGroup, Signer
 from gpucloud.store import Conflict, ObjectStore
 from gpucloud.usecases.job.jobs import Kept, kept_of
-from gpucloud.usecases.job.ordered import first_state, pool_asked_again, require_start, require_time
+from gpucloud.usecases.job.ordered import first_state, outdated, pool_asked_again, require_start, require_time
 from gpucloud.usecases.jobstore.jobstore import JobStore, job_names
 from gpucloud.usecases.jobstore.lease import StoreClock
 from gpucloud.usecases.jobstore.orders import (
@@ -45,6 +45,7 @@ from gpucloud.usecases.jobstore.orders import (
     current_run,
     next_run,
     require_own,
+    runs_otherwise,
     sha256_of,
 )
 from gpucloud.usecases.money.estimate import Planner
@@ -128,7 +129,7 @@ class Start:
     `plan` is None for a run whose attempt goes on: it has its machines. `changed` says what differs from the
     last start. `last` is the order of the ended run that this new one comes after, where its word counts. `reopens`:
     the script of this run failed, and its machines wait for the mended one. `clears`: they waited in vain, or not at
-    all (`waited`), and are torn down first. `reruns`: the script is started otherwise from now on (`run`).
+    all (`waited`), and are torn down first. `reruns`: the next attempt runs other code, or runs it otherwise.
     `after_teardown`: the run had ended, and nothing was left of it but its state.
     """
 
@@ -264,19 +265,17 @@ class Starter:
     def _continue(self, job: Job, spec: bytes, asked: Asked, found: Found, check: Check) -> Start:
         jobs, state = JobStore(self.store, found.name), found.state
         orders, before = self._orders(jobs), found.given.order
-        newer = orders.put_back_before(found.given)
+        newer, now = orders.put_back_before(found.given), self._now(jobs)
         trusted = orders.is_trusted(found.given) and newer is None
         if newer is not None:  # what is ordered now comes after all that was
             before = replace(before, first_at=newer.first_at)
         if not trusted:  # whoever wrote it may have raised the budget: the file's counts
             before = replace(before, budget_usd=job.budget_usd, file_budget_usd=job.budget_usd, budget_changes=())
-        now = self._now(jobs)
         reopens = not asked.again and self._waits(found, job, now, trusted=trusted)
         ends = is_finished(state) and not reopens  # then it lacks its teardown alone
         before = replace(before, first_at=min(before.first_at, now))  # another's may say that it is of the future
         used = NOTHING_USED if ends else self._tracker(jobs).used(state, self._listed(state), now)
-        budget = _budget(before, job, asked)
-        order = self._next(before, job, spec, asked, now)
+        budget, order = _budget(before, job, asked), self._next(before, job, spec, asked, now)
         packed, plan = None, None
         if ends:
             kept = before if trusted else order  # what goes on after it is compared with what ran
@@ -290,6 +289,7 @@ class Starter:
         else:  # what is left of a run that has ended is ended, whatever one would cost now
             known, code_sha256, packed = self._packed(job)
             order = with_budget(replace(order, resolved=known, code_sha256=code_sha256), budget)
+        state = outdated(state) if runs_otherwise(before, order) else state
         if reopens or state.torn_down:
             require_time(state, order, now)
         if reopens:
@@ -319,7 +319,7 @@ class Starter:
             continues=True,
             changed=changed,
             reopens=reopens,
-            reruns=before.resolved.run != job.run,
+            reruns=runs_otherwise(before, order),
             after_teardown=state.torn_down,
             clears=ends and state.script_failed,
             waited=held_until(found.given.order, state) is not None,

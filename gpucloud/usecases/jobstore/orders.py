@@ -17,7 +17,7 @@ from gpucloud.domain.codec import Malformed, OtherVersion
 from gpucloud.domain.errors import CredentialsError, OrderChanged, OrderUnreadable, StoreError, UsageError
 from gpucloud.domain.job.quantities import format_usd
 from gpucloud.domain.job.spec import NOT_IN_FILE, Job
-from gpucloud.domain.node.launch import reaching
+from gpucloud.domain.node.launch import REACHES_SCRIPT, reaching
 from gpucloud.domain.state.order import (
     OWN,
     Envelope,
@@ -372,12 +372,19 @@ def changes_between(before: Order, order: Order, *, resumes: bool) -> tuple[str,
         how = ": resuming is best effort, not exact" if _reaching(before, order) and resumes else ""
         keys = _differing(before, order)
         changes.append(f"the job file differs from the one of the last start in {keys}{how}")
-    if before.code_sha256 and _code_of(order, before) != _code_of(before, order):
+    if _has_other_code(before, order):
         how = ", and resumes best effort, not exact" if resumes else ""
         changes.append(f"the code differs from that of the last start: the next attempt runs it{how}")
     if order.budget_usd != before.budget_usd:
         changes.append(f"budget: {format_usd(before.budget_usd)} → {format_usd(order.budget_usd)}")
     return tuple(changes)
+
+
+def runs_otherwise(before: Order, order: Order) -> bool:
+    """Whether an attempt under the order runs other code than one under the one before, or is started otherwise."""
+    return _has_other_code(before, order) or any(
+        getattr(before.resolved, name) != getattr(order.resolved, name) for name in REACHES_SCRIPT
+    )
 
 
 def keys_that_differ(before: Job, now: Job) -> tuple[str, ...]:
@@ -402,6 +409,10 @@ def _differing(before: Order, now: Order) -> str:
 def _reaching(before: Order, now: Order) -> list[str]:
     names = reaching(now.resolved, now.code_sha256)
     return [name for name in names if getattr(before.resolved, name) != getattr(now.resolved, name)]
+
+
+def _has_other_code(before: Order, order: Order) -> bool:
+    return bool(before.code_sha256) and _code_of(order, before) != _code_of(before, order)
 
 
 def _code_of(order: Order, other: Order) -> str:

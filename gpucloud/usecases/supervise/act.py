@@ -224,18 +224,28 @@ def _is_at_work(attempt: Attempt, snapshot: Snapshot) -> bool:
 
 
 def _decision(snapshot: Snapshot) -> tuple[str, ...]:
-    """What the job runs on from now on and why, and once that its deadline will be missed."""
-    now, before = (
-        snapshot.capacity_choice.capacity_decision if snapshot.capacity_choice is not None else None,
-        snapshot.state.capacity_decision,
-    )
-    if now is None or now == before:
+    """What the job runs on from now on and why, and once that its deadline will be missed, or no longer will."""
+    choice, before = snapshot.capacity_choice, snapshot.state.capacity_decision
+    now = choice.capacity_decision if choice is not None else None
+    if now == before:
         return ()
+    warned = before is not None and before.warning is not None
+    if now is None:
+        return _unreckoned(snapshot.state) if warned else ()
     turned = before is None or before.mode != now.mode
-    return (
-        *((decision_line(now, snapshot.now),) if turned else ()),
-        *((now.warning,) if now.warning is not None else ()),
-    )
+    kept = f"the deadline can be kept after all: {now.why}" if warned else None
+    told = (decision_line(now, snapshot.now) if turned else None, now.warning or kept)
+    return tuple(line for line in told if line is not None)
+
+
+def _unreckoned(state: JobState) -> tuple[str, ...]:
+    """That what was told of the deadline holds no longer; not where the job was ended, or its own machine drives it."""
+    if (state.status.ended and state.exit_reason is not ExitReason.SUCCEEDED) or (state.owner and state.owner.node):
+        return ()
+    untold = all(one.total_steps is None for one in state.attempts) and not state.status.ended
+    why = ": how much work is left is not known until the script tells its steps" if untold else ""
+    done = "the job is done, and " if state.status.ended else ""
+    return (f"{done}what was said of the deadline holds no longer{why}",)
 
 
 def _out_of_our_reach(snapshot: Snapshot, limits: Limits) -> tuple[str, ...]:
