@@ -19,6 +19,7 @@ from gpucloud.domain.checkpoint.manifest import (
     Manifest,
     OtherFormat,
     Piece,
+    Why,
     best_bytes,
     best_key,
     best_of,
@@ -291,11 +292,12 @@ class Checkpoints:
 
 
 class Newest(NamedTuple):
-    """A committed checkpoint: its number, the SHA-256 (hex) of its manifest, and what the number counts."""
+    """A committed checkpoint: its number, its manifest's SHA-256 (hex), what the number counts, and what it was for."""
 
     step: int
     sha256: str
     counts: Counts = Counts.STEPS
+    why: Why = Why.DUE
 
 
 def newest_commit(store: ObjectStore, prefix: str) -> Newest | None:
@@ -316,7 +318,7 @@ def newest_commit(store: ObjectStore, prefix: str) -> Newest | None:
         except ValueError:
             continue
         if found.commit == commit:
-            return newest._replace(counts=found.counts)
+            return newest._replace(counts=found.counts, why=found.why)
     return None
 
 

@@ -17,13 +17,12 @@ from gpucloud.cli.render import live
 from gpucloud.cli.render.bills import money_json
 from gpucloud.cli.render.onlookers import line_of, panel_state
 from gpucloud.cli.render.reports import jobs_text, report_json, report_text
-from gpucloud.cli.render.use import condition_word, headline, step_words
+from gpucloud.cli.render.use import condition_word, headline, step_words, use_rows
 from gpucloud.cli.render.ways import going_on_line
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import format_moment
 from gpucloud.domain.job.spec import CheckpointDirectory, CheckpointPolicy, OnNotice
 from gpucloud.domain.money.budget import Spend
-from gpucloud.domain.money.ledger import Charge, ChargeKind
 from gpucloud.domain.node.status import UNTOLD, Outcome, Readings, Stop
 from gpucloud.domain.state.state import (
     CheckpointRef,
@@ -532,11 +531,8 @@ def test_an_attempt_that_lost_the_machine_of_rank_0_unheard_made_steps_that_nobo
     (attempt,) = over.attempts
     began = attempt.started_at
     heard = replace(attempt, first_step=1, last_step=31, last_step_at=began + timedelta(seconds=24), pace_s=0.8)
-    lived = Charge(
-        node_id="a", attempt=1, start=began, end=began + timedelta(seconds=40), usd_per_hour=Decimal(1), usd=Decimal(0)
-    )
-    still = replace(lived, node_id="b", end=NOW)
-    known = replace(over, attempts=(heard,), charges=(lived, still))
+    lived = UsageInterval(node_id="a", pool=POOL, launched_at=began, ended_at=began + timedelta(seconds=40))
+    known = replace(over, attempts=(heard,), intervals=(lived, replace(lived, node_id="b", ended_at=None)))
     assert "1        2      1–31 or more, none kept  its ranks have ended  40 s" in report_text(known)
     assert "1–31, none kept  its ranks have ended  40 s" in report_text(
         replace(known, attempts=(replace(heard, last_step_at=began + timedelta(seconds=39)),))
@@ -1007,21 +1003,40 @@ def test_an_attempt_took_no_longer_than_its_machines_lived_whenever_its_end_was_
     """Its one machine switched itself off after 10 min; four hours later somebody ended the job."""
     began = NOW - 4 * HOUR
     first = replace(opened("a"), started_at=began, ended_at=NOW, reason=ExitReason.LOST, first_step=1, last_step=5)
-    paid = Charge(
-        node_id="a",
-        attempt=1,
-        pool=POOL,
-        kind=ChargeKind.COMPUTE,
-        start=began,
-        end=began + timedelta(minutes=10),
-        usd_per_hour=Decimal(1),
-        usd=Decimal("0.17"),
-    )
+    lived = UsageInterval(node_id="a", pool=POOL, launched_at=began, ended_at=began + timedelta(minutes=10))
     saved = CheckpointRef(step=5, sha256="0" * 64)
-    known = state(job="live", attempts=(first,), status=JobStatus.STOPPED, checkpoint=saved)
-    world = snapshot(state=known)
-    assert "1        1      1–5    lost   10 min\n" in report_text(report(known, SPEND, (paid,), world.group, None))
-    assert "1        1      1–5    lost   4 h\n" in report_text(report(known, SPEND, (), world.group, None))
+    known = state(job="live", attempts=(first,), status=JobStatus.STOPPED, checkpoint=saved, nodes=(lived,))
+    group = snapshot(state=known).group
+    assert "1        1      1–5    lost   10 min\n" in report_text(report(known, SPEND, (), group, None))
+    unknown = replace(known, nodes=())
+    assert "1        1      1–5    lost   4 h\n" in report_text(report(unknown, SPEND, (), group, None))
+    silent = Interruption(
+        node_id="a",
+        kind=InterruptionKind.FROZEN,
+        attempt=1,
+        noticed_at=NOW,
+        stopped_at=began + timedelta(minutes=7),
+    )
+    frozen = replace(unknown, interruptions=(silent,))
+    assert "1        1      1–5    lost   7 min\n" in report_text(report(frozen, SPEND, (), group, None))
+
+
+def test_a_machine_that_came_while_nobody_supervised_is_not_prepared_and_not_silent():
+    """The cloud started it in place of another: it has no agent that could answer."""
+    came = UsageInterval(node_id="c", pool=POOL, launched_at=NOW - timedelta(seconds=30))
+    known = replace(told(TRAINS[0], up("c")), intervals=(came,))
+    known = replace(known, standing=(known.standing[0], NodeStanding(node_id="c", status=None)))
+    text = report_text(known)
+    assert "\nc is not prepared, since nobody supervises: gpucloud train live prepares it\n" in text
+    assert "does not answer" not in text
+    assert use_rows(known)[-1][:2] == ("c", "not prepared: nobody supervises")
+    assert [one["prepared"] for one in report_json(known)["nodes"]] == [True, False]
+    assert "; c is not prepared, since nobody supervises; " in (going_on_line(known) or "")
+    supervised = replace(known, supervisor="process 1 on vm")
+    assert use_rows(supervised)[-1][:2] == ("c", "is being prepared")
+    once = replace(known, intervals=(replace(came, prepared=True),))
+    assert "\nc does not answer\n" in report_text(once)
+    assert use_rows(once)[-1][:2] == ("c", "does not answer")
 
 
 def test_machines_that_are_there_are_prepared_and_not_waited_for():

@@ -21,10 +21,12 @@ from gpucloud.domain.state.state import (
     Interruption,
     InterruptionKind,
     JobState,
+    Owner,
     Quarantine,
+    UsageInterval,
 )
 from gpucloud.domain.supervision import transitions
-from gpucloud.domain.supervision.action import CloseAttempt, Replace
+from gpucloud.domain.supervision.action import CloseAttempt, NoteInterruptions, Replace
 from gpucloud.domain.supervision.snapshot import NodeSnapshot, Readiness, Rules
 from gpucloud.store.checkpoints import Newest
 from gpucloud.usecases.job import jobs
@@ -35,7 +37,7 @@ from gpucloud.usecases.supervise import observe
 from gpucloud.usecases.supervise.observe import Observer
 from gpucloud.usecases.supervise.story import tell_story
 from tests.unit.test_condition import told
-from tests.unit.worlds import NOW, gone, opened, part, snapshot, state, up
+from tests.unit.worlds import NOW, POOL, gone, opened, part, snapshot, state, up
 
 LAST = CheckpointRef(step=400, sha256="a" * 64)
 HEARD = replace(opened("a"), first_step=1, last_step=146, saved_step=100, total_steps=400)
@@ -45,6 +47,39 @@ def closed(*before: Attempt, unheard: Attempt = HEARD, checkpoint: CheckpointRef
     """Return the state after the pass that finds its machines gone, and what is in the store."""
     world = snapshot(gone("a"), state=state(attempts=(*before, unheard)), checkpoint=checkpoint)
     return transitions.close_attempt(transitions.record(world), CloseAttempt(reason=ExitReason.LOST), NOW)
+
+
+@pytest.mark.parametrize(
+    ("kind", "went", "line"),
+    [
+        (
+            InterruptionKind.NOTICE,
+            -60,
+            "a was interrupted at 11:59:00 UTC: it had a notice, on which step 400 was saved",
+        ),
+        (InterruptionKind.LOST, -60, "a went at 11:59:00 UTC: nobody supervised then, and no word of a notice is left"),
+        (InterruptionKind.LOST, -1, "a is gone without notice"),
+    ],
+)
+def test_what_is_known_of_a_machine_that_went_is_told_and_its_end_is_that_of_training(
+    kind: InterruptionKind, went: int, line: str
+) -> None:
+    """It went 60 s ago, or a second ago; whoever supervises came 10 s ago."""
+    ended_at = NOW + timedelta(seconds=went)
+    owner = Owner(id="o", host="vm", pid=1, started="1", since=NOW - timedelta(seconds=10))
+    life = UsageInterval(node_id="a", pool=POOL, launched_at=NOW - timedelta(hours=1), ended_at=ended_at)
+    known = state(attempts=(HEARD,), owner=owner, nodes=(life,))
+    noted = NoteInterruptions(interruptions=(Interruption(node_id="a", kind=kind, attempt=1, noticed_at=NOW),))
+    assert tell_story(noted, snapshot(gone("a"), state=known, checkpoint=LAST)) == line
+    (one,) = transitions.note_interruptions(known, noted).interruptions
+    assert one.stopped_at == ended_at
+    after = opened("c", number=2, first_step=401, last_step=402)
+    trains = state(
+        attempts=(replace(HEARD, reason=ExitReason.LOST, ended_at=NOW), after), nodes=(life,), interruptions=(one,)
+    )
+    steps = up("c", part(2, step=402, first_step=401))
+    (resumed,) = transitions.record(snapshot(steps, state=trains)).interruptions
+    assert resumed.stopped_at == ended_at
 
 
 def test_an_attempt_that_died_unheard_ends_at_the_step_that_it_committed_last() -> None:

@@ -10,6 +10,7 @@ from decimal import Decimal
 import pytest
 
 from gpucloud.cli.render.reports import report_json, report_text
+from gpucloud.domain.checkpoint.manifest import Why
 from gpucloud.domain.checkpoint.protection import Saving
 from gpucloud.domain.job.spec import IdlePolicy, Market
 from gpucloud.domain.money.budget import Spend
@@ -17,7 +18,16 @@ from gpucloud.domain.node.node import EndCause, Fault, NodeState, Notice
 from gpucloud.domain.node.status import Outcome, Stop
 from gpucloud.domain.node.use import DeviceUse, GpuUse
 from gpucloud.domain.state.order import Until
-from gpucloud.domain.state.state import ExitReason, Interruption, InterruptionKind, JobStatus, Quarantine, UsageInterval
+from gpucloud.domain.state.state import (
+    CheckpointRef,
+    ExitReason,
+    Interruption,
+    InterruptionKind,
+    JobStatus,
+    Owner,
+    Quarantine,
+    UsageInterval,
+)
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import (
     Arm,
@@ -554,6 +564,32 @@ def test_all_ranks_saved_and_left_after_a_notice_is_an_interruption():
     assert decide(GOAL, running(*left, interruptions=(interruption("b"),)), RULES) == CloseAttempt(
         reason=ExitReason.INTERRUPTED
     )
+
+
+UNHEARD_NOTICE = CheckpointRef(step=70, sha256="0" * 64, why=Why.NOTICE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({}, InterruptionKind.NOTICE),
+        (
+            {"checkpoint": replace(UNHEARD_NOTICE, why=Why.DUE)},
+            InterruptionKind.LOST,
+        ),  # saved before it went, by the clock
+        ({"checkpoint": replace(UNHEARD_NOTICE, step=40)}, InterruptionKind.LOST),  # another attempt's
+        ({"owner": NOW - timedelta(minutes=1)}, InterruptionKind.LOST),  # it would have been heard
+        ({"nodes": (up("a", part(2)), gone("b"))}, InterruptionKind.LOST),  # only recommended to leave: others work on
+        ({"nodes": (up("a", part(2, Outcome.LEFT)),)}, InterruptionKind.NOTICE),  # the cloud lists it no longer
+    ],
+)
+def test_a_notice_that_nobody_heard_is_known_by_what_was_saved_for_it(changes, kind):
+    owner = Owner(id="o", host="vm", pid=1, started="1", since=changes.get("owner", NOW + timedelta(seconds=1)))
+    nodes = changes.get("nodes", (up("a", part(2, Outcome.LEFT)), gone("b")))
+    before = opened("a", "b", reason=ExitReason.INTERRUPTED, saved_step=40)
+    known = state(attempts=(before, opened("a", "b", number=2)), owner=owner)
+    world = snapshot(*nodes, state=known, checkpoint=changes.get("checkpoint", UNHEARD_NOTICE))
+    assert decide(GOAL, world, RULES) == NoteInterruptions(interruptions=(interruption("b", kind, attempt=2),))
 
 
 def test_a_machine_gone_without_notice_ends_the_others_at_once():

@@ -12,6 +12,7 @@ from gpucloud.cli.render.use import (
     may_tell,
     step_words,
     tells_steps,
+    unprepared,
     untold_words,
     use_json,
     use_rows,
@@ -252,6 +253,7 @@ def _node_json(node: Node, report: JobReport) -> dict[str, Any]:
         "state": node.state.value,
         "launched_at": codec.plain(node.launched_at),
         "silent_since": codec.plain(since),
+        "prepared": node.id not in unprepared(report),
     }
 
 
@@ -317,20 +319,19 @@ def _open_word(report: JobReport) -> str:
 def _worked_until(attempt: Attempt, report: JobReport) -> datetime:
     """Return when the attempt or its script ended, or now.
 
-    It worked no longer than the first of its machines to end, whenever its end was seen.
+    It worked no longer than the first of its machines to go, whenever that was seen.
     """
     members = {member.node_id for member in attempt.members}
-    ends: dict[str, datetime] = {}
-    for charge in report.charges:
-        if charge.node_id in members:
-            ends[charge.node_id] = max(charge.end, ends.get(charge.node_id, charge.end))
+    gone = [one.ended_at for one in report.intervals if one.node_id in members and one.ended_at is not None]
+    went = [i.stopped_at for i in report.interruptions if i.attempt == attempt.number and i.stopped_at is not None]
+    silent = [at for at in went if attempt.reason is ExitReason.LOST]
     ended = (
         attempt.ended_at
         or (None if attempt.reason else report.trained_at)
         or report.looked_at
         or datetime.now(timezone.utc)
     )
-    return max(min([ended, *ends.values()]), attempt.started_at)
+    return max(min([ended, *gone, *silent]), attempt.started_at)
 
 
 def _worked_on_unheard(attempt: Attempt, until: datetime, report: JobReport) -> bool:

@@ -25,13 +25,26 @@ _LAUNCHES_FOR = timedelta(minutes=1)
 _UNKNOWN = "-"
 
 
+def unprepared(report: JobReport) -> tuple[str, ...]:
+    """Return its machines that tell nothing yet: nobody has made them ready for attempts, nor have they themselves.
+
+    What the cloud starts in place of another while nobody supervises stays so until somebody does.
+    """
+    ready = {one.node_id for one in report.standing if one.status is not None}
+    ready |= {member.node_id for attempt in report.attempts for member in attempt.members}
+    fresh = {interval.node_id for interval in report.intervals if not interval.prepared} - ready
+    return tuple(node.id for node in report.nodes if node.id in fresh)
+
+
 def use_rows(report: JobReport) -> Rows:
     """Return a row for each GPU, and one for each machine; only the head when no node was asked."""
     rows: Rows = [("node", "what", "use", "memory", "temperature", "power", "remarks")]
     for node in report.standing:
         status = node.status
         if status is None:
-            rows.append((node.node_id, "does not answer", *[""] * 5))
+            waits = "is being prepared" if report.supervisor is not None else "not prepared: nobody supervises"
+            silent = waits if node.node_id in unprepared(report) else "does not answer"
+            rows.append((node.node_id, silent, *[""] * 5))
             continue
         rows += [(node.node_id, *_gpu_cells(gpu)) for gpu in status.gpus]
         if status.host is not None:
@@ -47,6 +60,7 @@ def use_json(report: JobReport) -> list[dict[str, Any]]:
         {
             "node": node.node_id,
             "answers": node.status is not None,
+            "prepared": node.node_id not in unprepared(report),
             "gpus": codec.plain(node.status.gpus) if node.status else [],
             "host": codec.plain(node.status.host) if node.status else None,
             "unhealthy": node.status.unhealthy if node.status else None,

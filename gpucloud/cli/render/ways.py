@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from gpucloud.cli.render.bills import left_amount
+from gpucloud.cli.render.use import unprepared
 from gpucloud.domain.job.quantities import counted, format_moment, format_most, format_span, format_usd
 from gpucloud.domain.node.output import advice_for
 from gpucloud.domain.state.order import OWN, Onward
@@ -124,7 +125,7 @@ def going_on_line(report: JobReport) -> str | None:
     step = f" ({report.unit_of(attempt).named(attempt.last_step)})" if attempt.last_step is not None else ""
     stands = "has lost a machine" if report.lost_machines else f"trains on {counted(len(report.nodes), 'machine')}"
     on = f"attempt {attempt.number} {stands}{step}"
-    on += f"; {', '.join(report.unanswered)} {_does_not(report)} answer" if report.unanswered else ""
+    on = "; ".join([on, *_unheard(report)])
     if report.last_supervisor is None or report.written_at is None:
         return f"{report.job} goes on: {on}"
     seen = format_moment(report.written_at, report.looked_at)
@@ -174,7 +175,7 @@ def _ways_on(report: JobReport) -> list[str]:
         return [f"it is to end, and nobody sees to that: gpucloud down {report.job} does"]
     if report.kind is ConditionKind.SILENT:
         return [f"look after it: {ways}"]
-    told = [f"{', '.join(report.unanswered)} {_does_not(report)} answer"] if report.unanswered else []
+    told = _unheard(report, f": {_train(report)} prepares ")
     if report.kind is ConditionKind.LEFT and report.has_failed_there:
         start = from_where(report.checkpoint)
         told.append(f"see why: gpucloud logs {report.job}")
@@ -291,18 +292,32 @@ def _ago(report: JobReport) -> str:
 
 def _unheard_since(report: JobReport) -> str:
     """Return the step that was told last, and that its machines have not answered since."""
-    machines = "its machine" if len(report.unanswered) == 1 else f"its {len(report.unanswered)} machines"
+    silent = _silent(report)
+    machines = "its machine" if len(silent) == 1 else f"its {len(silent)} machines"
     reached = report.reached
     if reached is None or reached.at is None:
         step = f" at {reached.counts.named(reached.step)}" if reached is not None else ""
-        return f"{step}; {machines} {_does_not(report)} answer"
-    have = "has" if len(report.unanswered) == 1 else "have"
+        return f"{step}; {machines} {'does' if len(silent) == 1 else 'do'} not answer"
+    have = "has" if len(silent) == 1 else "have"
     at = format_moment(reached.at, report.looked_at)
     return f" at {reached.counts.named(reached.step)} ({at}); {machines} {have} not answered since"
 
 
-def _does_not(report: JobReport) -> str:
-    return "does not" if len(report.unanswered) == 1 else "do not"
+def _unheard(report: JobReport, prepares: str = "") -> list[str]:
+    """Return which machines do not answer, and which nobody has prepared for that; `prepares` is what does."""
+    silent, fresh = _silent(report), [one for one in report.unanswered if one in unprepared(report)]
+    told = [f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer"] if silent else []
+    if fresh:
+        are, them = ("is", "it") if len(fresh) == 1 else ("are", "them")
+        does = f"{prepares}{them}" if prepares else ""
+        told.append(f"{', '.join(fresh)} {are} not prepared, since nobody supervises{does}")
+    return told
+
+
+def _silent(report: JobReport) -> list[str]:
+    """Return the machines that were asked and do not answer, though they were once prepared for that."""
+    fresh = unprepared(report)
+    return [one for one in report.unanswered if one not in fresh]
 
 
 def _once_mended(report: JobReport) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from gpucloud.domain.checkpoint.manifest import Why
 from gpucloud.domain.job.quantities import format_span
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.money.budget import PrepaidRule
@@ -104,16 +105,36 @@ def _news(
 def _interruption(
     attempt: Attempt, node: NodeSnapshot | None, snapshot: Snapshot, limits: Limits
 ) -> InterruptionKind | None:
-    if node is None:
-        return InterruptionKind.LOST
-    if has_notice(node) and not is_gone(node):
+    if node is not None and has_notice(node) and not is_gone(node):
         return InterruptionKind.NOTICE
-    if is_gone(node):
+    if node is None or is_gone(node):
         # What ended by our own choice or by the shut-off was not interrupted by the cloud.
-        ours = node.node.end_cause in (EndCause.SCHEDULE, EndCause.CHOICE)
-        return None if ours else InterruptionKind.LOST
+        cause = node.node.end_cause if node is not None else EndCause.INTERRUPTED
+        if cause in (EndCause.SCHEDULE, EndCause.CHOICE):
+            return None
+        told = cause is EndCause.INTERRUPTED and _left_unheard(attempt, node, snapshot)
+        return InterruptionKind.NOTICE if told else InterruptionKind.LOST
     frozen = not is_over(attempt, node) and believed_dead(node, snapshot, limits)
     return InterruptionKind.FROZEN if frozen else None
+
+
+def _left_unheard(attempt: Attempt, node: NodeSnapshot | None, snapshot: Snapshot) -> bool:
+    """Whether the machine went while nobody supervised, and its attempt had saved on a notice and left.
+
+    The checkpoint is all that is left of such a notice. One is also saved so where the cloud only recommends to leave:
+    then the attempt's other machines still work.
+    """
+    saved, before, owner = (
+        snapshot.checkpoint or snapshot.state.checkpoint,
+        snapshot.state.attempts[:-1],
+        snapshot.state.owner,
+    )
+    known = 0 if attempt.begun_anew else max((one.saved_step or 0 for one in before), default=0)
+    ended_at = node.node.ended_at if node is not None else None
+    is_news = ended_at is not None and owner is not None and ended_at >= owner.since
+    if is_news or saved is None or saved.why is not Why.NOTICE or saved.step <= known:
+        return False
+    return all(is_over(attempt, member) for member in members_of(attempt, snapshot))
 
 
 def _close(

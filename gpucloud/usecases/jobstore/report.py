@@ -23,6 +23,7 @@ from gpucloud.domain.state.state import (
     JobStatus,
     MissingOutput,
     Quarantine,
+    UsageInterval,
 )
 from gpucloud.domain.supervision.budget import Resumption
 from gpucloud.domain.supervision.membership import unit_of
@@ -65,6 +66,8 @@ class JobReport:
     """Those that are alive."""
     charges: tuple[Charge, ...]
     """All so far."""
+    intervals: tuple[UsageInterval, ...] = ()
+    """The lives of all its machines, those that are off too."""
     cooldowns: tuple[Cooldown, ...]
     quarantined: tuple[Quarantine, ...] = ()
     tags: tuple[tuple[str, str], ...] = ()
@@ -162,10 +165,8 @@ class JobReport:
 
     @property
     def ran_out(self) -> bool:
-        """Whether nothing runs any more of its open attempt on machines that still live, and nobody has seen to that.
-
-        By the word of those that answer: what one that does not answer runs has no more peers once a rank has failed.
-        """
+        """Whether nothing runs any more of its open attempt on machines that live, and nobody has seen to that."""
+        # By the word of those that answer: what runs on one that does not has no more peers once a rank has failed.
         attempt = self.open_attempt
         if attempt is None or self.supervisor is not None or self.status.ended or self._is_trained(attempt):
             return False
@@ -177,10 +178,8 @@ class JobReport:
 
     @property
     def has_failed_there(self) -> bool:
-        """Whether nobody supervises it, and its script has failed by its own error: whoever takes it next ends it.
-
-        Not where a machine is off, or does not answer: its ranks may have failed for that.
-        """
+        """Whether nobody supervises it, and its script has failed by its own error: whoever takes it next ends it."""
+        # Not where a machine is off, or does not answer: its ranks may have failed for that.
         outcomes = {part.outcome for part in self._parts().values()}
         whole = self.ran_out and not self.lost_machines and not self.unanswered
         return whole and Outcome.FAILED in outcomes and EXCUSED.isdisjoint(outcomes)
@@ -405,6 +404,7 @@ def report(
         paid_until=state.paid_until,
         nodes=group.alive,
         charges=charges,
+        intervals=state.nodes,
         cooldowns=() if state.status.ended else state.cooldowns,
         quarantined=state.quarantined,
         tags=state.tags,

@@ -347,15 +347,25 @@ def _lost(snapshot: Snapshot) -> str:
 
 
 def _interrupted(interruption: Interruption, snapshot: Snapshot, directory: CheckpointDirectory | None) -> str:
+    node_id, owner = interruption.node_id, snapshot.state.owner
+    alive = {node.id for node in snapshot.group.alive}
+    ended_at = next((one.ended_at for one in snapshot.state.nodes if one.node_id == node_id), None)
+    since = f"at {format_moment(ended_at, snapshot.now)}" if ended_at is not None else "before it was looked at"
+    is_old = ended_at is not None and owner is not None and ended_at < owner.since
     match interruption.kind:
         case InterruptionKind.NOTICE if interruption.attempt is None:
-            return f"{interruption.node_id} has a notice: it has no part in an attempt"
+            return f"{node_id} has a notice: it has no part in an attempt"
+        case InterruptionKind.NOTICE if node_id not in alive:
+            saved = snapshot.checkpoint or snapshot.state.checkpoint
+            return f"{node_id} was interrupted {since}: it had a notice, on which {saved} was saved"
         case InterruptionKind.NOTICE:
-            return f"{interruption.node_id} has a notice: {_on_notice(snapshot, directory)}"
+            return f"{node_id} has a notice: {_on_notice(snapshot, directory)}"
+        case InterruptionKind.LOST if is_old:
+            return f"{node_id} went {since}: nobody supervised then, and no word of a notice is left"
         case InterruptionKind.LOST:
-            return f"{interruption.node_id} is gone without notice"
+            return f"{node_id} is gone without notice"
         case InterruptionKind.FROZEN:
-            return f"{interruption.node_id} does not answer, and nothing else shows that it lives: it is given up"
+            return f"{node_id} does not answer, and nothing else shows that it lives: it is given up"
 
 
 def _on_notice(snapshot: Snapshot, directory: CheckpointDirectory | None) -> str:
