@@ -55,7 +55,7 @@ def closed(*before: Attempt, unheard: Attempt = HEARD, checkpoint: CheckpointRef
         (
             InterruptionKind.NOTICE,
             -60,
-            "a was interrupted at 11:59:00 UTC: it had a notice, on which step 400 was saved",
+            "a was interrupted at 11:59:00 UTC: it had a notice, and saved step 400",
         ),
         (InterruptionKind.LOST, -60, "a went at 11:59:00 UTC: nobody supervised then, and no word of a notice is left"),
         (InterruptionKind.LOST, -1, "a is gone without notice"),

@@ -607,7 +607,7 @@ def test_no_sum_is_named_for_spot_machines_on_which_fewer_than_nine_in_ten_come_
 def test_what_says_how_much_work_a_job_is_is_named_by_its_own_key_and_the_job_is_taken_without(
     work: timedelta | None, way: str
 ) -> None:
-    small = Model(params=10**9, tokens=10**11, precision=Precision.FP16)
+    small = Model(params=10**8, tokens=10**12, precision=Precision.FP16)
     asked = replace(JOB, work=work, model=small, deadline=None, budget_usd=Decimal(20))
     with pytest.raises(PlanRefused) as caught:
         estimated(asked, V100)
@@ -616,7 +616,7 @@ def test_what_says_how_much_work_a_job_is_is_named_by_its_own_key_and_the_job_is
 
 
 def test_fewer_nodes_are_advised_where_one_could_be_paid_for() -> None:
-    for usd, advised in (("0.30", False), ("2", True)):
+    for usd, advised in (("0.20", False), ("2", True)):
         asked = replace(JOB, work=None, deadline=None, resources=Resources(nodes=8), budget_usd=Decimal(usd))
         with pytest.raises(PlanRefused) as caught:
             estimated(asked, V100)

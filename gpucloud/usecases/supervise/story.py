@@ -140,11 +140,9 @@ def tell_story(  # noqa: C901, PLR0911, PLR0912  (one flat match)
 
 
 def is_noticeable(until: datetime, told: datetime | None) -> bool:
-    """Whether somebody would want to know of the shut-off: it comes sooner, or so much later that it matters.
-
-    What is charged moves it by seconds, and at a budget's end it is renewed every few of them. A time that was told
-    must not be too late by more than that.
-    """
+    """Whether somebody would want to know of the shut-off: it comes sooner, or so much later that it matters."""
+    # What is charged moves it by seconds, and at a budget's end it is renewed every few of them: a time that was told
+    # must not be too late by more than that.
     return told is None or told - until >= _SOONER or until - told >= _LATER
 
 
@@ -221,8 +219,7 @@ def brought_lines(brought: Brought) -> tuple[str, ...]:
 
 def brought_line(path: str) -> str:
     """Return where an output came home to, and whether there is anything in it."""
-    folder = Path(path)
-    is_bare = folder.is_dir() and not any(folder.iterdir())
+    is_bare = (folder := Path(path)).is_dir() and not any(folder.iterdir())
     return f"brought home: {path}{', an empty folder: the script wrote nothing into it' if is_bare else ''}"
 
 
@@ -347,21 +344,18 @@ def _lost(snapshot: Snapshot) -> str:
 
 
 def _interrupted(interruption: Interruption, snapshot: Snapshot, directory: CheckpointDirectory | None) -> str:
-    node_id, owner = interruption.node_id, snapshot.state.owner
-    alive = {node.id for node in snapshot.group.alive}
-    ended_at = next((one.ended_at for one in snapshot.state.nodes if one.node_id == node_id), None)
-    since = f"at {format_moment(ended_at, snapshot.now)}" if ended_at is not None else "before it was looked at"
-    is_old = ended_at is not None and owner is not None and ended_at < owner.since
+    node_id, state, saved = interruption.node_id, snapshot.state, snapshot.checkpoint or snapshot.state.checkpoint
+    ended_at = next((one.ended_at for one in state.nodes if one.node_id == node_id), None)
+    at = f" at {format_moment(ended_at, snapshot.now)}" if ended_at is not None else ""
     match interruption.kind:
         case InterruptionKind.NOTICE if interruption.attempt is None:
             return f"{node_id} has a notice: it has no part in an attempt"
-        case InterruptionKind.NOTICE if node_id not in alive:
-            saved = snapshot.checkpoint or snapshot.state.checkpoint
-            return f"{node_id} was interrupted {since}: it had a notice, on which {saved} was saved"
+        case InterruptionKind.NOTICE if ended_at is not None:
+            return f"{node_id} was interrupted{at}: it had a notice, and saved {saved}"
         case InterruptionKind.NOTICE:
             return f"{node_id} has a notice: {_on_notice(snapshot, directory)}"
-        case InterruptionKind.LOST if is_old:
-            return f"{node_id} went {since}: nobody supervised then, and no word of a notice is left"
+        case InterruptionKind.LOST if ended_at is not None and state.owner is not None and ended_at < state.owner.since:
+            return f"{node_id} went{at}: nobody supervised then, and no word of a notice is left"
         case InterruptionKind.LOST:
             return f"{node_id} is gone without notice"
         case InterruptionKind.FROZEN:
