@@ -322,9 +322,8 @@ def _why_replaced(node_id: str, snapshot: Snapshot) -> str:
 def _from(snapshot: Snapshot) -> str:
     """Return from which step an attempt after others goes on."""
     saved = snapshot.checkpoint or snapshot.state.checkpoint
-    if not snapshot.state.attempts:
-        return ""
-    return f"after {saved} " if saved is not None else "from the beginning "
+    start = f"after {saved} " if saved is not None else "from the beginning "
+    return start if snapshot.state.attempts else ""
 
 
 def _added(snapshot: Snapshot, directory: CheckpointDirectory | None) -> str:
@@ -348,12 +347,11 @@ def _interrupted(interruption: Interruption, snapshot: Snapshot, directory: Chec
     ended_at = next((one.ended_at for one in state.nodes if one.node_id == node_id), None)
     at = f" at {format_moment(ended_at, snapshot.now)}" if ended_at is not None else ""
     match interruption.kind:
-        case InterruptionKind.NOTICE if interruption.attempt is None:
-            return f"{node_id} has a notice: it has no part in an attempt"
         case InterruptionKind.NOTICE if ended_at is not None:
             return f"{node_id} was interrupted{at}: it had a notice, and saved {saved}"
         case InterruptionKind.NOTICE:
-            return f"{node_id} has a notice: {_on_notice(snapshot, directory)}"
+            beside = "it has no part in an attempt" if interruption.attempt is None else None
+            return f"{node_id} has a notice: {beside or _on_notice(snapshot, directory)}"
         case InterruptionKind.LOST if ended_at is not None and state.owner is not None and ended_at < state.owner.since:
             return f"{node_id} went{at}: nobody supervised then, and no word of a notice is left"
         case InterruptionKind.LOST:
