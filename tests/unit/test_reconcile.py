@@ -1102,7 +1102,9 @@ def test_a_refusal_from_before_the_job_turned_to_the_pool_says_nothing():
 
 def test_without_any_pool_the_job_waits_at_no_cost_and_gives_up_after_an_hour():
     waiting = snapshot(group_size=0, state=state(cooldowns=(cooldown(),)))
-    assert decide(GOAL, waiting, RULES) == Wait(why="no capacity: asking again at 12:04:00 UTC")
+    assert decide(GOAL, waiting, RULES) == Wait(
+        why="no capacity: asking again at 12:04:00 UTC, and until 12:59:00 UTC at the most"
+    )
     late = snapshot(group_size=0, state=state(cooldowns=(cooldown(ago=3600),)))
     assert decide(GOAL, late, RULES) == Finish(
         reason=ExitReason.NO_CAPACITY,

@@ -223,7 +223,8 @@ def _nothing_left(snapshot: Snapshot, limits: Limits) -> Action:
     cooling = [c for c in snapshot.state.cooldowns if c.until > snapshot.now]
     last = max(cooling, key=lambda c: c.until)
     ended = [interval.ended_at for interval in snapshot.state.nodes if interval.ended_at is not None]
-    waited = snapshot.now - max([min(c.first_at for c in cooling), *ended])
+    since = max([min(c.first_at for c in cooling), *ended])
+    waited = snapshot.now - since
     never = _never(snapshot)
     if never is not None:
         return never
@@ -232,7 +233,8 @@ def _nothing_left(snapshot: Snapshot, limits: Limits) -> Action:
         message = f"no pool had machines for {hours:.1f} h; the last said: {last.message} ({last.code})"
         return Finish(reason=ExitReason.NO_CAPACITY, message=message)
     until = min(c.until for c in cooling)
-    return Wait(why=f"{NO_CAPACITY}: asking again at {format_moment(until, snapshot.now)}")
+    again, last_at = (format_moment(at, snapshot.now) for at in (until, since + limits.patience))
+    return Wait(why=f"{NO_CAPACITY}: asking again at {again}, and until {last_at} at the most")
 
 
 def _never(snapshot: Snapshot) -> Finish | None:

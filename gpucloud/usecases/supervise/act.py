@@ -297,8 +297,6 @@ class Actor:
     watcher: Watcher
     _announcements: Announcements = field(default_factory=Announcements)
     _shortage: Shortage = field(default_factory=Shortage)
-    _told_until: datetime | None = None
-    """Until when the machines are paid, as it was told last."""
 
     def act(self, action: Action, snapshot: Snapshot, goal: Goal) -> None:
         """Do it. Errors of the cloud and of nodes come through as GpucloudError."""
@@ -306,14 +304,12 @@ class Actor:
         limits, directory = self.services.rules.limits, self.services.job.checkpoint.directory
         if all_silent(snapshot, limits):  # it may be us: in another network a laptop has an address that is not let in
             self.machine_provisioner.come_back(snapshot.now)
-        told = tell_story(action, snapshot, directory, self._told_until, limits)
-        lines = self._shortage.told(action, snapshot, goal.nodes, told)
+        line = tell_story(action, snapshot, directory, self._shortage.told_until, limits)
         arms = isinstance(action, Arm)  # nobody is paid until a time that the cloud has not heard of
-        self._tell(*news, *(() if arms else lines))
+        self._tell(*news, *(() if arms else self._shortage.told(action, snapshot, goal.nodes, line)))
         self._do(action, snapshot, goal)
-        if lines and isinstance(action, Arm):
-            self._tell(*lines)
-            self._told_until = action.until
+        if arms:
+            self._tell(*self._shortage.told(action, snapshot, goal.nodes, line))
 
     def _tell(self, *lines: str | None) -> None:
         for line in lines:

@@ -386,40 +386,52 @@ _COMES_WITHIN = timedelta(seconds=10)
 class Shortage:
     """Which pools have refused was told once each; a try is told when machines come of it, or are waited for."""
 
+    told_until: datetime | None = None
+    """Until when the machines are paid, as it was told last."""
     _refused: set[tuple[Pool, str]] = field(default_factory=set)
-    _tries: list[str] = field(default_factory=list)
-    """What would be told of the try that goes on."""
+    _tries: dict[type[Action], tuple[Action, str]] = field(default_factory=dict)
+    """What would be told of the try that goes on: the newest action of each kind."""
     _since: datetime | None = None
     _counted: int = 0
     _told: bool = False
     """Whether it was told that the refusing pools are asked again."""
 
     def told(self, action: Action, snapshot: Snapshot, nodes: int, line: str | None) -> tuple[str, ...]:
-        """Return the lines of the story for an action of a job that wants so many nodes; `line` is the action's own."""
-        lines, counted = (line,) if line else (), len(snapshot.group.counted)
+        """Return the lines of the story for an action of a job that wants so many nodes; `line` is the action's own.
+
+        An `Arm` is given once the cloud has it. While an attempt goes on it is of its machines, and of no try.
+        """
+        news, counted = ((action, line),) if line else (), len(snapshot.group.counted)
+        renews = isinstance(action, Arm) and snapshot.state.attempt is not None
         match action:
             case CoolDown(pool=pool, code=code):
                 known = (pool, code) in self._refused
                 self._refused.add((pool, code))
                 self._tries.clear()
-                return () if known else lines
-            case Move() | Arm() | Resize() if self._refused and not self._gives_back(action, snapshot):
+                return () if known else self._say(*news)
+            case Move() | Arm() | Resize() if self._refused and not renews and not self._gives_back(action, snapshot):
                 if isinstance(action, Move) or not self._tries:
                     self._tries.clear()
                     self._since, self._counted = snapshot.now, counted
-                self._tries += lines
+                self._tries.update({type(one): (one, said) for one, said in news})
                 return ()
             case Wait(why=why) if self._refused and not self._told and why.startswith(NO_CAPACITY):
                 self._told = True
-                return (f"{why}, and again until there is some; until then only what changes is told",)
+                return (f"{why}; until then only what changes is told",)
         late = self._since is not None and snapshot.now - self._since >= _COMES_WITHIN and snapshot.group.size > 0
-        tries = tuple(self._tries) if late or counted > self._counted else ()
+        tries = tuple(self._tries.values()) if late or counted > self._counted else ()
         if tries:
             self._tries.clear()
         if isinstance(action, OpenAttempt) or counted >= nodes > 0:
             self._refused.clear()
             self._told = False
-        return (*tries, *lines)
+        return self._say(*tries, *news)
+
+    def _say(self, *news: tuple[Action, str]) -> tuple[str, ...]:
+        for action, _ in news:
+            if isinstance(action, Arm):
+                self.told_until = action.until
+        return tuple(line for _, line in news)
 
     @staticmethod
     def _gives_back(action: Action, snapshot: Snapshot) -> bool:
