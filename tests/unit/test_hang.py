@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 
 import pytest
 
+from gpucloud.domain.job.quantities import parse_span
 from gpucloud.domain.node.status import Outcome, Stop
 from gpucloud.domain.state.state import ExitReason
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import CloseAttempt, EndAttempt, Wait
-from gpucloud.domain.supervision.membership import hang_limit, hung
+from gpucloud.domain.supervision.membership import hang_limit, hung, patience
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.snapshot import Goal, Limits, Rules
-from gpucloud.usecases.supervise.act import Announcements
+from gpucloud.usecases.supervise.act import Announcements, hang_words
 from tests.unit.worlds import NOW, opened, part, snapshot, state, up
 
 GOAL, RULES = Goal(nodes=1, budget_usd=Decimal(1)), Rules()
@@ -113,8 +116,10 @@ def test_an_attempt_that_hung_is_followed_by_another_however_its_ranks_ended(out
 
 
 def test_what_is_taken_for_a_hang_is_told_once_and_again_when_it_is_longer():
-    told = "taken for a hang, and started again from its checkpoint: "
-    usual, announcements = ", or 5 times its usual step where that is longer", Announcements()
+    told = "taken for a hang, and started again, from a checkpoint where it has one: "
+    usual = ", or 5 times its usual step or 1.5 times its longest where that is longer"
+    twice = ", or 10 times its usual step or 3 times its longest where that is longer"
+    announcements = Announcements()
 
     def news(*attempts, **progress):
         node = up("a", part(attempts[-1].number, step=9, **progress))
@@ -128,7 +133,7 @@ def test_what_is_taken_for_a_hang_is_told_once_and_again_when_it_is_longer():
     assert news(over(ExitReason.INTERRUPTED), opened("a", number=2), step_seconds=0.4) == []
     slow = "; longer now, for the attempt before may have been slow alone"
     assert news(over(ExitReason.HUNG), opened("a", number=2), step_seconds=0.4) == [
-        f"{told}no first step within 1 h, then none for 2 min{usual}{slow}"
+        f"{told}no first step within 1 h, then none for 2 min{twice}{slow}"
     ]
 
 
@@ -139,6 +144,25 @@ def test_of_a_script_of_which_no_step_is_read_nothing_is_taken_for_a_hang():
 
     assert news(phase="script", step_seconds=None) == []
     assert news(phase="output", step_seconds=0.5) == [
-        "taken for a hang, and started again from its checkpoint: no other step in the output for 10 min,"
-        " longer where its steps are"
+        "taken for a hang, and started again, from a checkpoint where it has one: no other step in the output for"
+        " 10 min, or 5 times its usual step or 1.5 times its longest where that is longer"
     ]
+
+
+@pytest.mark.parametrize("phase", ["train", "output"])
+@pytest.mark.parametrize(("hangs", "usual", "longest"), [(0, 5, 1.5), (1, 10, 3.0), (5, 160, 48.0)])
+def test_what_is_told_to_be_taken_for_a_hang_is_what_is(phase, hangs, usual, longest):
+    before = tuple(over(ExitReason.HUNG, number) for number in range(1, hangs + 1))
+    limits = Limits()
+
+    def limit(step, longest_s=None):
+        attempts = (*before, opened("a", number=hangs + 1, longest_step_s=longest_s))
+        stands = part(hangs + 1, step=9, phase=phase, step_seconds=step).shown
+        words = hang_words(stands, attempts, limits)
+        assert f"or {usual} times its usual step or {longest:g} times its longest" in words
+        least = re.search(r"for ([^,]*), or", words)[1]
+        assert parse_span(least) == patience(replace(stands, step_seconds=0.1), (*before, opened("a")), limits)
+        return patience(stands, attempts, limits).total_seconds()
+
+    assert limit(1000.0) == 1000.0 * usual
+    assert limit(0.4, 5000.0) == 5000.0 * longest

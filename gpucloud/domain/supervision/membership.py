@@ -377,7 +377,7 @@ def _p95(spans: Sequence[timedelta], guess: timedelta) -> timedelta:
 _TRAINING = ("start", "train")
 _REPORT = "what takes longer belongs in `with run.phase(...)`"
 _LONGEST_START = 4  # times the limit
-_AGAIN = 1.5  # times the longest step that came: the next evaluation may take somewhat longer
+AGAIN = 1.5  # times the longest step that came: the next evaluation may take somewhat longer
 
 
 def hung(attempt: Attempt, snapshot: Snapshot, limits: Limits) -> str | None:
@@ -406,7 +406,7 @@ def patience(progress: Progress, attempts: tuple[Attempt, ...], limits: Limits) 
     """
     if progress.phase == OUTPUT and progress.step_seconds is not None:
         known = hang_limit(progress.step_seconds, attempts, limits)
-        return max(limits.hang_printed, known, span_of(_AGAIN * (progress.longest_s or 0.0)))
+        return max(limits.hang_printed, known, span_of(AGAIN * (progress.longest_s or 0.0)))
     if progress.phase not in _TRAINING:
         return None
     if progress.phase == "start" or progress.step_seconds is None:
@@ -421,9 +421,9 @@ def hang_limit(step_seconds: float, attempts: tuple[Attempt, ...], limits: Limit
     report, the job comes through. Once a step has come after so long, in any attempt, one may take that long again.
     """
     longest = max((attempt.longest_step_s or 0.0 for attempt in attempts), default=0.0)
-    seconds = max(limits.hang_steps * step_seconds, _AGAIN * longest)
+    seconds = max(limits.hang_steps * step_seconds, AGAIN * longest)
     once = max(limits.hang_at_least, span_of(seconds))
-    return once * (1 << min(10, hangs_in_a_row(attempts)))
+    return once * longer_by(attempts)
 
 
 def start_limit(attempts: tuple[Attempt, ...], limits: Limits) -> timedelta:
@@ -432,7 +432,12 @@ def start_limit(attempts: tuple[Attempt, ...], limits: Limits) -> timedelta:
     Doubled for each attempt in a row that hung, four times `start` at most: such an attempt saves nothing, and what
     rightly takes longer can be reported as a phase.
     """
-    return limits.start * min(_LONGEST_START, 1 << min(10, hangs_in_a_row(attempts)))
+    return limits.start * min(_LONGEST_START, longer_by(attempts))
+
+
+def longer_by(attempts: tuple[Attempt, ...]) -> int:
+    """Return how many times as long as at first a step may take, for the attempts that hung."""
+    return 1 << min(10, hangs_in_a_row(attempts))
 
 
 def hangs_in_a_row(attempts: tuple[Attempt, ...]) -> int:

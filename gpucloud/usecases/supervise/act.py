@@ -48,10 +48,11 @@ from gpucloud.domain.supervision.capacity import PAUSING
 from gpucloud.domain.supervision.during import DRILL_WAITS
 from gpucloud.domain.supervision.elastic import AWAITING
 from gpucloud.domain.supervision.membership import (
+    AGAIN,
     all_silent,
-    hang_limit,
     hangs_in_a_row,
     is_gone,
+    longer_by,
     members_of,
     part_of,
     patience,
@@ -190,13 +191,14 @@ class Announcements:
 
 def hang_words(progress: Progress, attempts: tuple[Attempt, ...], limits: Limits) -> str:
     """Return what of a script that stands so is taken for a hang, what is done then, and why it has longer by now."""
-    told = "taken for a hang, and started again from its checkpoint:"
+    told, times = "taken for a hang, and started again, from a checkpoint where it has one:", longer_by(attempts)
+    least, usual, longest = limits.hang_at_least * times, f"{limits.hang_steps * times:g}", f"{AGAIN * times:g}"
+    first = f"no first step within {format_span(start_limit(attempts, limits))}, then none"
     if progress.phase == OUTPUT:
-        return f"{told} no other step in the output for {format_span(limits.hang_printed)}, longer where its steps are"
-    first, step = start_limit(attempts, limits), hang_limit(0.0, attempts, limits)
-    steps = f"{limits.hang_steps:g} times its usual step where that is longer"
-    slow = "; longer now, for the attempt before may have been slow alone" if hangs_in_a_row(attempts) else ""
-    return f"{told} no first step within {format_span(first)}, then none for {format_span(step)}, or {steps}{slow}"
+        first, least = "no other step in the output", max(limits.hang_printed, least)
+    slow = "; longer now, for the attempt before may have been slow alone" if times > 1 else ""
+    steps = f"{usual} times its usual step or {longest} times its longest where that is longer"
+    return f"{told} {first} for {format_span(least)}, or {steps}{slow}"
 
 
 def _how_it_saves(snapshot: Snapshot, policy: CheckpointPolicy | None) -> str | None:
