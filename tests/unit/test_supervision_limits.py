@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpucloud.domain.errors import NodeError, ProvisionError
+from gpucloud.domain.errors import LandingRefused, NodeError, ProvisionError
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.money.budget import PrepaidRule
 from gpucloud.domain.node.hardware import GpuSample
@@ -1026,6 +1026,45 @@ def test_outputs_that_do_not_come_from_a_host_of_the_users_own_stay_there_and_it
     assert home.stands(after, world.group, NOW) is Homecoming.DONE
     assert left_on_hosts(after) == (("h-1", f"code/{TREE}"),)
     assert left_on_hosts(replace(after, pool=world.state.pool, attempts=())) == ()
+
+
+def refuse(home):
+    def bring_home(*_):
+        raise LandingRefused("'A' and 'a' are one name here")
+
+    home.services.outputs = SimpleNamespace(bring_home=bring_home)
+
+
+REFUSED = f"{LIES}; it was refused here: 'A' and 'a' are one name here"
+
+
+def test_outputs_of_an_earlier_attempt_that_are_refused_here_stay_on_their_host():
+    home, told, world = unbrought(host())
+    refuse(home)
+    home.start(world)
+    home.pool.do()
+    after = home.with_rescued(world.state)
+    assert home.stands(after, world.group, NOW) is Homecoming.DONE
+    assert told[1:] == ["the outputs could not be brought home: 'A' and 'a' are one name here", REFUSED]
+    assert [missing_line(one) for one in after.missing_outputs] == [REFUSED]
+    assert left_on_hosts(after) == (("h-1", f"code/{TREE}"),)
+
+
+def test_outputs_of_the_last_attempt_that_are_refused_here_stay_on_their_host_and_are_asked_for_once():
+    where = host(state=NodeState.RUNNING, remains=False)
+    home, told, world = unbrought(where)
+    home.services.stored_outputs, home.pool = Outputs(0), InlinePool()
+    refuse(home)
+    running = replace(world.state.attempts[-1], reason=None)
+    world = replace(world, state=state(pool=OWN, attempts=(running,)))
+    home.start(world)
+    assert home.stands(world.state, world.group, NOW) is Homecoming.DONE
+    missing = home.brought(ExitReason.SUCCEEDED, world).missing
+    assert [missing_line(one) for one in missing] == [REFUSED]
+    assert told[-1] == REFUSED
+    closed = transitions.close_attempt(world.state, CloseAttempt(reason=ExitReason.SUCCEEDED), NOW, missing)
+    assert home.stands(closed, world.group, NOW) is Homecoming.DONE
+    assert left_on_hosts(closed) == (("h-1", f"code/{TREE}"),)
 
 
 @pytest.mark.parametrize("where", [gone("a"), host(remains=False)])

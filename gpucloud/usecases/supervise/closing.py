@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from gpucloud.domain.errors import LandingRefused, NodeError, StoreError
+from gpucloud.domain.job.quantities import format_span
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.node.member import workers_per_node
 from gpucloud.domain.node.node import GroupView, Node
@@ -40,6 +41,7 @@ _READS_FOR = timedelta(minutes=10)
 """At the end of an attempt, for what is left of all its output: who wants the job to end waits meanwhile."""
 _READ = Retry(first_s=2.0, factor=1.0, tries=3)
 _READ_ONCE = replace(_READ, tries=1)
+_Lost = tuple[MissingOutput, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,7 @@ class _Rescue:
 
     attempt: int
     node_id: str
-    lost: tuple[MissingOutput, ...]
+    lost: _Lost
     work: Future[Brought]
     until: datetime | None = None
     """When that machine is gone at the latest."""
@@ -58,9 +60,8 @@ class _Rescue:
 class OutputsHome:
     """Brings the outputs of an attempt home beside everything else; where that fails, into the store.
 
-    They lie on the node of rank 0; without it, there are none to bring. Where that machine goes while the job goes on,
-    or the job goes on elsewhere, they are brought beside the next attempt's start, which does not wait for them. Those
-    of an attempt that no other follows after all are brought before the machines end.
+    They lie on the node of rank 0. Where that goes while the job goes on, or the job goes on elsewhere, they come
+    beside the next attempt's start. Those of an attempt that no other follows are brought before the machines end.
     """
 
     services: Services
@@ -82,7 +83,7 @@ class OutputsHome:
     _rescue: _Rescue | None = None
     _rescued: dict[int, Brought] = field(default_factory=dict)
     """What came of machines that went, by the attempt."""
-    _left: dict[int, tuple[MissingOutput, ...]] = field(default_factory=dict)
+    _left: dict[int, _Lost] = field(default_factory=dict)
     """What did not come, by the attempt."""
     _billed: set[int] = field(default_factory=set)
     """Of which of them that is billed."""
@@ -118,8 +119,8 @@ class OutputsHome:
         if not self._work.done() and not self._stands_still(attempt, now):
             return Homecoming.ON_THE_WAY
         error = self._work.exception() if self._work.done() else None
-        if error is None and self._work.done():
-            return Homecoming.DONE
+        if self._work.done() and (error is None or isinstance(error, LandingRefused)):
+            return Homecoming.DONE  # no other try takes what may lie nowhere
         if error is not None and not isinstance(error, NodeError | StoreError):
             raise error
         self._failed_at = self._failed_at or now
@@ -142,8 +143,11 @@ class OutputsHome:
         """Return what became of the outputs of the attempt that is closed; that they are lost is said."""
         attempt, outputs = snapshot.state.attempts[-1], self.services.job.outputs
         work = self._work if self._attempt == attempt.number else None
-        if work is not None and work.done() and not work.exception():
+        error = work.exception() if work is not None and work.done() else None
+        if work is not None and work.done() and error is None:
             return work.result()
+        if isinstance(error, LandingRefused):
+            return Brought(missing=self._leave(attempt.number, self._lost(snapshot.state.attempts), error))
         if outputs and (_leaves(attempt, snapshot) or reason is ExitReason.RESCHEDULED):
             node = _answering(attempt, snapshot) if reason.retried else None
             attempts = snapshot.state.attempts
@@ -152,24 +156,20 @@ class OutputsHome:
             return Brought()
         self.watcher.story(f"the outputs of attempt {attempt.number} could not be brought home")
         if snapshot.state.pool.market is not Market.OWNED:
-            return self._nothing("could not be brought home")
-        self._left[attempt.number] = self._lost(snapshot.state.attempts)
-        return Brought(missing=self._left[attempt.number])
+            why = "could not be brought home"
+            return Brought(missing=tuple(MissingOutput(path=path, why=why) for path in outputs))
+        return Brought(missing=self._leave(attempt.number, self._lost(snapshot.state.attempts), error))
 
-    def lose(self, attempts: Sequence[Attempt]) -> tuple[MissingOutput, ...]:
+    def lose(self, attempts: Sequence[Attempt]) -> _Lost:
         """Tell which outputs of the last attempt nobody brings home, and return them."""
-        missing = self._lost(attempts)
-        self._tell(*map(missing_line, missing))
+        self._tell(*map(missing_line, missing := self._lost(attempts)))
         return missing
 
-    def rescue(self, attempts: Sequence[Attempt], node: Node) -> tuple[MissingOutput, ...]:
-        """Begin to bring what the last attempt wrote before its machine goes; nothing waits for that.
-
-        Return what is lost if this supervisor goes as well before it has come.
-        """
+    def rescue(self, attempts: Sequence[Attempt], node: Node) -> _Lost:
+        """Begin to bring what the last attempt wrote before its machine goes; return what is lost if it never comes."""
         return self._begin_rescue(attempts, node, f"before {node.id} goes", NOTICE + TAKEN_WITHIN)
 
-    def leave(self, attempts: Sequence[Attempt]) -> tuple[MissingOutput, ...]:
+    def leave(self, attempts: Sequence[Attempt]) -> _Lost:
         """Begin to bring what the last attempt wrote where the next one does not run, if that can be asked."""
         node = self.bootstrapper.known(attempts[-1].members[0].node_id)
         if node is None or not node.is_there:
@@ -178,7 +178,7 @@ class OutputsHome:
 
     def _begin_rescue(
         self, attempts: Sequence[Attempt], node: Node, words: str, lasts: timedelta | None = None
-    ) -> tuple[MissingOutput, ...]:
+    ) -> _Lost:
         attempt, lost = attempts[-1], self._lost(attempts)
         if attempt.number in self._rescued or (self._rescue is not None and self._rescue.attempt == attempt.number):
             return lost  # the attempt's end could not be written down, and is made once more
@@ -202,7 +202,7 @@ class OutputsHome:
         is_lost = last.number in self._left or group.there(last.members[0].node_id) is None
         return Homecoming.DONE if is_lost else Homecoming.NO
 
-    def _lost(self, attempts: Sequence[Attempt]) -> tuple[MissingOutput, ...]:
+    def _lost(self, attempts: Sequence[Attempt]) -> _Lost:
         return lost_outputs(attempts, self.services.job.outputs, self.bootstrapper.known)
 
     def give_up(self) -> None:
@@ -211,8 +211,15 @@ class OutputsHome:
         rescue, self._rescue = self._rescue, None
         if rescue is not None:
             self._try += 1
-            self._left[rescue.attempt] = rescue.lost
-            self._tell(*map(missing_line, rescue.lost))
+            self._leave(rescue.attempt, rescue.lost)
+
+    def _leave(self, attempt: int, lost: _Lost, error: BaseException | None = None) -> _Lost:
+        """Tell and return what nobody tries to bring any more; the next command may, where it stays on its host."""
+        if isinstance(error, LandingRefused):
+            lost = tuple(replace(one, why=f"{one.why}; it was refused here: {error}") for one in lost)
+        self._left[attempt] = lost
+        self._tell(*map(missing_line, lost))
+        return lost
 
     def is_beside(self, attempt: Attempt, node_id: str, tree: str) -> bool:
         """Whether what runs there on that tree of the code writes beside what the attempt wrote."""
@@ -253,8 +260,7 @@ class OutputsHome:
         if error is None:
             self._rescued[rescue.attempt] = rescue.work.result()
         elif isinstance(error, NodeError | StoreError):
-            self._left[rescue.attempt] = rescue.lost
-            self._tell(*map(missing_line, rescue.lost))
+            self._leave(rescue.attempt, rescue.lost, error)
         else:
             raise error
 
@@ -273,8 +279,7 @@ class OutputsHome:
     def _stands_still(self, attempt: Attempt, now: datetime) -> bool:
         """Whether nothing has arrived for long, with no error either: told once, and tried again as after one.
 
-        Schedules end their supervisors every few minutes: what stood still for one does so for the next, which tries
-        it for a moment all the same.
+        What stood still for one supervisor does so for the next, which tries it for a moment all the same.
         """
         if self._moved is None:
             since = self._still_since(attempt, now)
@@ -286,9 +291,8 @@ class OutputsHome:
         if not self._stalled and now - self._moved[1] >= limit and now - self._looked_at >= _AGAIN:
             self._stalled = True
             node, name = attempt.members[0].node_id, self.services.name
-            minutes = limit.total_seconds() / 60
             self.watcher.story(
-                f"the outputs stand still: nothing of them has come from {node} for {minutes:.0f} min;"
+                f"the outputs stand still: nothing of them has come from {node} for {format_span(limit)};"
                 f" while it is paid, `gpucloud cp -r {name}:{self.services.job.outputs[0]} .` asks for them too"
             )
         return self._stalled
@@ -304,15 +308,12 @@ class OutputsHome:
         host = self.services.shell.host(node)
         try:
             brought = self.services.outputs.bring_home(host, code, attempt.number, moves)
-        except LandingRefused as refused:  # no other try, and no other place, takes what may lie nowhere
-            self.watcher.story(f"the outputs could not be brought home: {refused}")
-            return self._nothing(f"could not be brought home: {refused}")
         except (NodeError, StoreError) as error:
             if number != self._try:
                 raise
             self.watcher.story(f"the outputs could not be brought home: {error}")
-            if self.services.stored_outputs is None:
-                raise
+            if self.services.stored_outputs is None or isinstance(error, LandingRefused):
+                raise  # no other place takes what may lie nowhere
             kept = self.services.stored_outputs.bring_home(host, code, attempt.number, moves)
             self._tell(
                 f"{len(kept.paths)} outputs are in the store instead, and come home when the job has ended;"
@@ -322,9 +323,6 @@ class OutputsHome:
             return Brought(missing=kept.missing)
         self._tell(*brought_lines(brought), *map(missing_line, brought.missing))
         return brought
-
-    def _nothing(self, why: str) -> Brought:
-        return Brought(missing=tuple(MissingOutput(path=path, why=why) for path in self.services.job.outputs))
 
     def _tell(self, *lines: str) -> None:
         for line in lines:
