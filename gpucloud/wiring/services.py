@@ -23,9 +23,9 @@ from gpucloud.domain.job.spec import Cloud as CloudName
 from gpucloud.domain.job.spec import Job
 from gpucloud.domain.market.learned import Tables
 from gpucloud.domain.node.bootstrap.wanted import ControllerWanted
+from gpucloud.domain.supervision.budget import rules_for
 from gpucloud.domain.supervision.deadline import Lesson
 from gpucloud.domain.supervision.self_driving import ORDER_VERSION, DriveOrder, Unable, order_key, parse_order, unable
-from gpucloud.domain.supervision.snapshot import rules_for
 from gpucloud.ports import Clock, DataSets, Shell
 from gpucloud.store import ObjectStore, open_store
 from gpucloud.store.contract import CountingStore, Tally

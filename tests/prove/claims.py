@@ -19,9 +19,9 @@ from gpucloud.domain.money.ledger import Charge, Terms
 from gpucloud.domain.node.node import EndCause, GroupView, NodeState
 from gpucloud.domain.offer import Pool, PricePoint
 from gpucloud.domain.state.state import ExitReason, JobState, JobStatus, Successor, UsageInterval
-from gpucloud.domain.supervision.budget import least_to_lower_to
+from gpucloud.domain.supervision.budget import least_to_lower_to, rules_for
 from gpucloud.domain.supervision.self_driving import arming
-from gpucloud.domain.supervision.snapshot import Rules, rules_for
+from gpucloud.domain.supervision.snapshot import Rules
 from gpucloud.domain.untrusted import COUNTED
 from gpucloud.store import ObjectStore
 from gpucloud.usecases.job.jobs import Asker

@@ -26,10 +26,10 @@ from gpucloud.domain.money.ledger import Terms, usd_for
 from gpucloud.domain.node.node import NO_GROUP, Fault, Refusal
 from gpucloud.domain.offer import Offer, PricePoint
 from gpucloud.domain.state.state import ExitReason, JobStatus, Owner, Successor, UsageInterval
-from gpucloud.domain.supervision.budget import Resumption, least_to_lower_to, overdue, resumption
+from gpucloud.domain.supervision.budget import Resumption, least_to_lower_to, overdue, resumption, rules_for
 from gpucloud.domain.supervision.capacity import cool_down, cooled
 from gpucloud.domain.supervision.self_driving import arming
-from gpucloud.domain.supervision.snapshot import DriveTrial, Limits, Rules, Supervising, goal_of, rules_for
+from gpucloud.domain.supervision.snapshot import DriveTrial, Limits, Rules, Supervising, goal_of
 from gpucloud.store import open_store
 from gpucloud.usecases.job.jobs import Asker, Prepaid, Unsupervised
 from gpucloud.usecases.job.passes import BudgetChanger, bring_closer, budget_standing, obey_here

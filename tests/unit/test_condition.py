@@ -45,10 +45,10 @@ from gpucloud.domain.supervision.action import (
     TearDown,
     Wait,
 )
-from gpucloud.domain.supervision.budget import Resumption
+from gpucloud.domain.supervision.budget import Resumption, rules_for
 from gpucloud.domain.supervision.membership import time_left
 from gpucloud.domain.supervision.self_driving import hands_over
-from gpucloud.domain.supervision.snapshot import Limits, Readiness, Rules, rules_for
+from gpucloud.domain.supervision.snapshot import Limits, Readiness, Rules
 from gpucloud.usecases.job.jobs import with_forecast, with_stored_outputs
 from gpucloud.usecases.jobstore.condition import (
     USUAL,

@@ -27,15 +27,17 @@ from gpucloud.domain.node.bootstrap.facts import Facts
 from gpucloud.domain.node.bootstrap.steps import CONTROLLER
 from gpucloud.domain.node.bootstrap.wanted import ControllerWanted, Wanted
 from gpucloud.domain.node.node import EndCause, GroupView
-from gpucloud.domain.node.status import Outcome
+from gpucloud.domain.node.status import Outcome, Stop
 from gpucloud.domain.state.order import Until
 from gpucloud.domain.state.state import ExitReason, JobStatus, UsageInterval
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import (
     Arm,
+    BringHome,
     CloseAttempt,
     CoolDown,
     Done,
+    EndAttempt,
     Finish,
     Move,
     OpenAttempt,
@@ -51,7 +53,7 @@ from gpucloud.domain.supervision.action import (
 )
 from gpucloud.domain.supervision.reconcile import TIME_IS_OVER, decide
 from gpucloud.domain.supervision.self_driving import ORDER_VERSION, DriveOrder, order_key, parse_order, unable, unkept
-from gpucloud.domain.supervision.snapshot import DriveTrial, Goal, PeerReport, Readiness, Rules
+from gpucloud.domain.supervision.snapshot import DriveTrial, Goal, Homecoming, PeerReport, Readiness, Rules
 from gpucloud.domain.supervision.transitions import as_listed
 from gpucloud.ports import Brought, ClusterSpec
 from gpucloud.store.directory import DirectoryStore
@@ -125,6 +127,39 @@ def test_paid_time_that_is_over_leaves_the_job_waiting_and_says_how_it_goes_on()
     assert decide(GOAL, snapshot(up("a"), up("b"), armed=NOW + timedelta(seconds=60)), RULES) == OpenAttempt(
         number=1, node_ids=("a", "b")
     )
+
+
+def test_results_are_put_into_the_store_before_a_machine_leaves_the_job_waiting():
+    ran = state(attempts=(opened("a", "b", reason=ExitReason.INTERRUPTED),))
+    over = snapshot(up("a"), up("b"), armed=NOW + timedelta(seconds=59), state=ran)
+
+    assert decide(GOAL, replace(over, homecoming=Homecoming.NO), RULES) == BringHome()
+    assert decide(GOAL, replace(over, homecoming=Homecoming.ON_THE_WAY), RULES) == Wait(why="bringing the outputs home")
+    assert decide(GOAL, over, RULES) == Pause(message=TIME_IS_OVER.format(job="digits"))
+    came = state(attempts=(opened("a", "b", reason=ExitReason.INTERRUPTED, outputs_came=True),))
+    assert decide(GOAL, replace(over, state=came), RULES) == Pause(
+        message="unattended time is over; `gpucloud train digits` or `reconcile` goes on;"
+        " its results so far are in its store, and come home when it ends"
+    )
+
+
+def test_a_script_with_results_is_asked_earlier_where_nobody_prolongs_the_time():
+    rules = replace(
+        RULES, prepaid_rule=replace(RULES.prepaid_rule, horizon=timedelta(hours=8), least=timedelta(minutes=10))
+    )
+    writes = replace(GOAL, has_outputs=True)
+
+    def wanted(seconds, goal=writes, leaves_s=20.0):
+        node = up("a", part(1))
+        node = replace(node, status=replace(node.status, leaves_s=leaves_s))
+        return decide(goal, running(node, up("b", part(1)), armed=NOW + timedelta(seconds=seconds)), rules)
+
+    asked = EndAttempt(how=Stop.SAVE, reason=ExitReason.INTERRUPTED)
+    assert (wanted(139), wanted(140)) == (asked, Wait(why="running"))
+    assert (wanted(119, leaves_s=None), wanted(121, leaves_s=None)) == (asked, Wait(why="running"))
+    assert wanted(139, replace(writes, has_outputs=False)) == Wait(why="running")
+    assert not isinstance(wanted(139, replace(writes, self_driving=False)), EndAttempt)
+    assert wanted(601, leaves_s=3600.0) == Wait(why="running")  # by when there is a start left, none is asked
 
 
 def test_ranks_that_saved_at_the_end_of_the_paid_time_are_interrupted_while_there_is_budget_and_else_at_its_end():

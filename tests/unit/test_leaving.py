@@ -8,7 +8,8 @@ import pytest
 
 from gpucloud.domain.checkpoint.layouts import KeepOrder, Leaving, Rule
 from gpucloud.domain.job.spec import CheckpointDirectory, CheckpointPolicy, OnNotice
-from gpucloud.domain.supervision.snapshot import Rules, rules_for
+from gpucloud.domain.supervision.budget import rules_for
+from gpucloud.domain.supervision.snapshot import Rules
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
 ORDER = KeepOrder(

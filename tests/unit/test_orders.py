@@ -26,8 +26,9 @@ from gpucloud.domain.state.order import (
 )
 from gpucloud.domain.state.state import Attempt, ExitReason, JobStatus, UsageInterval
 from gpucloud.domain.supervision.action import Done, Finish, TearDown
+from gpucloud.domain.supervision.budget import rules_for
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.snapshot import OUTSIDE, DriveTrial, Rules, Supervising, goal_of, rules_for
+from gpucloud.domain.supervision.snapshot import OUTSIDE, DriveTrial, Rules, Supervising, goal_of
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.orders import Orders
 from tests.fakes.clock import JumpingClock

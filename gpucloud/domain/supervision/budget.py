@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 
 from gpucloud.domain.job.quantities import format_span, format_usd, in_cents, span_of
+from gpucloud.domain.job.spec import CheckpointPolicy
 from gpucloud.domain.money.budget import PrepaidRule, Used, least_budget_usd, reserve_usd, sooner
 from gpucloud.domain.money.ledger import usd_for
 from gpucloud.domain.offer import Pool
@@ -86,6 +87,22 @@ def least_to_lower_to(state: JobState, standing: Standing, rules: Rules) -> Deci
 def least_to_go_on(state: JobState, standing: Standing, rules: Rules) -> Decimal:
     """Return the least budget with which a job without machines starts once more."""
     return standing.spent_usd + least_budget_usd(standing.needed, state.dearest_usd_per_hour, rules.prepaid_rule)
+
+
+_UPLOAD = timedelta(minutes=2)
+
+
+def rules_for(checkpoint: CheckpointPolicy, unattended: timedelta | None, rules: Rules) -> Rules:
+    """Return the cloud's rules for such a job.
+
+    Machines that nobody looks after are paid for the whole time at once. A script that saves by itself has all the time
+    that the cloud's rules give it; what it saved reaches the store after that.
+    """
+    if checkpoint.directory is not None:
+        rules = replace(rules, limits=replace(rules.limits, upload=_UPLOAD))
+    if unattended is None:
+        return rules
+    return replace(rules, prepaid_rule=replace(rules.prepaid_rule, horizon=unattended))
 
 
 def prepaid_rule_for(state: JobState, prepaid_rule: PrepaidRule) -> PrepaidRule:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import timedelta
 
 from gpucloud.domain.checkpoint.manifest import Why
-from gpucloud.domain.job.quantities import format_span
+from gpucloud.domain.job.quantities import format_span, span_of
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.money.budget import PrepaidRule
 from gpucloud.domain.node.node import EndCause
-from gpucloud.domain.node.status import EXCUSED, OUTPUT, UNTOLD, Outcome, Stop
+from gpucloud.domain.node.status import EXCUSED, LEAVES_SHARE, OUTPUT, UNTOLD, Outcome, Stop
 from gpucloud.domain.node.use import wasted
 from gpucloud.domain.state.state import Attempt, ExitReason, Interruption, InterruptionKind
 from gpucloud.domain.supervision.action import (
@@ -69,7 +69,7 @@ def during(attempt: Attempt, goal: Goal, snapshot: Snapshot, rules: Rules) -> Ac
         home = _bring_home(attempt, goal, snapshot, rules) if hears else None
         return home or CloseAttempt(reason=attempt.ending_reason or ExitReason.STOPPED)
     return (
-        _order(attempt, members, goal, snapshot, rules.limits)
+        _order(attempt, members, goal, snapshot, rules)
         or tell(snapshot)
         or _replace_unprepared(attempt, snapshot, rules.limits)
         or _replace_undying(attempt, snapshot, rules.limits)
@@ -230,9 +230,10 @@ _FIRMNESS = {Stop.NO: 0, Stop.SAVE: 1, Stop.ABORT: 2, Stop.KILL: 3}
 
 
 def _order(
-    attempt: Attempt, members: tuple[NodeSnapshot | None, ...], goal: Goal, snapshot: Snapshot, limits: Limits
+    attempt: Attempt, members: tuple[NodeSnapshot | None, ...], goal: Goal, snapshot: Snapshot, rules: Rules
 ) -> EndAttempt | None:
     """One member down means that the others cannot go on: they end now, not when their collectives give up."""
+    limits = rules.limits
     wanted = (
         _order_for_the_broken(attempt, members, snapshot, limits)
         or _order_for_the_unhealthy(attempt, snapshot, limits)
@@ -241,6 +242,7 @@ def _order(
         or _order_for_the_unprepared(attempt, snapshot, limits)
         or _order_for_the_user(attempt, goal, snapshot, limits)
         or _order_for_the_budget(attempt, goal, snapshot, limits)
+        or _order_for_the_results(attempt, goal, snapshot, rules)
         or _order_for_the_idle(attempt, goal, snapshot, limits)
         or _order_for_the_rescheduled(attempt, goal, snapshot, limits)
         or _order_for_the_resized(attempt, goal, snapshot, limits)
@@ -377,6 +379,23 @@ def _order_for_the_budget(attempt: Attempt, goal: Goal, snapshot: Snapshot, limi
     if not (spent or attempt.ending_reason is ExitReason.BUDGET):
         return None
     return EndAttempt(how=_how(attempt, snapshot, limits), reason=ExitReason.BUDGET)
+
+
+def _order_for_the_results(attempt: Attempt, goal: Goal, snapshot: Snapshot, rules: Rules) -> EndAttempt | None:
+    """Nobody prolongs the time of machines that drive their job: what they wrote needs some of it to reach the store.
+
+    So the attempt ends that much before it would for its last save alone.
+    """
+    until = snapshot.group.armed_until
+    if not (goal.self_driving and goal.has_outputs) or until is None:
+        return None
+    told = (node.status.leaves_s for node in members_of(attempt, snapshot) if node is not None and node.status)
+    leaves = span_of(max((seconds for seconds in told if seconds is not None), default=0.0))
+    rule = rules.prepaid_rule
+    ahead = min(leaves + rules.limits.results, LEAVES_SHARE * rule.horizon, rule.least)
+    if until - snapshot.now >= ahead:
+        return None
+    return EndAttempt(how=_how(attempt, snapshot, rules.limits), reason=ExitReason.INTERRUPTED)
 
 
 def _order_for_the_idle(attempt: Attempt, goal: Goal, snapshot: Snapshot, limits: Limits) -> EndAttempt | None:

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from gpucloud.domain.job.quantities import format_moment, format_span
 from gpucloud.domain.money.budget import PrepaidRule, may_launch, sooner
 from gpucloud.domain.state.order import Until
-from gpucloud.domain.state.state import Attempt, ExitReason
+from gpucloud.domain.state.state import Attempt, ExitReason, JobState
 from gpucloud.domain.supervision.action import (
     Action,
     Arm,
@@ -85,6 +85,7 @@ _ARMING = timedelta(seconds=15)
 """What may pass until the least time is armed and machines are asked for: else it would be armed anew for ever."""
 IN_USE = "waiting for GPUs that others use until"
 TIME_IS_OVER = "unattended time is over; `gpucloud train {job}` or `reconcile` goes on"
+RESULTS_ARE_KEPT = "; its results so far are in its store, and come home when it ends"
 
 
 def between(goal: Goal, snapshot: Snapshot, rules: Rules) -> Action:
@@ -233,10 +234,15 @@ def _own_capacity(goal: Goal, snapshot: Snapshot, rules: Rules) -> Action | None
     """
     until = snapshot.group.armed_until
     if not snapshot.group.exists or until is None or until - snapshot.now < rules.prepaid_rule.least:
-        return Pause(message=TIME_IS_OVER.format(job=snapshot.state.job))
+        return _results_first(snapshot) or Pause(message=_time_is_over(snapshot.state))
     if snapshot.group.size != goal.nodes:
         return Resize(size=goal.nodes)
     return _machines(goal, snapshot, rules)
+
+
+def _time_is_over(state: JobState) -> str:
+    kept = bool(state.attempts) and state.attempts[-1].outputs_came
+    return TIME_IS_OVER.format(job=state.job) + (RESULTS_ARE_KEPT if kept else "")
 
 
 def _machines(goal: Goal, snapshot: Snapshot, rules: Rules) -> Action | None:
@@ -388,11 +394,13 @@ def _after_the_end(goal: Goal, snapshot: Snapshot, rules: Rules) -> Action:
         return _hold(until, snapshot)
     if not goal.self_driving and _is_kept(goal, snapshot):
         return _keep(snapshot, rules.prepaid_rule)
-    if snapshot.homecoming is Homecoming.NO:
-        return BringHome()
-    if snapshot.homecoming is not Homecoming.DONE:
-        return Wait(why="bringing the outputs home")
-    return Done() if goal.self_driving else TearDown()
+    return _results_first(snapshot) or (Done() if goal.self_driving else TearDown())
+
+
+def _results_first(snapshot: Snapshot) -> BringHome | Wait | None:
+    if snapshot.homecoming is Homecoming.DONE:
+        return None
+    return BringHome() if snapshot.homecoming is Homecoming.NO else Wait(why="bringing the outputs home")
 
 
 def _keep(snapshot: Snapshot, prepaid_rule: PrepaidRule) -> Action:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -134,10 +134,8 @@ class Goal:
     machine neither move the shut-off nor give a machine up before it is interrupted. `give_up` is how many times its
     undisturbed cost a newly saved step may cost, None for whatever it costs. `saves_alone`: its script keeps a
     directory of checkpoints, and its ranks agree with nobody on a step to save. `checkpoint_none`: it saves nothing, as
-    the job file says. `policy` is how the deadline is kept,
-    None where there is none to keep or nothing to choose from; `tables` are the learned policy's, `work` what the job
-    file says of the work. The job asks for `nodes` machines; with `least_nodes` it also trains on fewer, on so many at
-    least (0: on all or none).
+    the job file says. `policy` is how the deadline is kept, None where there is none to keep or nothing to choose from;
+    `tables` are the learned policy's, `work` is the job file's. `least_nodes`: the fewest it trains on (0: all).
     """
 
     nodes: int
@@ -163,6 +161,7 @@ class Goal:
     checkpoint_none: bool = False
     uses_library: bool = False
     """Whether its script imports gpucloud.resume, as far as its code tells."""
+    has_outputs: bool = False
     saves_nothing: bool = False
     """Whether its script saves nothing, as its job file says, or as far as its code tells."""
     policy: Policy | None = None
@@ -240,6 +239,7 @@ class Limits:
     start: timedelta = timedelta(minutes=30)
     changeover: timedelta = timedelta(minutes=12)
     insist: timedelta = timedelta(minutes=1)
+    results: timedelta = timedelta(minutes=2)  # of paid time that nobody prolongs, for outputs to reach the store
     homing: timedelta = timedelta(minutes=10)
     """For outputs that cannot be brought anywhere: so long their machines' time is renewed for it."""
     in_use: timedelta = timedelta(minutes=2)
@@ -441,25 +441,10 @@ def goal_of(order: Order, who: Supervising) -> Goal:
         within_rights=on_machine and aws,
         give_up=job.checkpoint.give_up,
         saves_alone=job.checkpoint.directory is not None,
+        has_outputs=bool(job.outputs),
         uses_library=who.saving is Saving.RESUME,
         saves_nothing=who.saving in (Saving.NONE, Saving.NOTHING),
         checkpoint_none=job.checkpoint.none,
         policy=None if on_machine else job.deadline_policy,
         work=None if on_machine else job.work,
     )
-
-
-_UPLOAD = timedelta(minutes=2)
-
-
-def rules_for(checkpoint: CheckpointPolicy, unattended: timedelta | None, rules: Rules) -> Rules:
-    """Return the cloud's rules for such a job.
-
-    Machines that nobody looks after are paid for the whole time at once. A script that saves by itself has all the time
-    that the cloud's rules give it; what it saved reaches the store after that.
-    """
-    if checkpoint.directory is not None:
-        rules = replace(rules, limits=replace(rules.limits, upload=_UPLOAD))
-    if unattended is None:
-        return rules
-    return replace(rules, prepaid_rule=replace(rules.prepaid_rule, horizon=unattended))

@@ -33,10 +33,11 @@ from gpucloud.domain.supervision.budget import (
     least_to_lower_to,
     plain_usd,
     refusal,
+    rules_for,
     shutdown_at,
 )
 from gpucloud.domain.supervision.self_driving import Arming, arming, most_machines
-from gpucloud.domain.supervision.snapshot import Rules, rules_for
+from gpucloud.domain.supervision.snapshot import Rules
 from gpucloud.ports import Clock
 from gpucloud.usecases.checkpoint.checkpoints import StoredCheckpoints
 from gpucloud.usecases.job.jobs import Asker

@@ -27,8 +27,8 @@ from gpucloud.domain.state.order import (
     with_budget,
 )
 from gpucloud.domain.state.state import JobState
-from gpucloud.domain.supervision.budget import least_to_lower_to, prepaid_rule_for, refusal
-from gpucloud.domain.supervision.snapshot import Rules, Snapshot, rules_for
+from gpucloud.domain.supervision.budget import least_to_lower_to, prepaid_rule_for, refusal, rules_for
+from gpucloud.domain.supervision.snapshot import Rules, Snapshot
 from gpucloud.ports import Account, Clock, MarketData, NodeGroup, Signer
 from gpucloud.store import Conflict, ObjectStore
 from gpucloud.usecases.job.jobs import Kept, kept_of

@@ -107,7 +107,7 @@ class OutputsHome:
 
     def stands(self, state: JobState, group: GroupView, now: datetime) -> Homecoming:
         """Return how far the outputs of the open attempt are, or of the last one. A fault of ours is raised here."""
-        if state.status.ended:
+        if state.status.ended or (self.services.on_machine and state.attempt is None):  # that brings what would go
             return self._after_the_end(state, group)
         self._take_over(state, now)
         attempt = state.attempt
