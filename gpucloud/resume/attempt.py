@@ -240,17 +240,33 @@ class Leaving:
         self._moment = moment
 
     def done(self, step: int, progress: Progress) -> None:
-        """Commit the final state, then say that the job is done. Raises StoreError."""
+        """Commit the final state, then say that the job is done. Raises StoreError, with which another attempt follows.
+
+        Where the memory for a save was never there, the run is trained all the same: another would end no better.
+        """
         self._profiling.close()
         if not self._decider.last(step, self._moment, Why.LAST):
-            lacking = self._decider.no_memory
-            raise StoreError(
-                f"the final checkpoint, of step {step}, could not be committed" + (f": {lacking}" if lacking else ""),
-                hint=HINT if lacking else "start the job again: it continues from its last checkpoint",
-            )
+            self._tell_unsaved(step)
         progress.done()
         self._folder.write(f"done-{self._ranks.rank}.json", self._standing(step))
         self._close()
+
+    def _tell_unsaved(self, step: int) -> None:
+        lacking, (lacks,) = self._decider.no_memory, self._ranks.highest(int(self._decider.no_memory is not None))
+        if lacks and not self._decider.committed:
+            if self._ranks.rank == 0:
+                why = f": {lacking}" if lacking else ""
+                say(
+                    f"the run is trained, and its state of step {step} is not saved, as nothing of it could be{why};"
+                    " what the script has exported or written into `outputs:` is all that there is of it"
+                )
+            return
+        error = StoreError(
+            f"the final checkpoint, of step {step}, could not be committed" + (f": {lacking}" if lacking else ""),
+            hint=HINT if lacking else "start the job again: it continues from its last checkpoint",
+        )
+        self._folder.tell(f"barred-{self._ranks.rank}.json", {"why": str(error)})
+        raise error
 
     def leave(self, step: int) -> NoReturn:
         """Save this step if it can be, and leave with the exit code that says so."""

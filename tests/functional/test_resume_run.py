@@ -289,6 +289,7 @@ def test_a_job_is_not_done_while_its_final_state_cannot_be_saved(job, monkeypatc
     with pytest.raises(StoreError, match="step 3"):
         run.done()
     assert not (job / "attempt" / "done-0.json").exists()
+    assert "step 3" in json.loads((job / "attempt" / "barred-0.json").read_text())["why"]  # no fault of the script's
 
 
 def test_a_run_that_was_replaced_stops(job, monkeypatch):
@@ -626,12 +627,28 @@ def test_where_too_little_memory_is_free_nothing_is_saved_and_training_goes_on_a
     said = capsys.readouterr().err
     assert (run.steps_done, committed(job), said.count("KiB wanted, 1000 B free on the machine")) == (6, [], 1)
     assert "nothing can be saved" in said
+    assert "and in the end all but what the script has exported" in said
+    run.done()
+    ended = capsys.readouterr().err
+    assert (
+        "the run is trained, and its state of step 6 is not saved, as nothing of it could be: there is no mem" in ended
+    )
+    assert (committed(job), (job / "attempt/done-0.json").exists()) == ([], True)
+    assert not (job / "attempt/barred-0.json").exists()
+
+
+def test_a_last_save_without_memory_after_others_is_for_another_attempt_to_make(job, monkeypatch):
+    train(*begin(), steps=2)
+    run, model, optimizer = begin(total_steps=6)
+    left_free(monkeypatch, 1000)
+    train(run, model, optimizer)
     with pytest.raises(StoreError, match=r"there is no memory for it: .* wanted, 1000 B free") as refused:
         run.done()
     assert "more memory" in refused.value.hint
+    assert (committed(job), (job / "attempt/barred-0.json").exists()) == ([2], True)
     left_free(monkeypatch, 2**30)
     run.done()
-    assert committed(job) == [6]
+    assert committed(job) == [2, 6]
 
 
 def test_a_run_that_must_leave_and_has_no_memory_to_save_leaves_all_the_same(job, monkeypatch, capsys):

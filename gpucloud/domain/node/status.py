@@ -92,7 +92,7 @@ class Outcome(str, Enum):
     DONE = "done"  # `run.done()` was called, or exit 0 of a script that does not use the library
     LEFT = "left"  # every rank saved and left (exit 75)
     BARRED = "barred"
-    """Nothing was begun: what was saved could not be read then and there, or another program had the ranks' port."""
+    """Then and there, what was saved could not be read, the last state not be saved, or another had the ranks' port."""
     FAILED = "failed"  # anything else, when nobody asked for the end
     KILLED = "killed"  # we killed it, or the agent that watched it died
 

@@ -41,6 +41,9 @@ class _Stage(Enum):
     COMMITTING = auto()
 
 
+_ALL = ", and in the end all but what the script has exported or written into `outputs:`"
+
+
 class Saver:
     """Saves, one at a time; one that fails is dropped on all ranks alike, and training goes on.
 
@@ -246,7 +249,7 @@ class Saver:
             since = f"since step {self.committed}" if self.committed else "so far"
             say(
                 f"nothing can be saved, {self.no_memory}; training goes on, and what was done {since} is lost when a "
-                f"machine is interrupted: {HINT}"
+                f"machine is interrupted{'' if self.committed else _ALL}: {HINT}"
             )
 
     def _warn(self, size: int) -> None:
