@@ -13,7 +13,8 @@ from gpucloud.domain.market.policies import Choice, Mode, Reason
 from gpucloud.domain.offer import EfaLayout, Offer
 from gpucloud.domain.state.order import Until
 from gpucloud.domain.state.state import Shortfall, Successor, UsageInterval
-from gpucloud.domain.supervision.deadline import can_overlap, capacity_choice, lesson
+from gpucloud.domain.supervision.capacity import can_overlap
+from gpucloud.domain.supervision.deadline import capacity_choice, lesson
 from gpucloud.domain.supervision.snapshot import Goal, Limits, Readiness, Rules
 from tests.unit.worlds import NOW, OTHER_POOL, POOL, cooldown, opened, snapshot, state, up
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gpucloud.domain.job.spec import Market, Policy
 from gpucloud.domain.market.policies import Mode
 from gpucloud.domain.money.budget import PrepaidRule
-from gpucloud.domain.node.status import Outcome, Stop
+from gpucloud.domain.node.status import OUTPUT, Outcome, Stop
 from gpucloud.domain.state.order import Until
 from gpucloud.domain.state.state import Attempt, ExitReason, Interruption, InterruptionKind, Member, Successor
 from gpucloud.domain.supervision import transitions
@@ -230,7 +230,7 @@ def test_a_machine_that_is_about_to_be_ready_too_is_waited_for():
 
 
 def test_a_script_that_saves_when_it_likes_grows_when_it_has_just_saved():
-    goal = replace(GOAL, saves_alone=True)
+    goal = replace(GOAL, saves_alone=True, saves_unasked=True)
     attempt = at_work("a", "b")
     spare = up("c", launched_at=ago(20))
     late = training(*members("a", "b"), spare, attempt=replace(attempt, last_step_at=ago(5)))
@@ -238,6 +238,18 @@ def test_a_script_that_saves_when_it_likes_grows_when_it_has_just_saved():
 
     assert decide(goal, late, RULES) == Wait(why="running")
     assert decide(goal, just, RULES).reason is ExitReason.RESIZED
+    assert decide(replace(GOAL, saves_alone=True), late, RULES).reason is ExitReason.RESIZED  # asked, it saves
+
+
+def test_a_script_that_saves_nothing_grows_only_where_all_its_work_is_made_up_for():
+    goal, spare = replace(GOAL, saves_nothing=True), up("c", launched_at=ago(60))
+    said = [up(i, part(step=30, phase=OUTPUT), launched_at=ago(120)) for i in "ab"]
+    old, young = at_work("a", "b", since=30.0), at_work("a", "b", since=10.0)
+
+    assert decide(goal, training(*said, spare, attempt=old), RULES) == Wait(why="running")
+    assert decide(goal, training(*said, spare, attempt=young), RULES).reason is ExitReason.RESIZED
+    assert decide(GOAL, training(*said, spare, attempt=old), RULES).reason is ExitReason.RESIZED
+    assert decide(goal, training(*members("a", "b"), spare, attempt=old), RULES).reason is ExitReason.RESIZED  # it told
 
 
 def test_a_measured_restart_counts_and_not_the_guess():

@@ -199,7 +199,7 @@ def test_a_replay_that_had_spot_machines_is_not_on_demand_alone() -> None:
 def test_a_run_first_asks_for_the_machines_that_its_plan_names(hours: int, within: int, market: Market) -> None:
     asked = replace(ANEW, work=hours * HOUR, deadline=within * HOUR)
     plan = planner_of(asked, V100, saving=Saving.NONE).plan(asked)
-    order = goal((within - hours) * HOUR, Policy.LEARNED, hours * HOUR, budget_usd=Decimal(60), checkpoint_none=True)
+    order = goal((within - hours) * HOUR, Policy.LEARNED, hours * HOUR, budget_usd=Decimal(60), saves_nothing=True)
     first = capacity_choice(order, world(candidates=plan.offers), RULES)
 
     assert first is not None

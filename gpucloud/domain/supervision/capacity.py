@@ -16,9 +16,11 @@ from gpucloud.domain.job.quantities import counted, format_moment, format_span, 
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.market.policies import Mode
 from gpucloud.domain.node.node import Fault, GroupView, Refusal
-from gpucloud.domain.offer import Pool
+from gpucloud.domain.node.status import OUTPUT
+from gpucloud.domain.offer import Offer, Pool
 from gpucloud.domain.state.state import Attempt, CapacityDecision, Cooldown, ExitReason, JobState
 from gpucloud.domain.supervision.action import Action, CoolDown, Finish, Move, Resize, Wait
+from gpucloud.domain.supervision.membership import progress_of
 from gpucloud.domain.supervision.quarantine import QUARANTINED
 from gpucloud.domain.supervision.snapshot import CapacityChoice, Goal, Limits, Snapshot
 
@@ -317,6 +319,16 @@ def barren_in_a_row(state: JobState, limits: Limits) -> int:
     return count
 
 
+def can_overlap(offer: Offer, state: JobState) -> bool:
+    """Whether machines of the offer may be asked for while others work: in the same group, made for the same way.
+
+    With EFA they are in one placement group, which is in the zone of those that work.
+    """
+    same = offer.pool.region == state.pool.region and offer.gpu == state.gpu and offer.efa in state.efa
+    near = not offer.efa.interfaces or offer.pool.zone == state.pool.zone
+    return same and near and state.group is not None
+
+
 def saved_steps(state: JobState, now: datetime, limits: Limits) -> SavedSteps | None:
     """Return what newly saved steps cost lately; None before there are enough attempts and machine time to judge by."""
     first = max(state.reopened_after, len(state.attempts) - limits.backoff_attempts)
@@ -343,6 +355,23 @@ def _saves_unseen(attempts: tuple[Attempt, ...]) -> bool:
 
 def _made(attempts: tuple[Attempt, ...]) -> int:
     return max((attempt.last_step or 0 for attempt in attempts), default=0)
+
+
+def is_mute(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> bool:
+    """Whether a script saves nothing and would not hear that it should: its own word counts more than its code."""
+    progress = progress_of(attempt, snapshot)
+    silent = attempt.first_step is None and progress is None
+    return goal.saves_nothing and (silent or (progress is not None and progress.phase == OUTPUT))
+
+
+def unsaved(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> timedelta:
+    """Return what a script that saves only when it likes, or never, has trained since: a change has it trained again.
+
+    Of one that saves by itself, steps are its saves.
+    """
+    if is_mute(attempt, goal, snapshot):
+        return snapshot.now - attempt.started_at
+    return snapshot.now - (attempt.last_step_at or attempt.started_at) if goal.saves_unasked else timedelta(0)
 
 
 def undone_work(state: JobState, attempt: Attempt, now: datetime) -> timedelta | None:

@@ -14,7 +14,7 @@ from gpucloud.domain.money.budget import reserve_usd
 from gpucloud.domain.money.ledger import usd_for
 from gpucloud.domain.offer import Offer
 from gpucloud.domain.state.state import CapacityDecision, Cooldown, JobState, Shortfall
-from gpucloud.domain.supervision.capacity import is_cooling
+from gpucloud.domain.supervision.capacity import can_overlap, is_cooling, is_mute, unsaved
 from gpucloud.domain.supervision.membership import Pace, has_notice, is_gone, pace_of
 from gpucloud.domain.supervision.snapshot import CapacityChoice, Goal, NodeSnapshot, Readiness, Rules, Snapshot
 
@@ -77,7 +77,7 @@ def _missed(case: Situation) -> Choice | None:
 
     None where a short start may still do, where machines on demand are there, and for who asked for those.
     """
-    hopeless = case.slack < _NO_TIME and case.policy is not Policy.ON_DEMAND and not case.goal.checkpoint_none
+    hopeless = case.slack < _NO_TIME and case.policy is not Policy.ON_DEMAND and not case.saves_nothing
     whole = case.holding.mode is Mode.SPOT and case.holding.nodes == 0
     if not hopeless or not (whole or (case.holding.mode is Mode.IDLE and not _is_bought(case))):
         return None
@@ -148,7 +148,7 @@ def _steadily(case: Situation, choice: Choice) -> Choice:
         return choice
     if case.holding.beside_s > 0:
         return Choice(mode=Mode.BOTH, zone=zone)
-    in_time = case.slack >= case.pace.changeover + case.pace.handover
+    in_time = case.slack >= case.pace.changeover + case.handover
     return Choice(mode=Mode.SPOT, zone=zone) if in_time else Choice(mode=Mode.ON_DEMAND, reason=Reason.DEADLINE)
 
 
@@ -163,7 +163,7 @@ def _before_it_is_late(case: Situation, choice: Choice) -> Choice:
     if case.snapshot.state.successor is not None:
         needed += case.pace.changeover / 2  # not to ask and dismiss in turns
     works = case.holding.boot_s == 0 and case.holding.nodes == 0  # a part of the nodes loses time while it works
-    if case.slack >= needed or (works and case.slack < case.pace.handover):  # the change would be one too many itself
+    if case.slack >= needed or (works and case.slack < case.handover):  # the change would be one too many itself
         return choice
     return Choice(mode=Mode.ON_DEMAND, reason=Reason.DEADLINE)
 
@@ -275,6 +275,19 @@ class Situation:
         """The time that is left over the work."""
         return self.time_left - self.left
 
+    @property
+    def saves_nothing(self) -> bool:
+        """Whether its script begins anew with every change."""
+        attempt, kept = self.snapshot.state.attempt, self.snapshot.state.checkpoint
+        known = is_mute(attempt, self.goal, self.snapshot) if attempt is not None else self.goal.saves_nothing
+        return known and kept is None
+
+    @property
+    def handover(self) -> timedelta:
+        """What a change takes whose machines stand ready, with the work that is done again then."""
+        attempt = self.snapshot.state.attempt
+        return self.pace.handover + (unsaved(attempt, self.goal, self.snapshot) if attempt is not None else _NO_TIME)
+
 
 def situation(goal: Goal, snapshot: Snapshot, rules: Rules) -> Situation | None:
     """Return how the job stands; None where there is no deadline to keep, or too little is known to reckon with one."""
@@ -316,7 +329,7 @@ def task_of(case: Situation) -> Task:
         handover_s=case.pace.handover.total_seconds(),
         nodes=case.goal.nodes,
         least_nodes=case.goal.fewest(Market.SPOT),
-        checkpoint_none=case.goal.checkpoint_none,
+        checkpoint_none=case.saves_nothing,
     )
 
 
@@ -350,16 +363,6 @@ def lesson(goal: Goal, snapshot: Snapshot, rules: Rules) -> Lesson | None:
     cheapest = min(offers, key=price)
     usd_per_hour = float(cheapest.usd_per_hour)
     return Lesson(task=task_of(case), zones=len(offers), gpus=cheapest.gpus, spot_usd_per_hour=usd_per_hour)
-
-
-def can_overlap(offer: Offer, state: JobState) -> bool:
-    """Whether machines of the offer may be asked for while others work: in the same group, made for the same way.
-
-    With EFA they are in one placement group, which is in the zone of those that work.
-    """
-    same = offer.pool.region == state.pool.region and offer.gpu == state.gpu and offer.efa in state.efa
-    near = not offer.efa.interfaces or offer.pool.zone == state.pool.zone
-    return same and near and state.group is not None
 
 
 def stands_ready(goal: Goal, snapshot: Snapshot) -> bool:

@@ -9,7 +9,7 @@ from gpucloud.domain.job.quantities import format_span, span_of
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.money.budget import PrepaidRule
 from gpucloud.domain.node.node import EndCause
-from gpucloud.domain.node.status import EXCUSED, LEAVES_SHARE, OUTPUT, UNTOLD, Outcome, Stop
+from gpucloud.domain.node.status import EXCUSED, LEAVES_SHARE, UNTOLD, Outcome, Stop
 from gpucloud.domain.node.use import wasted
 from gpucloud.domain.state.state import Attempt, ExitReason, Interruption, InterruptionKind
 from gpucloud.domain.supervision.action import (
@@ -22,6 +22,7 @@ from gpucloud.domain.supervision.action import (
     Replace,
     Wait,
 )
+from gpucloud.domain.supervision.capacity import is_mute
 from gpucloud.domain.supervision.elastic import ask_for_more, have_beside, order_to_grow, order_to_move
 from gpucloud.domain.supervision.membership import (
     NOBODY_ANSWERS,
@@ -358,10 +359,8 @@ def _order_for_the_user(attempt: Attempt, goal: Goal, snapshot: Snapshot, limits
     """A script that saves nothing is asked for nothing: it would not hear that, and go on until it is killed."""
     if snapshot.wanted_end is None:
         return None
-    progress = progress_of(attempt, snapshot)
-    silent = attempt.first_step is None and progress is None
-    is_mute = goal.saves_nothing and (silent or (progress is not None and progress.phase == OUTPUT))
-    return EndAttempt(how=Stop.KILL if is_mute else _how(attempt, snapshot, limits), reason=snapshot.wanted_end)
+    how = Stop.KILL if is_mute(attempt, goal, snapshot) else _how(attempt, snapshot, limits)
+    return EndAttempt(how=how, reason=snapshot.wanted_end)
 
 
 def _order_for_the_budget(attempt: Attempt, goal: Goal, snapshot: Snapshot, limits: Limits) -> EndAttempt | None:
@@ -391,11 +390,12 @@ def _order_for_the_results(attempt: Attempt, goal: Goal, snapshot: Snapshot, rul
         return None
     told = (node.status.leaves_s for node in members_of(attempt, snapshot) if node is not None and node.status)
     leaves = span_of(max((seconds for seconds in told if seconds is not None), default=0.0))
-    rule = rules.prepaid_rule
-    ahead = min(leaves + rules.limits.results, LEAVES_SHARE * rule.horizon, rule.least)
+    rule, mute = rules.prepaid_rule, is_mute(attempt, goal, snapshot)
+    ahead = min(rules.limits.results + (timedelta(0) if mute else leaves), LEAVES_SHARE * rule.horizon, rule.least)
     if until - snapshot.now >= ahead:
         return None
-    return EndAttempt(how=_how(attempt, snapshot, rules.limits), reason=ExitReason.INTERRUPTED)
+    how = Stop.KILL if mute else _how(attempt, snapshot, rules.limits)
+    return EndAttempt(how=how, reason=ExitReason.INTERRUPTED)
 
 
 def _order_for_the_idle(attempt: Attempt, goal: Goal, snapshot: Snapshot, limits: Limits) -> EndAttempt | None:

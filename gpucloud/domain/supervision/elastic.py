@@ -27,8 +27,17 @@ from gpucloud.domain.node.status import Stop
 from gpucloud.domain.offer import Offer
 from gpucloud.domain.state.state import Attempt, ExitReason, Shortfall
 from gpucloud.domain.supervision.action import Action, Appoint, Arm, Dismiss, EndAttempt, Resize, TakeOver
-from gpucloud.domain.supervision.capacity import cool_down, has_enough, is_cooling, partial, reasons, refused
-from gpucloud.domain.supervision.deadline import can_overlap, stands_ready
+from gpucloud.domain.supervision.capacity import (
+    can_overlap,
+    cool_down,
+    has_enough,
+    is_cooling,
+    partial,
+    reasons,
+    refused,
+    unsaved,
+)
+from gpucloud.domain.supervision.deadline import stands_ready
 from gpucloud.domain.supervision.membership import Pace, is_usable, pace_of
 from gpucloud.domain.supervision.snapshot import CapacityChoice, Goal, Limits, NodeSnapshot, Readiness, Rules, Snapshot
 
@@ -88,7 +97,7 @@ def order_to_grow(attempt: Attempt, goal: Goal, snapshot: Snapshot, limits: Limi
     pace = pace_of(snapshot.state, goal.work, snapshot.now, limits, goal.nodes)
     if not more or snapshot.now - works < pace.handover or _some_follow(more, snapshot, pace, limits):
         return None
-    cost = pace.handover + _unsaved(attempt, goal, snapshot)
+    cost = pace.handover + unsaved(attempt, goal, snapshot)
     stay = any((snapshot.now - node.node.launched_at) * count >= cost * now for count, node in enumerate(more, 1))
     if not stay or _lasts_s(attempt, goal, snapshot, pace) <= _made_up_in_s(now, len(more), cost):
         return None
@@ -155,12 +164,6 @@ def _turns_elsewhere(snapshot: Snapshot) -> bool:
     return snapshot.state.successor is not None or appointed(snapshot) is not None
 
 
-def _unsaved(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> timedelta:
-    """Return what a script that saves only when it likes has trained since it last did: that is trained again."""
-    since = attempt.last_step_at or attempt.started_at
-    return snapshot.now - since if goal.saves_alone else timedelta(0)
-
-
 # Machines of another pool take over from those that work: asked for beside them, so that no time is lost.
 #
 # A job with a deadline does so when it leaves spot for machines on demand, or those for spot. What was asked for and
@@ -213,8 +216,24 @@ def order_to_move(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> EndAttemp
     successor, offer = snapshot.state.successor, appointed(snapshot)
     if successor is not None:
         ready = to.mode is not Mode.BOTH and offer is not None and offer.pool == successor.pool
-        return _order(f"{successor.pool} takes over") if ready and stands_ready(goal, snapshot) else None
-    return _order(f"{to.mode.value}: {reasons(to, snapshot.now)}") if _leaves(to, snapshot, offer) else None
+        launched = [node.node.launched_at for node in snapshot.nodes if node.node.pool == successor.pool]
+        if not ready or not stands_ready(goal, snapshot) or _awaits_a_save(attempt, goal, snapshot, max(launched)):
+            return None
+        return _order(f"{successor.pool} takes over")
+    decision = to.capacity_decision
+    spare = decision.shortfall is not Shortfall.MONEY and _awaits_a_save(attempt, goal, snapshot, decision.since)
+    return (
+        None if spare or not _leaves(to, snapshot, offer) else _order(f"{to.mode.value}: {reasons(to, snapshot.now)}")
+    )
+
+
+def _awaits_a_save(attempt: Attempt, goal: Goal, snapshot: Snapshot, since: datetime) -> bool:
+    """Whether a change that was to come then waits for the next save of a script that saves only when it likes.
+
+    Not for longer than the work took that was not saved then: both machines are paid, or the dearer ones, meanwhile.
+    """
+    before = unsaved(attempt, goal, snapshot) - (snapshot.now - since)
+    return goal.saves_unasked and snapshot.now - since < before
 
 
 def succeed(goal: Goal, snapshot: Snapshot) -> Action | None:

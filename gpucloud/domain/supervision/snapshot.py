@@ -9,9 +9,9 @@ from decimal import Decimal
 from enum import Enum
 from itertools import takewhile
 
-from gpucloud.domain.checkpoint.protection import Saving
+from gpucloud.domain.checkpoint.protection import NEVER, Saving
 from gpucloud.domain.job.code import is_name
-from gpucloud.domain.job.spec import CheckpointPolicy, Cloud, IdlePolicy, Market, Policy
+from gpucloud.domain.job.spec import CheckpointPolicy, Cloud, IdlePolicy, Market, OnNotice, Policy
 from gpucloud.domain.market.learned import Tables
 from gpucloud.domain.market.policies import Mode
 from gpucloud.domain.money.budget import PrepaidRule
@@ -133,8 +133,8 @@ class Goal:
     began. `self_driving`: it runs on a machine of the job, which may buy no time. `within_rights`: its cloud lets that
     machine neither move the shut-off nor give a machine up before it is interrupted. `give_up` is how many times its
     undisturbed cost a newly saved step may cost, None for whatever it costs. `saves_alone`: its script keeps a
-    directory of checkpoints, and its ranks agree with nobody on a step to save. `checkpoint_none`: it saves nothing, as
-    the job file says. `policy` is how the deadline is kept, None where there is none to keep or nothing to choose from;
+    directory of checkpoints, and its ranks agree with nobody on a step to save; `saves_unasked`: nor do they hear that
+    they should. `policy` is how the deadline is kept, None where there is none to keep or nothing to choose from;
     `tables` are the learned policy's, `work` is the job file's. `least_nodes`: the fewest it trains on (0: all).
     """
 
@@ -158,7 +158,7 @@ class Goal:
     within_rights: bool = False
     give_up: float | None = CheckpointPolicy().give_up
     saves_alone: bool = False
-    checkpoint_none: bool = False
+    saves_unasked: bool = False
     uses_library: bool = False
     """Whether its script imports gpucloud.resume, as far as its code tells."""
     has_outputs: bool = False
@@ -420,7 +420,7 @@ def goal_of(order: Order, who: Supervising) -> Goal:
     Machines may end each other and buy none, so that no policy is theirs; on AWS a drill is another role's.
     """
     job, on_machine = order.resolved, bool(who.node)
-    aws = job.cloud is Cloud.AWS
+    aws, kept = job.cloud is Cloud.AWS, job.checkpoint.directory
     return Goal(
         nodes=job.resources.nodes,
         budget_usd=order.budget_usd,
@@ -440,11 +440,11 @@ def goal_of(order: Order, who: Supervising) -> Goal:
         self_driving=on_machine,
         within_rights=on_machine and aws,
         give_up=job.checkpoint.give_up,
-        saves_alone=job.checkpoint.directory is not None,
+        saves_alone=kept is not None,
         has_outputs=bool(job.outputs),
         uses_library=who.saving is Saving.RESUME,
-        saves_nothing=who.saving in (Saving.NONE, Saving.NOTHING),
-        checkpoint_none=job.checkpoint.none,
+        saves_nothing=job.checkpoint.none or who.saving in NEVER,
+        saves_unasked=kept is not None and kept.on_notice is OnNotice.NONE,
         policy=None if on_machine else job.deadline_policy,
         work=None if on_machine else job.work,
     )
