@@ -442,7 +442,7 @@ def homecoming(fails, stored=None):
     parts = {"job": job, "shell": shell, "outputs": Outputs(fails), "stored_outputs": stored}
     free = SimpleNamespace(rates_in=lambda _: SimpleNamespace(storage_usd_per_gib_month=0))
     clock = SimpleNamespace(now=lambda: NOW)
-    world = SimpleNamespace(name="digits", rules=RULES, terms=free, clock=clock, **parts)
+    world = SimpleNamespace(name="digits", rules=RULES, terms=free, clock=clock, on_machine=False, **parts)
     bootstrapper = Prepared()
     watcher = SimpleNamespace(story=told.append)
     return OutputsHome(services=world, bootstrapper=bootstrapper, pool=InlinePool(), watcher=watcher), told

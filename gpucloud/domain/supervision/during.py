@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import timedelta
 
 from gpucloud.domain.checkpoint.manifest import Why
-from gpucloud.domain.job.quantities import format_span, span_of
+from gpucloud.domain.job.quantities import format_span
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.money.budget import PrepaidRule
 from gpucloud.domain.node.node import EndCause
-from gpucloud.domain.node.status import EXCUSED, LEAVES_SHARE, UNTOLD, Outcome, Stop
+from gpucloud.domain.node.status import EXCUSED, UNTOLD, Outcome, Stop
 from gpucloud.domain.node.use import wasted
 from gpucloud.domain.state.state import Attempt, ExitReason, Interruption, InterruptionKind
 from gpucloud.domain.supervision.action import (
@@ -42,7 +42,7 @@ from gpucloud.domain.supervision.membership import (
     some_leave,
 )
 from gpucloud.domain.supervision.quarantine import in_a_row, note_bad, to_replace
-from gpucloud.domain.supervision.renewal import make_room, prepare, renew, tell, unfit, worth_a_start
+from gpucloud.domain.supervision.renewal import for_results, make_room, prepare, renew, tell, unfit, worth_a_start
 from gpucloud.domain.supervision.snapshot import Goal, Homecoming, Limits, NodeSnapshot, Readiness, Rules, Snapshot
 
 
@@ -243,7 +243,7 @@ def _order(
         or _order_for_the_unprepared(attempt, snapshot, limits)
         or _order_for_the_user(attempt, goal, snapshot, limits)
         or _order_for_the_budget(attempt, goal, snapshot, limits)
-        or _order_for_the_results(attempt, goal, snapshot, rules)
+        or for_results(attempt, goal, snapshot, rules)
         or _order_for_the_idle(attempt, goal, snapshot, limits)
         or _order_for_the_rescheduled(attempt, goal, snapshot, limits)
         or _order_for_the_resized(attempt, goal, snapshot, limits)
@@ -378,24 +378,6 @@ def _order_for_the_budget(attempt: Attempt, goal: Goal, snapshot: Snapshot, limi
     if not (spent or attempt.ending_reason is ExitReason.BUDGET):
         return None
     return EndAttempt(how=_how(attempt, snapshot, limits), reason=ExitReason.BUDGET)
-
-
-def _order_for_the_results(attempt: Attempt, goal: Goal, snapshot: Snapshot, rules: Rules) -> EndAttempt | None:
-    """Nobody prolongs the time of machines that drive their job: what they wrote needs some of it to reach the store.
-
-    So the attempt ends that much before it would for its last save alone.
-    """
-    until = snapshot.group.armed_until
-    if not (goal.self_driving and goal.has_outputs) or until is None:
-        return None
-    told = (node.status.leaves_s for node in members_of(attempt, snapshot) if node is not None and node.status)
-    leaves = span_of(max((seconds for seconds in told if seconds is not None), default=0.0))
-    rule, mute = rules.prepaid_rule, is_mute(attempt, goal, snapshot)
-    ahead = min(rules.limits.results + (timedelta(0) if mute else leaves), LEAVES_SHARE * rule.horizon, rule.least)
-    if until - snapshot.now >= ahead:
-        return None
-    how = Stop.KILL if mute else _how(attempt, snapshot, rules.limits)
-    return EndAttempt(how=how, reason=ExitReason.INTERRUPTED)
 
 
 def _order_for_the_idle(attempt: Attempt, goal: Goal, snapshot: Snapshot, limits: Limits) -> EndAttempt | None:

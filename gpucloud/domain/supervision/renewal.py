@@ -4,27 +4,32 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+from gpucloud.domain.job.quantities import span_of
 from gpucloud.domain.money.budget import PrepaidRule, may_launch, sooner
 from gpucloud.domain.node.node import NodeState
-from gpucloud.domain.state.state import InterruptionKind
+from gpucloud.domain.node.status import LEAVES_SHARE, Stop
+from gpucloud.domain.state.state import Attempt, ExitReason, InterruptionKind
 from gpucloud.domain.supervision.action import (
     Action,
     Arm,
+    EndAttempt,
     Prepare,
     Relieve,
     Replace,
     Tell,
 )
+from gpucloud.domain.supervision.capacity import is_mute
 from gpucloud.domain.supervision.membership import (
     TAKEN_WITHIN,
     all_silent,
     has_notice,
     is_gone,
     is_out_of_reach,
+    members_of,
     warned_until,
 )
 from gpucloud.domain.supervision.quarantine import is_in_doubt
-from gpucloud.domain.supervision.snapshot import Goal, Limits, NodeSnapshot, Readiness, Snapshot
+from gpucloud.domain.supervision.snapshot import Goal, Limits, NodeSnapshot, Readiness, Rules, Snapshot
 
 
 def prepare(snapshot: Snapshot) -> Prepare | None:
@@ -141,6 +146,23 @@ def _for_the_end(until: datetime, payable: datetime, snapshot: Snapshot, limits:
     if until - snapshot.now >= limits.overdue or wanted <= until or all_silent(snapshot, limits):
         return None
     return Arm(until=wanted)
+
+
+def for_results(attempt: Attempt, goal: Goal, snapshot: Snapshot, rules: Rules) -> EndAttempt | None:
+    """Nobody prolongs the time of machines that drive their job: what they wrote needs some of it to reach the store.
+
+    So the attempt ends that much before it would for its last save alone.
+    """
+    until = snapshot.group.armed_until
+    if not (goal.self_driving and goal.has_outputs) or until is None:
+        return None
+    told = (node.status.leaves_s for node in members_of(attempt, snapshot) if node is not None and node.status)
+    leaves = span_of(max((seconds for seconds in told if seconds is not None), default=0.0))
+    rule, mute = rules.prepaid_rule, is_mute(attempt, goal, snapshot)
+    ahead = min(rules.limits.results + (timedelta(0) if mute else leaves), LEAVES_SHARE * rule.horizon, rule.least)
+    if until - snapshot.now >= ahead:
+        return None
+    return EndAttempt(how=Stop.KILL if mute else Stop.SAVE, reason=ExitReason.INTERRUPTED)
 
 
 def can_renew(snapshot: Snapshot) -> bool:
