@@ -423,6 +423,13 @@ BROKEN: list[tuple[str, list[str]]] = [
             '5:9: policy: "greed" is not one of auto, learned, uniform, greedy, on_demand (did you mean "greedy"?)',
         ],
     ),
+    (
+        HEAD + "aws:\n  subnets: [subnet-0a1b2c3d]\n  alert_email: me@example.com\n",
+        [
+            "6:3: aws.alert_email: is made with gpucloud's own network alone, and `subnets` names yours"
+            " (leave it out, and make a budget in AWS's Billing console)"
+        ],
+    ),
     (HEAD + "policy: greedy\n", ["4:1: policy: is how a `deadline` is kept, and there is none"]),
     (
         HEAD + "deadline: 9h\npolicy: greedy\nresources: {market: spot}\n",

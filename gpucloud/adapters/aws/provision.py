@@ -196,13 +196,15 @@ class AwsProvisioner:
         without_nat: set[str] = set()
         while True:
             asked: dict[str, Any] = {}
+            before: dict[str, Any] = {}
 
-            def wanted(last: Variables, asked: dict[str, Any] = asked) -> Variables:
+            def wanted(last: Variables, asked: dict[str, Any] = asked, before: dict[str, Any] = before) -> Variables:
+                before.update(last)
                 asked.update(self._base_variables(spec, last, private=private, not_in=(unusable, without_nat)))
                 return asked
 
             try:
-                return self._base(spec.region).apply(wanted, story=story, stands=lambda: believe)
+                made = self._base(spec.region).apply(wanted, story=story, stands=lambda: believe)
             except ProvisionError as error:
                 refused = _NO_SUBNET.search(error.message)
                 if refused and refused["zone"] not in {*spec.zones, *unusable}:
@@ -213,6 +215,10 @@ class AwsProvisioner:
                     story(f"{asked['nat_zone']} has no NAT gateways: trying the next zone")
                 else:
                     raise
+            else:
+                if asked["alert"] and asked["alert"] != before.get("alert"):
+                    story(_alarm(asked["alert"], spec.region))
+                return made
 
     def _base_variables(
         self, spec: ClusterSpec, last: Variables, *, private: bool, not_in: tuple[set[str], set[str]]
@@ -333,6 +339,15 @@ class AwsProvisioner:
         if variables.get("alert"):
             found |= find_alert(self._aws, region, account_of(self._aws))
         return found
+
+
+def _alarm(alert: Mapping[str, Any], region: str) -> str:
+    """Return the line for an alarm that was made, with what it does not ring without."""
+    whom = " and ".join(str(one) for one in (alert["email"], alert["topic"]) if one)
+    return (
+        f"AWS Budgets warns {whom} over {alert['monthly_usd']} USD a month for all of gpucloud in {region}, once the"
+        " account's owner has activated the cost allocation tag gpucloud:managed (Billing console)"
+    )
 
 
 # Where the Terraform state of a stack on AWS is kept, and what runs Terraform sees of the caller's environment.

@@ -100,10 +100,14 @@ class AwsKeys(_Keys):
     kms_key: kinds.KmsKey | None = Field(default=None, description="Id or ARN of your key for disks.")
     capacity_reservation: kinds.Line | None = Field(default=None, description="Id of a capacity reservation to use.")
     capacity_block: kinds.Line | None = Field(default=None, description="Id of a capacity block to use.")
-    alert_email: kinds.Email | None = Field(default=None, description="Who gets AWS Budgets' own warning.")
+    alert_email: kinds.Email | None = Field(
+        default=None,
+        description="Who gets AWS Budgets' own warning; it counts by the tag `gpucloud:managed` (money.md).",
+    )
     alert_topic: kinds.TopicArn | None = Field(default=None, description="An SNS topic that gets it too, by its ARN.")
     alert_usd: kinds.Usd = Field(
-        default=_AWS.alert_usd, description="A month's sum over all jobs: AWS warns at 50, 80 and 100 %."
+        default=_AWS.alert_usd,
+        description="A month's sum over all jobs of a region: AWS warns at 50, 80 and 100 %, once its tag is active.",
     )
 
 

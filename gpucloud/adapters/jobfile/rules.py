@@ -43,6 +43,7 @@ def broken(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fau
     yield from _run(root, folder, fault)
     yield from _conda(root, folder, fault)
     yield from _store(root, fault)
+    yield from _alert(root, fault)
     yield from _checkpoint(root, fault)
     yield from _resume(root, fault)
     yield from _model(root, fault)
@@ -138,6 +139,16 @@ def _store(root: Mapping[str, Any], fault: Report) -> Iterator[Fault]:
     store = root.get("store")
     if root.get("cloud") == "aws" and isinstance(store, str) and not store.startswith("s3://"):
         yield fault(("store",), "must be s3://bucket/prefix for cloud: aws, since nodes cannot reach a folder here")
+
+
+def _alert(root: Mapping[str, Any], fault: Report) -> Iterator[Fault]:
+    """The alarm is a part of the base, which is not made where the network is the user's own."""
+    section = root.get("aws")
+    if isinstance(section, dict) and section.get("subnets"):
+        for key in ("alert_email", "alert_topic"):
+            if section.get(key) is not None:
+                told = fault(("aws", key, KEY), "is made with gpucloud's own network alone, and `subnets` names yours")
+                yield replace(told, hint="leave it out, and make a budget in AWS's Billing console")
 
 
 def _checkpoint(root: Mapping[str, Any], fault: Report) -> Iterator[Fault]:

@@ -185,7 +185,7 @@ class AwsChoices:
 
     `image` is `deep-learning`, `ubuntu`, `ami-…` or `ssm:/parameter/path`; `user` its login. `subnets` (one a zone)
     and `instance_profile` are the user's own where a company forbids making them. `alert_usd` is a month's sum over all
-    jobs: AWS tells `alert_email` and the SNS topic `alert_topic` (an ARN) at 50, 80 and 100 % of it.
+    jobs of a region: AWS tells `alert_email` and the SNS topic `alert_topic` (an ARN) at 50, 80 and 100 % of it.
     """
 
     profile: str | None = None

@@ -54,6 +54,7 @@ class Standing:
 
     lab: Lab
     home: Path
+    told: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def aws(self) -> AwsProvisioner:
@@ -75,7 +76,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
 @pytest.fixture
 def standing(shared: Standing) -> Iterator[Standing]:
     """A cluster, SPEC as it is, on its base."""
-    assert shared.aws.ensure(SPEC, story=quiet) == GROUP
+    assert shared.aws.ensure(SPEC, story=shared.told.append) == GROUP
     yield shared
     shared.lab.faults.clear()
 
@@ -98,6 +99,14 @@ def test_the_cluster_stands_whole_without_a_machine(standing: Standing) -> None:
     assert instances(standing.lab) == []
     (budget,) = standing.lab.client("budgets").describe_budgets(AccountId="123456789012")["Budgets"]
     assert budget["BudgetLimit"] == {"Amount": "250.00", "Unit": "USD"}
+
+
+def test_the_alarm_is_told_once_with_the_tag_that_it_needs(standing: Standing) -> None:
+    assert standing.aws.ensure(SPEC, story=standing.told.append) == GROUP
+    assert [line for line in standing.told if "Budgets" in line] == [
+        "AWS Budgets warns who@example.com over 250 USD a month for all of gpucloud in us-east-1, once the"
+        " account's owner has activated the cost allocation tag gpucloud:managed (Billing console)"
+    ]
 
 
 def test_roles_stand_under_the_accounts_boundary(standing: Standing) -> None:
