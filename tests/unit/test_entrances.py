@@ -224,6 +224,18 @@ def test_a_drill_for_which_no_spot_machine_can_come_is_refused_before_any_money_
     assert (outside.store.list(""), alive(outside)) == ((), 0)
 
 
+@pytest.mark.parametrize("own", [{"subnets": ("subnet-0a1b2c3d",)}, {"instance_profile": "nodes"}])
+def test_a_drill_for_which_no_role_is_made_is_refused(outside: Outside, own: dict[str, Any]) -> None:
+    """No role for drills is made where network or roles are the user's own."""
+    job = replace(outside.job, cloud=Cloud.AWS)
+    assert undrillable(job, drives_itself=False) is None
+    told = (
+        f"AWS takes a machine by a role that gpucloud makes, and beside `aws: {{{next(iter(own))}: …}}` it makes none"
+    )
+    assert undrillable(replace(job, aws=replace(job.aws, **own)), drives_itself=False) == told
+    assert undrillable(replace(job, cloud=Cloud.LOCAL, aws=replace(job.aws, **own)), drives_itself=False) is None
+
+
 @pytest.mark.parametrize("leaves", [("--unattended", "8h"), ("--detach",)])
 def test_a_drill_that_machines_on_aws_may_not_make_is_refused_before_any_money_is_spent(outside, leaves, monkeypatch):
     """As on AWS; machines of the embedded fleet may."""

@@ -168,6 +168,9 @@ def undrillable(job: Job, *, drives_itself: bool) -> str | None:
         return None
     if not job.resources.market.allows(Market.SPOT):
         return f"{_SPOT_ALONE}, and `market: {job.resources.market.value}` has none"
+    own = next((name for name in ("subnets", "instance_profile") if getattr(job.aws, name)), None)
+    if own is not None:
+        return f"AWS takes a machine by a role that gpucloud makes, and beside `aws: {{{own}: …}}` it makes none"
     return "on AWS, machines that drive their job have no right to take one" if drives_itself else None
 
 
