@@ -358,10 +358,10 @@ class Part:
             done = os.pwrite(self.descriptor, left, at)
             left, at = left[done:], at + done
 
-    def fill(self, store: ObjectStore, key: str, size: int) -> bool:
-        """Write an object of that size, a piece in memory at a time; False when it ends before, StoreError too."""
+    def fill(self, store: ObjectStore, key: str, size: int, *, start: int = 0) -> bool:
+        """Write an object of that size from `start` on, piece by piece; False when it ends before. StoreError."""
         room = memoryview(bytearray(min(_PIECE_BYTES, size)))
-        for at in range(0, size, _PIECE_BYTES):
+        for at in range(start, size, _PIECE_BYTES):
             piece = room[: min(_PIECE_BYTES, size - at)]
             if not store.read_into(key, at, piece):
                 return False

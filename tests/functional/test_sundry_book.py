@@ -146,6 +146,39 @@ def test_what_is_copied_out_of_the_store_is_charged(charged, tmp_path):
     }
 
 
+def test_a_copy_out_of_the_store_that_was_cut_off_goes_on_where_it_ended(charged, tmp_path, monkeypatch):
+    """What is written once is known by its key, what is too large to be read at once by its version."""
+    store, root = charged.store, "jobs/made/checkpoints/data/000009/000000010"
+    store.put(f"{root}/part-a", b"a" * 40)
+    store.put(f"{root}/part-b", b"b" * 50)
+    monkeypatch.setattr("gpucloud.store.directory.most_of", lambda key: 45 if "part-" in key else 1 << 20)
+    monkeypatch.setattr("gpucloud.store.landing._PIECE_BYTES", 10)
+    monkeypatch.setattr(reaching, "_ANEW_BYTES", 10)
+    read, reads, dies = type(store).read_into, [], [True]
+
+    def read_into(self, key, at, into):
+        if dies[0] and at == 30:
+            raise KeyboardInterrupt
+        reads.append((key.rpartition("/")[2], at, len(into)))
+        return read(self, key, at, into)
+
+    monkeypatch.setattr(type(store), "read_into", read_into)
+    source, here = "made:@store/checkpoints/data/000009/000000010", tmp_path / "here"
+    copy = partial(reaching.copy, source, str(here), node=None, recursive=True, as_json=False)
+    with pytest.raises(KeyboardInterrupt):
+        copy()
+    assert reads == [("part-b", 0, 10), ("part-b", 10, 10), ("part-b", 20, 10)]
+    assert not list(here.rglob("part-*"))
+    reads.clear()
+    dies[0] = False
+    assert copy() == 0
+    assert reads == [
+        *(("part-a", 39, 1), ("part-a", 40, 1)),
+        *(("part-b", 20, 10), ("part-b", 30, 10), ("part-b", 40, 10)),
+    ]
+    assert [(here / name).read_bytes() for name in ("part-a", "part-b")] == [b"a" * 40, b"b" * 50]
+
+
 def test_what_is_deleted_in_the_store_while_it_is_copied_is_named_and_not_counted(
     charged, tmp_path, monkeypatch, capfd
 ):

@@ -22,8 +22,8 @@ from gpucloud.domain.job.quantities import format_size
 from gpucloud.domain.untrusted import Arriving, Tree, fitting
 from gpucloud.ports import PortForward, Shell
 from gpucloud.store import ObjectStore
-from gpucloud.store.contract import TooLarge
-from gpucloud.store.landing import Landing
+from gpucloud.store.contract import Stored, TooLarge
+from gpucloud.store.landing import Landing, Part
 from gpucloud.usecases.job.jobs import Asker, with_forecast
 from gpucloud.usecases.jobstore.condition import Condition
 from gpucloud.usecases.jobstore.report import JobReport
@@ -237,19 +237,22 @@ def _refuse(found: Listing, there: _There, *, recursive: bool) -> None:
         raise UsageError(f"{found.asked_folders[0]} is a folder", hint=f"gpucloud cp -r {there.job}:{there.path} .")
 
 
+_WRITTEN_ONCE = "/checkpoints/data/"
+_ANEW_BYTES = 16 << 20
 _GONE = "was deleted while it was copied"
 
 
 def _place(found: Listing, written: str, target: Path) -> tuple[Path, Callable[[str], str]]:
     """Return the folder that everything arrives below, and where in it what was asked for goes.
 
-    As cp(1): into a folder that is there under the source's own name, else as the name that is given.
+    As cp(1): into a folder that is there under the source's own name, else as the name that is given. That is not made
+    before all of it has come: a copy that was cut off would find it there, and go elsewhere.
     """
     tops = {*found.asked_folders, *(file.top for file in found.files if not file.inner)}
     if tops <= {written.rstrip("/") or "/"}:
         if target.is_dir():
             return target, _name
-        return (target, lambda _: "") if found.asked_folders else (target.parent, lambda _: target.name)
+        return target.parent, lambda _: target.name
     if not target.is_dir():
         raise UsageError(f"{target} is no folder, and {written} names {len(tops)} files", hint=f"mkdir -p {target}")
     names = sorted(map(_name, tops))
@@ -318,7 +321,7 @@ def _from_store(
     below, place_of = _store_place(wanted, target, is_folder=keys != [wanted])
     files, refused = fitting({key: place_of(key) for key in keys})
     moved = 0
-    with Landing(below) as landing:
+    with Landing(below, resumes=True) as landing:
         landing.expect(Tree(files=tuple(files.values())))
         for key, file in files.items():
             try:
@@ -331,22 +334,50 @@ def _from_store(
 
 
 def _received(store: ObjectStore, key: str, file: Arriving, landing: Landing) -> int:
-    """Bring an object as a file, a large one in pieces; return its size."""
+    """Bring an object as a file, a large one in pieces; return how much came over.
+
+    What an earlier copy was cut off at is gone on with where it is of the very same object: by its version, or one of a
+    checkpoint's, which is written once.
+    """
+    content = key
     with landing.part(file, key) as part:
-        try:
-            stored = store.get(key)
-        except TooLarge as error:
-            landing.require_room((replace(file, size=error.size),))
-            size = error.size
-            if not part.fill(store, key, size):
-                raise StoreError(f"{key} became shorter while it was read", hint="the same command again") from None
+        if _WRITTEN_ONCE in key and _is_whole(store, key, part.length()):
+            moved = 0
+        elif (stored := _get_small(store, key)) is not None:
+            if isinstance(stored, TooLarge):
+                landing.require_room((replace(file, size=stored.size),))
+                content = f"{key} {stored.about.version} {stored.size}"
+                moved = _received_in_pieces(store, key, stored.size, landing.part(file, content))
+            else:
+                part.write(0, stored.data)
+                part.cut(len(stored.data))
+                moved = len(stored.data)
         else:
-            if stored is None:
-                raise StoreError(f"{key} {_GONE}")
-            part.write(0, stored.data)
-            size = len(stored.data)
-    landing.keep(file, key)
-    return size
+            raise StoreError(f"{key} {_GONE}")
+    landing.keep(file, content)
+    return moved
+
+
+def _received_in_pieces(store: ObjectStore, key: str, size: int, into: Part) -> int:
+    """Fill the part from where it ends on, its last piece anew; return how much came over."""
+    with into as part:
+        start = max(0, part.length() - _ANEW_BYTES)
+        if not part.fill(store, key, size, start=start):
+            raise StoreError(f"{key} became shorter while it was read", hint="the same command again")
+    return size - start
+
+
+def _get_small(store: ObjectStore, key: str) -> Stored | TooLarge | None:
+    try:
+        return store.get(key)
+    except TooLarge as error:
+        return error
+
+
+def _is_whole(store: ObjectStore, key: str, length: int) -> bool:
+    """Whether the object is so long; nothing is asked of one of which nothing is here."""
+    byte = memoryview(bytearray(1))
+    return length > 0 and store.read_into(key, length - 1, byte) and not store.read_into(key, length, byte)
 
 
 def _store_place(wanted: str, target: Path, *, is_folder: bool) -> tuple[Path, Callable[[str], str]]:
@@ -354,8 +385,8 @@ def _store_place(wanted: str, target: Path, *, is_folder: bool) -> tuple[Path, C
     name = wanted.rpartition("/")[2]
     if not is_folder:
         return (target, lambda _: name) if target.is_dir() else (target.parent, lambda _: target.name)
-    top = _store_folder(wanted, target).relative_to(target).as_posix()
-    return target, lambda key: f"{top}/{key.removeprefix(wanted).removeprefix('/')}".removeprefix("./")
+    below, top = (target, name) if target.is_dir() else (target.parent, target.name)
+    return below, lambda key: f"{top}/{key.removeprefix(wanted).removeprefix('/')}".removeprefix("/")
 
 
 def _store_folder(wanted: str, target: Path) -> Path:
