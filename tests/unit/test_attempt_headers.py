@@ -17,8 +17,9 @@ from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.node.output import DatedPiece, Mark
 from gpucloud.domain.state.state import ExitReason, JobStatus
 from gpucloud.usecases.job.jobs import Unsupervised
-from gpucloud.usecases.jobstore.records import LogPart, launched_ranks
+from gpucloud.usecases.jobstore.records import AttemptRecords, LogPart, launched_ranks
 from tests.fakes.clock import JumpingClock
+from tests.fakes.memory_store import MemoryStore
 from tests.unit.test_shown import Terminal
 from tests.unit.worlds import opened, state
 
@@ -439,3 +440,44 @@ def test_a_silent_job_that_is_not_followed_or_was_over_is_one(
     with pytest.raises(UsageError, match="no output"):
         asked_of(monkeypatch, Silent(status), logs.Wanted(follow=status.ended))
     assert written == []
+
+
+def test_for_a_rank_that_the_newest_attempt_has_no_other_launch_is_read() -> None:
+    class Asked(Stored):
+        asked: list[int]
+
+        def ranks_of_a_node(self, attempt: int) -> int:
+            self.asked.append(attempt)
+            return super().ranks_of_a_node(attempt)
+
+    def asked_for(rank: int) -> list[int]:
+        asker = Asked(launched={1: 2, 2: 8})
+        asker.asked = []
+        ranks = logs.Ranks(asker=asker, state=STATE, wanted=logs.Wanted(rank=rank))  # type: ignore[arg-type]
+        if rank < 8:
+            ranks.require_wanted()
+        else:
+            with pytest.raises(UsageError, match="has no rank 8: its ranks were 0 to 7"):
+                ranks.require_wanted()
+        return asker.asked
+
+    assert [asked_for(rank) for rank in (0, 7, 8)] == [[], [2], [2, 1]]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "listed"), [((0, 1), []), ((1,), ["jobs/moons/launches/0002/"]), ((), ["jobs/moons/launches/0002/"])]
+)
+def test_the_ranks_of_a_node_are_read_from_its_own_attempts_launches(nodes, listed) -> None:
+    class Counting(MemoryStore):
+        def list(self, prefix: str) -> tuple[str, ...]:
+            asked.append(prefix)
+            return super().list(prefix)
+
+    asked: list[Any] = []
+    records = AttemptRecords(Counting(JumpingClock()), "moons")
+    for node in nodes:
+        records.keep_launch(2, node, json.dumps({"env": {"LOCAL_WORLD_SIZE": "4"}}).encode())
+    records.keep_launch(1, 0, json.dumps({"env": {"LOCAL_WORLD_SIZE": "8"}}).encode())
+    asked.clear()
+    assert records.workers(2) == (4 if nodes else None)
+    assert asked == listed

@@ -137,13 +137,12 @@ class Ranks:
         attempts, job = self.state.attempts, self.state.job
         if self.wanted.attempt not in (None, BEFORE) and not self.wanted.follow:
             require_attempt(self.state, self.wanted.attempt)
-        if self.wanted.rank is not None and attempts and not self.wanted.follow:
-            last = max(len(one.members) * self._each(one) for one in attempts) - 1
+        if self.wanted.rank is not None and attempts and not self.wanted.follow and not self._has(self.wanted.rank):
+            last = max(map(self._ranks, attempts)) - 1
             others = f"its ranks were 0 to {last}" if last else "its only rank was 0"
-            if not 0 <= self.wanted.rank <= last:
-                raise UsageError(
-                    f"{job} has no rank {self.wanted.rank}: {others}", hint=f"gpucloud logs {job} --rank {last}"
-                )
+            raise UsageError(
+                f"{job} has no rank {self.wanted.rank}: {others}", hint=f"gpucloud logs {job} --rank {last}"
+            )
         nodes = tuple(dict.fromkeys(m.node_id for attempt in attempts for m in attempt.members))
         if self.wanted.node is not None and nodes and not any(map(self._is_wanted, nodes)) and not self.wanted.follow:
             raise UsageError(f"no attempt of {job} ran on {self.wanted.node}", hint=f"one of {', '.join(nodes)}")
@@ -154,6 +153,14 @@ class Ranks:
             return True
         node = self.node(part)
         return node is not None and self._is_wanted(node)
+
+    def _has(self, rank: int) -> bool:
+        """Whether any attempt had the rank: the newest one that has it answers, so that few launches are read."""
+        newest = reversed(self.state.attempts)
+        return rank >= 0 and any(rank < len(one.members) or rank < self._ranks(one) for one in newest)
+
+    def _ranks(self, attempt: Attempt) -> int:
+        return len(attempt.members) * self._each(attempt)
 
     def _is_wanted(self, node: str) -> bool:
         return self.wanted.node is not None and node.startswith(self.wanted.node)

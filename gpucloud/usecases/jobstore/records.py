@@ -72,7 +72,7 @@ class AttemptRecords:
     def keep_attempt_lock(self, attempt: int, lock: dict[str, object]) -> None:
         """Write what the attempt's nodes were made of (`attempt_lock`); one object for all of them."""
         data = json.dumps(lock, sort_keys=True).encode()
-        self._store.put(f"{self._root}/launches/{attempt:04d}/lock.json", data)
+        self._store.put(f"{self._launches_of(attempt)}lock.json", data)
 
     def append_log(self, attempt: int, rank: int, offset: int, piece: DatedPiece) -> None:
         """Keep a piece of a rank's output; a piece that is there already is left as it is."""
@@ -80,18 +80,23 @@ class AttemptRecords:
 
     def keep_launch(self, attempt: int, node: int, data: bytes) -> None:
         """Keep how a node of an attempt was launched; what is kept already is left as it is."""
-        put_once(self._store, f"{self._root}/launches/{attempt:04d}/{node:05d}.json", data)
+        put_once(self._store, f"{self._launches_of(attempt)}{node:05d}.json", data)
 
     def launches(self, attempt: int | None = None) -> Iterator[tuple[int, int, bytes]]:
         """Yield attempt, node's rank and its launch as JSON, in their order."""
-        for key in self._store.list(f"{self._root}/launches/"):
+        for key in self._store.list(f"{self._root}/launches/" if attempt is None else self._launches_of(attempt)):
             found = _LAUNCH_KEY.search(key)
-            if found and attempt in (None, int(found[1])) and (stored := self._store.get(key)):
+            if found and (stored := self._store.get(key)):
                 yield int(found[1]), int(found[2]), stored.data
 
     def workers(self, attempt: int) -> int | None:
         """Return how many ranks each node of the attempt was launched with; None where its launch does not tell."""
-        return next((launched_ranks(data) for _, _, data in self.launches(attempt)), None)
+        stored = self._store.get(f"{self._launches_of(attempt)}{0:05d}.json")  # listing costs more, and is slower
+        found = (data for _, _, data in self.launches(attempt)) if stored is None else iter((stored.data,))
+        return next(map(launched_ranks, found), None)
+
+    def _launches_of(self, attempt: int) -> str:
+        return f"{self._root}/launches/{attempt:04d}/"
 
     def log_parts(self, attempt: int | None = None) -> tuple[LogPart, ...]:
         """Return the kept pieces in order of attempt, rank and offset."""
