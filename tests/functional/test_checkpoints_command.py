@@ -99,6 +99,15 @@ def of_another_format(jobs, step):
     place.write_bytes(seal({**unseal(place.read_bytes()), "format": 999}))
 
 
+def test_where_nothing_could_be_read_nothing_was_verified_with_exit_code_15(jobs, capsys):
+    for step in (10, 20, 30, 40):
+        of_another_format(jobs, step)
+    code, found = answer(capsys, verify=True)
+    assert (code, [one["whole"] for one in found["verified"]]) == (15, [None] * 4)
+    assert checkpoints("made", Asked(verify=True, step=40), as_json=False) == 15
+    assert capsys.readouterr().out == "nothing was verified\n"
+
+
 def test_what_a_newer_gpucloud_saved_is_no_damage_is_not_pruned_and_comes_before_older_ones(jobs, capsys):
     of_another_format(jobs, 40)
     says = "checkpoint 40 (generation 1) is of another gpucloud's format"
@@ -186,6 +195,22 @@ def test_an_export_into_a_folder_names_both_files_and_writes_over_nothing_but_it
     found = answer(capsys, export=Path("out"))[1]
     assert (found["step"], found["config"]) == (60, str(out / "config.json"))
     assert json.loads((out / "config.json").read_text()) == {"layers": 2}
+
+
+def test_a_later_export_replaces_the_config_that_came_with_the_earlier_one_and_no_other(jobs, capsys, tmp_path):
+    (out := tmp_path / "out").mkdir()
+
+    def exported(step):
+        one = Made(jobs.store, jobs.checkpoints, Commit(1, step))
+        metadata = state(one)
+        one.put([list(one.tensors)], metadata, notes=Notes(values={"config": {"step": step}}))
+        assert answer(capsys, export=Path("out"))[1]["step"] == step
+        return json.loads((out / "config.json").read_text())
+
+    assert [exported(60), exported(70)] == [{"step": 60}, {"step": 70}]
+    (out / "config.json").write_text('{"step": 70, "by hand": 1}')
+    with pytest.raises(UsageError, match=r"config\.json is there already, and differs"):
+        exported(80)
 
 
 def test_pruning_shows_first_and_deletes_with_yes_what_is_not_kept(jobs, capsys):

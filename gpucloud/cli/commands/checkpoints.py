@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shlex
 from collections.abc import Callable, Sequence
@@ -170,13 +171,16 @@ def _verify(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
             say(f"the manifest of checkpoint {one.commit.step} (generation {one.commit.generation}) is damaged")
         for damage in damages:
             say(str(damage))
+        if len(unread) == len(standing):
+            say("nothing was verified")
         if manifests and not damaged and not damages:
             pieces = [piece for manifest in manifests for piece in manifest.pieces]
             saves = any(manifest.counts is Counts.SAVES for manifest in manifests)
             steps = ", ".join(map(str, manifests)) if saves else f"step {', '.join(map(_number, manifests))}"
             size = format_size(sum(piece.size for piece in pieces))
             say(f"whole: {steps}; {counted(len(pieces), 'object')}, {size}")
-    return StoreError.exit_code if damaged or damages else 0
+    # Whoever asked whether all is whole may not take for it that nothing could be read.
+    return StoreError.exit_code if damaged or damages or len(unread) == len(standing) else 0
 
 
 def _without_collected(
@@ -259,9 +263,12 @@ def _export(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
         raise UsageError(f"{path} is no file", hint=f"--export {job.name}.safetensors")
     manifest = _wanted(job, asked)
     about = {"job": job.name, "step": str(manifest.commit.step), "generation": str(manifest.commit.generation)}
-    config = _config(folder, manifest) if folder is not None else None
-    if folder is not None and path.exists() and pulling.exported_of(path) != job.name:
+    before = pulling.about_export(path) if folder is not None else {}
+    if folder is not None and path.exists() and before.get("job") != job.name:
         raise UsageError(f"{path} is there already, and no --export of {job.name} wrote it", hint=_ASIDE)
+    config = _config(folder, manifest, before.get(_CONFIG)) if folder is not None else None
+    if config is not None:
+        about[_CONFIG] = _sha256(config[1].encode())
     plan = pulling.planned(job.stored_checkpoints, manifest, everything=asked.everything, about=about)
     with Meter("read", pulling.bytes_to_read(manifest, plan)) as meter:
         pulling.write(job.stored_checkpoints, manifest, plan, path, meter.moved)
@@ -277,17 +284,24 @@ def _export(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
     return 0
 
 
-def _config(folder: Path, manifest: Manifest) -> tuple[Path, str] | None:
+_CONFIG = "config_sha256"  # in the file of weights: which `config.json` came with them
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _config(folder: Path, manifest: Manifest, before: str | None) -> tuple[Path, str] | None:
     """Return the model's `config.json` as it comes beside its weights; None where the script gave none.
 
-    UsageError where another one is there.
+    UsageError where another one is there than that of `before`, which came with an earlier export.
     """
     config, path = manifest.notes.values.get("config"), folder / "config.json"
     if not isinstance(config, dict):
         return None
     text = json.dumps(config, indent=2) + "\n"
     try:
-        differs = path.exists() and path.read_bytes() != text.encode()
+        differs = path.exists() and _sha256(path.read_bytes()) not in (before, _sha256(text.encode()))
     except OSError:
         differs = True
     if differs:

@@ -260,14 +260,14 @@ def write(
     return sum(part.length for part in parts)
 
 
-def exported_of(path: Path) -> str | None:
-    """Return of which job an earlier export wrote that file; None where none did."""
+def about_export(path: Path) -> Mapping[str, str]:
+    """Return what an earlier export wrote of itself into that file, the job among it; nothing where none wrote it."""
     try:
         with path.open("rb") as file:
             start = start_of(begun := file.read(LENGTH_BYTES), size := path.stat().st_size, largest=RECORD_BYTES)
-            return dict(read_header(begun + file.read(start - LENGTH_BYTES), size).metadata).get("job")
+            return dict(read_header(begun + file.read(start - LENGTH_BYTES), size).metadata)
     except (OSError, ValueError):
-        return None
+        return {}
 
 
 def bytes_to_read(manifest: Manifest, exported: Exported) -> int:
