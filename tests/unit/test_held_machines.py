@@ -51,10 +51,12 @@ def decided(failed: JobState = FAILED, armed: datetime | None = HELD_UNTIL, **go
     return decide(replace(GOAL, **{"hold": MINUTES, **goal}), there, RULES)
 
 
-def test_the_shut_off_comes_when_the_wait_is_over_and_nothing_moves_it_later() -> None:
+def test_the_shut_off_comes_when_the_wait_is_over_sooner_or_later_than_it_was_armed() -> None:
     assert decided(armed=NOW + timedelta(minutes=30)) == Arm(until=HELD_UNTIL)
     assert decided() == Done()
-    assert decided(armed=NOW + timedelta(minutes=1)) == Done()
+    assert decided(armed=HELD_UNTIL - timedelta(seconds=29)) == Done()
+    assert decided(armed=NOW + timedelta(minutes=1)) == Arm(until=HELD_UNTIL)
+    assert decided(armed=NOW + timedelta(minutes=20), hold=timedelta(hours=1)) == Arm(until=NOW + timedelta(minutes=58))
 
 
 def test_a_shut_off_that_somebody_removed_is_armed_anew_no_later_than_the_wait_and_the_budget_end() -> None:
@@ -162,6 +164,16 @@ def test_whoever_comes_by_meanwhile_leaves_them_and_later_tears_down(outside: Ou
     ended = stored(outside)
     assert ended is not None
     assert ended.torn_down
+
+
+def test_they_wait_for_as_long_as_was_asked_for_though_less_was_armed_when_the_script_failed(outside: Outside) -> None:
+    outside.job = replace(outside.job, hold=timedelta(hours=1), budget_usd=Decimal(9))
+    give(outside, "train", "small.yaml")
+    until = outside.cloud.describe(GROUP).armed_until
+    assert until is not None
+    assert timedelta(minutes=58) < until - outside.clock.now() <= timedelta(hours=1)
+    outside.pass_by(timedelta(minutes=55).total_seconds())
+    assert (alive(outside), outside.breaches) == (2, [])
 
 
 def test_down_ends_them_at_once(outside: Outside) -> None:

@@ -426,12 +426,15 @@ def _held_until(goal: Goal, snapshot: Snapshot) -> datetime | None:
 
 
 def _hold(until: datetime, snapshot: Snapshot) -> Action:
-    """The shut-off comes when the wait is over, if not before: nobody needs to be there, and nobody renews it."""
-    until = min(until, snapshot.payable_until or snapshot.lasts_until or snapshot.now)
-    if snapshot.group.armed_until is None:
+    """The shut-off comes when the wait is over, or the budget before: nobody needs to be there, or to renew it."""
+    until, armed = (
+        min(until, snapshot.payable_until or snapshot.lasts_until or snapshot.now),
+        snapshot.group.armed_until,
+    )
+    if armed is None:
         return _arm_anew(until, snapshot)
-    closer = sooner(snapshot.group.armed_until, until)
-    return Arm(until=closer) if closer is not None else Done()
+    moves = sooner(armed, until) is not None or until - armed >= _WORTH
+    return Arm(until=until) if moves else Done()
 
 
 def _arm_anew(until: datetime, snapshot: Snapshot) -> Arm | TearDown:

@@ -160,9 +160,11 @@ class Observer:
         return found
 
     def _payable(self, state: JobState, group: GroupView, goal: Goal, now: datetime) -> Payable:
-        """Those that take over from others are to be paid too."""
-        wanted = goal.nodes * (2 if state.successor is not None else 1)
-        return self.tracker.payable(state, group, wanted, now, goal.budget_usd, self.services.rules.prepaid_rule)
+        """Those that take over from others are to be paid too; those that wait for a mended script, all that time."""
+        wanted, rule = goal.nodes * (2 if state.successor is not None else 1), self.services.rules.prepaid_rule
+        if goal.hold is not None and state.failed_at is not None:
+            rule = replace(rule, horizon=max(rule.horizon, goal.hold))
+        return self.tracker.payable(state, group, wanted, now, goal.budget_usd, rule)
 
     def _needed(self, state: JobState, goal: Goal) -> int:
         """Return with how many machines none is missing: an attempt's own, and all that take over from others."""
