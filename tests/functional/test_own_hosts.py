@@ -157,7 +157,8 @@ class Hasty(CommandLine):
             "import gpucloud.wiring.clouds as hosts\n"
             "quick = {'silent': td(seconds=3), 'cooldown': td(seconds=2), 'patience': td(seconds=4)}\n"
             "hosts._LIMITS = replace(hosts._LIMITS, **quick)\n"
-            "import gpucloud.adapters.hosts.group as group; group._GRACE = td(seconds=3)\n"
+            "import gpucloud.adapters.hosts.group as group, gpucloud.adapters.hosts.records as records\n"
+            "group.GRACE = records.GRACE = td(seconds=3)\n"
             "hosts.PrepaidRule = partial(hosts.PrepaidRule, horizon=td(seconds=15), least=td(seconds=3))\n"
             "from gpucloud.__main__ import main; main()"
         )

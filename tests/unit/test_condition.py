@@ -1290,6 +1290,8 @@ def test_of_machines_that_do_not_answer_it_is_said_that_their_attempt_may_go_on_
             " shows that it lives",
         )
     ]
+    (late,) = silences(frozen_one(21 * 60, silent))  # its time is over before the ten minutes are
+    assert late == ("no machine answers: a; the attempt there may go on until 12:30:00 UTC at the latest",)
     ends = frozen_one(0, silent, ending_reason=ExitReason.LOST)
     assert silences(ends) == [("no machine answers: a; paid until 12:30:00 UTC",)]
 

@@ -240,7 +240,7 @@ def silence(snapshot: Snapshot, limits: Limits) -> str:
         return told
     by, held = format_moment(until, snapshot.now), "taken" if snapshot.state.pool.market is Market.OWNED else "paid"
     runs = attempt is not None and attempt.ending_reason is None
-    if runs and len(snapshot.group.alive) == 1:
+    if runs and len(snapshot.group.alive) == 1 and until - snapshot.now > limits.alone:
         return f"{told}; {given_up(1, limits)}"
     return f"{told}; {f'the attempt there may go on until {by} at the latest' if runs else f'{held} until {by}'}"
 
