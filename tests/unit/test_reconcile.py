@@ -994,7 +994,11 @@ def test_an_ended_job_is_torn_down_once_results_that_nobody_has_brought_were_ask
     drives = replace(GOAL, self_driving=True)
     assert decide(GOAL, asked, RULES) == decide(drives, asked, RULES) == BringHome()
     coming = replace(stopped, homecoming=Homecoming.ON_THE_WAY)
-    assert decide(GOAL, coming, RULES) == Wait(why="bringing the outputs home")
+    why = "waiting for the outputs while they come, no longer than 10 min without any of them"
+    shut_off = f"{why}, and no later than 12:30:00 UTC, when the machines shut themselves off"
+    assert decide(GOAL, coming, RULES) == Wait(why=shut_off)
+    own = replace(coming, state=replace(coming.state, pool=replace(POOL, market=Market.OWNED)))
+    assert decide(GOAL, own, RULES) == Wait(why=why)
     assert decide(GOAL, replace(stopped, homecoming=Homecoming.DONE), RULES) == TearDown()
     assert decide(GOAL, replace(asked, state=replace(asked.state, torn_down=True)), RULES) == Done()
 

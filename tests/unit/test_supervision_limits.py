@@ -37,6 +37,7 @@ from gpucloud.domain.supervision.action import (
     Finish,
     Provision,
     Replace,
+    TearDown,
     Wait,
 )
 from gpucloud.domain.supervision.capacity import cooled
@@ -47,7 +48,7 @@ from gpucloud.domain.supervision.snapshot import Goal, Homecoming, Limits, NodeS
 from gpucloud.ports import Brought
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.money.spend import SpendTracker
-from gpucloud.usecases.supervise.act import Actor
+from gpucloud.usecases.supervise.act import Actor, Announcements
 from gpucloud.usecases.supervise.closing import Closing, OutputsHome
 from gpucloud.usecases.supervise.prepare import Bootstrapper
 from gpucloud.usecases.supervise.provision import MachineProvisioner
@@ -1026,6 +1027,53 @@ def test_outputs_that_do_not_come_from_a_host_of_the_users_own_stay_there_and_it
     assert home.stands(after, world.group, NOW) is Homecoming.DONE
     assert left_on_hosts(after) == (("h-1", f"code/{TREE}"),)
     assert left_on_hosts(replace(after, pool=world.state.pool, attempts=())) == ()
+
+
+def over_again(home, world, minutes):
+    """How far the outputs are so many minutes after NOW, and what is done."""
+    at = NOW + timedelta(minutes=minutes)
+    state = home.with_rescued(world.state)
+    stands = home.stands(state, world.group, at)
+    return stands, decide(GOAL, replace(world, state=state, now=at, homecoming=stands), RULES)
+
+
+@pytest.mark.parametrize(
+    ("where", "until", "lies"),
+    [
+        (host(), "", LIES),
+        (up("a"), ", and no later than 12:30:00 UTC, when the machines shut themselves off", LOST),
+    ],
+)
+def test_an_end_waits_for_outputs_while_they_come_and_not_for_those_that_stand_still(where, until, lies):
+    home, told, world = unbrought(where)
+    home.services.outputs, home.pool = Stalling(), Begun()
+    why = "waiting for the outputs while they come, no longer than 10 min without any of them"
+    wait = Wait(why=f"{why}{until}")
+    announcements = Announcements()
+    assert [announcements.news(wait, world, RULES.limits) for _ in range(2)] == [(wait.why,), ()]
+    home.start(world)
+    assert over_again(home, world, 0) == (Homecoming.ON_THE_WAY, wait)
+    home.pool.futures[0][1]()
+    assert over_again(home, world, 9) == (Homecoming.ON_THE_WAY, wait)
+    assert over_again(home, world, 18) == (Homecoming.ON_THE_WAY, wait)
+    assert over_again(home, world, 19) == (Homecoming.DONE, TearDown())
+    assert told[-1] == lies
+    after = home.with_rescued(world.state)
+    assert left_on_hosts(after) == ((("h-1", f"code/{TREE}"),) if lies == LIES else ())
+    with pytest.raises(NodeError, match="another try"):
+        home.services.outputs.on_the_way[0]()
+
+
+def test_a_pass_over_all_jobs_does_not_wait_for_outputs_of_an_earlier_attempt_that_stand_still():
+    home, told, world = unbrought(host())
+    home.pool = Begun()
+    home.start(world)
+    on = state(pool=OWN, attempts=(*world.state.attempts, replace(opened("h-2"), number=2)))
+    home.stands(on, world.group, NOW)
+    assert (home.busy, home.still_at) == (True, None)
+    home.stands(on, world.group, NOW + timedelta(minutes=10))
+    assert not home.busy
+    assert told[-1] == LIES
 
 
 def refuse(home):

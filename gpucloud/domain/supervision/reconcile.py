@@ -46,7 +46,7 @@ from gpucloud.domain.supervision.during import during
 from gpucloud.domain.supervision.elastic import AWAITING, can_start, succeed, waits_until
 from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, all_silent, is_usable, noticed_beside, some_leave
 from gpucloud.domain.supervision.quarantine import failed_setup, give_up_pool, note_bad, stop_buying, to_replace
-from gpucloud.domain.supervision.renewal import can_renew, make_room, prepare, promise, renew, tell, unfit
+from gpucloud.domain.supervision.renewal import can_renew, homing_words, make_room, prepare, promise, renew, tell, unfit
 from gpucloud.domain.supervision.snapshot import (
     DriveTrial,
     Goal,
@@ -234,7 +234,7 @@ def _own_capacity(goal: Goal, snapshot: Snapshot, rules: Rules) -> Action | None
     """
     until = snapshot.group.armed_until
     if not snapshot.group.exists or until is None or until - snapshot.now < rules.prepaid_rule.least:
-        return _results_first(snapshot) or Pause(message=_time_is_over(snapshot.state))
+        return _results_first(snapshot, rules.limits) or Pause(message=_time_is_over(snapshot.state))
     if snapshot.group.size != goal.nodes:
         return Resize(size=goal.nodes)
     return _machines(goal, snapshot, rules)
@@ -394,13 +394,13 @@ def _after_the_end(goal: Goal, snapshot: Snapshot, rules: Rules) -> Action:
         return _hold(until, snapshot)
     if not goal.self_driving and _is_kept(goal, snapshot):
         return _keep(snapshot, rules.prepaid_rule)
-    return _results_first(snapshot) or (Done() if goal.self_driving else TearDown())
+    return _results_first(snapshot, rules.limits) or (Done() if goal.self_driving else TearDown())
 
 
-def _results_first(snapshot: Snapshot) -> BringHome | Wait | None:
+def _results_first(snapshot: Snapshot, limits: Limits) -> BringHome | Wait | None:
     if snapshot.homecoming is Homecoming.DONE:
         return None
-    return BringHome() if snapshot.homecoming is Homecoming.NO else Wait(why="bringing the outputs home")
+    return BringHome() if snapshot.homecoming is Homecoming.NO else Wait(why=homing_words(snapshot, limits))
 
 
 def _keep(snapshot: Snapshot, prepaid_rule: PrepaidRule) -> Action:

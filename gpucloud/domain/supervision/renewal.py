@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from gpucloud.domain.job.quantities import span_of
+from gpucloud.domain.job.quantities import format_moment, format_span, span_of
+from gpucloud.domain.job.spec import Market
 from gpucloud.domain.money.budget import PrepaidRule, may_launch, sooner
 from gpucloud.domain.node.node import NodeState
 from gpucloud.domain.node.status import LEAVES_SHARE, Stop
@@ -30,6 +31,8 @@ from gpucloud.domain.supervision.membership import (
 )
 from gpucloud.domain.supervision.quarantine import is_in_doubt
 from gpucloud.domain.supervision.snapshot import Goal, Limits, NodeSnapshot, Readiness, Rules, Snapshot
+
+HOMING = "waiting for the outputs"
 
 
 def prepare(snapshot: Snapshot) -> Prepare | None:
@@ -163,6 +166,15 @@ def for_results(attempt: Attempt, goal: Goal, snapshot: Snapshot, rules: Rules) 
     if until - snapshot.now >= ahead:
         return None
     return EndAttempt(how=Stop.KILL if mute else Stop.SAVE, reason=ExitReason.INTERRUPTED)
+
+
+def homing_words(snapshot: Snapshot, limits: Limits) -> str:
+    """Return until when the end waits: nobody renews machines' time any more, and a host of the user's own stays."""
+    until, owned = snapshot.group.armed_until, snapshot.state.pool.market is Market.OWNED
+    at_most = f"{HOMING} while they come, no longer than {format_span(limits.homing)} without any of them"
+    if until is None or owned:
+        return at_most
+    return f"{at_most}, and no later than {format_moment(until, snapshot.now)}, when the machines shut themselves off"
 
 
 def can_renew(snapshot: Snapshot) -> bool:

@@ -62,6 +62,7 @@ from gpucloud.domain.supervision.membership import (
 )
 from gpucloud.domain.supervision.quarantine import failed_setup
 from gpucloud.domain.supervision.reconcile import IN_USE
+from gpucloud.domain.supervision.renewal import HOMING
 from gpucloud.domain.supervision.snapshot import Goal, Limits, NodeSnapshot, Snapshot
 from gpucloud.domain.untrusted import in_one_line
 from gpucloud.usecases.jobstore.lease import Lease
@@ -278,7 +279,7 @@ def _undriven(snapshot: Snapshot, limits: Limits) -> tuple[str, ...]:
 def _told_wait(action: Action) -> tuple[str, ...]:
     return (
         (action.why,)
-        if isinstance(action, Wait) and action.why.startswith((PAUSING, AWAITING, DRILL_WAITS, IN_USE))
+        if isinstance(action, Wait) and action.why.startswith((PAUSING, AWAITING, DRILL_WAITS, HOMING, IN_USE))
         else ()
     )
 

@@ -102,11 +102,14 @@ class OutputsHome:
 
     @property
     def still_at(self) -> datetime | None:
-        """Since when nothing has come of what is being brought; None where nothing is."""
-        return self._moved[1] if self._moved is not None else None
+        """Since when nothing has come of the open attempt's; None where they are not being brought."""
+        return self._moved[1] if self._moved is not None and self._work is not None else None
 
     def stands(self, state: JobState, group: GroupView, now: datetime) -> Homecoming:
         """Return how far the outputs of the open attempt are, or of the last one. A fault of ours is raised here."""
+        rescue = self._rescue
+        if rescue is not None and not rescue.work.done() and self._stands_still(rescue.attempt, rescue.node_id, now):
+            self.give_up()  # neither an end nor a pass over all jobs waits for it any longer
         if state.status.ended or (self.services.on_machine and state.attempt is None):  # that brings what would go
             return self._after_the_end(state, group)
         self._take_over(state, now)
@@ -116,7 +119,7 @@ class OutputsHome:
         if self._work is None or self._attempt != attempt.number:
             preparing = self.bootstrapper.readiness(attempt.members[0].node_id) is Readiness.PREPARING
             return Homecoming.ON_THE_WAY if preparing else Homecoming.NO  # nothing comes before that is over
-        if not self._work.done() and not self._stands_still(attempt, now):
+        if not self._work.done() and not self._stands_still(attempt.number, attempt.members[0].node_id, now):
             return Homecoming.ON_THE_WAY
         error = self._work.exception() if self._work.done() else None
         if self._work.done() and (error is None or isinstance(error, LandingRefused)):
@@ -133,10 +136,8 @@ class OutputsHome:
         if node is not None and attempt.reason is not None:
             self._begin_rescue(snapshot.state.attempts, node, f"on {node.id}")
         elif node is not None and not self._copies:
-            self.give_up()
+            self._begin_anew()
             self._attempt, self._failed_at = attempt.number, None
-            self._try, self._moved, self._stalled = self._try + 1, None, False
-            self._looked_at, self._moves_before = None, self._moves
             self._work = self.pool.submit(self._bring, node, attempt, self._try)
 
     def brought(self, reason: ExitReason, snapshot: Snapshot) -> Brought:
@@ -182,13 +183,18 @@ class OutputsHome:
         attempt, lost = attempts[-1], self._lost(attempts)
         if attempt.number in self._rescued or (self._rescue is not None and self._rescue.attempt == attempt.number):
             return lost  # the attempt's end could not be written down, and is made once more
-        self.give_up()
-        self._try += 1
+        self._begin_anew()
         self._tell(f"bringing home what attempt {attempt.number} wrote{', ' if lasts else ' '}{words}")
         until = self.services.clock.now() + lasts if lasts is not None else None
         work = self.pool.submit(self._bring, node, attempt, self._try)
         self._rescue = _Rescue(attempt=attempt.number, node_id=node.id, lost=lost, work=work, until=until)
         return lost
+
+    def _begin_anew(self) -> None:
+        """Make way for another try: what comes of those before counts for nothing from now on."""
+        self.give_up()
+        self._work, self._try, self._moved, self._stalled = None, self._try + 1, None, False
+        self._looked_at, self._moves_before = None, self._moves
 
     def _after_the_end(self, state: JobState, group: GroupView) -> Homecoming:
         """Return how far those are that nobody has brought; a try that failed was the last, or machines are paid on."""
@@ -271,12 +277,14 @@ class OutputsHome:
             lately = state.looked_at is not None and now - state.looked_at <= self.services.rules.limits.alone
             self._before = (attempt.number, attempt.outputs_still_at if lately else None)
 
-    def _still_since(self, attempt: Attempt, now: datetime) -> datetime:
+    def _still_since(self, attempt: int, now: datetime) -> datetime:
         number, since = self._before or (0, None)
+        if number != attempt:
+            return now
         self._before = (0, None)  # for one try
-        return since if number == attempt.number and since is not None else now
+        return since or now
 
-    def _stands_still(self, attempt: Attempt, now: datetime) -> bool:
+    def _stands_still(self, attempt: int, node_id: str, now: datetime) -> bool:
         """Whether nothing has arrived for long, with no error either: told once, and tried again as after one.
 
         What stood still for one supervisor does so for the next, which tries it for a moment all the same.
@@ -287,12 +295,11 @@ class OutputsHome:
         elif self._moved[0] != self._moves:
             self._moved = (self._moves, now)
         self._looked_at = self._looked_at or now
-        limit = self.services.rules.limits.homing
+        limit, name = self.services.rules.limits.homing, self.services.name
         if not self._stalled and now - self._moved[1] >= limit and now - self._looked_at >= _AGAIN:
             self._stalled = True
-            node, name = attempt.members[0].node_id, self.services.name
             self.watcher.story(
-                f"the outputs stand still: nothing of them has come from {node} for {format_span(limit)};"
+                f"the outputs stand still: nothing of them has come from {node_id} for {format_span(limit)};"
                 f" while it is paid, `gpucloud cp -r {name}:{self.services.job.outputs[0]} .` asks for them too"
             )
         return self._stalled
@@ -397,10 +404,7 @@ class Closing:
         self.logs.flush()
 
     def _read_patiently(self, node: NodeSnapshot, attempt: Attempt, until: datetime, policy: Retry) -> None:
-        """Read what is left, at more than one try of a node that answered just now: it is ended after this.
-
-        Of one that had fallen silent before, what had been read of it is kept.
-        """
+        """Read what is left: of a node that answers at more than one try, for it is ended after this."""
         answers = not node.silent_for
         tries = (policy if answers else _READ_ONCE).begin(self.services.clock.sleep)
         while True:
@@ -425,10 +429,8 @@ class Closing:
 
     def _explain(self, action: CloseAttempt, snapshot: Snapshot) -> LastWords:
         attempt = snapshot.state.attempt
-        if attempt is None:
-            return LastWords()
-        barred = any(member.outcome is Outcome.BARRED for member in attempt.members)
-        if not action.reason.by_script and not barred:
+        barred = attempt is not None and any(member.outcome is Outcome.BARRED for member in attempt.members)
+        if attempt is None or not (action.reason.by_script or barred):
             return LastWords()
         try:
             words = last_words(attempt, snapshot, self.services.jobs, self.services.shell)
