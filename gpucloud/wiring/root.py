@@ -129,6 +129,15 @@ class Gpucloud:
         """Return where the job's state is kept."""
         return open_store(job.store or self.cloud(job).default_store(), profile=job.aws.profile)
 
+    def store_remarks(self, job: Job) -> tuple[str, ...]:
+        """Return what costs on in a bucket of the user's own that a job names as its store."""
+        if job.store is None or not job.store.startswith("s3://"):
+            return ()
+        from gpucloud.adapters.aws.bucket import what_stays
+
+        told = what_stays(self.aws(job.aws, job.resources).aws, job.store)
+        return (told,) if told is not None else ()
+
     def store_of(self, known: KnownJob) -> ObjectStore:
         """Return where a known job's state is kept."""
         return open_store(known.store, profile=known.profile)

@@ -18,6 +18,7 @@ _S3 = {
     "PutPublicAccessBlock": ("PutBucketPublicAccessBlock",),
     "PutBucketEncryption": ("PutEncryptionConfiguration",),
     "PutBucketLifecycleConfiguration": ("PutLifecycleConfiguration",),
+    "GetBucketLifecycleConfiguration": ("GetLifecycleConfiguration",),
     "HeadObject": ("GetObject",),
     "DeleteObjects": ("DeleteObject", "DeleteObjectVersion"),
     "CreateMultipartUpload": ("PutObject",),

@@ -194,7 +194,9 @@ def test_by_session_manager_a_machine_gets_its_channels_and_reads_no_parameter()
 
 def test_buckets_of_the_users_own_hold_objects_and_are_not_changed():
     documents = user_policy(partition="aws", account=ACCOUNT, region="us-east-1", uses=Uses(stores=("team-data",)))
-    assert by_sid("Stores", documents)["Action"] == ["s3:ListBucket", "s3:ListBucketVersions"]
+    assert by_sid("Stores", documents)["Action"] == [
+        *("s3:GetBucketVersioning", "s3:GetLifecycleConfiguration", "s3:ListBucket", "s3:ListBucketVersions")
+    ]
     assert by_sid("Objects", documents)["Resource"] == [
         f"arn:aws:s3:::gpucloud-{ACCOUNT}-us-east-1/*",
         "arn:aws:s3:::team-data/*",

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import botocore.exceptions
 
 from gpucloud.adapters.aws.account import account_of
-from gpucloud.adapters.aws.faults import code_of
+from gpucloud.adapters.aws.faults import code_of, explained
 from gpucloud.adapters.aws.session import Aws
-from gpucloud.domain.errors import ProvisionError, UsageError
+from gpucloud.domain.errors import GpucloudError, ProvisionError, UsageError
 from gpucloud.domain.untrusted import brief
 
 _LEVEL = "1"
@@ -19,6 +20,7 @@ _LEVEL = "1"
 _ABSENT = {"NoSuchBucket", "404"}
 _UNTAGGED = {"NoSuchTagSet", "NoSuchTagSetError"}
 _OUR_FOLDERS = {"jobs/", "clusters/", "terraform/"}
+_BROKEN = ("what came of uploads that broke off",)
 _SHOWN = 8
 _BATCH = 1000  # what one DeleteObjects takes
 
@@ -80,6 +82,54 @@ def remove_bucket(aws: Aws, region: str, *, with_data: bool) -> bool:
         _empty(s3, name, account)
         s3.delete_bucket(Bucket=name, ExpectedBucketOwner=account)
     return True
+
+
+def what_stays(aws: Aws, store: str) -> str | None:
+    """Return what stays of checkpoints, and costs on, in a bucket of the user's own; None where nobody may ask."""
+    where = urlsplit(store)
+    try:
+        with explained(f"ask how {where.netloc} keeps versions"):
+            s3 = aws.client("s3", quick=True)
+            versioned = s3.get_bucket_versioning(Bucket=where.netloc).get("Status") == "Enabled"
+            rules = _rules(s3, where.netloc)
+    except GpucloudError:  # not allowed, or an S3 of somebody else that has no such question
+        return None
+    below = "/".join(filter(None, (where.path.strip("/"), "jobs/")))
+    lacking = lacking_rules(rules, below, versioned=versioned)
+    if not lacking:
+        return None
+    deleted = "NoncurrentVersionExpiration" in lacking[0]
+    kept = (*(("each checkpoint that is deleted",) if deleted else ()), *(_BROKEN if len(lacking) > deleted else ()))
+    return (
+        f"warning: the bucket {where.netloc} keeps {' and '.join(kept)} for ever, and it is charged: give it a"
+        f" lifecycle rule for {below} with {' and '.join(lacking)} (gpucloud docs money)"
+    )
+
+
+def lacking_rules(rules: Iterable[Mapping[str, Any]], below: str, *, versioned: bool) -> tuple[str, ...]:
+    """Return what no lifecycle rule of a bucket does for all that lies below: what is to be written into one."""
+    ruling = [rule for rule in rules if rule.get("Status") == "Enabled" and _covers(rule, below)]
+    old = any("NoncurrentDays" in rule.get("NoncurrentVersionExpiration", {}) for rule in ruling)
+    parts = any("AbortIncompleteMultipartUpload" in rule for rule in ruling)
+    return (
+        *(("NoncurrentVersionExpiration {NoncurrentDays: 1}",) if versioned and not old else ()),
+        *(("AbortIncompleteMultipartUpload {DaysAfterInitiation: 1}",) if not parts else ()),
+    )
+
+
+def _covers(rule: Mapping[str, Any], below: str) -> bool:
+    """Whether the rule is for everything there; one for tags or sizes is for some of it."""
+    chosen = rule.get("Filter", {"Prefix": rule.get("Prefix", "")})
+    return set(chosen) <= {"Prefix"} and below.startswith(str(chosen.get("Prefix", "")))
+
+
+def _rules(s3: Any, bucket: str) -> list[Mapping[str, Any]]:
+    try:
+        return list(s3.get_bucket_lifecycle_configuration(Bucket=bucket)["Rules"])
+    except botocore.exceptions.ClientError as error:
+        if code_of(error) == "NoSuchLifecycleConfiguration":
+            return []
+        raise
 
 
 def _tags(s3: Any, name: str, account: str) -> dict[str, str] | None:

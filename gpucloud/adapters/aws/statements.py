@@ -89,6 +89,7 @@ _BUCKET = (
     " PutBucketOwnershipControls PutBucketPolicy PutBucketPublicAccessBlock PutBucketTagging PutBucketVersioning"
     " PutEncryptionConfiguration PutLifecycleConfiguration"
 )
+_STORE = "GetBucketVersioning GetLifecycleConfiguration ListBucket ListBucketVersions"
 _OBJECTS = "AbortMultipartUpload DeleteObject DeleteObjectVersion GetObject GetObjectVersion PutObject"
 
 
@@ -313,7 +314,7 @@ def buckets(names: Names, stores: tuple[str, ...]) -> list[Document]:
     buckets = [own, *(f"arn:{names.partition}:s3:::{store}" for store in stores)]
     return [
         allow("Bucket", "s3", _BUCKET, [own]),
-        *([allow("Stores", "s3", "ListBucket ListBucketVersions", buckets[1:])] if stores else []),
+        *([allow("Stores", "s3", _STORE, buckets[1:])] if stores else []),
         allow("Objects", "s3", _OBJECTS, [f"{bucket}/*" for bucket in buckets]),
     ]
 

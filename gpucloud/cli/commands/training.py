@@ -407,7 +407,7 @@ def remark(cloud: Gpucloud, job: Job, plan: Plan) -> None:
             f"checkpoints: whole ones in {where} are kept and put back; a resume is as exact as what your script saves"
         )
     of_data = data_remarks(job, cloud.data_sets(job), plan.offer.pool.region)
-    for line in (*cloud.cloud(job).remarks(plan.offer), *of_data):
+    for line in (*cloud.cloud(job).remarks(plan.offer), *of_data, *cloud.store_remarks(job)):
         tell(line)
 
 

@@ -9,7 +9,7 @@ import botocore.exceptions
 import pytest
 from moto.s3.models import s3_backends
 
-from gpucloud.adapters.aws.bucket import ensure_bucket, remove_bucket
+from gpucloud.adapters.aws.bucket import ensure_bucket, lacking_rules, remove_bucket, what_stays
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.checkpoint.objects import PART_BYTES
 from gpucloud.domain.errors import CredentialsError, ProvisionError, StoreError, UsageError
@@ -224,3 +224,59 @@ def test_of_many_things_that_keep_a_bucket_some_are_named(lab: Lab):
     names = ", ".join(f"set-{number}/" for number in range(8))
     with pytest.raises(UsageError, match=f"records of digits and what is not gpucloud's own: {names} and 2 more$"):
         remove_bucket(Aws(), "us-east-1", with_data=False)
+
+
+OLD = {"NoncurrentVersionExpiration": {"NoncurrentDays": 1}}
+BROKEN = {"AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 1}}
+WANTS_OLD = "NoncurrentVersionExpiration {NoncurrentDays: 1}"
+WANTS_BROKEN = "AbortIncompleteMultipartUpload {DaysAfterInitiation: 1}"
+
+
+@pytest.mark.parametrize(
+    ("rules", "versioned", "lacking"),
+    [
+        ([], True, (WANTS_OLD, WANTS_BROKEN)),
+        ([], False, (WANTS_BROKEN,)),
+        ([{"Status": "Enabled", "Filter": {"Prefix": ""}, **OLD, **BROKEN}], True, ()),
+        ([{"Status": "Enabled", "Filter": {}, **OLD}, {"Status": "Enabled", "Prefix": "team/", **BROKEN}], True, ()),
+        ([{"Status": "Disabled", "Filter": {"Prefix": ""}, **OLD, **BROKEN}], True, (WANTS_OLD, WANTS_BROKEN)),
+        ([{"Status": "Enabled", "Filter": {"Prefix": "jobs/"}, **OLD, **BROKEN}], True, (WANTS_OLD, WANTS_BROKEN)),
+        (
+            [{"Status": "Enabled", "Filter": {"Tag": {"Key": "a", "Value": "b"}}, **OLD}],
+            True,
+            (WANTS_OLD, WANTS_BROKEN),
+        ),
+        (
+            [
+                {"Status": "Enabled", "Filter": {}, "NoncurrentVersionExpiration": {"NewerNoncurrentVersions": 3}},
+                {"Status": "Enabled", "Filter": {}, **BROKEN},
+            ],
+            True,
+            (WANTS_OLD,),
+        ),
+    ],
+)
+def test_a_rule_counts_that_is_for_all_below_the_jobs(rules, versioned, lacking):
+    assert lacking_rules(rules, "team/jobs/", versioned=versioned) == lacking
+
+
+def test_a_bucket_of_the_users_own_that_keeps_what_is_deleted_is_told_with_the_rule_to_set(lab: Lab):
+    s3 = lab.client("s3")
+    s3.create_bucket(Bucket="mine")
+    assert what_stays(Aws(), "s3://mine/team") == (
+        "warning: the bucket mine keeps what came of uploads that broke off for ever, and it is charged: give it a"
+        f" lifecycle rule for team/jobs/ with {WANTS_BROKEN} (gpucloud docs money)"
+    )
+    s3.put_bucket_versioning(Bucket="mine", VersioningConfiguration={"Status": "Enabled"})
+    told = what_stays(Aws(), "s3://mine/team") or ""
+    assert "mine keeps each checkpoint that is deleted and what came of uploads that broke off for ever" in told
+    assert f" for team/jobs/ with {WANTS_OLD} and {WANTS_BROKEN} " in told
+    rule = {"ID": "gpucloud", "Status": "Enabled", "Filter": {"Prefix": "team/jobs/"}, **OLD, **BROKEN}
+    s3.put_bucket_lifecycle_configuration(Bucket="mine", LifecycleConfiguration={"Rules": [rule]})
+    assert what_stays(Aws(), "s3://mine/team") is None
+    lab.faults.add("GetBucketVersioning", code="AccessDenied", status=403, times=9)
+    assert what_stays(Aws(), "s3://mine") is None
+
+
+def test_the_accounts_own_bucket_lacks_no_rule(lab: Lab):
+    assert what_stays(Aws(), f"s3://{ensure_bucket(Aws(), 'us-east-1')}") is None
