@@ -105,13 +105,15 @@ def _is_held(wish: Wish, snapshot: Snapshot) -> bool:
 
 
 def _paid_beyond(wish: Wish, snapshot: Snapshot) -> str:
-    """Whether the cloud ends them later than the wait, or the budget, allows, or never."""
+    """Whether the cloud ends them later than the wait, or the budget, allows, too soon by far, or never."""
     assert wish.hold is not None
     assert snapshot.state.ended_at is not None
     until = min(snapshot.state.ended_at + wish.hold, snapshot.payable_until or snapshot.lasts_until or snapshot.now)
     armed = snapshot.group.armed_until
     if armed is None:
         return "not armed"
+    if until - armed >= timedelta(seconds=30):
+        return "paid short"
     return "paid beyond" if armed - until > timedelta(seconds=1) else "paid"
 
 
