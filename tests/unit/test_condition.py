@@ -1387,6 +1387,11 @@ def test_who_waits_for_an_end_elsewhere_is_told_how_far_it_is():
         "attempt 3 is being ended",
         "digits has ended: its machines are being ended",
     ]
+    stored = format_moment(NOW + timedelta(minutes=3), NOW)
+    assert stage_of_end(stages[1], replace(LIMITS, upload=timedelta(minutes=2)), NOW) == (
+        f"attempt 3 is being ended: its script is waited for until {latest} at the latest, then killed;"
+        f" what it saved has until {stored} to reach the store"
+    )
 
 
 @pytest.mark.parametrize(

@@ -174,10 +174,7 @@ def end_unheard(state: JobState, limits: Limits, now: datetime) -> str | None:
 
 
 def stage_of_end(state: JobState, limits: Limits, now: datetime) -> str:
-    """Return what the end that was ordered has come to; nothing where its supervisor has not heard of it yet.
-
-    What a script that does not leave is waited for, and how long, is told before it is.
-    """
+    """Return what an ordered end has come to, and what it waits for; nothing where its supervisor has not heard it."""
     if state.status.ended:
         return f"{state.job} has ended: its machines are being ended"
     attempt = state.attempt
@@ -185,8 +182,10 @@ def stage_of_end(state: JobState, limits: Limits, now: datetime) -> str:
         return ""
     if attempt.ordered is not Stop.SAVE or attempt.ending_at is None:
         return f"attempt {attempt.number} is being ended"
-    until = format_moment(attempt.ending_at + limits.leave, now)
-    return f"attempt {attempt.number} is being ended: its script is waited for until {until} at the latest, then killed"
+    script, upload = (format_moment(attempt.ending_at + time, now) for time in (limits.save, limits.leave))
+    then = f"; what it saved has until {upload} to reach the store" if limits.upload else ""
+    ends = f"its script is waited for until {script} at the latest, then killed{then}"
+    return f"attempt {attempt.number} is being ended: {ends}"
 
 
 def budget_line(change: BudgetChange) -> str:
