@@ -135,24 +135,23 @@ class Landing:
                 os.close(self._folder(name, mode))
             with _Current(self) as current:
                 for name in sorted(self._kept, key=parent_of):
-                    self._move(self._kept[name], name, current.folder_of(name))
+                    self._move(self._kept[name], name, current)
                 for name, target in sorted(self._tree.links):
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink("link", dir_fd=self._staging)
                     os.symlink(target, "link", dir_fd=self._staging)
-                    self._move("link", name, current.folder_of(name))
+                    self._move("link", name, current)
         self._is_settled = True
 
-    def _move(self, part: str, name: str, folder: int) -> None:
+    def _move(self, part: str, name: str, current: _Current) -> None:
         """Move a part, or a link, to its place; a file there makes room under another name if it is to be kept.
 
-        What was kept so before is not kept again.
-
-        A link there does not: what arrives was judged by what lay here, and may name that other name.
+        What was kept so before is not kept again. A link there makes no room: what arrives was judged by what lay here,
+        and may name that other name.
         """
-        place = name.rpartition("/")[2]
+        place, folder = name.rpartition("/")[2], current.folder_of(name)
         is_new = self._aside is not None and is_file(place, folder) and not same((part, self._staging), (place, folder))
-        if self._aside is not None and is_new and not has_equal(place, f"{place}.{self._aside}", folder):
+        if self._aside is not None and is_new and not has_equal(place, self._aside, current.names(), folder):
             other = free_name(place, self._aside, folder)
             os.rename(place, other, src_dir_fd=folder, dst_dir_fd=folder)
             self.set_aside.append(self.root / parent_of(name) / other)
@@ -393,6 +392,7 @@ class _Current:
         self._landing = landing
         self._descriptor = -1
         self._folder = ""
+        self._names: list[str] | None = None
 
     def __enter__(self) -> _Current:
         return self
@@ -406,8 +406,14 @@ class _Current:
             opened = self._landing.folder_of(name)
             if self._descriptor >= 0:
                 os.close(self._descriptor)
-            self._descriptor, self._folder = opened, parent_of(name)
+            self._descriptor, self._folder, self._names = opened, parent_of(name), None
         return self._descriptor
+
+    def names(self) -> list[str]:
+        """Return what that folder holds, in order; read once, for all of its files may differ."""
+        if self._names is None:
+            self._names = sorted(os.listdir(self._descriptor))
+        return self._names
 
 
 def _made_and_opened(at: int, part: str, mode: int | None) -> int:

@@ -8,6 +8,7 @@ import itertools
 import os
 import stat
 import threading
+from bisect import bisect_left
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -103,10 +104,12 @@ def free_name(name: str, ending: str, folder: int) -> str:
     raise AssertionError("numbers do not end")
 
 
-def has_equal(name: str, like: str, folder: int) -> bool:
-    """Whether a file of that content has a name that begins as `like` does, whatever number that ends with."""
-    names = (other for other in os.listdir(folder) if other.startswith(like.rstrip("0123456789")) and other != name)
-    return any(same((name, folder), (other, folder)) for other in names)
+def has_equal(name: str, ending: str, names: list[str], folder: int) -> bool:
+    """Whether one of the names, which are in order, is the name with that ending, of any number, and of its content."""
+    start = f"{name}.{ending}".rstrip("0123456789")
+    after = (names[at] for at in range(bisect_left(names, start), len(names)))
+    others = itertools.takewhile(lambda other: other.startswith(start), after)
+    return any(same((name, folder), (other, folder)) for other in others)
 
 
 def same(one: tuple[str, int], other: tuple[str, int]) -> bool:

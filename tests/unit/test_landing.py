@@ -277,6 +277,36 @@ def test_a_long_name_is_cut_for_what_is_set_aside(here: Path) -> None:
     assert (kept.read_text(), kept.suffix, (here / name).read_text()) == ("mine", ".before-attempt-1", "evil")
 
 
+def listings(root: Path, count: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return how often a folder is listed while so many files arrive that differ, half of them as once before."""
+    root.mkdir()
+    names = [f"{n}.txt" for n in range(count)]
+    for name in names:
+        (root / name).write_bytes(b"mine")
+    for name in names[::2]:
+        (root / f"{name}.before-attempt-1.2").write_bytes(b"mine")
+    listed: list[object] = []
+    listdir = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda at: listed.append(at) or listdir(at))  # type: ignore[func-returns-value]
+    with Landing(root, aside="before-attempt-3") as landing:
+        tree = files(*names)
+        landing.expect(tree)
+        for file in tree.files:
+            with landing.part(file, "h") as part:
+                part.write(0, b"evil")
+            landing.keep(file, "h")
+        landing.settle()
+    monkeypatch.undo()
+    assert sorted(path.name for path in landing.set_aside) == sorted(f"{one}.before-attempt-3" for one in names[1::2])
+    return len(listed)
+
+
+def test_a_folder_is_listed_once_however_many_of_its_files_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert listings(tmp_path / "many", 40, monkeypatch) == listings(tmp_path / "few", 4, monkeypatch)
+
+
 def test_a_link_of_the_users_is_not_given_a_name_that_what_arrives_may_lead_through(here: Path) -> None:
     (here / "notes").symlink_to("../../home")
     with Landing(here, aside="before") as landing:
