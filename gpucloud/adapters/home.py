@@ -217,6 +217,21 @@ def has_room(free: int, least: int) -> bool:
     return free >= least + _RESERVE
 
 
+def temporary_files() -> Path:
+    """Return where programs are told to put temporary files."""
+    return Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108  # nosec B108
+
+
+def require_disk(what: str, folder: Path, elsewhere: str) -> None:
+    """Raise StoreError where the disk that the folder is on, or is to be on, is full; `what` a job keeps there."""
+    with contextlib.suppress(OSError):  # what may not be looked at, or is no folder, is told by who writes there
+        free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
+        if not has_room(free, 0):
+            raise StoreError(
+                f"{folder}, {what}: {format_size(free)} free", hint=f"free some space there, or {elsewhere}"
+            )
+
+
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Have the file's folder, and StoreError for what cannot be written there."""

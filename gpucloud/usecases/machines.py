@@ -171,6 +171,13 @@ def disk_check(
     return Check(name="disk", ok=True, text=text)
 
 
+def store_check(folder: Path, free: int, *, has_room: Callable[[int, int], bool]) -> Check:
+    """Return whether a known store's disk has room: a full one bars no job but those that are kept there."""
+    told = disk_check("a store", folder, free, has_room=has_room)
+    text = f"{format_size(free)} free at {folder}, a store: too little for its jobs"
+    return told if told.ok else Check(name="disk", ok=None, text=text, hint=told.hint)
+
+
 def terraform_check(find: Callable[[], Path]) -> Check:
     """Return whether there is a Terraform that is new enough; `find` raises ToolMissing."""
     try:

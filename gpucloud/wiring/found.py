@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpucloud.adapters.home import SightingsFile, has_room
+from gpucloud.adapters.home import SightingsFile, has_room, temporary_files
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.errors import CredentialsError, GpucloudError, NodeError, UsageError
 from gpucloud.domain.job.spec import AwsChoices, Cloud, KnownJob, Resources
@@ -24,10 +24,11 @@ from gpucloud.domain.state.order import Refusal, ending_cloud
 from gpucloud.domain.state.state import JobState
 from gpucloud.ports import Census
 from gpucloud.store import ObjectStore, Stored, open_store
+from gpucloud.store.directory import DirectoryStore
 from gpucloud.system import smi
 from gpucloud.usecases.jobstore.jobstore import JobStore, job_names
 from gpucloud.usecases.jobstore.orders import may_be_run
-from gpucloud.usecases.machines import Check, Here, Sweeper, aws_check, disk_check, terraform_check
+from gpucloud.usecases.machines import Check, Here, Sweeper, aws_check, disk_check, store_check, terraform_check
 from gpucloud.usecases.supervise.needs import parse_checked
 from gpucloud.wiring.root import Gpucloud
 
@@ -234,21 +235,33 @@ def _checks(gpucloud: Gpucloud) -> Iterator[Check]:
 
 
 def _disks(gpucloud: Gpucloud, home: Path) -> Iterator[Check]:
-    """Yield how full the disks are: of gpucloud's folder, by the rule of `train`, temporary files, stores of jobs."""
+    """Yield how full the disks are, by the rule of `train`: of gpucloud's folder, temporary files, stores of jobs.
+
+    A full one of a store bars its own jobs alone.
+    """
     free = shutil.disk_usage(home).free
     roomy = partial(disk_check, has_room=has_room)
     yield roomy("gpucloud's folder", home, free, least=MINIMUM_FREE_BYTES, usual=_USUAL_FREE)
-    stores: list[str] = []
-    with suppress(GpucloudError):  # of a job that cannot be looked at, `status` says why
-        stores = sorted({one.store for one in gpucloud.home.known() if not one.store.startswith("s3://")})
-    others = [("temporary files", os.environ.get("TMPDIR", "/tmp")), *(("a store", one) for one in stores)]  # noqa: S108  # nosec B108
+    judged = partial(store_check, has_room=has_room)
     seen = {home.stat().st_dev}
-    for what, folder in others:
+    others = [(temporary_files(), partial(roomy, "temporary files")), *((one, judged) for one in _stores(gpucloud))]
+    for folder, check in others:
         with suppress(OSError):  # what is not there is no full disk
-            device = os.stat(folder).st_dev  # noqa: PTH116
+            device = folder.stat().st_dev
             if device not in seen:
-                yield roomy(what, Path(folder), shutil.disk_usage(folder).free)
+                yield check(folder, shutil.disk_usage(folder).free)
             seen.add(device)
+
+
+def _stores(gpucloud: Gpucloud) -> list[Path]:
+    """Return the folders in which known jobs are kept."""
+    found: set[Path] = set()
+    with suppress(GpucloudError):  # of a job that cannot be looked at, `status` says why
+        for known in gpucloud.home.known():
+            store = open_store(known.store) if not known.store.startswith("s3://") else None
+            if isinstance(store, DirectoryStore):
+                found.add(store.root)
+    return sorted(found)
 
 
 _CREDENTIALS = (

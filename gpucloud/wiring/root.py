@@ -9,11 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpucloud.adapters.home import Home, open_home
+from gpucloud.adapters.home import Home, open_home, require_disk, temporary_files
 from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.job.spec import AwsChoices, Job, KnownJob, Resources, SshChoices
 from gpucloud.domain.job.spec import Cloud as CloudName
 from gpucloud.store import ObjectStore, open_store
+from gpucloud.store.directory import DirectoryStore
 from gpucloud.system.retries import SystemClock
 from gpucloud.wiring.clouds import Cloud, CloudProfile, LocalCloud, SshCloud
 
@@ -141,6 +142,16 @@ class Gpucloud:
     def store_of(self, known: KnownJob) -> ObjectStore:
         """Return where a known job's state is kept."""
         return open_store(known.store, profile=known.profile)
+
+    def require_room(self, job: Job) -> None:
+        """Raise StoreError where a disk is full that a start of the job writes to here; asked before it rents."""
+        from gpucloud.domain.node.bootstrap.steps import MINIMUM_FREE_BYTES
+
+        self.home.require_room(MINIMUM_FREE_BYTES if job.cloud is CloudName.LOCAL else 0)
+        require_disk("temporary files", temporary_files(), "have TMPDIR name another folder")
+        store = self.store(job)
+        if isinstance(store, DirectoryStore):
+            require_disk("the job's store", store.root, "have `store` name another folder")
 
     def known(self, job: Job, name: str, file: Path) -> KnownJob:
         """Return what is remembered of a run of the job."""

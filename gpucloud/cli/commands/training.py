@@ -22,7 +22,6 @@ from gpucloud.domain.errors import CredentialsError, RunIsOver, UsageError
 from gpucloud.domain.job.quantities import format_span, parse_span
 from gpucloud.domain.job.spec import Cloud, Job
 from gpucloud.domain.market.plan import Plan
-from gpucloud.domain.node.bootstrap.steps import MINIMUM_FREE_BYTES
 from gpucloud.domain.state.order import (
     Until,
     is_finished,
@@ -297,7 +296,7 @@ def begin(cloud: Gpucloud, read: Target, start_request: StartRequest, *, again: 
         _say_what_it_follows(prospect, cloud.clock.now())
         _say_what_trains(prospect, cloud, cloud.known(read.job, prospect.name, read.file))
         if prospect.plan is not None:
-            cloud.home.require_room(MINIMUM_FREE_BYTES if read.job.cloud is Cloud.LOCAL else 0)
+            cloud.require_room(read.job)
             for line in plan_text(prospect.plan, protection, width_of(sys.stderr)).splitlines():
                 tell(line)
             if not read.job.trial:
