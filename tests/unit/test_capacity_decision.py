@@ -10,13 +10,14 @@ import pytest
 
 from gpucloud.domain.job.spec import Market, Policy
 from gpucloud.domain.market.policies import Choice, Mode, Reason
+from gpucloud.domain.node.status import OUTPUT
 from gpucloud.domain.offer import EfaLayout, Offer
 from gpucloud.domain.state.order import Until
-from gpucloud.domain.state.state import Shortfall, Successor, UsageInterval
+from gpucloud.domain.state.state import CheckpointRef, Shortfall, Successor, UsageInterval
 from gpucloud.domain.supervision.capacity import can_overlap
 from gpucloud.domain.supervision.deadline import capacity_choice, lesson
 from gpucloud.domain.supervision.snapshot import Goal, Limits, Readiness, Rules
-from tests.unit.worlds import NOW, OTHER_POOL, POOL, cooldown, opened, snapshot, state, up
+from tests.unit.worlds import NOW, OTHER_POOL, POOL, cooldown, opened, part, snapshot, state, up
 
 # A start takes 12 min as long as none was seen: the nets of a job with 6 h of work are at 24 min and 12 min of slack.
 RULES = Rules(limits=Limits(changeover=timedelta(minutes=12)))
@@ -107,6 +108,29 @@ def test_behind_the_straight_line_uniform_progress_turns_to_machines_on_demand()
 )
 def test_spot_machines_that_work(slack, successor, mode):
     assert capacity_choice(goal(slack), working(POOL, successor=successor), RULES).mode is mode
+
+
+def test_no_change_is_made_that_costs_more_work_than_there_is_time_for():
+    def mode(saved, **changes):
+        world_now = working(POOL)
+        attempt = replace(world_now.state.attempts[0], last_step_at=NOW - minutes(saved))
+        now = replace(world_now, state=replace(world_now.state, attempts=(attempt,)))
+        return capacity_choice(goal(minutes(10), **changes), now, RULES).mode
+
+    unasked = {"saves_unasked": True}
+    assert [mode(saved, **unasked) for saved in (0, 30)] == [Mode.ON_DEMAND, Mode.SPOT]
+    assert mode(30) is Mode.ON_DEMAND  # it saves when it is asked
+
+
+def test_a_script_that_saves_nothing_is_kept_where_it_is_as_with_checkpoint_none():
+    printing = up("a", part(1, step=360, phase=OUTPUT), pool=DEAR)
+    silent = replace(working(DEAR), nodes=(printing,))
+    assert capacity_choice(goal(hours(40), Policy.UNIFORM), silent, RULES).mode is Mode.SPOT
+    assert capacity_choice(goal(hours(40), Policy.UNIFORM, saves_nothing=True), silent, RULES).mode is Mode.ON_DEMAND
+    kept = replace(silent, state=replace(silent.state, checkpoint=CheckpointRef(step=3, sha256="a" * 64)))
+    assert (
+        capacity_choice(goal(hours(40), Policy.UNIFORM, saves_nothing=True), kept, RULES).mode is Mode.SPOT
+    )  # its word counts
 
 
 @pytest.mark.parametrize(("slack", "mode"), [(minutes(20), Mode.SPOT), (minutes(18), Mode.ON_DEMAND)])
