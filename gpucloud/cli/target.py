@@ -14,13 +14,14 @@ from pathlib import Path
 from gpucloud.cli.faults import known_error
 from gpucloud.cli.render.words import tell
 from gpucloud.domain.errors import GpucloudError, UsageError
-from gpucloud.domain.job.quantities import parse_usd
+from gpucloud.domain.job.quantities import counted, format_size, format_usd, parse_usd
 from gpucloud.domain.job.spec import Cloud, Job
 from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.state.order import is_finished, run_of
 from gpucloud.domain.state.state import ExitReason, JobStatus
 from gpucloud.domain.supervision.budget import with_file_named, without_way_on
-from gpucloud.usecases.job.jobs import with_forecast, with_stored_outputs
+from gpucloud.usecases.checkpoint.checkpoints import costs_on
+from gpucloud.usecases.job.jobs import Asker, with_forecast, with_stored_outputs
 from gpucloud.usecases.jobstore.orders import current_run, require_own, sha256_of
 from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.wiring import Gpucloud, KnownJob
@@ -424,3 +425,16 @@ def _sum(text: str, form: str) -> Decimal:
     except ValueError as error:
         hint = form.format(text if _BARE.fullmatch(text) else 40)
         raise UsageError(str(error), hint=f"did you mean {hint}?" if _BARE.fullmatch(text) else hint) from error
+
+
+def say_what_costs_on(asker: Asker, name: str) -> None:
+    """Tell which checkpoints of a job that has ended stay in a store that costs; `name` means it on a command line."""
+    with suppress(GpucloudError):  # it is said beside an answer that has been given
+        found = costs_on(asker.jobs, asker.state(), asker.terms)
+        if found is not None:
+            kept = f"{counted(found.checkpoints, 'checkpoint')} ({format_size(found.size)})"
+            stay = "stays" if found.checkpoints == 1 else "stay"
+            tell(
+                f"{kept} of {name} {stay} in the store, for about {format_usd(found.usd_per_month)} a month:"
+                f" gpucloud rm {name} --with-checkpoints deletes them"
+            )

@@ -12,16 +12,18 @@ from types import SimpleNamespace
 import pytest
 
 from gpucloud.adapters.home import Home
-from gpucloud.cli.commands import logs, reaching
+from gpucloud.cli.commands import asking, logs, reaching
 from gpucloud.domain.checkpoint.manifest import Commit
 from gpucloud.domain.errors import StoreError
 from gpucloud.domain.job.data import DataFile, data_set
+from gpucloud.domain.job.quantities import format_size, format_usd
 from gpucloud.domain.job.spec import KnownJob
 from gpucloud.domain.money.ledger import GIB, Rates, Terms
 from gpucloud.domain.node.output import DatedPiece
-from gpucloud.domain.state.state import ExitReason
+from gpucloud.domain.state.state import ExitReason, JobStatus
 from gpucloud.store import open_store
 from gpucloud.store.contract import CountingStore, Tally
+from gpucloud.usecases.checkpoint.checkpoints import CostsOn, StoredCheckpoints, costs_on
 from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.money.sundries import SundryLedger
@@ -144,6 +146,27 @@ def test_what_is_copied_out_of_the_store_is_charged(charged, tmp_path):
         "transfer": 6,
         "requests": Decimal("0.001"),
     }
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_checkpoints_that_stay_after_the_end_are_told_with_what_they_cost_a_month(charged, capfd, as_json):
+    stored = charged.load()[0]
+    count, size = StoredCheckpoints(store=charged.store, prefix=charged.checkpoints, keep=2).held()
+    usd = Decimal("0.0744") * size / 1000
+    assert costs_on(charged, stored, Terms(rates=(S3,))) is None
+    assert asking.status("made", history=False, every=False, as_json=as_json) == 0
+    assert "in the store" not in capfd.readouterr().err
+    ended = replace(stored, status=JobStatus.SUCCEEDED, exit_reason=ExitReason.SUCCEEDED, torn_down=True, group=None)
+    assert costs_on(charged, ended, Terms()) is None
+    found = costs_on(charged, ended, Terms(rates=(S3,)))
+    assert found == CostsOn(checkpoints=3, size=size, usd_per_month=usd)
+    charged.replace(ended, charged.load()[1].version)
+    assert asking.status("made", history=False, every=False, as_json=as_json) == 0
+    assert capfd.readouterr().err.splitlines()[-1] == (
+        f"3 checkpoints ({format_size(size)}) of made stay in the store, for about {format_usd(usd)} a month:"
+        " gpucloud rm made --with-checkpoints deletes them"
+    )
+    assert count == 3
 
 
 def test_a_copy_out_of_the_store_that_was_cut_off_goes_on_where_it_ended(charged, tmp_path, monkeypatch):

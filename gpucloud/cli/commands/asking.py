@@ -16,7 +16,7 @@ from gpucloud.cli.render.bills import charge_json, cost_json, cost_text, rows_js
 from gpucloud.cli.render.reports import jobs_text, newest_first, report_json, report_text
 from gpucloud.cli.render.use import history_json, history_rows
 from gpucloud.cli.render.words import error_fields, say, say_json, say_words, table, tell, usd
-from gpucloud.cli.target import Unread, known_job, report_of, reports_of_all
+from gpucloud.cli.target import Unread, known_job, report_of, reports_of_all, say_what_costs_on
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.quantities import counted
 from gpucloud.domain.money.costs import (
@@ -55,6 +55,8 @@ def status(target: str | None, *, history: bool, every: bool, as_json: bool) -> 
         say_json(report_json(report))
     else:
         say_words(report_text(report))
+    if report.status.ended:
+        say_what_costs_on(asker_of(cloud, known), report.job)
     return 0
 
 

@@ -23,7 +23,15 @@ from gpucloud.cli.render.bills import (
 from gpucloud.cli.render.reports import report_json, report_text
 from gpucloud.cli.render.use import condition_and_reason, condition_word
 from gpucloud.cli.render.words import is_meant, say, say_json, say_words, table, tell, usd
-from gpucloud.cli.target import called, deleted_words, known_job, other_runs, report_of, require_one_run
+from gpucloud.cli.target import (
+    called,
+    deleted_words,
+    known_job,
+    other_runs,
+    report_of,
+    require_one_run,
+    say_what_costs_on,
+)
 from gpucloud.domain import codec
 from gpucloud.domain.errors import GpucloudError, LeaseHeld, UsageError
 from gpucloud.domain.job.quantities import format_usd
@@ -233,6 +241,7 @@ def down(target: str | None, *, as_json: bool) -> int:
     else:
         say_words(report_text(report))
         tell("listed again: no machines, no node group")
+    say_what_costs_on(ender.asker, report.job)
     if target is None or target != known.name:
         _say_what_is_kept(cloud, known)
     return 0

@@ -19,7 +19,7 @@ from gpucloud.cli.render.onlookers import Onlooker, PlainOnlooker, Unshaken
 from gpucloud.cli.render.plans import plan_json
 from gpucloud.cli.render.reports import report_json, report_text
 from gpucloud.cli.render.words import left, say, say_json, say_words, tell
-from gpucloud.cli.target import Target, called, report_of
+from gpucloud.cli.target import Target, called, report_of, say_what_costs_on
 from gpucloud.domain.checkpoint.protection import NEVER, NOTHING_COMES_HOME, Protection, Saving
 from gpucloud.domain.errors import GpucloudError, LandingRefused, StoreError
 from gpucloud.domain.job.quantities import format_moment, format_span, format_usd, in_cents
@@ -198,12 +198,14 @@ def bring_stored_home(cloud: Gpucloud, job: Job, known: KnownJob) -> None:
         asker_of(cloud, known).bill_pull(brought.size)
 
 
-def answer(report: JobReport, *, as_json: bool) -> int:
-    """Write the job's report; return its exit code, 0 while it goes on."""
+def answer(report: JobReport, *, as_json: bool, asker: Asker | None = None) -> int:
+    """Write the job's report; return its exit code, 0 while it goes on. `asker` tells what of it costs on."""
     if as_json:
         say_json(report_json(report))
     else:
         say_words(report_text(report))
+    if asker is not None:
+        say_what_costs_on(asker, report.job)
     return report.exit_code or 0
 
 

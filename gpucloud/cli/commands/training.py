@@ -443,4 +443,4 @@ def _supervise(begun: Begun, *, as_json: bool) -> int:
         return answer_left(begun.asker, leave, as_json=as_json)
     except Detach:
         return _leave_by_the_newest(begun, as_json=as_json)
-    return answer(begun.report(), as_json=as_json)
+    return answer(begun.report(), as_json=as_json, asker=begun.asker)

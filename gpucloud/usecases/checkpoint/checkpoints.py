@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 
 from gpucloud.domain.checkpoint.manifest import (
     Commit,
@@ -38,6 +39,7 @@ from gpucloud.domain.checkpoint.standing import (
     superfluous,
 )
 from gpucloud.domain.errors import CheckpointUnreadable, StoreError, UsageError
+from gpucloud.domain.money.ledger import GIB, Terms
 from gpucloud.domain.state.state import JobState
 from gpucloud.domain.untrusted import RECORD_BYTES
 from gpucloud.ports import Clock
@@ -112,6 +114,12 @@ class StoredCheckpoints:
         pairs = zip(commits(names), there, strict=True)
         found = {commit: one for commit, one in pairs if one is not None}
         return standings(names, bases, found, keep=self.keep)
+
+    def held(self) -> tuple[int, int]:
+        """Return how many checkpoints there are, and how many bytes they take together."""
+        manifests = [one.found.manifest for one in self.standing()]
+        pieces = {piece.key: piece.size for manifest in manifests if manifest is not None for piece in manifest.pieces}
+        return len(manifests), sum(pieces.values())
 
     def header(self, piece: Piece) -> Header:
         """Return what an object in the safetensors layout says of itself, verified; ValueError when it is damaged."""
@@ -324,3 +332,27 @@ class Pruner:
                 f"{name} {stands}, and its machines are not known to have ended",
                 hint=f"gpucloud down {name} ends {what}; then the same command again",
             )
+
+
+# What stays of a job that has ended, until somebody deletes it.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostsOn:
+    """Checkpoints that stay in a store when their job has ended, until somebody deletes them."""
+
+    checkpoints: int
+    size: int
+    usd_per_month: Decimal
+
+
+def costs_on(jobs: JobStore, state: JobState, terms: Terms) -> CostsOn | None:
+    """Return what stays of a job that has ended and costs on; None where that is nothing. Raises StoreError.
+
+    They are listed, with one request and one for each checkpoint; a store that costs nothing is not asked.
+    """
+    usd = terms.rates_in(state.pool.region).storage_usd_per_gib_month
+    if not state.status.ended or not usd:
+        return None
+    count, size = StoredCheckpoints(store=jobs.store, prefix=jobs.checkpoints, keep=2).held()
+    return CostsOn(checkpoints=count, size=size, usd_per_month=usd * size / GIB) if size else None

@@ -413,10 +413,8 @@ class Deleter:
 
     def stored(self) -> Stored:
         """Return what would be deleted from the store."""
-        found = StoredCheckpoints(store=self.jobs.store, prefix=self.jobs.checkpoints, keep=2).standing()
-        manifests = [one.found.manifest for one in found]
-        pieces = {piece.key: piece.size for manifest in manifests if manifest is not None for piece in manifest.pieces}
-        return Stored(keys=self.jobs.store.list(self._root), checkpoints=len(manifests), size=sum(pieces.values()))
+        count, size = StoredCheckpoints(store=self.jobs.store, prefix=self.jobs.checkpoints, keep=2).held()
+        return Stored(keys=self.jobs.store.list(self._root), checkpoints=count, size=size)
 
     def delete(self, told: Stored, called: str) -> None:
         """Delete everything while the job's lease is ours, so that nobody starts it meanwhile.
