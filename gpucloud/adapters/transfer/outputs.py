@@ -99,7 +99,8 @@ class OutputsFolder:
         _, set_aside, gone = copier.fetch(found, self._target, place_of, _before(attempt))
         deleted = frozenset(gone)  # a script chooses how many files there are
         came = tuple(file for file in found.files if file.path not in deleted)
-        tops_lost = {file.top for file in found.files if file.path in deleted and not file.inner}
+        away = [file for file in found.files if file.path in deleted]
+        tops_lost = {file.top for file in away if not file.inner}
         lost = tuple((path, None) for path in dict.fromkeys(paths) if path in tops_lost)
         found = replace(found, files=came, missing=(*found.missing, *lost))
         if self._marks:
@@ -108,7 +109,8 @@ class OutputsFolder:
         files = dict.fromkeys(place_of(file.top) for file in found.files if not file.inner)
         others = [name for name in files if not _is_below_any(name, tops)]
         paths = tuple(str(self._target / name) for name in (*tops, *others))
-        return Brought(paths=paths, size=max(new), set_aside=tuple(map(str, set_aside))), found
+        size = max(new) - sum(file.size for file in away)
+        return Brought(paths=paths, size=size, set_aside=tuple(map(str, set_aside))), found
 
 
 def _before(attempt: int) -> str:
