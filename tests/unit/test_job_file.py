@@ -259,9 +259,9 @@ def test_the_sample_reads_as_it_is_written(folder: Path) -> None:
     assert (job.name, job.cloud, job.resources.nodes, job.code) == ("my-job", Cloud.LOCAL, 1, folder)
 
 
-@pytest.mark.parametrize("without", [("image",), ("conda", "setup")])
+@pytest.mark.parametrize("without", [("image", "  subnets"), ("conda", "setup", "  alert_email", "  alert_topic")])
 def test_the_sample_with_every_key_reads_too(folder: Path, without: tuple[str, ...]) -> None:
-    """An image holds the whole software, so that it excludes what would make it."""
+    """An image holds the whole software, so that it excludes what would make it; own subnets come with no alarm."""
     lines = [text for text in FULL_SAMPLE.splitlines() if not text.startswith(tuple(f"{key}:" for key in without))]
     job = read(folder, "\n".join(lines))
     assert job.secrets == ("HF_TOKEN", "REGISTRY_LOGIN")

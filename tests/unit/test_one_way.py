@@ -62,6 +62,7 @@ def names(tree: ast.AST) -> Iterator[ast.Constant]:
 
 # What goes round for other reasons than that something failed.
 NO_RETRIES = {
+    "adapters/aws/nodes/arming.py": "a begin is waited for",
     "adapters/local/session.py": "an end is waited for",
     "agent/attempt/running.py": "an end is waited for",
     "agent/drive/controller.py": "a daemon's rounds",
