@@ -26,7 +26,7 @@ from gpucloud.domain.variables import GPUCLOUD_STORE
 from gpucloud.resume.batches import Batches
 from gpucloud.resume.folder import AttemptFolder, Progress, say
 from gpucloud.resume.profiling import Profiling, Trying
-from gpucloud.resume.ranks import HINT, Ranks
+from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.reading import Put, unlike
 from gpucloud.resume.restoring import Restored
 from gpucloud.resume.save.cadence import Window
@@ -240,9 +240,10 @@ class Leaving:
         self._moment = moment
 
     def done(self, step: int, progress: Progress) -> None:
-        """Commit the final state, then say that the job is done. Raises StoreError, with which another attempt follows.
+        """Commit the final state, then say that the job is done. Raises StoreError where the store takes none.
 
-        Where the memory for a save was never there, the run is trained all the same: another would end no better.
+        Another attempt follows where that may pass. Where the memory for it lacks, the run is trained all the same:
+        another would train as much again, and end no better.
         """
         self._profiling.close()
         if not self._decider.last(step, self._moment, Why.LAST):
@@ -252,20 +253,26 @@ class Leaving:
         self._close()
 
     def _tell_unsaved(self, step: int) -> None:
-        lacking, (lacks,) = self._decider.no_memory, self._ranks.highest(int(self._decider.no_memory is not None))
-        if lacks and not self._decider.committed:
+        lacking, committed = self._decider.no_memory, self._decider.committed
+        lacks, refused = self._ranks.highest(int(lacking is not None), int(self._decider.is_refused))
+        if lacks:
             if self._ranks.rank == 0:
                 why = f": {lacking}" if lacking else ""
+                nothing, beside = "", f"beside the newest checkpoint, of step {committed}, "
+                if not committed:
+                    nothing, beside = ", as nothing of it could be", ""
                 say(
-                    f"the run is trained, and its state of step {step} is not saved, as nothing of it could be{why};"
-                    " what the script has exported or written into `outputs:` is all that there is of it"
+                    f"the run is trained, and its state of step {step} is not saved{nothing}{why}; "
+                    f"{beside}what the script has exported or written into `outputs:` is all that there is of it"
                 )
             return
+        again = "start the job again: it continues from its last checkpoint"
         error = StoreError(
-            f"the final checkpoint, of step {step}, could not be committed" + (f": {lacking}" if lacking else ""),
-            hint=HINT if lacking else "start the job again: it continues from its last checkpoint",
+            f"the final checkpoint, of step {step}, could not be committed",
+            hint=f"mend what the store refuses it for, then {again}" if refused else again,
         )
-        self._folder.tell(f"barred-{self._ranks.rank}.json", {"why": str(error)})
+        if not refused:
+            self._folder.tell(f"barred-{self._ranks.rank}.json", {"why": str(error)})
         raise error
 
     def leave(self, step: int) -> NoReturn:

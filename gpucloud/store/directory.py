@@ -29,6 +29,8 @@ _HINTS = {
     errno.EPERM: "make the directory writable for this user, or name another store",
     errno.EROFS: "the file system is read-only: name another store",
 }
+_OUTAGES = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENOTCONN)
+"""What a folder on another machine answers while that is away."""
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 """Of a link between two files of this user in one folder: what FUSE, exFAT and drives of clouds answer."""
 
@@ -217,7 +219,8 @@ def _explained(verb: str, path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         hint = _HINTS.get(error.errno or 0, "check that the store's directory exists and is healthy")
-        raise StoreError(f"cannot {verb} {path}: {error.strerror}", hint=hint) from error
+        away = error.errno in _OUTAGES
+        raise StoreError(f"cannot {verb} {path}: {error.strerror}", hint=hint, may_pass=away) from error
 
 
 def user_path(written: str | Path, what: str) -> Path:

@@ -10,7 +10,7 @@ in lines on standard output. The bytes to write lie in the memory behind the des
     {"saved": [key, size, [crc32, …]], "seconds": 0.2}
     {"committed": true, "seconds": 0.01}
     {"torn": "…"}           what lies in memory is not what the GPU had that it was copied from
-    {"failed": "…"}         the store refuses either
+    {"failed": "…", "lasts": false}  the store refuses either; `lasts`: it will, until somebody mends it
     {"fenced": "…"}         another attempt has taken over
 
 Before it writes an object it puts the fingerprints of its tensors into the object's header
@@ -103,9 +103,10 @@ class _Writer:
             yield {"torn": str(error)}
         except (StoreError, CredentialsError) as error:
             what = f"{error} ({error.hint})"
-            yield (
-                {"note": f"the best checkpoint could not be marked: {what}"} if "best" in command else {"failed": what}
-            )
+            if "best" in command:
+                yield {"note": f"the best checkpoint could not be marked: {what}"}
+            else:  # credentials may be renewed, or others' be given to the next attempt
+                yield {"failed": what, "lasts": isinstance(error, StoreError) and not error.may_pass}
 
     def _save(self, saving: Command) -> Piece:
         size, summed = saving["size"], saving["summed"]

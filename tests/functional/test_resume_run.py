@@ -18,9 +18,13 @@ import pytest
 import torch
 
 from gpucloud import resume
+from gpucloud.agent.attempt.files import AttemptFolder
 from gpucloud.domain.checkpoint.manifest import Commit, commit_key, manifest_bytes, seal, unseal
 from gpucloud.domain.checkpoint.objects import blank, read_header, sums_of
 from gpucloud.domain.errors import CheckpointUnreadable, StoreError, UsageError
+from gpucloud.domain.node.status import Outcome
+from gpucloud.domain.state.state import ExitReason
+from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.resume import ranks, reading
 from gpucloud.resume.folder import Beside
 from gpucloud.resume.save import capture, writer
@@ -31,6 +35,8 @@ from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
 from tests.functional.resuming import DATA, begin, job, train
 from tests.standins import in_writers
+from tests.unit.test_reconcile import GOAL, RULES, running
+from tests.unit.worlds import part, up
 
 __all__ = ["job"]  # a fixture
 
@@ -260,7 +266,7 @@ write, put = DirectoryStore.write, DirectoryStore.put
 def refused(method):
     def call(self, key, *data, **condition):
         if {where!r} in key:
-            raise StoreError("no space left", hint="free some")
+            raise StoreError("no space left", hint="free some", may_pass={may_pass})
         return method(self, key, *data, **condition)
     return call
 
@@ -274,7 +280,7 @@ def in_the_writer(job, monkeypatch, code):
 
 @pytest.mark.parametrize(("where", "kept"), [("data/000001/000000004", [2, 6]), ("commit/000001/000000004", [2, 6])])
 def test_a_save_that_fails_is_dropped_and_training_goes_on(job, monkeypatch, capsys, where, kept):
-    in_the_writer(job, monkeypatch, REFUSE.format(where=where))
+    in_the_writer(job, monkeypatch, REFUSE.format(where=where, may_pass=False))
     run, model, optimizer = begin(total_steps=6)
     train(run, model, optimizer)
     run.done()
@@ -282,14 +288,30 @@ def test_a_save_that_fails_is_dropped_and_training_goes_on(job, monkeypatch, cap
     assert "could not save step 4: no space left (free some)" in capsys.readouterr().err
 
 
-def test_a_job_is_not_done_while_its_final_state_cannot_be_saved(job, monkeypatch):
-    in_the_writer(job, monkeypatch, REFUSE.format(where="000000003"))
+def supervised(job):
+    """What the agent makes of the attempt once its script is over, and the supervisor of that."""
+    (job / "0001").symlink_to("attempt")
+    outcome = AttemptFolder(job, 1).outcome((0,), 1, killed=False)
+    world = running(up("a", part(1, outcome)), up("b", part(1, outcome)), failed_for=timedelta(hours=1))
+    return outcome, decide(GOAL, world, RULES).reason
+
+
+@pytest.mark.parametrize(
+    ("may_pass", "becomes"),
+    [
+        (True, (Outcome.BARRED, ExitReason.LOST)),  # no fault of the script's: another attempt goes on
+        (False, (Outcome.FAILED, ExitReason.USER_ERROR)),  # another would be refused as well
+    ],
+)
+def test_a_job_is_not_done_while_its_final_state_cannot_be_saved(job, monkeypatch, may_pass, becomes):
+    in_the_writer(job, monkeypatch, REFUSE.format(where="000000003", may_pass=may_pass))
     run, model, optimizer = begin(total_steps=3)
     train(run, model, optimizer)
-    with pytest.raises(StoreError, match="step 3"):
+    with pytest.raises(StoreError, match="step 3") as refused:
         run.done()
+    assert ("mend what" in refused.value.hint) is not may_pass
     assert not (job / "attempt" / "done-0.json").exists()
-    assert "step 3" in json.loads((job / "attempt" / "barred-0.json").read_text())["why"]  # no fault of the script's
+    assert supervised(job) == becomes
 
 
 def test_a_run_that_was_replaced_stops(job, monkeypatch):
@@ -637,18 +659,17 @@ def test_where_too_little_memory_is_free_nothing_is_saved_and_training_goes_on_a
     assert not (job / "attempt/barred-0.json").exists()
 
 
-def test_a_last_save_without_memory_after_others_is_for_another_attempt_to_make(job, monkeypatch):
+def test_a_run_without_memory_for_its_last_save_after_others_is_trained_and_not_trained_again(job, monkeypatch, capsys):
     train(*begin(), steps=2)
     run, model, optimizer = begin(total_steps=6)
     left_free(monkeypatch, 1000)
     train(run, model, optimizer)
-    with pytest.raises(StoreError, match=r"there is no memory for it: .* wanted, 1000 B free") as refused:
-        run.done()
-    assert "more memory" in refused.value.hint
-    assert (committed(job), (job / "attempt/barred-0.json").exists()) == ([2], True)
-    left_free(monkeypatch, 2**30)
     run.done()
-    assert committed(job) == [2, 6]
+    ended = capsys.readouterr().err
+    assert "the run is trained, and its state of step 6 is not saved: there is no memory for it: " in ended
+    assert "; beside the newest checkpoint, of step 2, what the script has exported or written into `outputs:`" in ended
+    assert committed(job) == [2]
+    assert supervised(job) == (Outcome.DONE, ExitReason.SUCCEEDED)
 
 
 def test_a_run_that_must_leave_and_has_no_memory_to_save_leaves_all_the_same(job, monkeypatch, capsys):

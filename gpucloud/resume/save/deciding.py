@@ -83,6 +83,11 @@ class SaveDecider:
         """What the newest save lacked; None where it had the memory that it takes."""
         return self._saver.no_memory
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether the newest save failed, on this rank, by what the store refuses until somebody mends it."""
+        return self._saver.is_refused
+
     def keep(self, step: int, now: Callable[[], Moment], window: Window = Window.CLOSED) -> bool:
         """Save if it is time, and return whether all ranks are to stop; not while a window is open. Raises Fenced."""
         asked = self._asked

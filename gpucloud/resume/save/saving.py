@@ -48,7 +48,8 @@ class Saver:
     """Saves, one at a time; one that fails is dropped on all ranks alike, and training goes on.
 
     `committed` is the newest step that counts; `longest_s` is how long a save took from its copy to its commit at most,
-    None before the first; `no_memory` says what the newest save lacked, None where it had it.
+    None before the first; `no_memory` says what the newest save lacked, None where it had it; `is_refused`: it failed
+    here by what the store will refuse until somebody mends it.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Saver:
         self.committed = committed
         self.longest_s: float | None = None
         self.no_memory: str | None = None
+        self.is_refused = False
         self._dispatch = Dispatch(checkpoints, writer, ranks)
         self._capture = capture
         self._ranks = ranks
@@ -220,6 +222,7 @@ class Saver:
             say(why)
             pending.entry = FAILED
         else:
+            self.no_memory = None
             self._dispatch.write(pending, self._capture.size, self._capture.summed)
 
     def _learn(self, pending: PendingSave, commit_s: float) -> None:
@@ -231,13 +234,13 @@ class Saver:
         pending, self._pending, self._stage = self._pending, None, _Stage.IDLE
         if pending is None:
             return
+        self.is_refused = pending.refused
         if outcome is Outcome.FENCED:
             raise Fenced(
                 f"another attempt has taken over from generation {pending.commit.generation}",
                 hint="this one stops; nothing is lost",
             )
         if outcome is Outcome.COMMITTED:
-            self.no_memory = None
             self.longest_s = max(self._upload_s, self.longest_s or 0.0)
             self.committed = pending.commit.step
             self._warn(pending.size)
@@ -281,7 +284,7 @@ class PendingSave:
     """The save that is under way since `began`, by this process's monotonic clock.
 
     `entry` is what this rank has for the manifest, None until it is written; `given_up` has no time left; what is
-    `torn` was found to be no copy of what the GPU had.
+    `torn` was found to be no copy of what the GPU had; `refused`, by a store that will refuse the next one as well.
     """
 
     commit: Commit
@@ -296,6 +299,7 @@ class PendingSave:
     size: int = 0
     given_up: bool = False
     torn: bool = False
+    refused: bool = False
 
 
 class Dispatch:
@@ -339,7 +343,7 @@ class Dispatch:
             piece = Piece(key=key, size=size, crc32=tuple(crc32))
             pending.entry = _entry(piece, pending.stall_s + answer["seconds"])
         else:
-            pending.torn = "torn" in answer
+            pending.torn, pending.refused = "torn" in answer, answer.get("lasts", False)
             pending.entry = self._dropped(pending, answer["torn"] if pending.torn else answer["failed"])
 
     def put(self, pending: PendingSave, entries: list[Any]) -> None:
@@ -379,6 +383,7 @@ class Dispatch:
         if "fenced" in answer:
             say(answer["fenced"])
             return Outcome.FENCED, 0.0
+        pending.refused = answer["lasts"]
         self._dropped(pending, answer["failed"])
         return Outcome.DROPPED, 0.0
 
