@@ -12,7 +12,7 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from gpucloud.domain.errors import LandingRefused, RemoteCommandFailed, StoreError
@@ -20,13 +20,22 @@ from gpucloud.domain.job.quantities import format_size
 from gpucloud.domain.untrusted import STAGING, Arriving, Tree, judge, judge_together, landing_of, parent_of, shown
 from gpucloud.store.contract import ObjectStore
 from gpucloud.system.processes import try_lock
-from gpucloud.system.wholefile import free_name, has_equal, is_file, is_there, same, sha256_of
+from gpucloud.system.wholefile import (
+    FOLDER,
+    content_of,
+    free_name,
+    has_equal,
+    is_file,
+    is_there,
+    made_and_opened,
+    new_or_own,
+    same,
+)
 
 _PIECE_BYTES = 16 << 20
 _STAGINGS = 16  # copies into one folder at once
 _MOST_LINKS = 40  # after one another, as Linux counts
 _LATEST_NS = 253_402_300_799 * 10**9  # the end of the year 9999
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -36,14 +45,23 @@ class Landing:
     Enter it, `expect` the tree, fill a `part` for each file, `keep` it, and `settle`. Left before that, it has changed
     nothing; with `resumes`, what was cut off is there for the next landing of the same files in the same folder, though
     not when what was sent is at fault. With `aside`, what lies in a file's place and differs is kept, by that ending of
-    its name. Errors: LandingRefused for what the sender named, StoreError for what is in the way here.
+    its name. `heard` is called while files are read here, at least once a GiB: that takes minutes, and nothing moves.
+    Errors: LandingRefused for what the sender named, StoreError for what is in the way here.
     """
 
-    def __init__(self, root: Path, *, resumes: bool = False, aside: str | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        resumes: bool = False,
+        aside: str | None = None,
+        heard: Callable[[], None] = lambda: None,
+    ) -> None:
         self.root = root
         self.set_aside: list[Path] = []
         self._resumes = resumes
         self._aside = aside
+        self._heard = heard
         self._tree = Tree()
         self._kept: dict[str, str] = {}
         self._made: list[Path] = []
@@ -99,14 +117,14 @@ class Landing:
                 hint="free some space there, or name a folder elsewhere",
             )
 
-    def has(self, file: Arriving, sha256: str) -> bool:
-        """Whether the file is there already, with that content."""
+    def has(self, file: Arriving, content: str) -> bool:
+        """Whether the file is there already, with that content (`content_of`)."""
         with self.explained(), contextlib.suppress(FileNotFoundError):
             descriptor = self._opened(file.name)
             if descriptor is None:
                 return False
             try:
-                return os.fstat(descriptor).st_size == file.size and sha256_of(descriptor) == sha256
+                return os.fstat(descriptor).st_size == file.size and content_of(descriptor, self._heard) == content
             finally:
                 os.close(descriptor)
         return False
@@ -115,6 +133,16 @@ class Landing:
         """Return what the file is written into: begun earlier if one of that name and `content` was cut off."""
         with self.explained():
             return Part(self._staging, _part_name(file.name, content))
+
+    def prove(self, file: Arriving, content: str) -> bool:
+        """Take the part of a file as whole, if it has that content (`content_of`); whether it was."""
+        with self.explained(), self.part(file, content) as part:
+            proven = part.length() == file.size and content_of(part.descriptor, self._heard) == content
+            if not proven:
+                part.cut(0)
+        if proven:
+            self.keep(file, content)
+        return proven
 
     def keep(self, file: Arriving, content: str, *, durable: bool = False) -> None:
         """Take the part of a file as whole and proven. With `durable`, it outlives a loss of power from then on."""
@@ -150,8 +178,13 @@ class Landing:
         and may name that other name.
         """
         place, folder = name.rpartition("/")[2], current.folder_of(name)
-        is_new = self._aside is not None and is_file(place, folder) and not same((part, self._staging), (place, folder))
-        if self._aside is not None and is_new and not has_equal(place, self._aside, current.names(), folder):
+        is_new = self._aside is not None and is_file(place, folder)
+        is_new = is_new and not same((part, self._staging), (place, folder), self._heard)
+        if (
+            self._aside is not None
+            and is_new
+            and not has_equal(place, self._aside, current.names(), folder, self._heard)
+        ):
             other = free_name(place, self._aside, folder)
             os.rename(place, other, src_dir_fd=folder, dst_dir_fd=folder)
             self.set_aside.append(self.root / parent_of(name) / other)
@@ -166,7 +199,7 @@ class Landing:
         parts = name.split("/") if name else []
         for depth, part in enumerate(parts):
             try:
-                below = _made_and_opened(at, part, mode if depth == len(parts) - 1 else None)
+                below = made_and_opened(at, part, mode if depth == len(parts) - 1 else None)
             except OSError as error:
                 raise self._in_the_way("/".join(parts[: depth + 1]), error) from error
             finally:
@@ -180,7 +213,7 @@ class Landing:
         at = os.dup(self._top)
         try:
             for part in above:
-                below = os.open(part, _FOLDER, dir_fd=at)
+                below = os.open(part, FOLDER, dir_fd=at)
                 os.close(at)
                 at = below
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -219,7 +252,7 @@ class Landing:
         except FileExistsError:
             is_new = False
         try:
-            descriptor = os.open(name, _FOLDER, dir_fd=self._top)
+            descriptor = os.open(name, FOLDER, dir_fd=self._top)
         except OSError:  # a link, or no folder: nothing of ours
             return None
         about = os.fstat(descriptor)
@@ -330,7 +363,7 @@ class Part:
 
     def __init__(self, folder: int, name: str) -> None:
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        self.descriptor = _new_or_own(name, flags, folder)
+        self.descriptor = new_or_own(name, flags, folder)
 
     def __enter__(self) -> Part:
         """Nothing to do."""
@@ -380,10 +413,6 @@ class Part:
         """Leave so much of it, or make it as long."""
         os.ftruncate(self.descriptor, size)
 
-    def sha256(self) -> str:
-        """Return the hash of what is there."""
-        return sha256_of(self.descriptor)
-
 
 class _Current:
     """The folder that was needed last stays open: most files lie beside the one before."""
@@ -414,36 +443,6 @@ class _Current:
         if self._names is None:
             self._names = sorted(os.listdir(self._descriptor))
         return self._names
-
-
-def _made_and_opened(at: int, part: str, mode: int | None) -> int:
-    is_new = True
-    try:
-        os.mkdir(part, dir_fd=at)
-    except FileExistsError:
-        is_new = False
-    descriptor = os.open(part, _FOLDER, dir_fd=at)
-    if is_new and mode is not None:
-        os.fchmod(descriptor, mode & 0o755 | stat.S_IRWXU)
-    return descriptor
-
-
-def _new_or_own(name: str, flags: int, folder: int) -> int:
-    """Return a part, new or begun by us; one that something else has a name for too is begun anew."""
-    for _ in range(2):
-        with contextlib.suppress(FileExistsError):
-            return os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
-        try:
-            descriptor = os.open(name, flags, dir_fd=folder)
-        except OSError:
-            os.unlink(name, dir_fd=folder)
-            continue
-        about = os.fstat(descriptor)
-        if stat.S_ISREG(about.st_mode) and about.st_nlink == 1:
-            return descriptor
-        os.close(descriptor)
-        os.unlink(name, dir_fd=folder)
-    return os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
 
 
 def _part_name(name: str, content: str) -> str:

@@ -9,12 +9,16 @@ import os
 import stat
 import threading
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 _CHUNK_BYTES = 1 << 20
 _NAME_BYTES = 255
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+HASHED_BYTES = 1 << 30
+"""What is hashed in one go: a disk for results reads 100 MB/s, and who waits for a whole file takes it for stuck."""
 
 
 def write_whole(path: Path, content: str | bytes, *, mode: int = 0o600, lasting: bool = False) -> None:
@@ -104,34 +108,78 @@ def free_name(name: str, ending: str, folder: int) -> str:
     raise AssertionError("numbers do not end")
 
 
-def has_equal(name: str, ending: str, names: list[str], folder: int) -> bool:
+def has_equal(name: str, ending: str, names: list[str], folder: int, heard: Callable[[], None]) -> bool:
     """Whether one of the names, which are in order, is the name with that ending, of any number, and of its content."""
     start = f"{name}.{ending}".rstrip("0123456789")
     after = (names[at] for at in range(bisect_left(names, start), len(names)))
     others = itertools.takewhile(lambda other: other.startswith(start), after)
-    return any(same((name, folder), (other, folder)) for other in others)
+    return any(same((name, folder), (other, folder), heard) for other in others)
 
 
-def same(one: tuple[str, int], other: tuple[str, int]) -> bool:
-    """Whether two names, each in a folder, are files of one content."""
+def same(one: tuple[str, int], other: tuple[str, int], heard: Callable[[], None]) -> bool:
+    """Whether two names, each in a folder, are files of one content; `heard` as in `content_of`."""
     if not (is_file(*one) and is_file(*other)):
         return False
     sizes = {os.stat(name, dir_fd=at, follow_symlinks=False).st_size for name, at in (one, other)}
-    return len(sizes) == 1 and len({_sha256_there(*place) for place in (one, other)}) == 1
+    return len(sizes) == 1 and len({_content_there(*place, heard) for place in (one, other)}) == 1
 
 
-def sha256_of(descriptor: int) -> str:
-    """Return the hash of an open file."""
-    digest, at = hashlib.sha256(), 0
-    while chunk := os.pread(descriptor, _CHUNK_BYTES, at):
+def content_of(descriptor: int, heard: Callable[[], None]) -> str:
+    """Return the name of an open file's content (`content_name`); `heard` is called after each piece."""
+    size, hashes = os.fstat(descriptor).st_size, list[str]()
+    for start in range(0, max(size, 1), HASHED_BYTES):
+        hashes.append(_sha256_between(descriptor, start, min(start + HASHED_BYTES, size)))
+        heard()
+    return content_name(hashes)
+
+
+def content_name(hashes: Sequence[str]) -> str:
+    """Return the name of a content by the SHA-256 of each `HASHED_BYTES` of it: that of a single piece is its own."""
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+
+
+def made_and_opened(at: int, part: str, mode: int | None) -> int:
+    """Return the folder of that name below another, opened through no link; it is made if need be, with the mode."""
+    is_new = True
+    try:
+        os.mkdir(part, dir_fd=at)
+    except FileExistsError:
+        is_new = False
+    descriptor = os.open(part, FOLDER, dir_fd=at)
+    if is_new and mode is not None:
+        os.fchmod(descriptor, mode & 0o755 | stat.S_IRWXU)
+    return descriptor
+
+
+def new_or_own(name: str, flags: int, folder: int) -> int:
+    """Return a part, new or begun by us; one that something else has a name for too is begun anew."""
+    for _ in range(2):
+        with contextlib.suppress(FileExistsError):
+            return os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+        try:
+            descriptor = os.open(name, flags, dir_fd=folder)
+        except OSError:
+            os.unlink(name, dir_fd=folder)
+            continue
+        about = os.fstat(descriptor)
+        if stat.S_ISREG(about.st_mode) and about.st_nlink == 1:
+            return descriptor
+        os.close(descriptor)
+        os.unlink(name, dir_fd=folder)
+    return os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+
+
+def _sha256_between(descriptor: int, at: int, end: int) -> str:
+    digest = hashlib.sha256()
+    while at < end and (chunk := os.pread(descriptor, min(_CHUNK_BYTES, end - at), at)):
         digest.update(chunk)
         at += len(chunk)
     return digest.hexdigest()
 
 
-def _sha256_there(name: str, folder: int) -> str:
+def _content_there(name: str, folder: int, heard: Callable[[], None]) -> str:
     descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
-        return sha256_of(descriptor)
+        return content_of(descriptor, heard)
     finally:
         os.close(descriptor)

@@ -8,16 +8,20 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from unittest.mock import ANY
 
 import pytest
 
+from gpucloud.adapters.transfer import copying
 from gpucloud.adapters.transfer.outputs import OutputsFolder, StoredOutputs, bring_stored_home
 from gpucloud.domain.errors import LandingRefused, NodeError, StoreError
 from gpucloud.domain.state.state import MissingOutput
 from gpucloud.ports import Brought, Host, Outputs
 from gpucloud.store.directory import DirectoryStore
+from gpucloud.system import wholefile
 from tests.fakes.nodes import node_at
 from tests.fakes.shell import FakeShell
 
@@ -255,6 +259,39 @@ def test_a_copy_that_is_given_up_when_all_of_it_has_come_changes_nothing_here(
     with pytest.raises(NodeError):
         OutputsFolder(("results",), tmp_path / "o", python=sys.executable).bring_home(hosts[0], str(code), 1, moves)
     assert not (tmp_path / "o" / "results").exists()
+
+
+@pytest.mark.parametrize("here", [b"", b"first" * 40], ids=["nothing here", "another one here"])
+def test_results_are_told_to_live_while_they_are_hashed_there_and_here_within_a_large_file_too(
+    tmp_path: Path, hosts: tuple[Host, Host], code: Path, monkeypatch: pytest.MonkeyPatch, here: bytes
+) -> None:
+    """What is heard of nothing for ten minutes counts as standing still, and one hash of 75 GB takes as long."""
+    for module in (copying, wholefile):
+        monkeypatch.setattr(module, "HASHED_BYTES", 50)
+    monkeypatch.setattr(copying, "_HASHED_BYTES_PER_CALL", 100)
+    monkeypatch.setattr(copying, "BATCH_BYTES", 50)
+    (code / "large").write_bytes(data := b"there" * 40)
+    (tmp_path / "o").mkdir()
+    if here:
+        (tmp_path / "o" / "large").write_bytes(here)
+    heard: list[str] = []
+    monkeypatch.setattr(wholefile, "_sha256_between", _told(heard, "hash here", wholefile._sha256_between))
+    monkeypatch.setattr(copying.NodeProgram, "run", _told(heard, "node", copying.NodeProgram.run))
+    outputs = OutputsFolder(("large",), tmp_path / "o", python=sys.executable)
+
+    assert outputs.bring_home(hosts[0], str(code), 1, lambda: heard.append("lives")).size == 200
+    assert (tmp_path / "o" / "large").read_bytes() == data
+    assert heard[:5] == ["node", "node", "lives", "node", "lives"]  # listed, and hashed in two requests
+    hashed = [after for one, after in pairwise(heard) if one == "hash here"]
+    assert hashed == ["lives"] * (4 + 4 + 8 if here else 4)  # what lies here, what came, and both once more
+
+
+def _told(heard: list[str], word: str, does: Callable[..., Any]) -> Callable[..., Any]:
+    def told(*args: Any, **others: Any) -> Any:
+        heard.append(word)
+        return does(*args, **others)
+
+    return told
 
 
 def test_what_was_set_aside_before_is_not_kept_once_more(tmp_path: Path, hosts: tuple[Host, Host], code: Path) -> None:

@@ -794,7 +794,7 @@ def landing_goes_through_links(original: Any) -> Any:
     return mode
 
 
-@seeded("store.landing:_new_or_own", "pytest", "tests/unit/test_landing.py")
+@seeded("store.landing:new_or_own", "pytest", "tests/unit/test_landing.py")
 def part_written_through_a_link(original: Any) -> Any:
     """A part that is there is opened whatever it is."""
     import os

@@ -166,7 +166,7 @@ class LyingHost:
         if request["op"] == "list":
             yield self._rows if isinstance(self._rows, bytes) else json.dumps(self._rows).encode()
         elif request["op"] == "hash":
-            yield json.dumps([sha256(EVIL).hexdigest() for _ in request["paths"]]).encode()
+            yield json.dumps([sha256(EVIL).hexdigest() for _ in request["pieces"]]).encode()
         elif request["op"] == "read":
             for _, offset, length in request["pieces"]:
                 yield EVIL[offset : offset + length]

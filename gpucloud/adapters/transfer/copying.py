@@ -15,8 +15,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,10 +23,12 @@ from gpucloud.adapters.transfer import node_program, node_trees
 from gpucloud.adapters.transfer.localfiles import Sent, sha256_of
 from gpucloud.domain import codec
 from gpucloud.domain.errors import LandingRefused, RemoteCommandFailed, UsageError
+from gpucloud.domain.job.code import fits_pattern, is_pattern
 from gpucloud.domain.untrusted import Arriving, Tree, shown
 from gpucloud.ports import Host
 from gpucloud.store.landing import Landing
 from gpucloud.system.processes import last_line
+from gpucloud.system.wholefile import HASHED_BYTES, content_name
 
 T = TypeVar("T")
 _Stat = tuple[int | None, bool, int | None]  # the size of a file, whether it is a folder, the size of its part
@@ -41,10 +42,9 @@ BATCH_BYTES = 16 << 20
 _PIECE_BYTES = 16 << 20
 _BATCH_FILES = 500
 _LIMIT_S = 600.0  # of one request: a node that went silent ends the call long before
-_HASHED_BYTES_PER_CALL = 50 << 30
+_HASHED_BYTES_PER_CALL = 4 << 30
 _ROUNDS = 3
 _WHY = 500  # characters of what a node says of its failure
-_DEPTH = 100  # of what a pattern finds
 
 Progress = Callable[[int, int], None]
 
@@ -176,14 +176,24 @@ class NodeProgram:
 
 
 class Copier:
-    """Copies to and from one node; its paths are relative to `base`. `progress` hears bytes done and bytes in all."""
+    """Copies to and from one node; its paths are relative to `base`.
+
+    `progress` hears bytes done and bytes in all; `heard` is called while files are hashed, there or here.
+    """
 
     def __init__(
-        self, host: Host, base: str = CODE, *, python: str = "python3", progress: Progress | None = None
+        self,
+        host: Host,
+        base: str = CODE,
+        *,
+        python: str = "python3",
+        progress: Progress = lambda *_: None,
+        heard: Callable[[], None] = lambda: None,
     ) -> None:
         self._host = host
         self._program = NodeProgram(host, base, python=python)
-        self._progress = progress or (lambda *_: None)
+        self._progress = progress
+        self._heard = heard
 
     def listing(self, paths: Sequence[str]) -> Listing:
         """Return what these paths and patterns name on the node. LandingRefused for what none of them does."""
@@ -222,7 +232,7 @@ class Copier:
         files, tree = _placed(found, place_of)
         if not (found.files or found.links or found.folders):
             return 0, (), ()
-        with Landing(root, resumes=True, aside=aside) as landing:
+        with Landing(root, resumes=True, aside=aside, heard=self._heard) as landing:
             landing.expect(tree)
             moved, gone = self._fetch_rounds(landing, files)
             landing.settle()
@@ -254,7 +264,8 @@ class Copier:
         for batch in batches(named, lambda _: 0):
             stats += self._stats([(file.path, name[:16]) for file, name in batch])
         same = [file for (file, _), status in zip(named, stats, strict=True) if status[0] == file.size]
-        hashes = dict(zip((f.path for f in same), self._hashes([(f.path, f.size) for f in same]), strict=True))
+        whole = self._hashes([(f.path, 0, None, f.size) for f in same])
+        hashes = dict(zip((f.path for f in same), whole, strict=True))
         lacking = [(file, name) for file, name in named if hashes.get(file.path) != name]
         return lacking, {file.path: max(status[2] or 0, 0) for (file, _), status in zip(named, stats, strict=True)}
 
@@ -285,21 +296,20 @@ class Copier:
 
     def _fetch_once(self, landing: Landing, files: dict[str, Remote]) -> tuple[dict[str, Remote], int]:
         """Return those that did not arrive as they were hashed, and the bytes that moved."""
-        hashes = self._hashes([(file.path, file.size) for file in files.values()])
-        hashed = zip(files.items(), hashes, strict=True)
-        found = [(_arriving(name, file), file, sha256 or "") for (name, file), sha256 in hashed]
+        named = zip(files.items(), self._contents(list(files.values())), strict=True)
+        found = [(_arriving(name, file), file, content) for (name, file), content in named]
         wanted = [one for one in found if not landing.has(one[0], one[2])]
         pieces: list[Any] = []
-        for arriving, file, sha256 in wanted:
-            with landing.part(arriving, sha256) as part:
-                pieces += _pieces(file, part.length(), (arriving, sha256))
+        for arriving, file, content in wanted:
+            with landing.part(arriving, content) as part:
+                pieces += _pieces(file, part.length(), (arriving, content))
         total = sum(file.size for _, file, _ in wanted)
         there, moved = total - sum(length for *_, length in pieces), 0
         for batch in batches(pieces, lambda piece: piece[3]):
             if moved:
                 self._progress(there + moved, total)
             moved += self._fetch_batch(landing, batch)
-        wrong = [one for one in wanted if not _keep(landing, one[0], one[2])]
+        wrong = [one for one in wanted if not landing.prove(one[0], one[2])]
         if wanted:
             self._progress(total, total)  # the last word before anything is moved to its place
         return {arriving.name: file for arriving, file, _ in wrong}, moved
@@ -318,19 +328,34 @@ class Copier:
         if len(data) != size:
             raise self._program.untrue(f"{len(data)} bytes where {size} were asked for")
         at = 0
-        for _, (arriving, sha256), offset, length in batch:
-            with landing.part(arriving, sha256) as part:
+        for _, (arriving, content), offset, length in batch:
+            with landing.part(arriving, content) as part:
                 part.write(offset, memoryview(data)[at : at + length])
             at += length
         return size
 
-    def _hashes(self, files: Sequence[tuple[str, int]]) -> list[str | None]:
+    def _contents(self, files: Sequence[Remote]) -> list[str]:
+        """Return the name of each one's content there (`content_of`), empty for what is no file any more."""
+        starts = [range(0, max(file.size, 1), HASHED_BYTES) for file in files]
+        pieces = [
+            # The last one is to its end: what grows meanwhile is not what was listed.
+            (file.path, at, HASHED_BYTES if at != there[-1] else None, min(HASHED_BYTES, file.size - at))
+            for file, there in zip(files, starts, strict=True)
+            for at in there
+        ]
+        hashes = iter(self._hashes(pieces))
+        found = [list(islice(hashes, len(there))) for there in starts]
+        return ["" if None in said else content_name([sha256 or "" for sha256 in said]) for said in found]
+
+    def _hashes(self, pieces: Sequence[tuple[str, int, int | None, int]]) -> list[str | None]:
+        """Return the SHA-256 of each path, offset and length; with how many bytes these are about."""
         found: list[str | None] = []
-        for batch in batches(files, lambda file: file[1] // (_HASHED_BYTES_PER_CALL // BATCH_BYTES)):
-            said = self._program.ask(tuple[str | None, ...], "hash", paths=[path for path, _ in batch])
+        for batch in batches(pieces, lambda piece: piece[3] // (_HASHED_BYTES_PER_CALL // BATCH_BYTES)):
+            said = self._program.ask(tuple[str | None, ...], "hash", pieces=[piece[:3] for piece in batch])
             if len(said) != len(batch):
-                raise self._program.untrue(f"{len(said)} hashes of {len(batch)} files")
+                raise self._program.untrue(f"{len(said)} hashes of {len(batch)} pieces")
             found += said
+            self._heard()
         return found
 
     def _stats(self, files: list[tuple[str, str]]) -> tuple[_Stat, ...]:
@@ -369,44 +394,11 @@ def _local_bytes(file: Sent, _name: str, offset: int, length: int) -> bytes:
 def _top(written: str, named: str) -> str:
     """Return what was asked for, as it was written, or as it fits the pattern that was."""
     asked = written.rstrip("/") or "/"
-    if named == asked or (asked.startswith("~") and not _is_pattern(asked)):
+    if named == asked or (asked.startswith("~") and not is_pattern(asked)):
         return asked  # what `~` is, the node alone knows
-    if not _fits(asked, named):
+    if not fits_pattern(asked, named):
         raise LandingRefused(f"the node names {shown(named)}, and {shown(written)} was asked for")
     return named
-
-
-def _is_pattern(path: str) -> bool:
-    return any(char in path for char in "*?[")
-
-
-def _fits(pattern: str, named: str) -> bool:
-    """Whether a path is one that glob finds by the pattern."""
-    wanted, parts = _parts_of(pattern), _parts_of(named)
-    if len(parts) > _DEPTH or not _is_pattern(pattern):
-        return False
-    if pattern.startswith("~"):
-        return any(_parts_fit(wanted[1:], parts[at:]) for at in range(1, len(parts)))
-    return pattern.startswith("/") == named.startswith("/") and _parts_fit(wanted, parts)
-
-
-def _parts_of(path: str) -> list[str]:
-    return [part for part in path.split("/") if part not in ("", ".")]
-
-
-def _parts_fit(wanted: list[str], parts: list[str]) -> bool:
-    """Whether the parts of a name fit those of a pattern; each pair of ends is looked at once, however many `**`."""
-
-    @cache
-    def fit(i: int, j: int) -> bool:
-        if i == len(wanted) or j == len(parts):
-            return wanted[i:] in ([], ["**"]) and j == len(parts)
-        if wanted[i] == "**":
-            return fit(i + 1, j) or (parts[j][0] != "." and fit(i, j + 1))
-        hidden = parts[j].startswith(".") and not wanted[i].startswith(".")
-        return not hidden and fnmatchcase(parts[j], wanted[i]) and fit(i + 1, j + 1)
-
-    return fit(0, 0)
 
 
 def _joined(path: str, inner: str) -> str:
@@ -437,14 +429,3 @@ def _placed(found: Listing, place_of: Callable[[str], str]) -> tuple[dict[str, R
 
 def _arriving(name: str, file: Remote) -> Arriving:
     return Arriving(name=name, size=file.size, mode=file.mode, mtime_ns=file.mtime_ns)
-
-
-def _keep(landing: Landing, file: Arriving, sha256: str) -> bool:
-    """Take a part as whole, if it is proven; whether it was."""
-    with landing.part(file, sha256) as part:
-        proven = part.length() == file.size and part.sha256() == sha256
-        if not proven:
-            part.cut(0)
-    if proven:
-        landing.keep(file, sha256)
-    return proven

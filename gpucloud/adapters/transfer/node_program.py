@@ -8,7 +8,7 @@ what they are; the base `@code` is the folder that the job's script runs in, bel
 
     list    paths (globs too)                  what each names: files, links that stay inside and folders below it, by
                                                their paths below it; what is not there
-    hash    paths                              the SHA-256 of each, null for what is not a file now
+    hash    pieces [path, offset, length]      the SHA-256 of each (no length: to its end), null for no file
     read    pieces [path, offset, length]      their bytes, one after the other
     stat    files [path, id]                   size of the file, whether it is a folder, size of the part
     write   pieces [path, id, offset, length]  bytes into `.NAME.ID.part`
@@ -50,7 +50,7 @@ def main(given: BinaryIO, out: BinaryIO) -> None:
         case "list":
             _say(out, _listed(base, request["paths"]))
         case "hash":
-            _say(out, [_sha256(base / path) for path in request["paths"]])
+            _say(out, [_sha256(base / path, *place) for path, *place in request["pieces"]])
         case "read":
             _read(base, request["pieces"], out)
         case "stat":
@@ -154,12 +154,14 @@ def _nearest(base: Path, path: str) -> str | None:
     return None
 
 
-def _sha256(path: Path) -> str | None:
-    digest = hashlib.sha256()
+def _sha256(path: Path, offset: int = 0, length: int | None = None) -> str | None:
+    digest, left = hashlib.sha256(), sys.maxsize if length is None else length
     try:
         with path.open("rb", buffering=0) as file:
-            while chunk := file.read(CHUNK_BYTES):
+            file.seek(offset)
+            while chunk := file.read(min(CHUNK_BYTES, left)):
                 digest.update(chunk)
+                left -= len(chunk)
     except OSError:
         return None
     return digest.hexdigest()

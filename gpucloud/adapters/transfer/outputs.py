@@ -87,10 +87,10 @@ class OutputsFolder:
 
         def progress(_: int, lacking: int) -> None:
             new.append(lacking)
-            if moves is not None:
-                moves()
+            heard()
 
-        copier = Copier(host, base, python=self._python, progress=progress)
+        heard = moves or (lambda: None)
+        copier = Copier(host, base, python=self._python, progress=progress, heard=heard)
         found = copier.listing(paths)
 
         def place_of(top: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import PurePosixPath
 
 LARGEST_CODE_BYTES = 64 << 20
@@ -240,3 +242,43 @@ def _single(glob: str, at: int) -> tuple[str, int] | None:
             return (re.escape(glob[at + 1]), at + 2) if at + 1 < len(glob) else None
         case character:
             return re.escape(character), at + 1
+
+
+# Patterns of `cp` and `outputs:`, as glob on a node reads them.
+
+
+_FOUND_DEPTH = 100
+
+
+def is_pattern(path: str) -> bool:
+    """Whether it is to be matched by glob."""
+    return any(char in path for char in "*?[")
+
+
+def fits_pattern(pattern: str, named: str) -> bool:
+    """Whether a path is one that glob finds by the pattern."""
+    wanted, parts = _parts_of(pattern), _parts_of(named)
+    if len(parts) > _FOUND_DEPTH or not is_pattern(pattern):
+        return False
+    if pattern.startswith("~"):
+        return any(_parts_fit(wanted[1:], parts[at:]) for at in range(1, len(parts)))
+    return pattern.startswith("/") == named.startswith("/") and _parts_fit(wanted, parts)
+
+
+def _parts_of(path: str) -> list[str]:
+    return [part for part in path.split("/") if part not in ("", ".")]
+
+
+def _parts_fit(wanted: list[str], parts: list[str]) -> bool:
+    """Whether the parts of a name fit those of a pattern; each pair of ends is looked at once, however many `**`."""
+
+    @cache
+    def fit(i: int, j: int) -> bool:
+        if i == len(wanted) or j == len(parts):
+            return wanted[i:] in ([], ["**"]) and j == len(parts)
+        if wanted[i] == "**":
+            return fit(i + 1, j) or (parts[j][0] != "." and fit(i, j + 1))
+        hidden = parts[j].startswith(".") and not wanted[i].startswith(".")
+        return not hidden and fnmatchcase(parts[j], wanted[i]) and fit(i + 1, j + 1)
+
+    return fit(0, 0)
