@@ -133,7 +133,9 @@ def test_results_are_put_into_the_store_before_a_machine_leaves_the_job_waiting(
     ran = state(attempts=(opened("a", "b", reason=ExitReason.INTERRUPTED),))
     over = snapshot(up("a"), up("b"), armed=NOW + timedelta(seconds=59), state=ran)
 
-    assert decide(GOAL, replace(over, homecoming=Homecoming.NO), RULES) == BringHome()
+    assert decide(GOAL, replace(over, homecoming=Homecoming.NO), RULES) == BringHome(
+        message=TIME_IS_OVER.format(job="digits")
+    )
     at_most = "no longer than 10 min without any of them, and no later than 12:00:59 UTC"
     why = f"waiting for the outputs while they come, {at_most}, when the machines shut themselves off"
     assert decide(GOAL, replace(over, homecoming=Homecoming.ON_THE_WAY), RULES) == Wait(why=why)

@@ -23,6 +23,7 @@ from gpucloud.domain.state.state import (
     FailedBootstrap,
     Interruption,
     InterruptionKind,
+    JobStatus,
     MissingOutput,
     UsageInterval,
 )
@@ -1027,6 +1028,35 @@ def test_outputs_that_do_not_come_from_a_host_of_the_users_own_stay_there_and_it
     assert home.stands(after, world.group, NOW) is Homecoming.DONE
     assert left_on_hosts(after) == (("h-1", f"code/{TREE}"),)
     assert left_on_hosts(replace(after, pool=world.state.pool, attempts=())) == ()
+
+
+@pytest.mark.parametrize(("fails", "missing"), [(0, list(map(missing_line, MISSING))), (1, [LOST])])
+def test_results_of_a_driven_job_count_as_lost_until_they_are_in_its_store(fails, missing):
+    home, _, world = unbrought(up("a"), fails=fails)
+    home.services.on_machine = True
+    waiting = replace(world.state, attempts=(replace(world.state.attempts[-1], missing_outputs=()),))
+    waiting = replace(waiting, status=JobStatus.WAITING, exit_reason=None, ended_at=None)
+    lease = SimpleNamespace(state=waiting)
+    lease.write = lambda new: setattr(lease, "state", new)
+    drives = replace(GOAL, self_driving=True)
+    parts = {**dict.fromkeys(("bootstrapper", "inspector", "machine_provisioner")), "lease": lease}
+    services = SimpleNamespace(job=job(outputs=("results/",)), rules=RULES)
+    parts |= {"services": services, "closing": SimpleNamespace(home=home), "watcher": SimpleNamespace(story=print)}
+
+    def tick():
+        seen = home.with_rescued(lease.state)
+        at_end = replace(world, state=seen, group=replace(world.group, armed_until=NOW + timedelta(seconds=50)))
+        at_end = replace(at_end, homecoming=home.stands(seen, world.group, NOW))
+        lease.state = transitions.record(at_end)
+        at_end = replace(at_end, state=lease.state)
+        Actor(**parts).act(decide(drives, at_end, RULES), at_end, drives)
+        return lease.state.message, [missing_line(one) for one in lease.state.missing_outputs]
+
+    over = "unattended time is over; `gpucloud train digits` or `reconcile` goes on"
+    assert [tick(), tick()] == [(over, [LOST])] * 2
+    home.pool.do()
+    kept = "; its results so far are in its store, and come home when it ends" if not fails else ""
+    assert tick() == (f"{over}{kept}", missing)
 
 
 def over_again(home, world, minutes):

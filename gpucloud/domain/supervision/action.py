@@ -160,7 +160,12 @@ class Replace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BringHome:
-    """Fetch the outputs of an attempt that is over, while its machines are there."""
+    """Fetch the outputs of an attempt that is over, while its machines are there.
+
+    `message` is of the pause that follows: whoever makes it may be off by then, and is with what did not come.
+    """
+
+    message: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -234,7 +234,8 @@ def _own_capacity(goal: Goal, snapshot: Snapshot, rules: Rules) -> Action | None
     """
     until = snapshot.group.armed_until
     if not snapshot.group.exists or until is None or until - snapshot.now < rules.prepaid_rule.least:
-        return _results_first(snapshot, rules.limits) or Pause(message=_time_is_over(snapshot.state))
+        message = _time_is_over(snapshot.state)
+        return _results_first(snapshot, rules.limits, message) or Pause(message=message)
     if snapshot.group.size != goal.nodes:
         return Resize(size=goal.nodes)
     return _machines(goal, snapshot, rules)
@@ -397,10 +398,10 @@ def _after_the_end(goal: Goal, snapshot: Snapshot, rules: Rules) -> Action:
     return _results_first(snapshot, rules.limits) or (Done() if goal.self_driving else TearDown())
 
 
-def _results_first(snapshot: Snapshot, limits: Limits) -> BringHome | Wait | None:
-    if snapshot.homecoming is Homecoming.DONE:
-        return None
-    return BringHome() if snapshot.homecoming is Homecoming.NO else Wait(why=homing_words(snapshot, limits))
+def _results_first(snapshot: Snapshot, limits: Limits, message: str | None = None) -> BringHome | Wait | None:
+    if snapshot.homecoming is Homecoming.NO:
+        return BringHome(message=message)
+    return None if snapshot.homecoming is Homecoming.DONE else Wait(why=homing_words(snapshot, limits))
 
 
 def _keep(snapshot: Snapshot, prepaid_rule: PrepaidRule) -> Action:

@@ -48,9 +48,11 @@ def record(snapshot: Snapshot) -> JobState:
     settled = len(snapshot.group.counted) >= snapshot.group.size and all(
         interval.pool == state.pool for interval in nodes if interval.ended_at is None
     )
+    pauses = snapshot.homecoming is not Homecoming.DONE  # its message is written before its results come
+    holds = pauses or state.status.ended or state.attempt is not None
     return replace(
         state,
-        message=state.message if state.status.ended or state.attempt is not None else None,  # of a pause that is over
+        message=state.message if holds else None,  # of a pause that is over
         nodes=nodes,
         left_usd_per_hour=Decimal(0) if settled else state.left_usd_per_hour,
         capacity_decision=snapshot.capacity_choice.capacity_decision if snapshot.capacity_choice is not None else None,

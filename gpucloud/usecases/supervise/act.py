@@ -425,7 +425,13 @@ class Actor:
                     self.bootstrapper.start(node_id, self.lease.state.gpu)
             case Inspect():
                 self.inspector.start(action, snapshot)
-            case BringHome():
+            case BringHome(message=message):
+                if (
+                    message is not None
+                ):  # what has not come when this machine goes is lost, and nobody is left to say so
+                    state, last = self.lease.state, self.lease.state.attempts[-1]
+                    last = replace(last, missing_outputs=self.closing.home.lost(state.attempts))
+                    self.lease.write(replace(state, message=message, attempts=(*state.attempts[:-1], last)))
                 self.closing.home.start(snapshot)
             case Tell(node_ids=node_ids):
                 self.bootstrapper.tell(node_ids, self.lease.state)

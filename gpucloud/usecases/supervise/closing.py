@@ -142,16 +142,15 @@ class OutputsHome:
 
     def brought(self, reason: ExitReason, snapshot: Snapshot) -> Brought:
         """Return what became of the outputs of the attempt that is closed; that they are lost is said."""
-        attempt, outputs = snapshot.state.attempts[-1], self.services.job.outputs
+        attempts, attempt, outputs = snapshot.state.attempts, snapshot.state.attempts[-1], self.services.job.outputs
         work = self._work if self._attempt == attempt.number else None
         error = work.exception() if work is not None and work.done() else None
         if work is not None and work.done() and error is None:
             return work.result()
         if isinstance(error, LandingRefused):
-            return Brought(missing=self._leave(attempt.number, self._lost(snapshot.state.attempts), error))
+            return Brought(missing=self._leave(attempt.number, self.lost(attempts), error))
         if outputs and (_leaves(attempt, snapshot) or reason is ExitReason.RESCHEDULED):
             node = _answering(attempt, snapshot) if reason.retried else None
-            attempts = snapshot.state.attempts
             return Brought(missing=self.lose(attempts) if node is None else self.rescue(attempts, node))
         if reason.retried or not outputs:
             return Brought()
@@ -159,11 +158,11 @@ class OutputsHome:
         if snapshot.state.pool.market is not Market.OWNED:
             why = "could not be brought home"
             return Brought(missing=tuple(MissingOutput(path=path, why=why) for path in outputs))
-        return Brought(missing=self._leave(attempt.number, self._lost(snapshot.state.attempts), error))
+        return Brought(missing=self._leave(attempt.number, self.lost(attempts), error))
 
     def lose(self, attempts: Sequence[Attempt]) -> _Lost:
         """Tell which outputs of the last attempt nobody brings home, and return them."""
-        self._tell(*map(missing_line, missing := self._lost(attempts)))
+        self._tell(*map(missing_line, missing := self.lost(attempts)))
         return missing
 
     def rescue(self, attempts: Sequence[Attempt], node: Node) -> _Lost:
@@ -180,7 +179,7 @@ class OutputsHome:
     def _begin_rescue(
         self, attempts: Sequence[Attempt], node: Node, words: str, lasts: timedelta | None = None
     ) -> _Lost:
-        attempt, lost = attempts[-1], self._lost(attempts)
+        attempt, lost = attempts[-1], self.lost(attempts)
         if attempt.number in self._rescued or (self._rescue is not None and self._rescue.attempt == attempt.number):
             return lost  # the attempt's end could not be written down, and is made once more
         self._begin_anew()
@@ -208,7 +207,8 @@ class OutputsHome:
         is_lost = last.number in self._left or group.there(last.members[0].node_id) is None
         return Homecoming.DONE if is_lost else Homecoming.NO
 
-    def _lost(self, attempts: Sequence[Attempt]) -> _Lost:
+    def lost(self, attempts: Sequence[Attempt]) -> _Lost:
+        """Return what is missing of the last attempt's outputs if nobody brings them."""
         return lost_outputs(attempts, self.services.job.outputs, self.bootstrapper.known)
 
     def give_up(self) -> None:
