@@ -169,6 +169,31 @@ def test_a_script_with_results_is_asked_earlier_where_nobody_prolongs_the_time()
     assert wanted(601, leaves_s=3600.0) == Wait(why="running")  # by when there is a start left, none is asked
 
 
+def test_a_script_that_does_not_hear_of_the_end_leaves_its_results_half_of_their_time_unless_it_saves():
+    rules = replace(
+        RULES, prepaid_rule=replace(RULES.prepaid_rule, horizon=timedelta(hours=8), least=timedelta(minutes=10))
+    )
+    writes = replace(GOAL, has_outputs=True)
+
+    def wanted(asked, left, goal=writes, leaves_s=None, phase="train"):
+        """What is done so many seconds after the order, with so many left."""
+        node = up("a", part(1, step=7, phase=phase))
+        node = replace(node, status=replace(node.status, leaves_s=leaves_s))
+        ends = {"ending_reason": ExitReason.INTERRUPTED, "ending_at": NOW - timedelta(seconds=asked)}
+        world = running(node, up("b", part(1)), armed=NOW + timedelta(seconds=left))
+        ending = replace(world.state.attempts[-1], ordered=Stop.SAVE, **ends)
+        return decide(goal, replace(world, state=replace(world.state, attempts=(ending,))), rules)
+
+    why = "what the script wrote needs the time that is left, and it did not leave in"
+    killed = EndAttempt(how=Stop.KILL, reason=ExitReason.INTERRUPTED, message=f"{why} 1 min")
+    assert (wanted(59, 60), wanted(60, 59)) == (Wait(why="running"), killed)
+    assert wanted(70, 49, phase="save") == Wait(why="running")
+    assert wanted(70, 49, replace(writes, saves_alone=True)) == Wait(why="running")  # its wrapper ends it
+    assert wanted(99, 120, leaves_s=100.0) == Wait(why="running")  # as long as a step and a save of it take
+    assert wanted(100, 119, leaves_s=100.0) == replace(killed, message=f"{why} 1 min 40 s")
+    assert wanted(60, 59, replace(writes, self_driving=False)) != killed
+
+
 def test_ranks_that_saved_at_the_end_of_the_paid_time_are_interrupted_while_there_is_budget_and_else_at_its_end():
     left = (up("a", part(1, Outcome.LEFT)), up("b", part(1, Outcome.LEFT)))
     with_budget = running(*left, payable_until=LATER + timedelta(hours=8))

@@ -109,6 +109,8 @@ LEAVES_MEASURED_SHARE = 0.4
 
 OUTPUT = "output"
 """The phase of a script whose steps are read from its output."""
+SAVES = "save"
+"""The phase of a script that uses `gpucloud.resume`, while it saves."""
 UNTOLD = "script"
 """The phase of a script of which nothing is known but its checkpoints."""
 

@@ -8,7 +8,7 @@ from gpucloud.domain.job.quantities import format_moment, format_span, span_of
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.money.budget import PrepaidRule, may_launch, sooner
 from gpucloud.domain.node.node import NodeState
-from gpucloud.domain.node.status import LEAVES_SHARE, Stop
+from gpucloud.domain.node.status import LEAVES_SHARE, SAVES, Stop
 from gpucloud.domain.state.state import Attempt, ExitReason, InterruptionKind
 from gpucloud.domain.supervision.action import (
     Action,
@@ -27,6 +27,7 @@ from gpucloud.domain.supervision.membership import (
     is_gone,
     is_out_of_reach,
     members_of,
+    progress_of,
     warned_until,
 )
 from gpucloud.domain.supervision.quarantine import is_in_doubt
@@ -154,7 +155,8 @@ def _for_the_end(until: datetime, payable: datetime, snapshot: Snapshot, limits:
 def for_results(attempt: Attempt, goal: Goal, snapshot: Snapshot, rules: Rules) -> EndAttempt | None:
     """Nobody prolongs the time of machines that drive their job: what they wrote needs some of it to reach the store.
 
-    So the attempt ends that much before it would for its last save alone.
+    So the attempt ends that much before it would for its last save alone. Who does not hear of that by the time that
+    the results need is killed, but no script whose save is under way; one that saves by itself is ended by its wrapper.
     """
     until = snapshot.group.armed_until
     if not (goal.self_driving and goal.has_outputs) or until is None:
@@ -165,7 +167,17 @@ def for_results(attempt: Attempt, goal: Goal, snapshot: Snapshot, rules: Rules) 
     ahead = min(rules.limits.results + (timedelta(0) if mute else leaves), LEAVES_SHARE * rule.horizon, rule.least)
     if until - snapshot.now >= ahead:
         return None
-    return EndAttempt(how=Stop.KILL if mute else Stop.SAVE, reason=ExitReason.INTERRUPTED)
+    if mute:
+        return EndAttempt(how=Stop.KILL, reason=ExitReason.INTERRUPTED)
+    limit = max(ahead - rules.limits.results, min(rules.limits.save, ahead / 2))
+    progress, asked_at = progress_of(attempt, snapshot), attempt.ending_at
+    saves = goal.saves_alone or (progress is not None and progress.phase == SAVES)
+    if saves or asked_at is None or snapshot.now - asked_at < limit:
+        return EndAttempt(how=Stop.SAVE, reason=ExitReason.INTERRUPTED)
+    return EndAttempt(how=Stop.KILL, reason=ExitReason.INTERRUPTED, message=f"{_UNHEARD} in {format_span(limit)}")
+
+
+_UNHEARD = "what the script wrote needs the time that is left, and it did not leave"
 
 
 def homing_words(snapshot: Snapshot, limits: Limits) -> str:
