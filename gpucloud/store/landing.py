@@ -12,6 +12,7 @@ import errno
 import hashlib
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from gpucloud.system.wholefile import (
     is_there,
     made_and_opened,
     new_or_own,
+    opened_below,
     same,
 )
 
@@ -36,6 +38,7 @@ _PIECE_BYTES = 16 << 20
 _STAGINGS = 16  # copies into one folder at once
 _MOST_LINKS = 40  # after one another, as Linux counts
 _LATEST_NS = 253_402_300_799 * 10**9  # the end of the year 9999
+_FORGOTTEN_S = 7 * 24 * 3600  # a part that another landing left, and none has gone on with since
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -63,6 +66,7 @@ class Landing:
         self._aside = aside
         self._heard = heard
         self._tree = Tree()
+        self._own_parts: set[str] = set()
         self._kept: dict[str, str] = {}
         self._made: list[Path] = []
         self._top = -1
@@ -93,6 +97,7 @@ class Landing:
         """Say what arrives, before a byte of it does: what may not, or cannot, is refused now."""
         judge(tree)
         self._tree = tree
+        self._own_parts = {_digest(file.name) for file in tree.files}
         with self.explained():
             self._open()
             if self._folds():
@@ -120,7 +125,7 @@ class Landing:
     def has(self, file: Arriving, content: str) -> bool:
         """Whether the file is there already, with that content (`content_of`)."""
         with self.explained(), contextlib.suppress(FileNotFoundError):
-            descriptor = self._opened(file.name)
+            descriptor = opened_below(self._top, file.name)
             if descriptor is None:
                 return False
             try:
@@ -207,28 +212,6 @@ class Landing:
             at = below
         return at
 
-    def _opened(self, name: str) -> int | None:
-        """Return the file of that name, open to be read; None for what is no file. FileNotFoundError for nothing."""
-        *above, last = name.split("/")
-        at = os.dup(self._top)
-        try:
-            for part in above:
-                below = os.open(part, FOLDER, dir_fd=at)
-                os.close(at)
-                at = below
-            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            descriptor = os.open(last, flags, dir_fd=at)
-        except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EISDIR):
-                return None
-            raise
-        finally:
-            os.close(at)
-        if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return descriptor
-        os.close(descriptor)
-        return None
-
     def _open(self) -> None:
         if self._top >= 0:
             return
@@ -269,14 +252,19 @@ class Landing:
         return descriptor
 
     def _clear(self, *, whole: bool) -> None:
-        """Remove the parts, or those alone that nothing is in."""
+        """Remove this landing's parts, or those alone that nothing is in; another's only once they are forgotten."""
         for name in os.listdir(self._staging):
             with contextlib.suppress(OSError):
-                if whole or os.stat(name, dir_fd=self._staging, follow_symlinks=False).st_size == 0:
+                about = os.stat(name, dir_fd=self._staging, follow_symlinks=False)
+                is_left = whole if self._is_own(name) else time.time() - about.st_ctime > _FORGOTTEN_S
+                if is_left or about.st_size == 0:
                     os.unlink(name, dir_fd=self._staging)
 
+    def _is_own(self, name: str) -> bool:
+        return name == "link" or name[: len(_digest(""))] in self._own_parts
+
     def _staged_bytes(self) -> int:
-        names = os.listdir(self._staging)
+        names = filter(self._is_own, os.listdir(self._staging))
         return sum(os.stat(name, dir_fd=self._staging, follow_symlinks=False).st_blocks * 512 for name in names)
 
     def _folds(self) -> bool:
@@ -446,4 +434,8 @@ class _Current:
 
 
 def _part_name(name: str, content: str) -> str:
-    return hashlib.sha256(f"{name}\0{content}".encode(errors="surrogateescape")).hexdigest()
+    return _digest(name) + _digest(content)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:32]

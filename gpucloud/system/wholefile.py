@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import itertools
 import os
@@ -136,6 +137,32 @@ def content_of(descriptor: int, heard: Callable[[], None]) -> str:
 def content_name(hashes: Sequence[str]) -> str:
     """Return the name of a content by the SHA-256 of each `HASHED_BYTES` of it: that of a single piece is its own."""
     return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+
+
+def opened_below(folder: int, name: str) -> int | None:
+    """Return the file of that path, open to be read, reached through no link; None for what is no file.
+
+    FileNotFoundError for nothing.
+    """
+    *above, last = name.split("/")
+    at = os.dup(folder)
+    try:
+        for part in above:
+            below = os.open(part, FOLDER, dir_fd=at)
+            os.close(at)
+            at = below
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(last, flags, dir_fd=at)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EISDIR):
+            return None
+        raise
+    finally:
+        os.close(at)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    return None
 
 
 def made_and_opened(at: int, part: str, mode: int | None) -> int:

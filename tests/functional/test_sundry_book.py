@@ -202,6 +202,24 @@ def test_a_copy_out_of_the_store_that_was_cut_off_goes_on_where_it_ended(charged
     assert [(here / name).read_bytes() for name in ("part-a", "part-b")] == [b"a" * 40, b"b" * 50]
 
 
+def test_a_result_in_a_folder_named_as_that_of_checkpoints_comes_as_it_is_now(charged, tmp_path, monkeypatch):
+    key, best = "jobs/made/outputs/files/checkpoints/data/best.txt", tmp_path / "here" / "best.txt"
+    source = "made:@store/outputs/files/checkpoints/data"
+    copy = partial(reaching.copy, source, str(tmp_path / "here"), node=None, recursive=True, as_json=False)
+    charged.store.put(key, b"OLD-RESULT")
+
+    def dies(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as cut:
+        cut.setattr(reaching.Landing, "settle", dies)
+        with pytest.raises(KeyboardInterrupt):
+            copy()
+    charged.store.put(key, b"NEW-RESULT")
+    assert copy() == 0
+    assert best.read_bytes() == b"NEW-RESULT"
+
+
 def test_what_is_deleted_in_the_store_while_it_is_copied_is_named_and_not_counted(
     charged, tmp_path, monkeypatch, capfd
 ):

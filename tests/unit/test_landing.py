@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -186,6 +189,43 @@ def test_a_folder_that_becomes_a_link_meanwhile_is_not_gone_through(here: Path) 
         with pytest.raises(StoreError, match="d is a link"):
             landing.settle()
     assert list(outside.iterdir()) == []
+
+
+@pytest.mark.parametrize("ends", [None, LandingRefused("x")], ids=["that came", "that was refused"])
+def test_a_landing_leaves_what_another_was_cut_off_at_until_nobody_goes_on_with_it_for_a_week(
+    here: Path, monkeypatch: pytest.MonkeyPatch, ends: LandingRefused | None
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        begin(here, files("big/x"), KeyboardInterrupt(), b"evi")
+
+    def other() -> None:
+        if ends is None:
+            land(here, files("small"))
+        else:
+            with pytest.raises(LandingRefused):
+                begin(here, files("small"), ends, b"evil")
+
+    other()
+    with Landing(here, resumes=True) as landing:
+        landing.expect(files("big/x"))
+        assert landing.part(files("big/x").files[0], "x").length() == 3
+    monkeypatch.setattr("gpucloud.store.landing.time.time", lambda before=time.time: before() + 7 * 24 * 3600 + 60)
+    other()
+    assert list(here.glob(".gpucloud-landing-*")) == []
+
+
+def test_what_another_landing_left_is_no_room_for_this_one(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        begin(here, files("x"), KeyboardInterrupt(), b"e" * (1 << 20))
+    free = SimpleNamespace(f_bavail=1, f_frsize=4096)
+    monkeypatch.setattr(os, "fstatvfs", lambda _: free)
+    for name, is_taken in (("x", True), ("small", False)):
+        tree = Tree(files=(Arriving(name=name, size=1 << 20),))
+        with (
+            Landing(here, resumes=True) as landing,
+            nullcontext() if is_taken else pytest.raises(StoreError, match="to come"),
+        ):
+            landing.expect(tree)
 
 
 @pytest.mark.parametrize("planted", ["link", "hard link", "pipe"])

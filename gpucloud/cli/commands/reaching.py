@@ -237,7 +237,7 @@ def _refuse(found: Listing, there: _There, *, recursive: bool) -> None:
         raise UsageError(f"{found.asked_folders[0]} is a folder", hint=f"gpucloud cp -r {there.job}:{there.path} .")
 
 
-_WRITTEN_ONCE = "/checkpoints/data/"
+_WRITTEN_ONCE = "checkpoints/data/"  # what a job's script writes may have folders of that name
 _ANEW_BYTES = 16 << 20
 _GONE = "was deleted while it was copied"
 
@@ -325,7 +325,7 @@ def _from_store(
         landing.expect(Tree(files=tuple(files.values())))
         for key, file in files.items():
             try:
-                moved += _received(store, root + key, file, landing)
+                moved += _received(store, root, key, file, landing)
             except StoreError as error:
                 refused = (*refused, str(error))
         landing.settle()
@@ -333,15 +333,15 @@ def _from_store(
     return len(keys) - len(refused), moved, refused
 
 
-def _received(store: ObjectStore, key: str, file: Arriving, landing: Landing) -> int:
-    """Bring an object as a file, a large one in pieces; return how much came over.
+def _received(store: ObjectStore, root: str, name: str, file: Arriving, landing: Landing) -> int:
+    """Bring an object of the job as a file, a large one in pieces; return how much came over. `root` begins its keys.
 
     What an earlier copy was cut off at is gone on with where it is of the very same object: by its version, or one of a
     checkpoint's, which is written once.
     """
-    content = key
+    key = content = root + name
     with landing.part(file, key) as part:
-        if _WRITTEN_ONCE in key and _is_whole(store, key, part.length()):
+        if name.startswith(_WRITTEN_ONCE) and _is_whole(store, key, part.length()):
             moved = 0
         elif (stored := _get_small(store, key)) is not None:
             if isinstance(stored, TooLarge):
