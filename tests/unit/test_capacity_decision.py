@@ -122,6 +122,23 @@ def test_no_change_is_made_that_costs_more_work_than_there_is_time_for():
     assert mode(30) is Mode.ON_DEMAND  # it saves when it is asked
 
 
+def test_a_script_whose_saves_are_no_longer_seen_is_kept_where_it_is_as_one_that_saves_nothing():
+    def mode(saved, apart_s, **changes):
+        world_now = working(DEAR, checkpoint=CheckpointRef(step=3, sha256="a" * 64))
+        attempt = replace(world_now.state.attempts[0], last_step_at=NOW - hours(saved), apart_s=apart_s)
+        now = replace(world_now, state=replace(world_now.state, attempts=(attempt,)))
+        return capacity_choice(goal(hours(80), Policy.UNIFORM, **changes), now, RULES).mode
+
+    hourly = 3600.0
+    assert [mode(saved, hourly, saves_unasked=True) for saved in (1, 2, 20)] == [
+        Mode.SPOT,
+        Mode.ON_DEMAND,
+        Mode.ON_DEMAND,
+    ]
+    assert mode(1, None, saves_unasked=True) is Mode.ON_DEMAND  # none came yet
+    assert mode(20, hourly) is Mode.SPOT  # it saves when it is asked
+
+
 def test_a_script_that_saves_nothing_is_kept_where_it_is_as_with_checkpoint_none():
     printing = up("a", part(1, step=360, phase=OUTPUT), pool=DEAR)
     silent = replace(working(DEAR), nodes=(printing,))

@@ -134,21 +134,25 @@ def test_they_are_asked_for_waited_for_and_take_over_when_all_stand_ready():
 
 
 @pytest.mark.parametrize(
-    ("saved", "launched", "moves"),
+    ("saved", "launched", "apart", "moves"),
     [
-        (61, 60, True),  # so little of its work was not saved when they were asked for that it is not waited for
-        (90, 60, True),
-        (130, 60, False),
-        (59, 60, True),  # it has just saved
-        (0, 60, True),
+        (61, 60, 90, True),  # so little of its work was not saved when they were asked for that it is not waited for
+        (90, 60, 90, True),
+        (130, 60, 90, False),
+        (59, 60, 90, True),  # it has just saved
+        (0, 60, 90, True),
+        (136, 60, 90, True),  # the save is overdue, and may never come
+        (130, 60, None, True),  # none came yet
     ],
 )
-def test_machines_that_stand_ready_wait_for_the_next_save_of_a_script_that_is_not_asked_for_one(saved, launched, moves):
+def test_machines_that_stand_ready_wait_for_the_next_save_of_a_script_that_is_not_asked_for_one(
+    saved, launched, apart, moves
+):
     def ago(minutes):
         return NOW - timedelta(minutes=minutes)
 
     beside = [up(i, pool=DEAR_POOL, launched_at=ago(launched)) for i in "cd"]
-    at_work = (opened("a", "b", last_step_at=ago(saved)),)
+    at_work = (opened("a", "b", last_step_at=ago(saved), apart_s=apart and 60.0 * apart),)
     world = works(POOL, WANTED, *beside, of_state=asked() | {"attempts": at_work})
 
     assert isinstance(decide(replace(GOAL, saves_unasked=True), world, RULES), EndAttempt) is moves
@@ -159,11 +163,11 @@ def test_a_script_that_is_not_asked_to_save_is_not_ended_at_once_for_machines_th
     def move(saved, shortfall=None):
         idle = to(Mode.IDLE, None, shortfall)
         since = replace(idle.capacity_decision, since=NOW - timedelta(minutes=10))
-        at_work = (opened("a", "b", last_step_at=NOW - timedelta(minutes=saved)),)
+        at_work = (opened("a", "b", last_step_at=NOW - timedelta(minutes=saved), apart_s=3600.0),)
         world = works(DEAR_POOL, replace(idle, capacity_decision=since), of_state={"attempts": at_work})
         return isinstance(decide(replace(GOAL, saves_unasked=True), world, RULES), EndAttempt)
 
-    assert [move(saved) for saved in (1, 15, 21, 60)] == [True, True, False, False]
+    assert [move(saved) for saved in (1, 15, 21, 60, 91)] == [True, True, False, False, True]
     assert move(60, Shortfall.MONEY)
 
 

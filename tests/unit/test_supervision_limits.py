@@ -25,6 +25,7 @@ from gpucloud.domain.state.state import (
     InterruptionKind,
     JobStatus,
     MissingOutput,
+    Owner,
     UsageInterval,
 )
 from gpucloud.domain.supervision import transitions
@@ -163,6 +164,21 @@ def test_the_longest_step_is_in_the_books_and_stays_there():
     assert kept.attempts[-1].longest_step_s == 70.0
     again = replace(world(up("a", part(1, step=10)), up("b", part(1))), state=kept)
     assert transitions.record(again).attempts[-1].longest_step_s == 70.0
+
+
+def test_the_longest_time_between_two_saves_that_were_seen_is_in_the_books():
+    def saved(step, state, minutes, phase=UNTOLD):
+        now = NOW + timedelta(minutes=minutes)
+        seen = replace(world(up("a", part(1, step=step, phase=phase)), up("b", part(1))), state=state, now=now)
+        return transitions.record(seen)
+
+    state = world(up("a", part(1)), up("b", part(1))).state
+    for step, minutes, apart_s in ((9, 30, 31 * 60.0), (9, 60, 31 * 60.0), (10, 90, 3600.0), (11, 95, 3600.0)):
+        state = saved(step, state, minutes)
+        assert state.attempts[-1].apart_s == apart_s
+    owner = Owner(id="x", host="vm", pid=1, started="s", since=NOW + timedelta(minutes=190))
+    assert saved(12, replace(state, owner=owner), 200).attempts[-1].apart_s == 3600.0  # nobody looked in between
+    assert saved(12, state, 200, phase="train").attempts[-1].apart_s == 3600.0  # steps are no saves of the library's
 
 
 def test_the_line_of_a_hang_says_what_to_do_about_a_long_evaluation():

@@ -199,6 +199,7 @@ class Attempt:
     """Since when nothing of its outputs has come, while they are being brought."""
     longest_step_s: float | None = None
     """The longest that a step took which came, the attempt's first left out: a hang is longer."""
+    apart_s: float | None = None  # the longest between two of its steps that was seen, where these are its saves
     tree: str = ""
     """The tree of the job's code that all its ranks run, by its hash; outputs are looked for there."""
     missing_outputs: tuple[MissingOutput, ...] = ()

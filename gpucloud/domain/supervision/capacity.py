@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from gpucloud.domain.job.quantities import counted, format_moment, format_span, span_of
@@ -20,7 +20,7 @@ from gpucloud.domain.node.status import OUTPUT
 from gpucloud.domain.offer import Offer, Pool
 from gpucloud.domain.state.state import Attempt, CapacityDecision, Cooldown, ExitReason, JobState
 from gpucloud.domain.supervision.action import Action, CoolDown, Finish, Move, Resize, Wait
-from gpucloud.domain.supervision.membership import progress_of
+from gpucloud.domain.supervision.membership import AGAIN, progress_of
 from gpucloud.domain.supervision.quarantine import QUARANTINED
 from gpucloud.domain.supervision.snapshot import CapacityChoice, Goal, Limits, Snapshot
 
@@ -372,6 +372,26 @@ def unsaved(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> timedelta:
     if is_mute(attempt, goal, snapshot):
         return snapshot.now - attempt.started_at
     return snapshot.now - (attempt.last_step_at or attempt.started_at) if goal.saves_unasked else timedelta(0)
+
+
+def is_overdue(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> bool:
+    """Whether a script that saves only when it likes has gone on without a save for longer than it ever did before one.
+
+    It may do so for good: its folder is another, its disk full. Then it is dealt with as one that saves nothing; so is
+    one of which no save was seen yet.
+    """
+    longest_s = max((one.apart_s or 0.0 for one in snapshot.state.attempts), default=0.0)
+    return goal.saves_unasked and unsaved(attempt, goal, snapshot) > span_of(AGAIN * longest_s)
+
+
+def with_distance(attempt: Attempt, state: JobState, now: datetime) -> Attempt:
+    """Return the attempt, which has just saved, with how long that took since its last save, if nothing took longer.
+
+    What it saved while nobody supervised was not seen.
+    """
+    before = attempt.last_step_at or attempt.started_at
+    seen_from = max(before, state.owner.since) if state.owner is not None else before
+    return replace(attempt, apart_s=max(attempt.apart_s or 0.0, (now - seen_from).total_seconds()))
 
 
 def undone_work(state: JobState, attempt: Attempt, now: datetime) -> timedelta | None:

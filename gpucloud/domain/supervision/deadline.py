@@ -14,7 +14,7 @@ from gpucloud.domain.money.budget import reserve_usd
 from gpucloud.domain.money.ledger import usd_for
 from gpucloud.domain.offer import Offer
 from gpucloud.domain.state.state import CapacityDecision, Cooldown, JobState, Shortfall
-from gpucloud.domain.supervision.capacity import can_overlap, is_cooling, is_mute, unsaved
+from gpucloud.domain.supervision.capacity import can_overlap, is_cooling, is_mute, is_overdue, unsaved
 from gpucloud.domain.supervision.membership import Pace, has_notice, is_gone, pace_of
 from gpucloud.domain.supervision.snapshot import CapacityChoice, Goal, NodeSnapshot, Readiness, Rules, Snapshot
 
@@ -277,10 +277,12 @@ class Situation:
 
     @property
     def saves_nothing(self) -> bool:
-        """Whether its script begins anew with every change."""
+        """Whether its script begins anew with every change, or loses more than it does between two of its saves."""
         attempt, kept = self.snapshot.state.attempt, self.snapshot.state.checkpoint
-        known = is_mute(attempt, self.goal, self.snapshot) if attempt is not None else self.goal.saves_nothing
-        return known and kept is None
+        if attempt is None:
+            return self.goal.saves_nothing and kept is None
+        mute = is_mute(attempt, self.goal, self.snapshot) and kept is None
+        return mute or is_overdue(attempt, self.goal, self.snapshot)
 
     @property
     def handover(self) -> timedelta:

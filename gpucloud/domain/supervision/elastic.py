@@ -32,6 +32,7 @@ from gpucloud.domain.supervision.capacity import (
     cool_down,
     has_enough,
     is_cooling,
+    is_overdue,
     partial,
     reasons,
     refused,
@@ -230,10 +231,11 @@ def order_to_move(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> EndAttemp
 def _awaits_a_save(attempt: Attempt, goal: Goal, snapshot: Snapshot, since: datetime) -> bool:
     """Whether a change that was to come then waits for the next save of a script that saves only when it likes.
 
-    Not for longer than the work took that was not saved then: both machines are paid, or the dearer ones, meanwhile.
+    Not for longer than the work took that was not saved then, nor for a save that is overdue: both machines are paid,
+    or the dearer ones, meanwhile.
     """
     before = unsaved(attempt, goal, snapshot) - (snapshot.now - since)
-    return goal.saves_unasked and snapshot.now - since < before
+    return goal.saves_unasked and not is_overdue(attempt, goal, snapshot) and snapshot.now - since < before
 
 
 def succeed(goal: Goal, snapshot: Snapshot) -> Action | None:

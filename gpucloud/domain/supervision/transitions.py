@@ -36,7 +36,7 @@ from gpucloud.domain.supervision.action import (
     QuarantineNodes,
 )
 from gpucloud.domain.supervision.budget import overdue
-from gpucloud.domain.supervision.capacity import cooled
+from gpucloud.domain.supervision.capacity import cooled, with_distance
 from gpucloud.domain.supervision.membership import is_broken, outcomes_of, progress_of, shown_of, timed, unit_of
 from gpucloud.domain.supervision.snapshot import Homecoming, Snapshot
 
@@ -322,7 +322,9 @@ def _with_steps(snapshot: Snapshot) -> JobState:
         longest_step_s=max(progress.longest_s or 0.0, attempt.longest_step_s or 0.0) or None,
         total_steps=progress.total_steps if progress.total_steps is not None else attempt.total_steps,
     )
-    attempt = timed(attempt, snapshot.now) if attempt.last_step != last else attempt
+    if attempt.last_step != last:
+        by_itself = progress.phase in (OUTPUT, UNTOLD)
+        attempt = timed(with_distance(attempt, state, snapshot.now) if by_itself else attempt, snapshot.now)
     return replace(_with_attempt(state, attempt), status=JobStatus.RUNNING)
 
 
