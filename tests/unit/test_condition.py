@@ -21,7 +21,7 @@ from gpucloud.cli.render.use import condition_word, headline, step_words, use_ro
 from gpucloud.cli.render.ways import going_on_line
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import format_moment
-from gpucloud.domain.job.spec import CheckpointDirectory, CheckpointPolicy, OnNotice
+from gpucloud.domain.job.spec import CheckpointDirectory, CheckpointPolicy, Market, OnNotice
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.status import UNTOLD, Outcome, Readings, Stop
 from gpucloud.domain.state.state import (
@@ -1387,11 +1387,38 @@ def test_who_waits_for_an_end_elsewhere_is_told_how_far_it_is():
         "attempt 3 is being ended",
         "digits has ended: its machines are being ended",
     ]
+    assert [stage_of_end(one, LIMITS, NOW, has_outputs=True) for one in stages] == [
+        "",
+        f"attempt 3 is being ended: its script is waited for until {latest} at the latest, then killed;"
+        " then its outputs are brought",
+        "attempt 3 is being ended; then its outputs are brought",
+        "digits has ended: its machines are being ended",
+    ]
     stored = format_moment(NOW + timedelta(minutes=3), NOW)
     assert stage_of_end(stages[1], replace(LIMITS, upload=timedelta(minutes=2)), NOW) == (
         f"attempt 3 is being ended: its script is waited for until {latest} at the latest, then killed;"
         f" what it saved has until {stored} to reach the store"
     )
+
+
+def test_who_waits_for_an_end_elsewhere_is_told_that_machines_are_paid_for_results_and_how_long():
+    last = opened("a", number=3, reason=ExitReason.INTERRUPTED)
+    over = {"status": JobStatus.STOPPED, "paid_until": NOW + timedelta(minutes=25)}
+    machine = UsageInterval(node_id="a", pool=POOL, launched_at=NOW, ended_at=None)
+    ended = state(attempts=(last,), nodes=(machine,), **over)
+    ends, at_most = "digits has ended: its machines are being ended", "no longer than 10 min without any of them"
+    waits = f"{ends}, its outputs brought first: {at_most}"
+    off = ", and no later than 12:25:00 UTC, when the machines shut themselves off"
+
+    def told(one, *, has_outputs=True):
+        return stage_of_end(one, LIMITS, NOW, has_outputs=has_outputs)
+
+    assert told(ended) == f"{waits}{off}"
+    assert told(replace(ended, pool=replace(POOL, market=Market.OWNED))) == waits
+    assert told(ended, has_outputs=False) == ends
+    assert told(replace(ended, attempts=(replace(last, outputs_came=True),))) == ends
+    assert told(replace(ended, nodes=(replace(machine, ended_at=NOW),))) == ends
+    assert told(replace(ended, attempts=())) == ends
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from gpucloud.domain.job.spec import Market
 from gpucloud.domain.money.budget import PrepaidRule, may_launch, sooner
 from gpucloud.domain.node.node import NodeState
 from gpucloud.domain.node.status import LEAVES_SHARE, SAVES, Stop
-from gpucloud.domain.state.state import Attempt, ExitReason, InterruptionKind
+from gpucloud.domain.offer import Pool
+from gpucloud.domain.state.state import Attempt, ExitReason, InterruptionKind, JobState
 from gpucloud.domain.supervision.action import (
     Action,
     Arm,
@@ -31,7 +32,7 @@ from gpucloud.domain.supervision.membership import (
     warned_until,
 )
 from gpucloud.domain.supervision.quarantine import is_in_doubt
-from gpucloud.domain.supervision.snapshot import Goal, Limits, NodeSnapshot, Readiness, Rules, Snapshot
+from gpucloud.domain.supervision.snapshot import Goal, Limits, NodeSnapshot, Readiness, Rules, Snapshot, is_awaited
 
 HOMING = "waiting for the outputs"
 
@@ -181,12 +182,28 @@ _UNHEARD = "what the script wrote needs the time that is left, and it did not le
 
 
 def homing_words(snapshot: Snapshot, limits: Limits) -> str:
-    """Return until when the end waits: nobody renews machines' time any more, and a host of the user's own stays."""
-    until, owned = snapshot.group.armed_until, snapshot.state.pool.market is Market.OWNED
-    at_most = f"{HOMING} while they come, no longer than {format_span(limits.homing)} without any of them"
-    if until is None or owned:
+    """Return until when the end waits for outputs."""
+    until = snapshot.group.armed_until
+    return f"{HOMING} while they come, {_homing_limit(until, snapshot.state.pool, limits, snapshot.now)}"
+
+
+def ended_words(state: JobState, limits: Limits, now: datetime, *, has_outputs: bool) -> str:
+    """Return what a job that has ended and still has machines waits for: outputs of an attempt that none follows."""
+    ends, last = f"{state.job} has ended: its machines are being ended", state.attempts[-1] if state.attempts else None
+    if not has_outputs or last is None or not is_awaited(last, state.pool):
+        return ends
+    is_there = any(one.node_id == last.members[0].node_id for one in state.alive)
+    if not is_there and state.pool.market is not Market.OWNED:
+        return ends
+    return f"{ends}, its outputs brought first: {_homing_limit(state.paid_until, state.pool, limits, now)}"
+
+
+def _homing_limit(until: datetime | None, pool: Pool, limits: Limits, now: datetime) -> str:
+    """Return how long outputs are waited for: nobody renews machines' time any more, and an own host stays."""
+    at_most = f"no longer than {format_span(limits.homing)} without any of them"
+    if until is None or pool.market is Market.OWNED:
         return at_most
-    return f"{at_most}, and no later than {format_moment(until, snapshot.now)}, when the machines shut themselves off"
+    return f"{at_most}, and no later than {format_moment(until, now)}, when the machines shut themselves off"
 
 
 def can_renew(snapshot: Snapshot) -> bool:

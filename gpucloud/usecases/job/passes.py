@@ -319,7 +319,8 @@ class Ender:
             if state.status.ended and state.torn_down:
                 return
             rules, now = rules_for(order.resolved.checkpoint, order.unattended, asker.rules), asker.clock.now()
-            waits = end_unheard(state, rules.limits, now) or stage_of_end(state, rules.limits, now)
+            brings = bool(order.resolved.outputs)
+            waits = end_unheard(state, rules.limits, now) or stage_of_end(state, rules.limits, now, has_outputs=brings)
             if waits not in told:
                 watcher.story(waits)
                 told.append(waits)

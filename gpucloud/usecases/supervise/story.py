@@ -57,6 +57,7 @@ from gpucloud.domain.supervision.action import (
 )
 from gpucloud.domain.supervision.capacity import undone_work
 from gpucloud.domain.supervision.membership import members_of, part_of, progress_of, unit_of
+from gpucloud.domain.supervision.renewal import ended_words
 from gpucloud.domain.supervision.snapshot import Limits, NodeSnapshot, Readiness, Snapshot
 from gpucloud.domain.supervision.transitions import with_commit
 from gpucloud.domain.untrusted import in_one_line
@@ -173,19 +174,19 @@ def end_unheard(state: JobState, limits: Limits, now: datetime) -> str | None:
     return f"{', '.join(silent)} {do} not hear of the end: waited for until {until} at the latest"
 
 
-def stage_of_end(state: JobState, limits: Limits, now: datetime) -> str:
+def stage_of_end(state: JobState, limits: Limits, now: datetime, *, has_outputs: bool = False) -> str:
     """Return what an ordered end has come to, and what it waits for; nothing where its supervisor has not heard it."""
     if state.status.ended:
-        return f"{state.job} has ended: its machines are being ended"
+        return ended_words(state, limits, now, has_outputs=has_outputs)
     attempt = state.attempt
     if attempt is None or not attempt.ends_for_good:
         return ""
+    ends, after = f"attempt {attempt.number} is being ended", "; then its outputs are brought" if has_outputs else ""
     if attempt.ordered is not Stop.SAVE or attempt.ending_at is None:
-        return f"attempt {attempt.number} is being ended"
+        return f"{ends}{after}"
     script, upload = (format_moment(attempt.ending_at + time, now) for time in (limits.save, limits.leave))
     then = f"; what it saved has until {upload} to reach the store" if limits.upload else ""
-    ends = f"its script is waited for until {script} at the latest, then killed{then}"
-    return f"attempt {attempt.number} is being ended: {ends}"
+    return f"{ends}: its script is waited for until {script} at the latest, then killed{then}{after}"
 
 
 def budget_line(change: BudgetChange) -> str:
