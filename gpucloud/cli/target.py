@@ -434,7 +434,8 @@ def say_what_costs_on(asker: Asker, name: str) -> None:
         if found is not None:
             kept = f"{counted(found.checkpoints, 'checkpoint')} ({format_size(found.size)})"
             stay = "stays" if found.checkpoints == 1 else "stay"
+            on = "the next `train` goes on from the newest; if none is to come, " if found.goes_on else ""
             tell(
                 f"{kept} of {name} {stay} in the store, for about {format_usd(found.usd_per_month)} a month:"
-                f" gpucloud rm {name} --with-checkpoints deletes them"
+                f" {on}gpucloud rm {name} --with-checkpoints deletes them"
             )

@@ -20,7 +20,7 @@ from gpucloud.domain.job.quantities import format_size, format_usd
 from gpucloud.domain.job.spec import KnownJob
 from gpucloud.domain.money.ledger import GIB, Rates, Terms
 from gpucloud.domain.node.output import DatedPiece
-from gpucloud.domain.state.state import ExitReason, JobStatus
+from gpucloud.domain.state.state import ExitReason
 from gpucloud.store import open_store
 from gpucloud.store.contract import CountingStore, Tally
 from gpucloud.usecases.checkpoint.checkpoints import CostsOn, StoredCheckpoints, costs_on
@@ -156,10 +156,12 @@ def test_checkpoints_that_stay_after_the_end_are_told_with_what_they_cost_a_mont
     assert costs_on(charged, stored, Terms(rates=(S3,))) is None
     assert asking.status("made", history=False, every=False, as_json=as_json) == 0
     assert "in the store" not in capfd.readouterr().err
-    ended = replace(stored, status=JobStatus.SUCCEEDED, exit_reason=ExitReason.SUCCEEDED, torn_down=True, group=None)
+    reason = ExitReason.SUCCEEDED
+    ended = replace(stored, status=reason.status, exit_reason=reason, exit_code=reason.exit_code)
+    ended = replace(ended, torn_down=True, group=None)
     assert costs_on(charged, ended, Terms()) is None
     found = costs_on(charged, ended, Terms(rates=(S3,)))
-    assert found == CostsOn(checkpoints=3, size=size, usd_per_month=usd)
+    assert found == CostsOn(checkpoints=3, size=size, usd_per_month=usd, goes_on=False)
     charged.replace(ended, charged.load()[1].version)
     assert asking.status("made", history=False, every=False, as_json=as_json) == 0
     assert capfd.readouterr().err.splitlines()[-1] == (
@@ -167,6 +169,21 @@ def test_checkpoints_that_stay_after_the_end_are_told_with_what_they_cost_a_mont
         " gpucloud rm made --with-checkpoints deletes them"
     )
     assert count == 3
+
+
+@pytest.mark.parametrize("reason", [ExitReason.USER_ERROR, ExitReason.STOPPED])
+def test_checkpoints_that_the_next_train_goes_on_from_are_told_as_such_once_the_machines_have_ended(
+    charged, capfd, reason
+):
+    """While they are held for a mended script, or are still being ended, `rm` is refused."""
+    stored, found = charged.load()
+    ended = replace(stored, status=reason.status, exit_reason=reason, exit_code=reason.exit_code)
+    assert costs_on(charged, ended, Terms(rates=(S3,))) is None
+    charged.replace(replace(ended, torn_down=True, group=None), found.version)
+    assert asking.status("made", history=False, every=False, as_json=True) == 0
+    told = capfd.readouterr().err.splitlines()[-1].partition(" a month: ")[2]
+    deletes = "gpucloud rm made --with-checkpoints deletes them"
+    assert told == f"the next `train` goes on from the newest; if none is to come, {deletes}"
 
 
 def test_a_copy_out_of_the_store_that_was_cut_off_goes_on_where_it_ended(charged, tmp_path, monkeypatch):

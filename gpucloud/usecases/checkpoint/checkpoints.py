@@ -40,6 +40,7 @@ from gpucloud.domain.checkpoint.standing import (
 )
 from gpucloud.domain.errors import CheckpointUnreadable, StoreError, UsageError
 from gpucloud.domain.money.ledger import GIB, Terms
+from gpucloud.domain.state.order import is_finished
 from gpucloud.domain.state.state import JobState
 from gpucloud.domain.untrusted import RECORD_BYTES
 from gpucloud.ports import Clock
@@ -339,20 +340,27 @@ class Pruner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostsOn:
-    """Checkpoints that stay in a store when their job has ended, until somebody deletes them."""
+    """Checkpoints that stay in a store when their job is over, until somebody deletes them.
+
+    `goes_on`: the next `train` goes on from the newest, as one does after a script that failed.
+    """
 
     checkpoints: int
     size: int
     usd_per_month: Decimal
+    goes_on: bool
 
 
 def costs_on(jobs: JobStore, state: JobState, terms: Terms) -> CostsOn | None:
-    """Return what stays of a job that has ended and costs on; None where that is nothing. Raises StoreError.
+    """Return what stays of a job that is over and costs on; None where that is nothing. Raises StoreError.
 
+    While machines are held, kept or about to end, nothing can be deleted, and what is held goes on from there.
     They are listed, with one request and one for each checkpoint; a store that costs nothing is not asked.
     """
     usd = terms.rates_in(state.pool.region).storage_usd_per_gib_month
-    if not state.status.ended or not usd:
+    if not (state.status.ended and state.torn_down) or not usd:
         return None
     count, size = StoredCheckpoints(store=jobs.store, prefix=jobs.checkpoints, keep=2).held()
-    return CostsOn(checkpoints=count, size=size, usd_per_month=usd * size / GIB) if size else None
+    if not size:
+        return None
+    return CostsOn(checkpoints=count, size=size, usd_per_month=usd * size / GIB, goes_on=not is_finished(state))
