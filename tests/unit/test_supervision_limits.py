@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpucloud.domain.errors import LandingRefused, NodeError, ProvisionError
+from gpucloud.domain.errors import LandingRefused, NodeError, ProvisionError, StoreError, ToolMissing
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.money.budget import PrepaidRule
 from gpucloud.domain.node.hardware import GpuSample
@@ -603,7 +603,8 @@ def test_a_setup_that_failed_on_a_machine_given_up_since_is_not_told_when_the_sc
     assert ("setup failed twice on a" in told) == is_own_fault
 
 
-def test_where_no_machine_answers_a_supervisor_with_another_address_is_let_in_again():
+@pytest.mark.parametrize("error", [ProvisionError("no answer"), StoreError("no answer"), ToolMissing("no answer")])
+def test_where_no_machine_answers_a_supervisor_with_another_address_is_let_in_again(error):
     told, asked, refuses, ensured = [], [], [True, False], []
     address = ["203.0.113.9/32"]
 
@@ -614,7 +615,7 @@ def test_where_no_machine_answers_a_supervisor_with_another_address_is_let_in_ag
     def ensure(spec, *, story):
         ensured.append(spec.image)
         if refuses.pop(0):
-            raise ProvisionError("no answer")
+            raise error
 
     silent = RULES.limits.silent.total_seconds()
     group = state(attempts=(opened("a"),), group="g", images=((POOL.region, "ami-1"),))
@@ -642,14 +643,29 @@ def test_where_no_machine_answers_a_supervisor_with_another_address_is_let_in_ag
         return moved, len(asked)
 
     moved = "this machine's address is 203.0.113.9/32 by now: its SSH is let in from there"
-    refused = "203.0.113.9/32 could not be let in, and is tried again: no answer"
+    refused = "203.0.113.9/32, which this machine has by now, could not be let in (tried again): no answer"
     assert look(0, up("a", part(1))) == ([], 0)
-    assert look(20, up("a", part(1), silent=silent)) == ([moved, refused], 1)
+    assert look(20, up("a", part(1), silent=silent)) == ([refused], 1)
     assert look(79, up("a", part(1), silent=silent)) == ([], 1)
-    assert look(80, up("a", part(1), silent=silent)) == ([], 2)
+    assert look(80, up("a", part(1), silent=silent)) == ([moved], 2)
     assert ensured == ["ami-1", "ami-1"]
     assert look(140, up("a", part(1), silent=silent)) == ([], 3)
     assert len(ensured) == 2
+
+
+@pytest.mark.parametrize(("action", "lets_in"), [(Wait(why="its results come home"), 1), (TearDown(), 0)])
+def test_nobody_is_let_in_to_end_machines(action, lets_in):
+    asked, done = [], []
+    services, provisioner = (
+        SimpleNamespace(job=job(), rules=RULES),
+        SimpleNamespace(come_back=asked.append, act=done.append),
+    )
+    ended = state(status=JobStatus.SUCCEEDED, exit_reason=ExitReason.SUCCEEDED, group="g")
+    parts = {"lease": SimpleNamespace(state=ended), "watcher": SimpleNamespace(story=lambda _: None)}
+    nothing = dict.fromkeys(("bootstrapper", "inspector", "closing"))
+    actor = Actor(services=services, machine_provisioner=provisioner, **parts, **nothing)
+    actor.act(action, snapshot(up("a", silent=3600.0), state=ended), GOAL)
+    assert (len(asked), done) == (lets_in, [action] if isinstance(action, TearDown) else [])
 
 
 class Stalling:

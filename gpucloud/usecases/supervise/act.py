@@ -40,6 +40,7 @@ from gpucloud.domain.supervision.action import (
     QuarantineNodes,
     StayOn,
     TakeOver,
+    TearDown,
     Tell,
     Wait,
 )
@@ -305,7 +306,9 @@ class Actor:
         """Do it. Errors of the cloud and of nodes come through as GpucloudError."""
         news = self._announcements.news(action, snapshot, self.services.rules.limits, self.services.job.checkpoint)
         limits, directory = self.services.rules.limits, self.services.job.checkpoint.directory
-        if all_silent(snapshot, limits):  # it may be us: in another network a laptop has an address that is not let in
+        # It may be us: in another network a laptop has an address that is not let in. To end machines none is needed,
+        # and parts that an end has deleted already would be made anew.
+        if all_silent(snapshot, limits) and not isinstance(action, TearDown):
             self.machine_provisioner.come_back(snapshot.now)
         line = tell_story(action, snapshot, directory, self._shortage.told_until, limits)
         arms = isinstance(action, Arm)  # nobody is paid until a time that the cloud has not heard of

@@ -7,7 +7,14 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 
-from gpucloud.domain.errors import CleanupIncomplete, CredentialsError, GpucloudError, ProvisionError
+from gpucloud.domain.errors import (
+    CleanupIncomplete,
+    CredentialsError,
+    GpucloudError,
+    Interrupted,
+    LeaseHeld,
+    ProvisionError,
+)
 from gpucloud.domain.job.quantities import format_moment
 from gpucloud.domain.job.spec import Market, Resources
 from gpucloud.domain.money.costs import drill_charges
@@ -117,17 +124,18 @@ class MachineProvisioner:
         address = self.services.moved_to() or self._owed
         if address is None:
             return
-        if address != self._owed:
-            self.watcher.story(f"this machine's address is {address} by now: its SSH is let in from there")
         self._owed = address
         self.lease.confirm()
         image = dict(self.lease.state.images).get(self.lease.state.pool.region)
         try:
             self.services.provisioner.ensure(self._cluster(image), story=self.watcher.story)
-        except (ProvisionError, CredentialsError) as error:
-            self.watcher.story(f"{address} could not be let in, and is tried again: {error}")
+        except (LeaseHeld, Interrupted):
+            raise
+        except GpucloudError as error:  # whatever it is: the machines train on, and this supervisor is theirs
+            self.watcher.story(f"{address}, which this machine has by now, could not be let in (tried again): {error}")
         else:
             self._owed = None
+            self.watcher.story(f"this machine's address is {address} by now: its SSH is let in from there")
 
     def _arm(self, group: str, until: datetime) -> None:
         """A state that promises more than the cloud enforces would be a lie: the cloud first; last, when it lowers.
