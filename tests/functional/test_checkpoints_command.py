@@ -213,6 +213,29 @@ def test_a_later_export_replaces_the_config_that_came_with_the_earlier_one_and_n
         exported(80)
 
 
+def test_an_export_that_was_cut_off_between_its_two_files_is_followed_by_the_next(jobs, capsys, monkeypatch, tmp_path):
+    (out := tmp_path / "out").mkdir()
+
+    def export(step):
+        one = Made(jobs.store, jobs.checkpoints, Commit(1, step))
+        metadata = state(one)
+        one.put([list(one.tensors)], metadata, notes=Notes(values={"config": {"step": step}}))
+        checkpoints("made", Asked(export=Path("out")), as_json=True)
+
+    def dies(*_, **__):
+        raise SystemExit
+
+    export(60)
+    for step in (70, 80):
+        with monkeypatch.context() as cut:
+            cut.setattr("gpucloud.cli.commands.checkpoints.write_whole", dies)
+            with pytest.raises(SystemExit):
+                export(step)
+        assert json.loads((out / "config.json").read_text()) == {"step": 60}
+    export(90)
+    assert json.loads((out / "config.json").read_text()) == {"step": 90}
+
+
 def test_pruning_shows_first_and_deletes_with_yes_what_is_not_kept(jobs, capsys):
     before = jobs.store.list("")
     code, found = answer(capsys, prune=True)

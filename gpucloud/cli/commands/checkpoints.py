@@ -266,14 +266,14 @@ def _export(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
     before = pulling.about_export(path) if folder is not None else {}
     if folder is not None and path.exists() and before.get("job") != job.name:
         raise UsageError(f"{path} is there already, and no --export of {job.name} wrote it", hint=_ASIDE)
-    config = _config(folder, manifest, before.get(_CONFIG)) if folder is not None else None
+    config = _config(folder, manifest, before.get(_CONFIGS, "").split()) if folder is not None else None
     if config is not None:
-        about[_CONFIG] = _sha256(config[1].encode())
+        about[_CONFIGS] = " ".join(config[2])
     plan = pulling.planned(job.stored_checkpoints, manifest, everything=asked.everything, about=about)
     with Meter("read", pulling.bytes_to_read(manifest, plan)) as meter:
         pulling.write(job.stored_checkpoints, manifest, plan, path, meter.moved)
     if config is not None:
-        write_whole(*config, mode=0o644)
+        write_whole(config[0], config[1], mode=0o644)
     if as_json:
         answer = {"step": manifest.commit.step, "generation": manifest.commit.generation}
         files = {"file": str(path.absolute()), "config": str(config[0].absolute()) if config is not None else None}
@@ -284,29 +284,33 @@ def _export(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
     return 0
 
 
-_CONFIG = "config_sha256"  # in the file of weights: which `config.json` came with them
+_CONFIGS = "config_sha256"
+"""In the file of weights: which `config.json` comes with them, and which an export leaves that is cut off before it."""
 
 
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _config(folder: Path, manifest: Manifest, before: str | None) -> tuple[Path, str] | None:
-    """Return the model's `config.json` as it comes beside its weights; None where the script gave none.
+def _config(folder: Path, manifest: Manifest, before: Sequence[str]) -> tuple[Path, str, list[str]] | None:
+    """Return the model's `config.json` as it comes beside its weights, and its hash and that of the one there now.
 
-    UsageError where another one is there than that of `before`, which came with an earlier export.
+    None where the script gave none. UsageError where another one is there than those of `before`, which an earlier
+    export knew for its own.
     """
     config, path = manifest.notes.values.get("config"), folder / "config.json"
     if not isinstance(config, dict):
         return None
     text = json.dumps(config, indent=2) + "\n"
+    hashes = [_sha256(text.encode())]
     try:
-        differs = path.exists() and _sha256(path.read_bytes()) not in (before, _sha256(text.encode()))
+        if path.exists():
+            hashes.append(_sha256(path.read_bytes()))
     except OSError:
-        differs = True
-    if differs:
+        hashes.append("")
+    if hashes[-1] not in (*before, hashes[0]):
         raise UsageError(f"{path} is there already, and differs", hint=_ASIDE)
-    return path, text
+    return path, text, hashes
 
 
 def _wanted(job: _Job, asked: Asked) -> Manifest:
