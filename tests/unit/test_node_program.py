@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpucloud.adapters.transfer.copying import Copier, program_argv, program_text, request
-from gpucloud.adapters.transfer.localfiles import local_tree
+from gpucloud.adapters.transfer.localfiles import Sent, local_tree
 from gpucloud.adapters.transfer.sync import make_tree
 from gpucloud.domain.errors import RemoteCommandFailed, StoreError
 
@@ -59,6 +59,22 @@ def test_where_nothing_of_a_job_ran_no_repetition_is_advised():
     with pytest.raises(RemoteCommandFailed, match="i-1: there is no code folder on this node") as caught:
         Copier(HereWithoutCode(), python=sys.executable).listing(["results/"])
     assert caught.value.hint == "gpucloud status says which machines the job has: nothing of it ran on this one"
+
+
+def test_a_request_has_time_for_a_large_file_that_is_hashed_whole_on_a_slow_disk(tmp_path: Path):
+    """It was ended after ten minutes, and the same command again after ten more."""
+    size, asked = 100 * 10**9, []
+
+    class Slow(HereWithoutCode):
+        def run(self, argv, stdin=b"", timeout_s=None):
+            op = json.loads(stdin)["op"]
+            asked.append((op, timeout_s))
+            said = {"stat": [[None, False, size]], "finish": []}[op]
+            return SimpleNamespace(exit_code=0, stdout=json.dumps(said).encode(), stderr=b"")
+
+    large = Sent(local=tmp_path / "x", path="x", size=size, mode=0o644, mtime_ns=0, sha256="0" * 64)
+    assert Copier(Slow(), str(tmp_path)).send([large]) == 0
+    assert asked == [("stat", 600.0), ("finish", 600.0 + 5000)]
 
 
 def test_stored_code_cannot_choose_an_operation(tmp_path: Path):

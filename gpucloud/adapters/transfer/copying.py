@@ -43,6 +43,9 @@ _PIECE_BYTES = 16 << 20
 _BATCH_FILES = 500
 _LIMIT_S = 600.0  # of one request: a node that went silent ends the call long before
 _HASHED_BYTES_PER_CALL = 4 << 30
+_HASHED_BYTES_PER_S = (
+    20e6  # at the least, on a disk that others use too; one large file is hashed whole where it is sent
+)
 _ROUNDS = 3
 _WHY = 500  # characters of what a node says of its failure
 
@@ -147,10 +150,13 @@ class NodeProgram:
         self._base = base
         self._argv = program_argv(python)
 
-    def run(self, op: str, data: bytes = b"", **arguments: Any) -> bytes:
-        """Return what it answers, as it is."""
-        head = request(self._base, self._host.node.root, op, **arguments)
-        done = self._host.run(self._argv, stdin=head + data, timeout_s=_LIMIT_S)
+    def run(self, op: str, data: bytes = b"", *, hashed: int = 0, **arguments: Any) -> bytes:
+        """Return what it answers, as it is; `hashed` bytes are to be read there for that."""
+        head, limit_s = (
+            request(self._base, self._host.node.root, op, **arguments),
+            _LIMIT_S + hashed / _HASHED_BYTES_PER_S,
+        )
+        done = self._host.run(self._argv, stdin=head + data, timeout_s=limit_s)
         if done.exit_code != 0:
             why = last_line(done.stderr)
             hint = "the same command again goes on; the node needs python3 (3.10 or newer), and room where it writes"
@@ -160,10 +166,10 @@ class NodeProgram:
             raise RemoteCommandFailed(f"{self._host.node.id}: {said}", hint=hint)
         return done.stdout
 
-    def ask(self, kind: type[T], op: str, data: bytes = b"", **arguments: Any) -> T:
-        """Return its answer as a value of that kind."""
+    def ask(self, kind: type[T], op: str, data: bytes = b"", *, hashed: int = 0, **arguments: Any) -> T:
+        """Return its answer as a value of that kind; as `run` otherwise."""
         try:
-            return codec.from_json(kind, self.run(op, data, **arguments))
+            return codec.from_json(kind, self.run(op, data, hashed=hashed, **arguments))
         except codec.Malformed as error:
             raise self.untrue(f"this is no answer to {op}: {error}") from error
 
@@ -273,7 +279,8 @@ class Copier:
         wrong: list[str] = []
         rows: list[list[Any]] = [[f.path, name[:16], f.size, name, f.mode, f.mtime_ns] for f, name in files]
         for batch in batches(rows, lambda row: row[2] // (_HASHED_BYTES_PER_CALL // BATCH_BYTES)):
-            wrong += self._program.ask(tuple[str, ...], "finish", files=batch, links=[])
+            hashed = sum(row[2] for row in batch)
+            wrong += self._program.ask(tuple[str, ...], "finish", hashed=hashed, files=batch, links=[])
         if links:
             self._program.run("finish", files=[], links=list(links))
         return wrong
@@ -351,7 +358,8 @@ class Copier:
         """Return the SHA-256 of each path, offset and length; with how many bytes these are about."""
         found: list[str | None] = []
         for batch in batches(pieces, lambda piece: piece[3] // (_HASHED_BYTES_PER_CALL // BATCH_BYTES)):
-            said = self._program.ask(tuple[str | None, ...], "hash", pieces=[piece[:3] for piece in batch])
+            hashed, asked = sum(piece[3] for piece in batch), [piece[:3] for piece in batch]
+            said = self._program.ask(tuple[str | None, ...], "hash", hashed=hashed, pieces=asked)
             if len(said) != len(batch):
                 raise self._program.untrue(f"{len(said)} hashes of {len(batch)} pieces")
             found += said
