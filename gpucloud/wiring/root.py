@@ -214,6 +214,20 @@ class Gpucloud:
 
         return why_unable(job, self.cloud(job).cloud_profile, self.store(job).url, self._cache)
 
+    def has_drill_role(self, job: Job) -> bool:
+        """Return whether another job's role for drills stands wherever this one may go, which has none made.
+
+        False where that cannot be told from here.
+        """
+        if job.cloud is not CloudName.AWS or not job.aws.instance_profile:
+            return False
+        from gpucloud.adapters.aws.standing import has_drill_role
+
+        with suppress(GpucloudError):
+            cloud = self.aws(job.aws, job.resources)
+            return all(has_drill_role(cloud.aws, region) for region in cloud.regions)
+        return False
+
     def bring_stored_home(self, job: Job, name: str) -> Brought:
         """Bring home what a machine that drove the job put into the store; return where it is now."""
         from gpucloud.ports import Brought

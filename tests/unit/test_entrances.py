@@ -17,6 +17,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from botocore.exceptions import ClientError
 
 from gpucloud.adapters.home import Home
 from gpucloud.adapters.jobfile import read_job
@@ -206,8 +207,8 @@ def test_machines_that_are_up_train_no_script_in_ci_that_saves_nothing(outside: 
 def on_aws(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the embedded fleet's machines be taken for a drill as those of AWS are."""
 
-    def judged(job: Job, *, drives_itself: bool) -> str | None:
-        return undrillable(replace(job, cloud=Cloud.AWS), drives_itself=drives_itself)
+    def judged(job: Job, **others: bool) -> str | None:
+        return undrillable(replace(job, cloud=Cloud.AWS), **others)
 
     monkeypatch.setattr("gpucloud.cli.commands.training.undrillable", judged)
 
@@ -234,6 +235,34 @@ def test_a_drill_for_which_no_role_is_made_is_refused(outside: Outside, own: dic
     )
     assert undrillable(replace(job, aws=replace(job.aws, **own)), drives_itself=False) == told
     assert undrillable(replace(job, cloud=Cloud.LOCAL, aws=replace(job.aws, **own)), drives_itself=False) is None
+
+
+@pytest.mark.parametrize(
+    ("roles", "regions", "has"),
+    [
+        ({"us-east-1"}, ("us-east-1",), True),
+        ({"us-east-1"}, ("us-east-1", "us-west-2"), False),
+        (set(), ("us-east-1",), False),
+        (None, ("us-east-1",), False),  # who asks may not see it
+    ],
+)
+def test_a_drill_beside_a_profile_goes_by_the_role_that_an_earlier_job_had_made(
+    outside: Outside, monkeypatch: pytest.MonkeyPatch, roles: set[str] | None, regions: tuple[str, ...], has: bool
+) -> None:
+    def get_role(RoleName: str) -> dict[str, Any]:  # noqa: N803  as botocore has it
+        if roles is None:
+            raise ClientError({"Error": {"Code": "AccessDenied"}}, "GetRole")
+        if RoleName not in {f"gpucloud-base.drill-{region}" for region in roles}:
+            raise ClientError({"Error": {"Code": "NoSuchEntity"}}, "GetRole")
+        return {"Role": {}}
+
+    aws = SimpleNamespace(client=lambda *_: SimpleNamespace(get_role=get_role))
+    monkeypatch.setattr(Gpucloud, "aws", lambda *_: SimpleNamespace(aws=aws, regions=regions))
+    cloud = Gpucloud(Home(outside.file.parent))
+    job = replace(outside.job, cloud=Cloud.AWS, aws=replace(outside.job.aws, instance_profile="nodes"))
+    assert cloud.has_drill_role(job) is has
+    assert (undrillable(job, drives_itself=False, has_role=has) is None) is has
+    assert not cloud.has_drill_role(replace(job, cloud=Cloud.LOCAL))
 
 
 @pytest.mark.parametrize("leaves", [("--unattended", "8h"), ("--detach",)])

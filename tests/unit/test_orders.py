@@ -207,6 +207,11 @@ def test_a_drill_that_machines_on_aws_may_not_make_is_no_scripts_fault():
     assert undrilled(driven, done) == (
         "the drill did not take place: on AWS, machines that drive their job have no right to take one"
     )
+    of_a_profile = replace(driven.resolved, aws=replace(driven.resolved.aws, instance_profile="nodes"))
+    profiled = replace(driven, unattended=None, resolved=of_a_profile)
+    assert undrilled(profiled, replace(done, nodes=(lived("spot"),))) == (
+        "the drill did not take place: the script came to its end too soon"
+    )
 
 
 @pytest.mark.parametrize(

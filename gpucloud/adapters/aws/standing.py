@@ -206,6 +206,11 @@ def find_base(aws: Aws, region: str) -> Found:
     return found | _role(aws, drill_role(region), "aws_iam_role.drill", {"drill": "aws_iam_role_policy.drill"})
 
 
+def has_drill_role(aws: Aws, region: str) -> bool:
+    """Whether the role stands there by which AWS takes a machine for a drill, whichever job had it made."""
+    return _if_there(aws, "iam", "get_role", RoleName=drill_role(region)) is not None
+
+
 def find_alert(aws: Aws, region: str, account: str) -> Found:
     """Return the region's budget alert, if there is one."""
     name = f"gpucloud-{region}"

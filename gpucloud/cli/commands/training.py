@@ -268,8 +268,9 @@ def _require_able(cloud: Gpucloud, read: Target, asked: Asked, lasting: timedelt
         raise UsageError(f"--unattended: {unable.why}", hint=unable.hint)
     # With `--detach`, a process here drives what machines cannot.
     leaves = (lasting is not None or asked.detach) and unable is None
-    if asked.drill and (why := undrillable(job, drives_itself=leaves)) is not None:
-        stays = undrillable(job, drives_itself=False) is None
+    has_role = asked.drill and cloud.has_drill_role(job)
+    if asked.drill and (why := undrillable(job, drives_itself=leaves, has_role=has_role)) is not None:
+        stays = undrillable(job, drives_itself=False, has_role=has_role) is None
         leaving = " --drill; Ctrl-C leaves the job to its machines after the drill"
         hint = leaving if stays else " --cloud local --drill rehearses it here"
         raise UsageError(f"--drill: {why}", hint=f"gpucloud train {read.file}{hint}")

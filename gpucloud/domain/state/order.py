@@ -162,13 +162,16 @@ def is_of_another_file(order: Order, job: Job, spec_sha256: str, *, is_there: bo
     return is_there or (order.spec_sha256 != spec_sha256 and order.resolved.run != job.run)
 
 
-def undrillable(job: Job, *, drives_itself: bool) -> str | None:
-    """Return why none of the job's machines can be taken for a drill; None if one can, and may come."""
+def undrillable(job: Job, *, drives_itself: bool, has_role: bool = False) -> str | None:
+    """Return why none of the job's machines can be taken for a drill; None if one can, and may come.
+
+    `has_role`: the role for it stands where the job goes, as an earlier job has had it made.
+    """
     if job.cloud is not Cloud.AWS:
         return None
     if not job.resources.market.allows(Market.SPOT):
         return f"{_SPOT_ALONE}, and `market: {job.resources.market.value}` has none"
-    own = next((name for name in ("subnets", "instance_profile") if getattr(job.aws, name)), None)
+    own = "subnets" if job.aws.subnets else "instance_profile" if job.aws.instance_profile and not has_role else None
     if own is not None:
         return f"AWS takes a machine by a role that gpucloud makes, and beside `aws: {{{own}: …}}` it makes none"
     return "on AWS, machines that drive their job have no right to take one" if drives_itself else None
@@ -182,7 +185,8 @@ def undrilled(order: Order, state: JobState) -> str | None:
     if not order.drill or state.drilled or state.exit_reason is not ExitReason.SUCCEEDED:
         return None
     drives_itself, aws = order.unattended is not None, order.resolved.cloud is Cloud.AWS
-    why = state.drill_refused or undrillable(order.resolved, drives_itself=drives_itself)
+    # For want of a role AWS itself refuses it, once it is asked.
+    why = state.drill_refused or undrillable(order.resolved, drives_itself=drives_itself, has_role=True)
     if why is None and aws and not any(interval.pool.market is Market.SPOT for interval in state.nodes):
         why = f"{_SPOT_ALONE}, and the job had none"
     return f"{UNDRILLED}: {why or _ended_too_soon(state)}"
