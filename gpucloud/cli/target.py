@@ -215,7 +215,7 @@ def reports_of_all(cloud: Gpucloud) -> tuple[list[JobReport], list[Unread]]:
 
 def deleted_words(name: str) -> str:
     """Return what to say of a known job that was deleted elsewhere, or by a command that was killed before its end."""
-    return f"it was deleted, and nothing of it is in its store any more: gpucloud rm {name} forgets it"
+    return f"it was deleted, or its store is away: it is not in it; gpucloud rm {name} forgets it and its machines' key"
 
 
 def _started_elsewhere(cloud: Gpucloud, read: Target) -> KnownJob | None:

@@ -42,12 +42,14 @@ class DirectoryStore:
     A write that must find nothing there needs no lock: a link does that. The others to one key are ordered by a lock,
     which few other keys share, since a writer that was stopped (SIGSTOP, Ctrl-Z, a frozen node) keeps what it holds;
     it is waited for 10 s. A version is the file's modification time, made to rise with every write, and its inode.
-    Store time is this machine's clock.
+    Store time is this machine's clock. A root that was there and is gone, as where it is mounted no more, is not made
+    anew: what is in it is away, and not deleted.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
         self.url = self.root.as_uri()
+        self._was_there = False
 
     def get(self, key: str) -> Stored | None:
         """Return the object, or None when there is none."""
@@ -59,7 +61,9 @@ class DirectoryStore:
                     is_small = about.st_size <= most_of(key)
                     data = file.read(about.st_size) if is_small else b""
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+                self._require_root()
                 return None
+        self._was_there = True
         now = datetime.now(timezone.utc)
         modified = datetime.fromtimestamp(about.st_mtime_ns / 1e9, timezone.utc)
         stored = Stored(data=data, version=_version(about), modified=modified, store_time=now)
@@ -94,6 +98,7 @@ class DirectoryStore:
             try:
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except (FileNotFoundError, NotADirectoryError):
+                self._require_root()
                 return False
             try:
                 return read_parts(descriptor, at, into)
@@ -106,6 +111,7 @@ class DirectoryStore:
         """Return every key that starts with `prefix`, sorted; TooMany for more than `LISTED_KEYS`."""
         folder = prefix.rpartition("/")[0]
         top = self._path(folder) if folder else self.root
+        self._require_root()
         with _explained("list", top):
             return within((path[len(str(self.root)) + 1 :] for path in files(str(top))), prefix)
 
@@ -131,6 +137,18 @@ class DirectoryStore:
         with _explained("list", self.root):
             return not self.root.is_dir() or next(self.root.iterdir(), None) is None
 
+    def _require_root(self) -> None:
+        """Remember that the root is there; StoreError where it was, and is not."""
+        was_there = self._was_there  # ahead of the look: another thread may make it between the two
+        if self.root.is_dir():
+            self._was_there = True
+        elif was_there:
+            raise StoreError(
+                f"{self.root}, the store's folder, is not there any more",
+                hint="mount it again, or put it back where it was",
+                may_pass=True,
+            )
+
     def _path(self, key: str) -> Path:
         return self.root / checked(key)
 
@@ -138,6 +156,7 @@ class DirectoryStore:
         self, key: str, pieces: Sequence[memoryview], mode: int, *, if_absent: bool, if_version: str | None
     ) -> tuple[str, Sums]:
         path = self._path(key)
+        self._require_root()
         beside = path.with_name(f"{RESERVED}{secrets.token_hex(8)}.tmp")
         with _explained("write", path):
             # What a killed writer leaves of a large object would fill the disk.

@@ -216,13 +216,17 @@ class Swept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweeper:
-    """Looks for strays of the jobs of one store in one cloud."""
+    """Looks for strays of the jobs of one store in one cloud.
+
+    What is of a job that is `known` here is none where the store has nothing of that: the store may be away.
+    """
 
     census: Census
     store: ObjectStore
     clock: Clock
     sightings: Sightings
     story: Callable[[str], None]
+    known: frozenset[str] = frozenset()
 
     def look(self) -> Swept:
         """List the cloud, then the states of the jobs that its things name; remember what was seen as a stray."""
@@ -278,7 +282,12 @@ class Sweeper:
         """A job whose state or order cannot be read may live: all that bears its name is left to `down`."""
         claimed: Claim | None = Claim(cluster=cluster, regions=None)
         try:
-            claimed = claim(cluster, self._state(cluster), regional=self.census.regional)
+            state, job = self._state(cluster), self._jobs(cluster).job
+            if state is None and job in self.known:
+                away = f"nothing of {job} is in {self.store.url}, and it is known here: is the store away?"
+                self.story(f"{away} What is there of {cluster} is left alone (gpucloud rm {job} forgets the job)")
+                return claimed
+            claimed = claim(cluster, state, regional=self.census.regional)
             if claimed is not None:
                 Orders(jobs=self._jobs(cluster), clock=self.clock).given()
         except StoreError as error:

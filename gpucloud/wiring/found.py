@@ -22,8 +22,7 @@ from gpucloud.domain.node.bootstrap.steps import MINIMUM_FREE_BYTES
 from gpucloud.domain.node.gate.report import GateOrder, GateWanted
 from gpucloud.domain.state.order import Refusal, ending_cloud
 from gpucloud.domain.state.state import JobState
-from gpucloud.ports import Census
-from gpucloud.store import ObjectStore, Stored, open_store
+from gpucloud.store import Stored, open_store
 from gpucloud.store.directory import DirectoryStore
 from gpucloud.system import smi
 from gpucloud.usecases.jobstore.jobstore import JobStore, job_names
@@ -128,7 +127,14 @@ def sweepers(
             urls = (store,) if store else (cloud.default_store(), *(one.store for one in jobs))
             stores = {kept.url: kept for kept in (open_store(url, profile=cloud.profile) for url in urls)}
             for kept in stores.values():
-                yield _sweeper(gpucloud, cloud.census(kept), kept, story)
+                yield Sweeper(
+                    census=cloud.census(kept),
+                    store=kept,
+                    clock=gpucloud.clock,
+                    sightings=SightingsFile(gpucloud.home.sightings),
+                    story=story,
+                    known=frozenset(one.name for one in known if one.store == kept.url),
+                )
 
 
 def swept_clouds(gpucloud: Gpucloud, clouds: tuple[CloudName, ...]) -> tuple[CloudName, ...]:
@@ -140,11 +146,6 @@ def swept_clouds(gpucloud: Gpucloud, clouds: tuple[CloudName, ...]) -> tuple[Clo
         )
     known = gpucloud.home.known()
     return clouds or tuple(one for one in _SWEPT if one is CloudName.LOCAL or _on(known, one))
-
-
-def _sweeper(gpucloud: Gpucloud, census: Census, store: ObjectStore, story: Callable[[str], None]) -> Sweeper:
-    sightings = SightingsFile(gpucloud.home.sightings)
-    return Sweeper(census=census, store=store, clock=gpucloud.clock, sightings=sightings, story=story)
 
 
 def _accounts(

@@ -69,6 +69,25 @@ HOLDS = """
 import os, signal, sys
 from gpucloud.store import directory
 place = directory._place
+def test_a_root_that_is_gone_is_away_and_is_not_made_anew(store, tmp_path):
+    assert (store.get("a"), store.list("")) == (None, ())  # before anything was written
+    store.put("a", b"1")
+    store.get("a")
+    moved = store.root.rename(tmp_path / "moved")
+    for call in (
+        lambda: store.get("a"),
+        lambda: store.list(""),
+        lambda: store.put("b", b"2"),
+        lambda: store.read_into("a", 0, memoryview(bytearray(1))),
+    ):
+        with pytest.raises(StoreError, match="the store's folder, is not there any more") as away:
+            call()
+        assert away.value.may_pass
+    assert not store.root.exists()
+    moved.rename(store.root)
+    assert store.get("a").data == b"1"
+
+
 def stop_in_the_middle(*words, **more):
     os.kill(os.getpid(), signal.SIGSTOP)
     return place(*words, **more)

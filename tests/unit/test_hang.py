@@ -116,7 +116,7 @@ def test_an_attempt_that_hung_is_followed_by_another_however_its_ranks_ended(out
 
 
 def test_what_is_taken_for_a_hang_is_told_once_and_again_when_it_is_longer():
-    told = "taken for a hang, and started again, from a checkpoint where it has one: "
+    told = "would be taken for a hang, and started again, from a checkpoint where it has one: "
     usual = ", or 5 times its usual step or 1.5 times its longest where that is longer"
     twice = ", or 10 times its usual step or 3 times its longest where that is longer"
     announcements = Announcements()
@@ -144,8 +144,8 @@ def test_of_a_script_of_which_no_step_is_read_nothing_is_taken_for_a_hang():
 
     assert news(phase="script", step_seconds=None) == []
     assert news(phase="output", step_seconds=0.5) == [
-        "taken for a hang, and started again, from a checkpoint where it has one: no other step in the output for"
-        " 10 min, or 5 times its usual step or 1.5 times its longest where that is longer"
+        "would be taken for a hang, and started again, from a checkpoint where it has one: no other step in the output"
+        " for 10 min, or 5 times its usual step or 1.5 times its longest where that is longer"
     ]
 
 

@@ -161,7 +161,8 @@ def test_a_job_that_was_deleted_elsewhere_is_told_and_fails_no_command_over_all_
     told = give(deleted_elsewhere, *words)
     assert (told.code, "unknown" in told.stdout, "not known" in told.stdout) == (0, False, False), told.stderr
     assert told.stderr == (
-        f"{JOB}: it was deleted, and nothing of it is in its store any more: gpucloud rm {JOB} forgets it\n"
+        f"{JOB}: it was deleted, or its store is away: it is not in it; gpucloud rm {JOB} forgets it and its"
+        " machines' key\n"
     )
 
 

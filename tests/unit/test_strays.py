@@ -303,3 +303,15 @@ def test_a_living_job_without_an_order_is_left_alone_and_said_with_what_ends_it(
     [line] = told
     assert "order.json is" in line
     assert line.endswith("what is there of gpucloud-digits is left alone (gpucloud down digits)")
+
+
+@pytest.mark.parametrize(("known", "found"), [(frozenset({"digits"}), 0), (frozenset({"other"}), 1)])
+def test_what_is_of_a_known_job_is_no_stray_where_its_store_has_nothing_of_it(known, found):
+    store, told = MemoryStore(JumpingClock(NOW)), []
+    store.url = "s3://jobs"
+    census = SimpleNamespace(account="123456789012", regional=False, things=lambda: (thing(),))
+    memory = SimpleNamespace(load=lambda _owner: {}, save=lambda _owner, _seen: None)
+    clock = JumpingClock(NOW)
+    sweeper = Sweeper(census=census, store=store, clock=clock, sightings=memory, story=told.append, known=known)
+    assert len(sweeper.look().strays) == found
+    assert [line.partition(",")[0] for line in told] == ["nothing of digits is in s3://jobs"][: 1 - found]

@@ -299,7 +299,9 @@ class Copier:
             landing.require_room(tuple(_arriving(name, file) for name, file in files.items()))
         path = next(iter(files.values())).path
         why = f"{self._host.node.id}: {path} changes while it is copied"
-        raise RemoteCommandFailed(why, hint="copy it when the job has ended")
+        raise RemoteCommandFailed(
+            why, hint="the same command again; what a script goes on writing comes home by `outputs:`"
+        )
 
     def _fetch_once(self, landing: Landing, files: dict[str, Remote]) -> tuple[dict[str, Remote], int]:
         """Return those that did not arrive as they were hashed, and the bytes that moved."""

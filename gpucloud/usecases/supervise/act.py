@@ -193,7 +193,10 @@ class Announcements:
 
 def hang_words(progress: Progress, attempts: tuple[Attempt, ...], limits: Limits) -> str:
     """Return what of a script that stands so is taken for a hang, what is done then, and why it has longer by now."""
-    told, times = "taken for a hang, and started again, from a checkpoint where it has one:", longer_by(attempts)
+    told, times = (
+        "would be taken for a hang, and started again, from a checkpoint where it has one:",
+        longer_by(attempts),
+    )
     least, usual, longest = limits.hang_at_least * times, f"{limits.hang_steps * times:g}", f"{AGAIN * times:g}"
     first = f"no first step within {format_span(start_limit(attempts, limits))}, then none"
     if progress.phase == OUTPUT:
