@@ -41,8 +41,16 @@ def test_a_crashed_writer_leaves_nothing_that_is_listed_or_read(store, tmp_path)
     assert store.get("a/key") is None
 
 
-@pytest.mark.parametrize(("number", "hint"), [(errno.ENOSPC, "free some space"), (errno.EACCES, "writable")])
-def test_a_full_or_forbidden_disk_is_explained_and_leaves_the_old_object(store, monkeypatch, number, hint):
+@pytest.mark.parametrize(
+    ("number", "hint", "may_pass"),
+    [
+        (errno.ENOSPC, "free some space", False),
+        (errno.EACCES, "writable", False),
+        (errno.EIO, "healthy", True),  # as while the server of the folder is away
+        (errno.ESTALE, "healthy", True),
+    ],
+)
+def test_a_disk_that_does_not_write_is_explained_and_leaves_the_old_object(store, monkeypatch, number, hint, may_pass):
     store.put("key", b"old")
 
     def refuse(descriptor):
@@ -53,6 +61,7 @@ def test_a_full_or_forbidden_disk_is_explained_and_leaves_the_old_object(store, 
         with pytest.raises(StoreError, match=os.strerror(number)) as raised:
             store.put("key", b"new")
     assert hint in raised.value.hint
+    assert raised.value.may_pass is may_pass
     assert store.get("key").data == b"old"
     assert sorted(path.name for path in store.root.iterdir()) == [".gpucloud-locks", "key"]
 
