@@ -13,7 +13,7 @@ from gpucloud.domain.market.policies import Choice, Mode, Reason
 from gpucloud.domain.node.status import OUTPUT
 from gpucloud.domain.offer import EfaLayout, Offer
 from gpucloud.domain.state.order import Until
-from gpucloud.domain.state.state import CheckpointRef, Shortfall, Successor, UsageInterval
+from gpucloud.domain.state.state import CheckpointRef, ExitReason, Shortfall, Successor, UsageInterval
 from gpucloud.domain.supervision.capacity import can_overlap
 from gpucloud.domain.supervision.deadline import capacity_choice, lesson
 from gpucloud.domain.supervision.snapshot import Goal, Limits, Readiness, Rules
@@ -280,6 +280,24 @@ def test_machines_on_demand_that_were_just_bought_are_not_left_before_they_work(
     bought = [up(name, pool=DEAR, readiness=Readiness.NO) for name in ("a", "b")[:nodes]]
     boots = world(*bought, group_size=2, of_state={"pool": DEAR})
     assert where(capacity_choice(replace(goal(hours(5)), nodes=2), boots, RULES)) == (Mode.ON_DEMAND, DEAR)
+
+
+@pytest.mark.parametrize("slack", [minutes(5), minutes(12), minutes(18), hours(3)])
+def test_machines_on_demand_that_were_bought_beside_are_kept_however_the_slack_turns(slack):
+    """A pace that is measured anew moves the slack over each of the nets: in turns bought, and given back unused."""
+    successor = Successor(pool=DEAR, cap_usd_per_hour=Decimal(1), at=NOW)
+    both = working(POOL, successor=successor)
+    nodes = (*both.nodes, up("b", pool=DEAR, readiness=Readiness.NO))
+    bought = replace(both, nodes=nodes, group=replace(both.group, nodes=tuple(n.node for n in nodes), size=2))
+    assert where(capacity_choice(goal(slack), bought, RULES)) == (Mode.ON_DEMAND, DEAR)
+    only_raised = replace(both, group=replace(both.group, size=2))
+    assert where(capacity_choice(goal(slack), only_raised, RULES)) == (Mode.ON_DEMAND, DEAR)
+    # Nor are they left when what worked beside them is interrupted, or for another pool that costs less by then.
+    over = replace(both.state.attempts[0], ended_at=NOW, reason=ExitReason.INTERRUPTED)
+    alone = replace(bought, state=replace(bought.state, attempts=(over,)))
+    cheaper = priced(replace(DEAR, zone="us-east-2c"), "0.9")
+    offered = replace(alone, candidates=(cheaper, *OFFERS))
+    assert where(capacity_choice(goal(slack), offered, RULES)) == (Mode.ON_DEMAND, DEAR)
 
 
 def test_machines_on_demand_that_were_only_asked_for_and_refused_hold_nothing(monkeypatch):

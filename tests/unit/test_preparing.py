@@ -108,6 +108,16 @@ def test_a_machine_that_is_tried_again_and_again_is_one_that_did_not_answer():
     assert (silences(written, "n0"), failures(written)) == (9, 0)
 
 
+def test_a_machine_that_was_given_back_while_it_was_prepared_did_not_fail():
+    """Its bill said that it could not be made ready, and two of them would have ended the job."""
+    given_back = lost(0, EndCause.CHOICE)
+    before = state(nodes=with_intervals((), (given_back, node("n1"))))
+    tries = [tried("n0", Prepared.FAILED, 0), tried("n1", Prepared.FAILED, 0)]
+    written = noted(before, tries, {"n0"})
+    assert [one.unprepared_at is None for one in written.nodes] == [True, False]
+    assert [one.node_id for one in written.failed_bootstraps] == ["n1"]
+
+
 def test_a_machine_that_answers_and_cannot_be_prepared_is_a_failure_at_once():
     assert failed(NodeError("no pip"), node("n0"), node("n1")) == 2
 

@@ -13,23 +13,33 @@ from gpucloud.domain.market.policies import Mode
 from gpucloud.domain.money.budget import PrepaidRule
 from gpucloud.domain.node.status import Outcome, Stop
 from gpucloud.domain.offer import Offer
-from gpucloud.domain.state.state import CapacityDecision, ExitReason, Shortfall, Successor, UsageInterval
+from gpucloud.domain.state.state import (
+    CapacityDecision,
+    ExitReason,
+    Interruption,
+    InterruptionKind,
+    Shortfall,
+    Successor,
+    UsageInterval,
+)
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import (
     Appoint,
     Arm,
+    BringHome,
     CloseAttempt,
     CoolDown,
     Dismiss,
     EndAttempt,
     Move,
     OpenAttempt,
+    Relieve,
     Resize,
     TakeOver,
     Wait,
 )
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.snapshot import CapacityChoice, Goal, Readiness, Rules
+from gpucloud.domain.supervision.snapshot import CapacityChoice, Goal, Homecoming, Limits, Readiness, Rules
 from tests.unit.worlds import LATER, NOW, OTHER_POOL, POOL, gone, opened, part, refusal, snapshot, state, up
 
 GOAL = Goal(nodes=2, budget_usd=Decimal(1), policy=Policy.UNIFORM)
@@ -247,12 +257,65 @@ def test_they_take_over_the_others_go_and_the_next_attempt_is_theirs():
 @pytest.mark.parametrize(
     ("nodes", "capacity_choice"),
     [
-        ((up("a"), up("b"), fresh("c")), WANTED),  # not all of them are there
+        ((up("a"), up("b"), fresh("c", OTHER.pool)), to(Mode.SPOT, OTHER)),  # not all of them are there
         ((up("a"), up("b"), fresh("c"), fresh("d")), to(Mode.IDLE)),
     ],
 )
 def test_else_they_are_given_back(nodes, capacity_choice):
-    assert decide(GOAL, between(*nodes, of_state=asked(), capacity_choice=capacity_choice), RULES) == Dismiss()
+    of_state = asked(nodes[2].node.pool)
+    assert decide(GOAL, between(*nodes, of_state=of_state, capacity_choice=capacity_choice), RULES) == Dismiss()
+
+
+def test_machines_on_demand_that_are_paid_take_over_though_some_are_still_to_come():
+    """The attempt was interrupted before they stood ready: to buy all of them again would cost their minimum twice."""
+    bought = fresh("c", readiness=Readiness.NO)
+    assert decide(GOAL, between(up("a"), up("b"), bought, of_state=asked()), RULES) == TakeOver()
+
+
+def test_results_come_home_before_their_machine_is_given_back_for_others():
+    """Rank 0 was at a healthy machine, and another one's notice ended its attempt."""
+    awaited = {"of_state": {"successor": None}, "homecoming": Homecoming.NO}
+    back = between(up("a"), up("b"), group_size=2, **awaited)
+    assert decide(GOAL, back, RULES) == BringHome()
+    coming = decide(GOAL, replace(back, homecoming=Homecoming.ON_THE_WAY), RULES)
+    assert isinstance(coming, Wait)
+    assert coming.why.startswith("waiting for the outputs while they come")
+    assert decide(GOAL, replace(back, homecoming=Homecoming.DONE), RULES) == Resize(size=0)
+    there = [up("a"), up("b"), fresh("c"), fresh("d")]
+    taken = between(*there, of_state={"pool": DEAR_POOL}, homecoming=Homecoming.NO)
+    assert decide(GOAL, taken, RULES) == BringHome()
+    assert decide(GOAL, replace(taken, homecoming=Homecoming.DONE), RULES) == Resize(size=2)
+
+
+def test_no_other_machine_is_asked_for_in_place_of_a_noticed_one_while_those_that_take_over_come():
+    noticed = up("b", part(), notice=True)
+    known = (Interruption(node_id="b", kind=InterruptionKind.NOTICE, attempt=1, noticed_at=NOW),)
+    plain = {"payable_with_another": LATER, "group_size": 4}
+
+    def step(**of_state):
+        held = works(POOL, WANTED, fresh("c"), fresh("d", readiness=Readiness.PREPARING), of_state=of_state, **plain)
+        nodes = tuple(noticed if n.node.id == "b" else n for n in held.nodes)
+        return decide(GOAL, replace(held, nodes=nodes), RULES)
+
+    assert step(interruptions=known) == Relieve(node_id="b")
+    assert not isinstance(step(interruptions=known, **asked()), Relieve)
+
+
+@pytest.mark.parametrize(("left", "moves"), [(25, False), (45, True)])
+def test_machines_that_stand_ready_do_not_take_over_where_that_takes_longer_than_there_is_time(left, moves):
+    """A handover takes half of a changeover of 30 s as long as none was seen; 20 s of work are left."""
+    limits = Limits(changeover=timedelta(seconds=30))
+    steps = {
+        "stepped_at": NOW - timedelta(seconds=50),
+        "total_steps": 40,
+        "last_step": 20,
+        "pace_s": 1.0,
+        "last_step_at": NOW,
+    }
+    attempt = opened("a", "b", **steps)
+    both = works(POOL, WANTED, fresh("c"), fresh("d"), of_state={**asked(), "attempts": (attempt,)})
+    goal = replace(GOAL, deadline_at=NOW + timedelta(seconds=left))
+    assert isinstance(decide(goal, both, Rules(limits=limits)), EndAttempt) is moves
 
 
 @pytest.mark.parametrize(

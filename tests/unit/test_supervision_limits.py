@@ -1067,7 +1067,7 @@ def test_results_of_a_driven_job_count_as_lost_until_they_are_in_its_store(fails
     home, _, world = unbrought(up("a"), fails=fails)
     home.services.on_machine = True
     waiting = replace(world.state, attempts=(replace(world.state.attempts[-1], missing_outputs=()),))
-    waiting = replace(waiting, status=JobStatus.WAITING, exit_reason=None, ended_at=None)
+    waiting = replace(waiting, status=JobStatus.WAITING, exit_reason=None, ended_at=None, drives_itself=True)
     lease = SimpleNamespace(state=waiting)
     lease.write = lambda new: setattr(lease, "state", new)
     drives = replace(GOAL, self_driving=True)

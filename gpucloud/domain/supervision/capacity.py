@@ -107,17 +107,19 @@ def no_start_fits(
 
 
 def shortest_start(state: JobState, limits: Limits) -> timedelta:
-    """Return the least that passes from a launch to a first step: as was seen, and no more than half of the guess.
+    """Return the least that passes from a launch to a first step: the shortest that was seen, else half of the guess.
 
-    A job is ended by this, so that nothing counts which a machine could say to make it longer.
+    A job is ended by this, so that nothing counts which a machine could say to make it longer than the guess; nor what
+    began on machines that had stood there.
     """
     launched = {interval.node_id: interval.launched_at for interval in state.nodes}
-    seen = [
-        attempt.stepped_at - max(launched[member.node_id] for member in attempt.members)
-        for attempt in state.attempts
-        if attempt.stepped_at is not None and all(member.node_id in launched for member in attempt.members)
-    ]
-    return min([limits.changeover / 2, *(span for span in seen if span > timedelta(0))])
+    seen, before = [], None
+    for attempt in state.attempts:
+        since = max((launched[m.node_id] for m in attempt.members if m.node_id in launched), default=None)
+        if since and attempt.stepped_at is not None and (before is None or since > before.started_at):
+            seen.append(attempt.stepped_at - since)
+        before = attempt
+    return min((span for span in seen if timedelta(0) < span <= limits.changeover), default=limits.changeover / 2)
 
 
 def has_enough(goal: Goal, snapshot: Snapshot) -> bool:

@@ -122,12 +122,14 @@ def _worthwhile(case: Situation) -> set[str]:
 
 
 def _is_bought(case: Situation) -> bool:
-    """Whether machines on demand were asked for that do not work yet; some of them may be missing."""
+    """Whether machines on demand were asked for that do not work yet, to take over too; some of them may be missing."""
     state, group = case.snapshot.state, case.snapshot.group
-    if state.attempt is not None or state.successor is not None or state.pool.market is not Market.ON_DEMAND:
+    pool = state.successor.pool if state.successor is not None else state.pool
+    if (state.attempt is not None and state.successor is None) or pool.market is not Market.ON_DEMAND:
         return False
-    asked = (group.exists and group.size > 0) or bool(group.counted)
-    return asked and not is_cooling(state, state.pool, case.snapshot.now)
+    asked = group.exists and group.size > (case.goal.nodes if state.successor is not None else 0)
+    held = any(node.pool == pool for node in group.counted)
+    return (asked or held) and not is_cooling(state, pool, case.snapshot.now)
 
 
 def _steadily(case: Situation, choice: Choice) -> Choice:
@@ -185,9 +187,10 @@ def _offer(case: Situation, choice: Choice) -> Offer | None:
 
 
 def _own(case: Situation, offers: list[Offer]) -> Offer | None:
-    """Return the offer of the pool that the job's machines are in: others would have to begin anew."""
-    has_some = case.snapshot.group.size > 0 or bool(case.snapshot.group.counted)
-    return next((o for o in offers if o.pool == case.snapshot.state.pool), None) if has_some else None
+    """Return the offer of the pool that takes over, or that the job's machines are in: others would begin anew."""
+    state, has_some = case.snapshot.state, case.snapshot.group.size > 0 or bool(case.snapshot.group.counted)
+    own = [state.successor.pool, state.pool] if state.successor is not None else [state.pool]
+    return next((o for pool in own for o in offers if o.pool == pool), None) if has_some else None
 
 
 def _shown(case: Situation, mode: Mode) -> Mode:
@@ -386,23 +389,22 @@ def price(offer: Offer) -> Decimal:
 
 def _holding(goal: Goal, snapshot: Snapshot, pace: Pace) -> Holding:
     """Return what the job has: machines that work, or enough of them that boot. Fewer are nothing yet."""
-    state, attempt = snapshot.state, snapshot.state.attempt
-    successor = state.successor
-    there = [node for node in _there(snapshot) if successor is None or node.node.pool != successor.pool]
-    held = len(there) if attempt is None else len(attempt.members)
-    if attempt is None and (held < goal.fewest(state.pool.market) or is_cooling(state, state.pool, snapshot.now)):
+    state, attempt, successor = snapshot.state, snapshot.state.attempt, snapshot.state.successor
+    comes = successor.pool if attempt is None and successor is not None else state.pool
+    pool = comes if comes.market is Market.ON_DEMAND else state.pool
+    there = [node for node in _there(snapshot) if node.node.pool == pool]
+    held = len(attempt.members) if attempt is not None else len(there)
+    if attempt is None and (held < goal.fewest(pool.market) or is_cooling(state, pool, snapshot.now)):
         return NOTHING
     launched = [node.node.launched_at for node in there] or [snapshot.now]
     works = attempt is not None and attempt.stepped_at is not None
     boot = _NO_TIME if works else _rest(pace.changeover, snapshot.now - max(launched))
-    if state.pool.market is Market.SPOT:
-        age = snapshot.now - min(launched)
-        zone = str(state.pool)
+    if pool.market is Market.SPOT:
         return Holding(
             mode=Mode.SPOT,
-            zone=zone,
+            zone=str(pool),
             boot_s=boot.total_seconds(),
-            spot_age_s=age.total_seconds(),
+            spot_age_s=(snapshot.now - min(launched)).total_seconds(),
             nodes=held if held < goal.nodes else 0,
         )
     if successor is None or successor.pool.market is not Market.SPOT:

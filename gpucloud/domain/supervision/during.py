@@ -392,7 +392,7 @@ def _order_for_the_rescheduled(attempt: Attempt, goal: Goal, snapshot: Snapshot,
     """Once it is decided it stays so, whatever the market does while the ranks save."""
     if attempt.ending_reason is ExitReason.RESCHEDULED:
         return EndAttempt(how=_how(attempt, snapshot, limits), reason=ExitReason.RESCHEDULED)
-    return order_to_move(attempt, goal, snapshot)
+    return order_to_move(attempt, goal, snapshot, limits)
 
 
 def _order_for_the_resized(attempt: Attempt, goal: Goal, snapshot: Snapshot, limits: Limits) -> EndAttempt | None:

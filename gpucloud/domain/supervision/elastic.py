@@ -113,6 +113,13 @@ def can_start(goal: Goal, snapshot: Snapshot) -> bool:
     return has_enough(goal, snapshot) and ready >= goal.fewest(snapshot.state.pool.market)
 
 
+def ranked(ready: list[str], snapshot: Snapshot) -> tuple[str, ...]:
+    """Nodes that were members before come first and keep their order, so that rank 0 moves as seldom as it can."""
+    last = snapshot.state.attempts[-1].members if snapshot.state.attempts else ()
+    order = {member.node_id: member.rank for member in last}
+    return tuple(sorted(ready, key=lambda node_id: (order.get(node_id, len(order)), node_id)))
+
+
 def _may_ask(snapshot: Snapshot, rules: Rules) -> bool:
     """Whether machines may be asked for: paid ones, well before the shut-off, of a pool that did not refuse lately."""
     pool, armed = snapshot.state.pool, snapshot.group.armed_until
@@ -185,6 +192,13 @@ def are_alike(snapshot: Snapshot) -> bool:
     return all(node.pool == snapshot.state.pool for node in snapshot.group.counted)
 
 
+def gives_back(action: Action | None, snapshot: Snapshot) -> bool:
+    """Whether machines go that the last attempt may have run on: all, or those that others took over from."""
+    if not isinstance(action, Resize) or action.size >= snapshot.group.size:
+        return False
+    return action.size == 0 or not are_alike(snapshot)
+
+
 def have_beside(attempt: Attempt, goal: Goal, snapshot: Snapshot, rules: Rules) -> Action | None:
     """Return what to do, while an attempt works, about the machines that are to take over from its own.
 
@@ -209,7 +223,7 @@ def have_beside(attempt: Attempt, goal: Goal, snapshot: Snapshot, rules: Rules) 
     return Resize(size=both) if lacks else None
 
 
-def order_to_move(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> EndAttempt | None:
+def order_to_move(attempt: Attempt, goal: Goal, snapshot: Snapshot, limits: Limits) -> EndAttempt | None:
     """Return the order to save and leave, when the machines that take over stand ready, or none can stand beside."""
     to = snapshot.capacity_choice
     if attempt.ending_reason is not None or to is None:
@@ -217,6 +231,8 @@ def order_to_move(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> EndAttemp
     successor, offer = snapshot.state.successor, appointed(snapshot)
     if successor is not None:
         ready = to.mode is not Mode.BOTH and offer is not None and offer.pool == successor.pool
+        if _takes_too_long(attempt, goal, snapshot, limits):
+            return None  # they stay for the case that what works is interrupted
         launched = [node.node.launched_at for node in snapshot.nodes if node.node.pool == successor.pool]
         if not ready or not stands_ready(goal, snapshot) or _awaits_a_save(attempt, goal, snapshot, max(launched)):
             return None
@@ -226,6 +242,14 @@ def order_to_move(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> EndAttemp
     return (
         None if spare or not _leaves(to, snapshot, offer) else _order(f"{to.mode.value}: {reasons(to, snapshot.now)}")
     )
+
+
+def _takes_too_long(attempt: Attempt, goal: Goal, snapshot: Snapshot, limits: Limits) -> bool:
+    """Whether what works would be done by the deadline, or nearer to it, if it is left alone."""
+    pace = pace_of(snapshot.state, goal.work, snapshot.now, limits, goal.nodes)
+    if goal.deadline_at is None or pace.left is None or attempt.stepped_at is None:
+        return False
+    return goal.deadline_at - snapshot.now - pace.left < pace.handover + unsaved(attempt, goal, snapshot)
 
 
 def _awaits_a_save(attempt: Attempt, goal: Goal, snapshot: Snapshot, since: datetime) -> bool:
@@ -243,9 +267,12 @@ def succeed(goal: Goal, snapshot: Snapshot) -> Action | None:
     successor = snapshot.state.successor
     if successor is None:
         return None
-    there = [node for node in snapshot.group.counted if node.pool == successor.pool]
-    wanted = snapshot.capacity_choice is None or snapshot.capacity_choice.mode is not Mode.IDLE
-    return TakeOver() if wanted and len(there) >= goal.nodes else Dismiss()
+    there = sum(node.pool == successor.pool for node in snapshot.group.counted)
+    to = snapshot.capacity_choice
+    if to is not None and to.offer is not None and to.offer.pool == successor.pool and there > 0:
+        is_bought = successor.pool.market is Market.ON_DEMAND  # the rest is asked for as for any other start
+        return TakeOver() if is_bought or there >= goal.nodes else Dismiss()
+    return TakeOver() if (to is None or to.mode is not Mode.IDLE) and there >= goal.nodes else Dismiss()
 
 
 def _begin(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
@@ -114,8 +114,8 @@ class BootstrapTry:
     how: Prepared
 
 
-def noted(state: JobState, tries: Iterable[BootstrapTry]) -> JobState:
-    """Return the state with the tries written down.
+def noted(state: JobState, tries: Iterable[BootstrapTry], given_back: Collection[str] = ()) -> JobState:
+    """Return the state with the tries written down; what failed on a machine that was given back failed for that.
 
     A machine that is ready for the first time shows that nothing is wrong with the job: what failed before it is
     forgotten. One that was ready before shows nothing of the kind: each new supervisor prepares it again.
@@ -125,6 +125,8 @@ def noted(state: JobState, tries: Iterable[BootstrapTry]) -> JobState:
         if one.how is Prepared.READY:
             first = interval is None or not interval.prepared
             state = replace(state, failed_bootstraps=() if first else state.failed_bootstraps)
+        elif one.node_id in given_back:
+            continue
         else:
             state = replace(state, failed_bootstraps=_with(state.failed_bootstraps, one))
         state = replace(state, nodes=tuple(_lived(interval, one) for interval in state.nodes))

@@ -43,7 +43,7 @@ from gpucloud.domain.supervision.capacity import (
     too_late_to_start,
 )
 from gpucloud.domain.supervision.during import during
-from gpucloud.domain.supervision.elastic import AWAITING, can_start, succeed, waits_until
+from gpucloud.domain.supervision.elastic import AWAITING, can_start, gives_back, ranked, succeed, waits_until
 from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, all_silent, is_usable, noticed_beside, some_leave
 from gpucloud.domain.supervision.quarantine import failed_setup, give_up_pool, note_bad, stop_buying, to_replace
 from gpucloud.domain.supervision.renewal import can_renew, homing_words, make_room, prepare, promise, renew, tell, unfit
@@ -193,9 +193,15 @@ def fruitless(attempts: tuple[Attempt, ...]) -> int:
 
 
 def _capacity(goal: Goal, snapshot: Snapshot, rules: Rules) -> Action | None:
-    """The shut-off is armed, and read back, before the level that starts machines is set."""
+    """Results of the last attempt are brought before the machines go that have them."""
     if goal.self_driving:
         return _own_capacity(goal, snapshot, rules)
+    action = _level(goal, snapshot, rules)
+    return (_results_first(snapshot, rules.limits) if gives_back(action, snapshot) else None) or action
+
+
+def _level(goal: Goal, snapshot: Snapshot, rules: Rules) -> Action | None:
+    """The shut-off is armed, and read back, before the level that starts machines is set."""
     group, payable = snapshot.group, promise(snapshot)
     elsewhere = succeed(goal, snapshot) or _elsewhere(goal, snapshot, rules.limits) or _bad_pool(snapshot, rules.limits)
     if elsewhere is not None:
@@ -295,7 +301,7 @@ def _start(goal: Goal, snapshot: Snapshot, limits: Limits) -> Action | None:
     paused = _pause(snapshot, limits)
     if paused is not None:
         return paused
-    opening = OpenAttempt(number=len(snapshot.state.attempts) + 1, node_ids=_ranked(ready, snapshot)[: goal.nodes])
+    opening = OpenAttempt(number=len(snapshot.state.attempts) + 1, node_ids=ranked(ready, snapshot)[: goal.nodes])
     return _inspect(opening, snapshot, limits) or opening
 
 
@@ -318,13 +324,6 @@ def _inspect(opening: OpenAttempt, snapshot: Snapshot, limits: Limits) -> Action
     one = last.in_use[0]
     until = format_moment(one.since + limits.in_use, snapshot.now)
     return Wait(why=f"{IN_USE} {until}: {one.node_id}: {in_one_line(one.why)}")
-
-
-def _ranked(ready: list[str], snapshot: Snapshot) -> tuple[str, ...]:
-    """Nodes that were members before come first and keep their order, so that rank 0 moves as seldom as it can."""
-    last = snapshot.state.attempts[-1].members if snapshot.state.attempts else ()
-    order = {member.node_id: member.rank for member in last}
-    return tuple(sorted(ready, key=lambda node_id: (order.get(node_id, len(order)), node_id)))
 
 
 # When a job needs nobody outside any more: its machines are there, paid, and have shown that they can drive it.

@@ -87,7 +87,10 @@ def make_room(goal: Goal, snapshot: Snapshot, prepaid_rule: PrepaidRule) -> Acti
         return Replace(node_ids=outstaying)
     relieved = sum(n.node.relieved for n in alive)
     known = {i.node_id for i in snapshot.state.interruptions}  # from when it was written down, its time is counted
-    noticed = [n.node.id for n in alive if n.node.id in known and not n.node.relieved and has_notice(n)]
+    taken_over = snapshot.state.successor is not None  # those that were asked for beside it come in its place
+    noticed = [
+        n.node.id for n in alive if n.node.id in known and not n.node.relieved and not taken_over and has_notice(n)
+    ]
     if noticed and relieved < goal.nodes and not goal.within_rights and _is_time_to_start(snapshot, prepaid_rule):
         lower = _lower(snapshot, snapshot.payable_with_another) if snapshot.payable_with_another is not None else None
         if lower is None or not goal.self_driving:

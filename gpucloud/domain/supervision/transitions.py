@@ -48,7 +48,7 @@ def record(snapshot: Snapshot) -> JobState:
     settled = len(snapshot.group.counted) >= snapshot.group.size and all(
         interval.pool == state.pool for interval in nodes if interval.ended_at is None
     )
-    pauses = snapshot.homecoming is not Homecoming.DONE  # its message is written before its results come
+    pauses = state.drives_itself and snapshot.homecoming is not Homecoming.DONE  # it is written before results come
     holds = pauses or state.status.ended or state.attempt is not None
     return replace(
         state,

@@ -110,7 +110,7 @@ class OutputsHome:
         rescue = self._rescue
         if rescue is not None and not rescue.work.done() and self._stands_still(rescue.attempt, rescue.node_id, now):
             self.give_up()  # neither an end nor a pass over all jobs waits for it any longer
-        if state.status.ended or (self.services.on_machine and state.attempt is None):  # that brings what would go
+        if state.status.ended or state.attempt is None:  # what would go is brought before
             return self._after_the_end(state, group)
         self._take_over(state, now)
         attempt = state.attempt

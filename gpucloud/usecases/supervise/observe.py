@@ -11,7 +11,7 @@ from gpucloud.domain.errors import GpucloudError, NodeError
 from gpucloud.domain.market.plan import affordable, fitting
 from gpucloud.domain.money.ledger import with_extras
 from gpucloud.domain.node.member import workers_per_node
-from gpucloud.domain.node.node import NO_GROUP, GroupView, Node, NodeState
+from gpucloud.domain.node.node import NO_GROUP, EndCause, GroupView, Node, NodeState
 from gpucloud.domain.node.status import Status
 from gpucloud.domain.offer import Offer
 from gpucloud.domain.state.order import Until
@@ -116,8 +116,9 @@ class Observer:
         """Return what is seen now; `goal` says what is worth a look."""
         now = self.services.clock.now()
         tries = tuple(self.bootstrapper.tries[self._noted :])
-        state = self.home.with_rescued(noted(state, tries))
         group = self._list_group(state)
+        given_back = {node.id for node in group.nodes if node.end_cause is EndCause.CHOICE}
+        state = self.home.with_rescued(noted(state, tries, given_back))
         self.bootstrapper.see(group)
         self._ask(group, state, now)
         nodes = tuple(self._node(node, state, now) for node in group.nodes)
