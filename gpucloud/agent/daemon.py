@@ -354,9 +354,12 @@ class Agent:
         return self._running.folder.saving() or self._saving_before if self._running else None
 
     def _leaves(self, prepaid: Prepaid, running: RunningAttempt) -> tuple[float, float]:
-        """Return how long before its paid time ends what runs leaves, now and at the most; 0 where nothing is asked."""
+        """Return how long before its paid time ends what runs leaves, now and at the most; 0 where it trains to the end.
+
+        Where nothing is saved and outputs are to come home, its supervisor ends it as early.
+        """
         told = self._attempt.shown if self._attempt is not None else None
-        if told is not None and told.phase == OUTPUT and not running.saves_alone:
+        if told is not None and told.phase == OUTPUT and not running.leaves_early:
             return 0.0, 0.0
         saving = self._saving()
         at_most = saving.most_ahead if saving is not None else LEAVES_AHEAD

@@ -184,13 +184,15 @@ def test_an_attempt_that_has_not_saved_leaves_at_the_last_fifth_of_its_time_and_
     assert told_by(bench) == (11, 11)
 
 
-@pytest.mark.parametrize(("saves_alone", "told"), [(False, (0, 0)), (True, (24, 60))])
-def test_a_script_that_only_prints_its_steps_hears_nothing_and_does_not_leave(bench, monkeypatch, saves_alone, told):
+@pytest.mark.parametrize(("leaves_early", "told"), [(False, (0, 0)), (True, (24, 60))])
+def test_a_script_that_prints_its_steps_alone_leaves_early_for_its_saves_or_outputs(
+    bench, monkeypatch, leaves_early, told
+):
     readings = Readings(
         step=3, first_step=1, total_steps=9, loss=None, step_seconds=1.0, longest_s=None, age_s=0.0, values=()
     )
     printed = replace(Running.advance(None, None), readings=readings)
     monkeypatch.setattr(Running, "advance", lambda *_: printed)
-    monkeypatch.setattr(Running, "saves_alone", saves_alone, raising=False)
+    monkeypatch.setattr(Running, "leaves_early", leaves_early, raising=False)
     bench.told(0, 120, launch=True)
     assert told_by(bench) == told

@@ -39,7 +39,7 @@ class RunningAttempt:
         """Make the folder and start the launcher; FileExistsError when the attempt was begun before."""
         folder.create()
         self.folder = folder
-        self.saves_alone = bool(launch.wrapper)
+        self.leaves_early = bool(launch.wrapper) or launch.outputs
         self._ranks = tuple(int(rank) for rank in dict(launch.env).get(GPUCLOUD_RANKS, "").split())
         self._exit_code: int | None = None
         self._killing = False

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from gpucloud.cli.render.words import folded, pool_json, usd
-from gpucloud.domain.checkpoint.protection import COMES_HOME, NOTHING_COMES_HOME, Protection
+from gpucloud.domain.checkpoint.protection import COMES_HOME, ENDED_FOR_OUTPUTS, NOTHING_COMES_HOME, Protection
 from gpucloud.domain.job.quantities import format_span, format_usd
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.market.catalog import aged
@@ -41,7 +41,9 @@ def saved_rows(protection: Protection) -> dict[str, str]:
         rows["results"] = f"NOTHING comes home: {NOTHING_COMES_HOME}"
     elif protection.outputs:
         comes = "comes" if len(protection.outputs) == 1 else "come"
-        rows["results"] = f"{', '.join(protection.outputs)} {comes} home {COMES_HOME}"
+        rows["results"] = (
+            f"{', '.join(protection.outputs)} {comes} home {COMES_HOME}{ENDED_FOR_OUTPUTS.get(protection.saving, '')}"
+        )
     return rows
 
 

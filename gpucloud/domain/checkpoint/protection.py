@@ -68,6 +68,16 @@ COMES_HOME = (
 )
 """Of outputs."""
 
+_AT_ONCE = (
+    "; it saves nothing, and is ended in time for that: at once at a notice, and up to 1 min before the budget ends"
+)
+_HALFWAY = (
+    "; if it does not use gpucloud.resume, it is ended in time for that: halfway through a notice,"
+    " and up to 30 s before the budget ends"
+)
+ENDED_FOR_OUTPUTS = {**dict.fromkeys(NEVER, _AT_ONCE), Saving.UNKNOWN: _HALFWAY}
+"""When a script is ended that would go on until its machine goes, and its outputs with it."""
+
 NOTHING_COMES_HOME = "what the script writes goes with its machines; name it in `outputs:`"
 
 REMEDY = (

@@ -97,7 +97,7 @@ def make_plan(  # noqa: PLR0913  each is a part of the question
     """Return the plan for the job: the cheapest offer that does what it asks and that the budget can start.
 
     A run that goes on in its `pool` asks for no other machines first, where these still do what it asks. What never
-    `saves` is not asked to, and trains until its machines end.
+    `saves` is not asked to, and trains until its machines end, or its outputs are to come home.
 
     Raises PlanRefused, naming what must change, or BudgetTooSmall where it is what was spent that leaves too little.
     """
@@ -125,7 +125,7 @@ def make_plan(  # noqa: PLR0913  each is a part of the question
             usd_per_hour=usd_per_hour,
             cap_usd_per_hour=cap_usd_per_hour,
             prepaid_rule=prepaid_rule,
-            saves=saves,
+            saves=saves or bool(job.outputs),
         )
 
     def trains(usd_per_hour: Decimal, cap_usd_per_hour: Decimal) -> timedelta:

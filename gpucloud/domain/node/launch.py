@@ -80,6 +80,7 @@ def launch_of(
         metrics=job.metrics,
         passed=tuple(name for name, _ in _additions(job).variables),
         sharing=sharing(job, len(places)),
+        outputs=bool(job.outputs),
     )
 
 

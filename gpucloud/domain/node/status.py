@@ -52,7 +52,8 @@ class Launch:
     The values of the `hidden` variables are shown nowhere. With `container`, `argv` runs in one. `wrapper` are words
     before it all: the process that keeps the directory of a script that saves by itself, and starts the rest.
     `passed` are variables that it may set, for a container to be handed them too. `sharing` is how many processes share
-    the node's CPUs, 0 where one has them all.
+    the node's CPUs, 0 where one has them all. `outputs`: what its script writes is to come home before the node goes,
+    whether or not it saves.
     """
 
     attempt: int
@@ -67,6 +68,7 @@ class Launch:
     """Patterns of numbers that the script prints, by name."""
     passed: tuple[str, ...] = ()
     sharing: int = 0
+    outputs: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -359,11 +359,16 @@ def _made(attempts: tuple[Attempt, ...]) -> int:
     return max((attempt.last_step or 0 for attempt in attempts), default=0)
 
 
-def is_mute(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> bool:
-    """Whether a script saves nothing and would not hear that it should: its own word counts more than its code."""
+def is_deaf(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> bool:
+    """Whether nothing shows that a script would hear that it should save: neither the library nor a wrapper has it."""
     progress = progress_of(attempt, snapshot)
     silent = attempt.first_step is None and progress is None
-    return goal.saves_nothing and (silent or (progress is not None and progress.phase == OUTPUT))
+    return not goal.saves_alone and (silent or (progress is not None and progress.phase == OUTPUT))
+
+
+def is_mute(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> bool:
+    """Whether a script saves nothing and would not hear that it should: its own word counts more than its code."""
+    return goal.saves_nothing and is_deaf(attempt, goal, snapshot)
 
 
 def unsaved(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> timedelta:

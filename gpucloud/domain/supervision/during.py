@@ -356,11 +356,9 @@ def _replace_undying(attempt: Attempt, snapshot: Snapshot, limits: Limits) -> Re
 
 
 def _order_for_the_user(attempt: Attempt, goal: Goal, snapshot: Snapshot, limits: Limits) -> EndAttempt | None:
-    """A script that saves nothing is asked for nothing: it would not hear that, and go on until it is killed."""
     if snapshot.wanted_end is None:
         return None
-    how = Stop.KILL if is_mute(attempt, goal, snapshot) else _how(attempt, snapshot, limits)
-    return EndAttempt(how=how, reason=snapshot.wanted_end)
+    return EndAttempt(how=_how_where_it_may_save(attempt, goal, snapshot, limits), reason=snapshot.wanted_end)
 
 
 def _order_for_the_budget(attempt: Attempt, goal: Goal, snapshot: Snapshot, limits: Limits) -> EndAttempt | None:
@@ -377,7 +375,7 @@ def _order_for_the_budget(attempt: Attempt, goal: Goal, snapshot: Snapshot, limi
     )
     if not (spent or attempt.ending_reason is ExitReason.BUDGET):
         return None
-    return EndAttempt(how=_how(attempt, snapshot, limits), reason=ExitReason.BUDGET)
+    return EndAttempt(how=_how_where_it_may_save(attempt, goal, snapshot, limits), reason=ExitReason.BUDGET)
 
 
 def _order_for_the_idle(attempt: Attempt, goal: Goal, snapshot: Snapshot, limits: Limits) -> EndAttempt | None:
@@ -406,6 +404,11 @@ def _how(attempt: Attempt, snapshot: Snapshot, limits: Limits) -> Stop:
     """Saving first; what does not listen is killed."""
     waited = snapshot.now - attempt.ending_at if attempt.ending_at else timedelta(0)
     return Stop.KILL if waited >= limits.leave else Stop.SAVE
+
+
+def _how_where_it_may_save(attempt: Attempt, goal: Goal, snapshot: Snapshot, limits: Limits) -> Stop:
+    """A script that saves nothing is asked for nothing: it would not hear that, and go on until it is killed."""
+    return Stop.KILL if is_mute(attempt, goal, snapshot) else _how(attempt, snapshot, limits)
 
 
 def _is_overdue(attempt: Attempt, snapshot: Snapshot, limits: Limits) -> bool:

@@ -8,7 +8,7 @@ from gpucloud.domain.job.quantities import format_moment, format_span, span_of
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.money.budget import PrepaidRule, may_launch, sooner
 from gpucloud.domain.node.node import NodeState
-from gpucloud.domain.node.status import LEAVES_SHARE, SAVES, Stop
+from gpucloud.domain.node.status import LEAVES_AHEAD, LEAVES_SHARE, SAVES, Stop
 from gpucloud.domain.offer import Pool
 from gpucloud.domain.state.state import Attempt, ExitReason, InterruptionKind, JobState
 from gpucloud.domain.supervision.action import (
@@ -20,15 +20,18 @@ from gpucloud.domain.supervision.action import (
     Replace,
     Tell,
 )
-from gpucloud.domain.supervision.capacity import is_mute
+from gpucloud.domain.supervision.capacity import is_deaf, is_mute
 from gpucloud.domain.supervision.membership import (
     TAKEN_WITHIN,
     all_silent,
     has_notice,
+    interrupted_at,
     is_gone,
     is_out_of_reach,
     members_of,
     progress_of,
+    some_leave,
+    time_left,
     warned_until,
 )
 from gpucloud.domain.supervision.quarantine import is_in_doubt
@@ -156,23 +159,72 @@ def _for_the_end(until: datetime, payable: datetime, snapshot: Snapshot, limits:
     return Arm(until=wanted)
 
 
+# What an attempt wrote comes home from rank 0's machine, and needs some of the time that is left to it.
+
+
+_UNHEARD = "what the script wrote needs the time that is left, and it did not leave"
+_SAVES_NOTHING = "its script saves nothing, and what it wrote needs the time that is left"
+
+
 def for_results(attempt: Attempt, goal: Goal, snapshot: Snapshot, rules: Rules) -> EndAttempt | None:
+    """End the attempt in time for its outputs to come home, where its script would train until its machines go."""
+    if not goal.has_outputs:
+        return None
+    by_time = _before_its_time_ends if goal.self_driving else _before_the_budget_ends
+    return _before_the_interruption(attempt, goal, snapshot) or by_time(attempt, goal, snapshot, rules)
+
+
+def _before_the_interruption(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> EndAttempt | None:
+    noticed = (i for i in snapshot.state.interruptions if i.attempt == attempt.number)
+    heard = {i.node_id: i.noticed_at for i in noticed if i.kind is InterruptionKind.NOTICE}
+    for node in members_of(attempt, snapshot):
+        until = interrupted_at(node, snapshot) if node is not None and node.node.id in heard else None
+        if node is not None and until is not None and not is_gone(node):
+            span = until - heard[node.node.id]
+            return _end_of_the_deaf(attempt, goal, snapshot, until - span / 2, ExitReason.INTERRUPTED)
+    return None
+
+
+def _before_the_budget_ends(attempt: Attempt, goal: Goal, snapshot: Snapshot, rules: Rules) -> EndAttempt | None:
+    """As long before its paid time ends as a script that saves is asked to, which its own agent sees to."""
+    until, rule = snapshot.group.armed_until, rules.prepaid_rule
+    ahead = min(_leaves(attempt, snapshot), LEAVES_AHEAD)
+    if until is None or until - snapshot.now >= ahead:
+        return None
+    goes_on = renew(goal, snapshot, rule, rules.limits) is not None or worth_a_start(snapshot, rule)
+    if goes_on or some_leave(snapshot):
+        return None
+    return _end_of_the_deaf(attempt, goal, snapshot, until - ahead / 2, ExitReason.BUDGET)
+
+
+def _end_of_the_deaf(
+    attempt: Attempt, goal: Goal, snapshot: Snapshot, half: datetime, reason: ExitReason
+) -> EndAttempt | None:
+    """Kill what saves nothing at once, unless it will be done by `half` of the time; then all that was not heard."""
+    if not is_deaf(attempt, goal, snapshot):
+        return None
+    mute, left = is_mute(attempt, goal, snapshot), time_left(snapshot)
+    if snapshot.now < half and (not mute or (left is not None and snapshot.now + left <= half)):
+        return None
+    return EndAttempt(how=Stop.KILL, reason=reason, message=_SAVES_NOTHING if mute else _UNHEARD)
+
+
+def _before_its_time_ends(attempt: Attempt, goal: Goal, snapshot: Snapshot, rules: Rules) -> EndAttempt | None:
     """Nobody prolongs the time of machines that drive their job: what they wrote needs some of it to reach the store.
 
     So the attempt ends that much before it would for its last save alone. Who does not hear of that by the time that
     the results need is killed, but no script whose save is under way; one that saves by itself is ended by its wrapper.
     """
     until = snapshot.group.armed_until
-    if not (goal.self_driving and goal.has_outputs) or until is None:
+    if until is None:
         return None
-    told = (node.status.leaves_s for node in members_of(attempt, snapshot) if node is not None and node.status)
-    leaves = span_of(max((seconds for seconds in told if seconds is not None), default=0.0))
     rule, mute = rules.prepaid_rule, is_mute(attempt, goal, snapshot)
-    ahead = min(rules.limits.results + (timedelta(0) if mute else leaves), LEAVES_SHARE * rule.horizon, rule.least)
+    leaves = timedelta(0) if mute else _leaves(attempt, snapshot)
+    ahead = min(rules.limits.results + leaves, LEAVES_SHARE * rule.horizon, rule.least)
     if until - snapshot.now >= ahead:
         return None
     if mute:
-        return EndAttempt(how=Stop.KILL, reason=ExitReason.INTERRUPTED)
+        return _end_of_the_deaf(attempt, goal, snapshot, until - ahead / 2, ExitReason.INTERRUPTED)
     limit = max(ahead - rules.limits.results, min(rules.limits.save, ahead / 2))
     progress, asked_at = progress_of(attempt, snapshot), attempt.ending_at
     saves = goal.saves_alone or (progress is not None and progress.phase == SAVES)
@@ -181,7 +233,10 @@ def for_results(attempt: Attempt, goal: Goal, snapshot: Snapshot, rules: Rules) 
     return EndAttempt(how=Stop.KILL, reason=ExitReason.INTERRUPTED, message=f"{_UNHEARD} in {format_span(limit)}")
 
 
-_UNHEARD = "what the script wrote needs the time that is left, and it did not leave"
+def _leaves(attempt: Attempt, snapshot: Snapshot) -> timedelta:
+    """Return how long before its paid time ends the attempt leaves, as its agents tell."""
+    told = (node.status.leaves_s for node in members_of(attempt, snapshot) if node is not None and node.status)
+    return span_of(max((seconds for seconds in told if seconds is not None), default=0.0))
 
 
 def homing_words(snapshot: Snapshot, limits: Limits) -> str:
