@@ -43,6 +43,13 @@ class Prices:
     rule: PrepaidRule
     saving: Saving | None = None
     saves: bool = True
+    outputs: bool = False
+    """Whether what it writes is to come home: of a script that does not save, its supervisor ends it for that."""
+
+    @property
+    def leaves_early(self):
+        """Whether it does not train to the end of its paid time."""
+        return self.saves or self.outputs
 
     @property
     def late(self):
@@ -58,7 +65,7 @@ class Machines:
         self.prices, self.begins = prices, NOW + boot
         self.at = NOW
         self.ids = tuple("abcdefgh"[: prices.nodes])
-        self.members = tuple(up(one, part(step=1), launched_at=NOW) for one in self.ids)
+        self.members = tuple(up(one, part(step=1 if prices.saves else None), launched_at=NOW) for one in self.ids)
         self.armed = self._payable(launched=False)
         self.told, self.ends = [], False
 
@@ -85,8 +92,8 @@ class Machines:
             gain=prices.rule.least_gain,
             as_of=self.at,
             off_at=self.armed,
-            leaves=leaves if prices.saves else timedelta(0),
-            leaves_at_most=most if prices.saves else timedelta(0),
+            leaves=leaves if prices.leaves_early else timedelta(0),
+            leaves_at_most=most if prices.leaves_early else timedelta(0),
         ).for_job_of(timedelta(days=1000))
 
     def _is_over(self):
@@ -99,8 +106,9 @@ class Machines:
         rules = Rules(prepaid_rule=self.prices.rule)
         attempt = replace(opened(*self.ids), started_at=self.begins)
         runs = self.at >= self.begins
+        leaves = self.spend().leaves.total_seconds()
         seen = snapshot(
-            *self.members,
+            *(replace(one, status=replace(one.status, leaves_s=leaves)) for one in self.members),
             group_size=self.prices.nodes,
             armed=self.armed,
             now=self.at,
@@ -109,7 +117,8 @@ class Machines:
             payable_with_another=None,
             lasts_until=self._payable(rule=replace(self.prices.rule, least=timedelta(0))),
         )
-        wanted = goal(nodes=self.prices.nodes)
+        mute, outputs = not self.prices.saves, self.prices.outputs
+        wanted = goal(nodes=self.prices.nodes, saves_nothing=mute, has_outputs=outputs)
         action = decide(wanted, seen, rules) if runs else renew(wanted, seen, rules.prepaid_rule, rules.limits)
         self.ends = isinstance(action, EndAttempt) and action.reason is ExitReason.BUDGET
         if isinstance(action, Arm):
@@ -146,8 +155,9 @@ def jobs(draw):
     nodes, rule = draw(st.integers(1, 4)), draw(st.sampled_from((PrepaidRule(), AWS)))
     paid = rule.start + rule.least + timedelta(minutes=draw(st.integers(0, 15)))
     budget = usd_for(cap * nodes, paid) + reserve_usd(nodes, cap, rule) + Decimal("0.00000002")
-    saving = draw(st.sampled_from((None, None, saves_of(0.2), saves_of(30))))
-    return Prices(nodes, usd, cap, budget, rule, saving, draw(st.sampled_from((True, True, True, False))))
+    saves, outputs = draw(st.sampled_from(((True, False), (True, True), (False, False), (False, True))))
+    saving = draw(st.sampled_from((None, None, saves_of(0.2), saves_of(30)))) if saves else None
+    return Prices(nodes, usd, cap, budget, rule, saving, saves, outputs)
 
 
 @settings(max_examples=20, deadline=None)
@@ -166,7 +176,9 @@ def test_a_job_is_asked_to_save_when_every_pass_said_that_its_budget_ends(prices
 @given(prices=jobs())
 def test_a_job_trains_for_as_long_as_its_plan_says(prices):
     prices = replace(prices, saving=None)
-    wanted = job(budget_usd=prices.budget_usd, resources=Resources(nodes=prices.nodes, market=MarketPolicy.ON_DEMAND))
+    resources = Resources(nodes=prices.nodes, market=MarketPolicy.ON_DEMAND)
+    outputs = ("results/",) if prices.outputs else ()
+    wanted = job(budget_usd=prices.budget_usd, resources=resources, outputs=outputs)
     one = offer(prices.usd_per_hour, prices.cap_usd_per_hour)
     plan = make_plan(wanted, (one,), NOW, prices.rule, saves=prices.saves)
 

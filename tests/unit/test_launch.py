@@ -353,6 +353,11 @@ def test_only_processes_that_share_a_nodes_cpus_are_held_to_a_part_of_them(run, 
     assert "OMP_NUM_THREADS" not in dict(first.env)
 
 
+@pytest.mark.parametrize(("outputs", "told"), [((), False), (("results/",), True)])
+def test_a_node_is_told_whether_what_its_script_writes_is_to_come_home(outputs, told):
+    assert [launch.outputs for launch in two(outputs=outputs)] == [told, told]
+
+
 def test_threads_are_the_cpus_of_a_process_and_never_none():
     assert threads_of(8, 192) == {"OMP_NUM_THREADS": "24"}
     assert threads_of(8, 2) == {"OMP_NUM_THREADS": "1"}
