@@ -354,7 +354,7 @@ class Agent:
         return self._running.folder.saving() or self._saving_before if self._running else None
 
     def _leaves(self, prepaid: Prepaid, running: RunningAttempt) -> tuple[float, float]:
-        """Return how long before its paid time ends what runs leaves, now and at the most; 0 where it trains to the end.
+        """Return how long before its paid time ends what runs leaves, now and at the most; 0 where it trains on.
 
         Where nothing is saved and outputs are to come home, its supervisor ends it as early.
         """

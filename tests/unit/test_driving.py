@@ -162,7 +162,7 @@ def test_a_script_with_results_is_asked_earlier_where_nobody_prolongs_the_time()
     assert (wanted(139), wanted(140)) == (asked, Wait(why="running"))
     assert (wanted(119, leaves_s=None), wanted(121, leaves_s=None)) == (asked, Wait(why="running"))
     mute = replace(writes, saves_nothing=True)  # it would not hear that it is to leave
-    why = "its script saves nothing, and what it wrote needs the time that is left"
+    why = "its script saves nothing, and is ended in time for its outputs to come home"
     ends = EndAttempt(how=Stop.KILL, reason=ExitReason.INTERRUPTED, message=why)
     assert (wanted(119, mute), wanted(121, mute)) == (ends, Wait(why="running"))
     assert wanted(139, replace(writes, has_outputs=False)) == Wait(why="running")

@@ -84,7 +84,7 @@ def test_a_supervisor_waits_for_the_upload_of_a_script_that_saves_by_itself():
 
 MUTE = goal(nodes=2, has_outputs=True, saves_nothing=True)
 UNKNOWN = replace(MUTE, saves_nothing=False)
-SAVES_NOTHING = "its script saves nothing, and what it wrote needs the time that is left"
+SAVES_NOTHING = "its script saves nothing, and is ended in time for its outputs to come home"
 UNHEARD = "what the script wrote needs the time that is left, and it did not leave"
 GOES_ON = Wait(why="running")
 

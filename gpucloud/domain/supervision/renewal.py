@@ -163,7 +163,7 @@ def _for_the_end(until: datetime, payable: datetime, snapshot: Snapshot, limits:
 
 
 _UNHEARD = "what the script wrote needs the time that is left, and it did not leave"
-_SAVES_NOTHING = "its script saves nothing, and what it wrote needs the time that is left"
+_SAVES_NOTHING = "its script saves nothing, and is ended in time for its outputs to come home"
 
 
 def for_results(attempt: Attempt, goal: Goal, snapshot: Snapshot, rules: Rules) -> EndAttempt | None:
