@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from datetime import timedelta
 
@@ -10,8 +11,9 @@ import pytest
 from gpucloud.agent.attempt.running import OutputNumbers
 from gpucloud.cli.render.use import printed_words, step_words
 from gpucloud.domain.checkpoint.manifest import Counts
+from gpucloud.domain.codec import from_json, to_json
 from gpucloud.domain.node.numbers import LONGEST_LINE, Printed, compiled, last_number, lines_of
-from gpucloud.domain.node.status import OUTPUT, UNTOLD, AttemptStatus, Readings, RunState
+from gpucloud.domain.node.status import OUTPUT, UNTOLD, AttemptStatus, Readings, RunState, is_possible_part
 from gpucloud.domain.state.state import CheckpointRef
 from gpucloud.domain.supervision.membership import hung
 from gpucloud.domain.supervision.snapshot import Limits
@@ -69,7 +71,8 @@ def test_lines_are_whole_and_without_colours_and_a_bar_is_one_at_each_return():
         (r"iter (\d+)", ("iter 1", "iter 20", "done"), 20.0),
         (r"loss ([0-9.e+-]+)", ("loss 3.2e-4",), 3.2e-4),
         (r"tokens ([0-9,]+)", ("tokens 1,234,567",), 1_234_567.0),
-        (r"loss (\S+)", ("loss 2.5", "loss nan", "loss what"), 2.5),
+        (r"loss (\S+)", ("loss 2.5", "loss -inf", "loss what"), -math.inf),
+        (r"loss (\S+)", ("loss 2.5", "loss 1e301"), 2.5),
         (r"loss (\S+)", ("no number",), None),
         (r"(?:a|(\d))", ("a",), None),
     ],
@@ -131,6 +134,22 @@ def test_output_is_read_on_from_where_the_last_look_stopped(tmp_path):
     with log.open("a") as file:
         file.write("iter 3\n" + "noise\n" * 20_000 + "iter 4\n")
     assert look(numbers, tmp_path, 3.0).step == 4
+
+
+def test_a_loss_that_is_no_number_any_more_is_shown_as_one_of_gpucloud_resume_is(tmp_path):
+    patterns = (("step", r"iter (\w+)"), ("loss", r"loss ([0-9.a-z]+)"), ("norm", r"norm (\S+)"))
+    numbers, log = OutputNumbers(tmp_path, patterns), tmp_path / "rank-0.log"
+    log.write_text("iter 10 loss 2.5 norm 1.5\niter 20 loss nan norm inf\n")
+    read = look(numbers, tmp_path, 1.0)
+    assert (read.step, math.isnan(read.loss), read.values) == (20, True, (("norm", math.inf),))
+    assert printed_words((("loss", read.loss), *read.values)) == ["loss nan", "norm inf"]
+    part = told(loss=read.loss, values=read.values, step=read.step)
+    assert is_possible_part(part)
+    again = from_json(AttemptStatus, to_json(part))
+    assert [(name, str(value)) for name, value in again.numbers] == [("step", "20.0"), ("loss", "nan"), ("norm", "inf")]
+    with log.open("a") as file:
+        file.write("iter nan loss 3\n")
+    assert look(numbers, tmp_path, 2.0).step == 20
 
 
 def test_a_pattern_that_takes_too_long_over_a_line_is_given_up_and_the_others_stay(tmp_path):

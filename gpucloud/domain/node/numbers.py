@@ -69,7 +69,7 @@ def lines_of(text: str) -> tuple[tuple[str, ...], str]:
 
 
 def last_number(pattern: re.Pattern[str], lines: Sequence[str]) -> float | None:
-    """Return what the last line says that the pattern finds a number in; None where there is none."""
+    """Return what the last line with a number for the pattern says, `nan` too; None where there is none."""
     numbers = (_number(match[1]) for line in reversed(lines) if (match := pattern.search(line)))
     return next((number for number in numbers if number is not None), None)
 
@@ -79,7 +79,7 @@ def _number(text: str | None) -> float | None:
         number = float((text or "").replace(",", ""))
     except ValueError:
         return None
-    return number if math.isfinite(number) and abs(number) <= _LARGEST else None
+    return number if not math.isfinite(number) or abs(number) <= _LARGEST else None
 
 
 class Printed:
@@ -97,6 +97,8 @@ class Printed:
 
         Ranks that print the same are not all at one step: each number is taken from the rank that printed it first.
         """
+        impossible = {name for name in (STEP, TOTAL_STEPS) if _count(numbers.get(name)) is None}
+        numbers = {name: value for name, value in numbers.items() if name not in impossible}
         numbers = {name: value for name, value in numbers.items() if self._sources.setdefault(name, rank) == rank}
         self._values |= numbers
         step = _count(numbers.get(STEP))

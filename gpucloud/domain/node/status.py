@@ -15,7 +15,6 @@ All paths live under the agent's root on the node, `~/.gpucloud` or a folder of 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
 from enum import Enum
@@ -307,7 +306,6 @@ def _are_possible(readings: Readings) -> bool:
         and all(0 <= span <= _LONGEST_S for span in spans)
         and len(readings.values) <= MOST_PATTERNS
         and all(len(name) <= LONGEST_NAME for name, _ in readings.values)
-        and all(map(math.isfinite, (readings.loss or 0.0, *(value for _, value in readings.values))))
     )
 
 
