@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpucloud.cli.faults import known_error
 from gpucloud.cli.render.words import tell
-from gpucloud.domain.errors import GpucloudError, UsageError
+from gpucloud.domain.errors import GpucloudError, PlanRefused, UsageError
 from gpucloud.domain.job.quantities import counted, format_size, format_usd, parse_usd
 from gpucloud.domain.job.spec import Cloud, Job
 from gpucloud.domain.node.node import Node, NodeState
@@ -25,7 +25,7 @@ from gpucloud.usecases.job.jobs import Asker, with_forecast, with_stored_outputs
 from gpucloud.usecases.jobstore.orders import current_run, require_own, sha256_of
 from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.wiring import Gpucloud, KnownJob
-from gpucloud.wiring.jobs import asker_of, starter, visited_report
+from gpucloud.wiring.jobs import asker_of, refuse_after_the_deadline, starter, visited_report
 
 DEFAULT_FILE = "gpucloud.yaml"
 
@@ -112,8 +112,10 @@ def what_a_start_finds(cloud: Gpucloud, read: Target, *, offline: bool) -> str |
     try:
         refuse_to_forget(cloud, cloud.known(job, job.name, read.file))
         found = starter(cloud, job).found(job, read.spec)
+        if found is not None:
+            refuse_after_the_deadline(cloud, job, found)
         supervisor = asker_of(cloud, cloud.known(job, found.name, read.file)).supervisor() if found else None
-    except UsageError as refused:
+    except (UsageError, PlanRefused) as refused:
         hint = f"; {refused.hint}" if refused.hint else ""
         return f"warning: `gpucloud train` is refused: {refused.message}{hint}"
     except GpucloudError:  # what it finds is for the start to say

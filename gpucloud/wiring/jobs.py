@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gpucloud.usecases.job.ordered import Access
     from gpucloud.usecases.job.passes import BudgetChanger, Deleter, Ender, Reconciler
     from gpucloud.usecases.job.start import Starter
+    from gpucloud.usecases.jobstore.orders import Found
     from gpucloud.usecases.jobstore.report import JobReport
     from gpucloud.usecases.money.estimate import Estimator
     from gpucloud.usecases.money.simulate import Outlooks
@@ -178,6 +179,15 @@ def starter(gpucloud: Gpucloud, job: Job) -> Starter:
         outlooks=cache(outlooks),  # one that remembers, made when a plan asks for it
         saving=lambda job: how_it_saves(job).saving,
     )
+
+
+def refuse_after_the_deadline(gpucloud: Gpucloud, job: Job, found: Found) -> None:
+    """Raise PlanRefused where a start refuses to go on with the ended run that it finds, for its deadline is over."""
+    from gpucloud.usecases.job.ordered import require_time_by_file
+
+    now = gpucloud.clock.now()
+    if not found.begins_anew(job, now, again=False):
+        require_time_by_file(found, job, now)
 
 
 def estimator(gpucloud: Gpucloud, job: Job, saving: Saving, *, offline: bool = False) -> Estimator:

@@ -298,6 +298,12 @@ def test_past_its_deadline_a_failed_run_is_refused_with_both_ways_on(outside: Ou
     assert give(outside, "train", "small.yaml").code == 20
     outside.fleet.training = Training()
     outside.pass_by(4 * 3600)
+    planned = give(outside, "plan", "small.yaml").stderr.splitlines()[0]
+    assert re.fullmatch(
+        r"warning: `gpucloud train` is refused: the deadline of small was at .*: it counts from its first start; with a"
+        r" later `deadline:` it goes on from step 4; gpucloud train small --again begins a new run",
+        planned,
+    ), planned
     late = give(outside, "train", "small.yaml")
     late = give(outside, "train", "small.yaml") if late.code == 20 else late
     assert late.code == 2

@@ -24,7 +24,7 @@ from gpucloud.domain.supervision.membership import pace_of
 from gpucloud.domain.supervision.snapshot import Limits, Rules, Snapshot, Supervising, goal_of
 from gpucloud.domain.supervision.transitions import reopen
 from gpucloud.usecases.jobstore.condition import from_where
-from gpucloud.usecases.jobstore.orders import Given, Orders, sha256_of
+from gpucloud.usecases.jobstore.orders import Found, Given, Orders, sha256_of
 from gpucloud.usecases.services import Services
 
 _EDITED = "{file} was changed since the job was started: its order {number} counts; `gpucloud train` takes the file up"
@@ -322,6 +322,13 @@ def require_time(state: JobState, order: Order, now: datetime) -> None:
         f"the deadline of {state.job} was at {format_moment(order.deadline_at, now)}: it counts from its first start",
         hint=f"with a later `deadline:` it goes on from {start}; gpucloud train {state.job} --again begins a new run",
     )
+
+
+def require_time_by_file(found: Found, job: Job, now: datetime) -> None:
+    """Raise PlanRefused for an ended run whose deadline, as the job file has it now, is over."""
+    order, lasts = found.given.order, job.deadline
+    if found.state.status.ended:
+        require_time(found.state, replace(order, deadline_at=order.first_at + lasts if lasts else None), now)
 
 
 _TYPED = timedelta(minutes=5)
