@@ -15,7 +15,7 @@ from gpucloud.domain.checkpoint.protection import Saving
 from gpucloud.domain.job.spec import IdlePolicy, Market
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.node import EndCause, Fault, NodeState, Notice
-from gpucloud.domain.node.status import Outcome, Stop
+from gpucloud.domain.node.status import DONE, OUTPUT, UNTOLD, Outcome, Stop
 from gpucloud.domain.node.use import DeviceUse, GpuUse
 from gpucloud.domain.state.order import Until
 from gpucloud.domain.state.state import (
@@ -887,6 +887,34 @@ def test_a_drill_waits_for_the_first_step_of_a_script_that_will_tell_it_and_no_l
     assert after(600) == Drill(node_id="b")
 
 
+KEPT = "the newest checkpoint is that of step"
+
+
+@pytest.mark.parametrize(
+    ("of_script", "step", "saved", "said"),
+    [
+        ({}, 49, 40, f"at step 49 of 100, without run.done(): {KEPT} 40"),
+        ({}, 49, 49, f"at step 49 of 100, without run.done(): {KEPT} 49"),
+        ({}, 100, 90, f"at step 100 of 100, without run.done(): {KEPT} 90"),
+        ({"total_steps": None}, 49, None, "at step 49, without run.done(): nothing is saved"),
+        ({}, 100, 100, None),  # nothing is lost
+        ({"phase": DONE}, 49, 40, None),  # it meant to; no save may have found room
+        ({"phase": OUTPUT}, 49, None, None),  # it knows nothing of gpucloud.resume
+        ({"phase": UNTOLD}, 49, 40, None),
+    ],
+)
+def test_that_a_script_of_gpucloud_resume_ended_before_its_end_is_said(of_script, step, saved, said):
+    done = (up("a", part(1, Outcome.DONE, step, **of_script)), up("b", part(1, Outcome.DONE)))
+    ref = CheckpointRef(step=saved, sha256="a" * 64) if saved is not None else None
+    world = running(*done, attempt=replace(opened("a", "b"), first_step=1, last_step=step), checkpoint=ref)
+    message = f"its script ended with 0 {said}" if said is not None else None
+    closed = decide(GOAL, world, RULES)
+    assert closed == CloseAttempt(reason=ExitReason.SUCCEEDED, message=message)
+    assert transitions.close_attempt(world.state, closed, NOW).message == message
+    told = tell_story(closed, world)
+    assert told.endswith(f"; {message}" if message else ("succeeded", f"checkpoint at step {saved}")[saved is not None])
+
+
 @pytest.mark.parametrize(
     ("steps", "told", "saves_alone", "reason"),
     [
@@ -905,7 +933,8 @@ def test_a_drill_waits_for_the_first_step_of_a_script_that_will_tell_it_and_no_l
     ],
 )
 def test_a_run_that_trained_no_step_is_not_called_succeeded(steps, told, saves_alone, reason):
-    first = part(1, Outcome.DONE) if told is None else part(1, Outcome.DONE, told[1], first_step=told[0])
+    phase = UNTOLD if saves_alone else DONE
+    first = part(1, Outcome.DONE) if told is None else part(1, Outcome.DONE, told[1], first_step=told[0], phase=phase)
     done = (up("a", first), up("b", part(1, Outcome.DONE)))
     world = running(*done, attempt=replace(opened("a", "b"), **steps), failed_for=timedelta(0))
     closed = decide(replace(GOAL, saves_alone=saves_alone), world, RULES)
@@ -918,7 +947,7 @@ def test_a_run_that_trained_no_step_is_not_called_succeeded(steps, told, saves_a
 def test_an_attempt_that_resumes_at_the_last_step_has_nothing_left_to_train():
     before = replace(opened("a", "b"), first_step=1, last_step=330, reason=ExitReason.INTERRUPTED)
     now = replace(opened("a", "b", number=2), first_step=331)
-    done = (up("a", part(2, Outcome.DONE, 330, first_step=331)), up("b", part(2, Outcome.DONE)))
+    done = (up("a", part(2, Outcome.DONE, 330, first_step=331, phase=DONE)), up("b", part(2, Outcome.DONE)))
     for earlier in (before, replace(before, last_step=None)):  # of which nothing need have been seen
         world = snapshot(*done, state=state(attempts=(earlier, now)))
         assert decide(GOAL, world, RULES) == CloseAttempt(reason=ExitReason.SUCCEEDED)

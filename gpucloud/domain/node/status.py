@@ -112,6 +112,8 @@ OUTPUT = "output"
 """The phase of a script whose steps are read from its output."""
 SAVES = "save"
 """The phase of a script that uses `gpucloud.resume`, while it saves."""
+DONE = "done"
+"""The phase of a script that has called `run.done()`."""
 UNTOLD = "script"
 """The phase of a script of which nothing is known but its checkpoints."""
 

@@ -22,7 +22,7 @@ from gpucloud.domain.supervision.action import (
     Replace,
     Wait,
 )
-from gpucloud.domain.supervision.capacity import is_mute
+from gpucloud.domain.supervision.capacity import is_mute, without_done
 from gpucloud.domain.supervision.elastic import ask_for_more, have_beside, order_to_grow, order_to_move
 from gpucloud.domain.supervision.membership import (
     NOBODY_ANSWERS,
@@ -125,11 +125,8 @@ def _left_unheard(attempt: Attempt, node: NodeSnapshot | None, snapshot: Snapsho
     The checkpoint is all that is left of such a notice. One is also saved so where the cloud only recommends to leave:
     then the attempt's other machines still work.
     """
-    saved, before, owner = (
-        snapshot.checkpoint or snapshot.state.checkpoint,
-        snapshot.state.attempts[:-1],
-        snapshot.state.owner,
-    )
+    saved, before = snapshot.checkpoint or snapshot.state.checkpoint, snapshot.state.attempts[:-1]
+    owner = snapshot.state.owner
     known = 0 if attempt.begun_anew else max((one.saved_step or 0 for one in before), default=0)
     ended_at = node.node.ended_at if node is not None else None
     is_news = ended_at is not None and owner is not None and ended_at >= owner.since
@@ -142,6 +139,8 @@ def _close(
     attempt: Attempt, members: tuple[NodeSnapshot | None, ...], goal: Goal, snapshot: Snapshot, rules: Rules
 ) -> Action:
     reason, message = _reason(attempt, members, snapshot, rules.prepaid_rule), None
+    if reason is ExitReason.SUCCEEDED:
+        message = without_done(attempt, snapshot)
     if reason is ExitReason.SUCCEEDED and _trained_nothing(attempt, goal, snapshot):
         reason, message = ExitReason.USER_ERROR, UNTRAINED
     elif reason is ExitReason.USER_ERROR and not _is_settled(members, snapshot, rules.limits):

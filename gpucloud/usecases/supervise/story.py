@@ -120,8 +120,8 @@ def tell_story(  # noqa: C901, PLR0911, PLR0912  (one flat match)
             does = _ending(directory) if how is Stop.SAVE else "ending the attempt"
             waits = f"{_limit(action, limits)}{unreached(action, snapshot, limits)}"
             return f"{does}: {reason.value}{': ' + message if message else ''}{waits}"
-        case CloseAttempt(reason=reason):
-            return _closed(reason, snapshot)
+        case CloseAttempt(reason=reason, message=message):
+            return _closed(reason, snapshot) + (f"; {message}" if message and reason is ExitReason.SUCCEEDED else "")
         case Relieve(node_id=node_id):
             return f"asking for another machine in place of {node_id}"
         case Replace(node_ids=node_ids):
