@@ -145,6 +145,27 @@ def test_a_machine_that_still_makes_itself_fit_takes_the_job_once_it_is():
     )
 
 
+def test_a_machine_in_place_of_the_only_one_makes_itself_fit_though_it_cannot_answer_yet():
+    """Its driver is not there yet: it was said that nobody supervises, and that `train` prepares it."""
+    came = UsageInterval(node_id="c", pool=POOL, launched_at=NOW - timedelta(seconds=30))
+    bare = told(up("c"))
+    over = replace(bare.attempts[-1], reason=ExitReason.LOST, ended_at=NOW)
+    asked = {"intervals": (came,), "standing": (NodeStanding(node_id="c", status=None),), "drives_itself": True}
+    comes = replace(bare, attempts=(over,), hands_over=True, fits_first=True, **asked)
+    text = report_text(comes)
+    assert text.startswith("live: handing over to its machines")
+    until = "one of them takes over once it has made itself fit, until 12:19:30 UTC at the latest"
+    assert f"its own machines go on with it: {until}" in text
+    assert "gpucloud train" not in text
+    assert "not prepared" not in text
+    assert use_rows(comes)[-1][:2] == ("c", "makes itself fit")
+    # After that time, and of one that was fit before and says nothing, it is no longer believed.
+    late = report_text(replace(comes, hands_over=False, fits_first=False))
+    assert "\nc is not prepared, since nobody supervises: gpucloud train live prepares it\n" in late
+    dead = replace(comes, intervals=(replace(came, prepared=True),))
+    assert report_text(dead).startswith("live: waiting, nobody supervises")
+
+
 def test_a_job_that_is_handed_over_alarms_nobody():
     handed = replace(told(*TRAINS), hands_over=True, drives_itself=True)
     assert report_text(handed).split("\n\n")[:2] == [

@@ -43,6 +43,7 @@ def use_rows(report: JobReport) -> Rows:
         status = node.status
         if status is None:
             waits = "is being prepared" if report.supervisor is not None else "not prepared: nobody supervises"
+            waits = "makes itself fit" if report.fits_first and report.can_be_handed_over else waits
             silent = waits if node.node_id in unprepared(report) else "does not answer"
             rows.append((node.node_id, silent, *[""] * 5))
             continue

@@ -226,8 +226,10 @@ def _waited_for(report: JobReport) -> list[str]:
 def _handed_over(report: JobReport) -> str:
     """Return when one of the job's machines takes it over, and for what."""
     does = "see to its end" if report.ends else "go on with it"
-    most = format_span(report.limits.controller)
-    when = f"once it has made itself fit, which takes {most} at the most" if report.fits_first else "within a minute"
+    most = f"which takes {format_span(report.limits.controller)} at the most"
+    if launched := [one.launched_at for one in report.intervals if one.ended_at is None]:
+        most = f"until {format_moment(max(launched) + report.limits.controller, report.looked_at)} at the latest"
+    when = f"once it has made itself fit, {most}" if report.fits_first else "within a minute"
     return f"its own machines {does}: one of them takes over {when}"
 
 
@@ -305,7 +307,8 @@ def _unheard_since(report: JobReport) -> str:
 
 def _unheard(report: JobReport, prepares: str = "") -> list[str]:
     """Return which machines do not answer, and which nobody has prepared for that; `prepares` is what does."""
-    silent, fresh = _silent(report), [one for one in report.unanswered if one in unprepared(report)]
+    comes = report.fits_first and report.kind is ConditionKind.HANDING_OVER
+    silent, fresh = _silent(report), [one for one in report.unanswered if one in unprepared(report) and not comes]
     told = [f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer"] if silent else []
     if fresh:
         are, them = ("is", "it") if len(fresh) == 1 else ("are", "them")

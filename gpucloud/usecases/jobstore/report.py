@@ -254,8 +254,9 @@ class JobReport:
 
     @property
     def can_be_handed_over(self) -> bool:
-        """Whether one of its machines is about to take it: of those that were asked, one has to answer for that."""
-        return self.hands_over and not (self.standing and len(self.unanswered) == len(self.standing))
+        """Whether one of its machines is about to take it: of those asked, one has to answer, or makes itself fit."""
+        fits = {one.node_id for one in self.intervals if self.fits_first and not one.prepared}
+        return self.hands_over and not (self.standing and len({*self.unanswered} - fits) == len(self.standing))
 
     @property
     def is_unheard(self) -> bool:
@@ -427,9 +428,8 @@ def with_answers(report: JobReport, standing: tuple[NodeStanding, ...]) -> JobRe
     progress = report.counted
     if progress is None or progress.step < progress.first_step:
         return report
-    *before, attempt = report.attempts
-    attempt = replace(as_told(attempt, progress), total_steps=progress.total_steps)
-    return replace(report, attempts=(*before, attempt))
+    attempt = replace(as_told(report.attempts[-1], progress), total_steps=progress.total_steps)
+    return replace(report, attempts=(*report.attempts[:-1], attempt))
 
 
 def without_lost_outputs(report: JobReport) -> JobReport:
