@@ -43,9 +43,7 @@ def capacity_choice(goal: Goal, snapshot: Snapshot, rules: Rules) -> CapacityCho
 
 def _shortfall(case: Situation) -> Shortfall | None:
     """What is missing for the deadline. Machines on demand that work are kept as long as they may be enough."""
-    before = (
-        case.snapshot.state.capacity_decision.shortfall if case.snapshot.state.capacity_decision is not None else None
-    )
+    before = said.shortfall if (said := case.snapshot.state.capacity_decision) is not None else None
     keeps = case.holding.mode in (Mode.ON_DEMAND, Mode.BOTH) and before is not Shortfall.MONEY
     short = case.money_left_usd < rest_usd(case) * (_ABANDONED if keeps else 1)
     if short and case.policy is not Policy.ON_DEMAND:

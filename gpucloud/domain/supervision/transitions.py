@@ -83,8 +83,8 @@ def order_end(state: JobState, action: EndAttempt, now: datetime) -> JobState:
     before = attempt.ending_reason
     if before is None or (before.retried and not action.reason.retried):
         attempt = replace(attempt, ending_reason=action.reason, ending_at=now)
-    killed_at = attempt.killed_at or (now if action.how is Stop.KILL else None)
-    attempt = replace(attempt, ordered=action.how, killed_at=killed_at)
+    killed_at = now if action.how is Stop.KILL else None
+    attempt = replace(attempt, ordered=action.how, killed_at=attempt.killed_at or killed_at)
     return _with_attempt(replace(state, message=action.message or state.message), attempt)
 
 
@@ -109,11 +109,10 @@ def close_attempt(
         missing_outputs=missing_outputs,
     )
     waiting = replace(_with_attempt(state, attempt), status=JobStatus.WAITING, message=None)
-    message = action.message or (state.message if action.reason is last.ending_reason else None)
     if action.reason.retried:
         return waiting
-    if action.reason.by_script:
-        message = message or failure
+    said = state.message if action.reason is last.ending_reason else None
+    message = action.message or said or (failure if action.reason.by_script else None)
     return finish(waiting, Finish(reason=action.reason, message=message), now)
 
 
