@@ -783,7 +783,9 @@ def landing_goes_through_links(original: Any) -> Any:
     """A link to a folder is taken for one."""
     import os
 
-    globals()["_FOLDER"] &= ~os.O_NOFOLLOW
+    from gpucloud.system import wholefile
+
+    globals()["FOLDER"] = wholefile.FOLDER = wholefile.FOLDER & ~os.O_NOFOLLOW
 
     def mode(self: Any, name: str) -> int:
         try:
