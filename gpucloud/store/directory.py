@@ -122,6 +122,7 @@ class DirectoryStore:
             try:
                 path.unlink()
             except (FileNotFoundError, NotADirectoryError):
+                self._require_root()
                 return
             sync_folder(path.parent)
         for folder in path.parents:

@@ -86,6 +86,7 @@ def test_a_root_that_is_gone_is_away_and_is_not_made_anew(store, tmp_path):
     for call in (
         lambda: store.get("a"),
         lambda: store.list(""),
+        lambda: store.delete("a"),
         lambda: store.put("b", b"2"),
         lambda: store.read_into("a", 0, memoryview(bytearray(1))),
     ):

@@ -277,9 +277,12 @@ def test_results_come_home_before_their_machine_is_given_back_for_others():
     awaited = {"of_state": {"successor": None}, "homecoming": Homecoming.NO}
     back = between(up("a"), up("b"), group_size=2, **awaited)
     assert decide(GOAL, back, RULES) == BringHome()
-    coming = decide(GOAL, replace(back, homecoming=Homecoming.ON_THE_WAY), RULES)
-    assert isinstance(coming, Wait)
-    assert coming.why.startswith("waiting for the outputs while they come")
+    comes = replace(back, homecoming=Homecoming.ON_THE_WAY)
+    assert decide(GOAL, comes, RULES) == Wait(
+        why="waiting for the outputs until 12:02:00 UTC at the most: the machines that have them are to go"
+    )
+    late = replace(comes, now=NOW + timedelta(minutes=2))  # both kinds are paid, and nothing is trained
+    assert decide(GOAL, late, RULES) == Resize(size=0)
     assert decide(GOAL, replace(back, homecoming=Homecoming.DONE), RULES) == Resize(size=0)
     there = [up("a"), up("b"), fresh("c"), fresh("d")]
     taken = between(*there, of_state={"pool": DEAR_POOL}, homecoming=Homecoming.NO)

@@ -20,13 +20,24 @@ import math
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
+from gpucloud.domain.job.quantities import format_moment
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.market.policies import Mode
 from gpucloud.domain.money.budget import PrepaidRule, may_launch, sooner
 from gpucloud.domain.node.status import Stop
 from gpucloud.domain.offer import Offer
 from gpucloud.domain.state.state import Attempt, ExitReason, Shortfall
-from gpucloud.domain.supervision.action import Action, Appoint, Arm, Dismiss, EndAttempt, Resize, TakeOver
+from gpucloud.domain.supervision.action import (
+    Action,
+    Appoint,
+    Arm,
+    BringHome,
+    Dismiss,
+    EndAttempt,
+    Resize,
+    TakeOver,
+    Wait,
+)
 from gpucloud.domain.supervision.capacity import (
     can_overlap,
     cool_down,
@@ -40,7 +51,17 @@ from gpucloud.domain.supervision.capacity import (
 )
 from gpucloud.domain.supervision.deadline import stands_ready
 from gpucloud.domain.supervision.membership import Pace, is_usable, pace_of
-from gpucloud.domain.supervision.snapshot import CapacityChoice, Goal, Limits, NodeSnapshot, Readiness, Rules, Snapshot
+from gpucloud.domain.supervision.renewal import HOMING
+from gpucloud.domain.supervision.snapshot import (
+    CapacityChoice,
+    Goal,
+    Homecoming,
+    Limits,
+    NodeSnapshot,
+    Readiness,
+    Rules,
+    Snapshot,
+)
 
 AWAITING = "waiting for more machines, at the latest until"
 """How the words begin that tell of a start that could be made with fewer."""
@@ -192,11 +213,23 @@ def are_alike(snapshot: Snapshot) -> bool:
     return all(node.pool == snapshot.state.pool for node in snapshot.group.counted)
 
 
-def gives_back(action: Action | None, snapshot: Snapshot) -> bool:
-    """Whether machines go that the last attempt may have run on: all, or those that others took over from."""
-    if not isinstance(action, Resize) or action.size >= snapshot.group.size:
-        return False
-    return action.size == 0 or not are_alike(snapshot)
+def results_first(action: Action | None, snapshot: Snapshot, limits: Limits) -> BringHome | Wait | None:
+    """Return how results come ahead of an action by which the machines go that have them; None where none is awaited.
+
+    Those are all, or the ones that others took over from: both are paid meanwhile, and nothing is trained. So it is
+    waited for two minutes at the most, from the attempt's end or since somebody supervises.
+    """
+    state, is_smaller = snapshot.state, isinstance(action, Resize) and action.size < snapshot.group.size
+    if not isinstance(action, Resize) or not is_smaller or (action.size and are_alike(snapshot)):
+        return None
+    if snapshot.homecoming is Homecoming.NO:
+        return BringHome()
+    ended_at = (state.attempts[-1].ended_at if state.attempts else None) or snapshot.now
+    until = max(ended_at, state.owner.since if state.owner is not None else ended_at) + limits.results
+    if snapshot.homecoming is Homecoming.DONE or snapshot.now >= until:
+        return None
+    by = format_moment(until, snapshot.now)
+    return Wait(why=f"{HOMING} until {by} at the most: the machines that have them are to go")
 
 
 def have_beside(attempt: Attempt, goal: Goal, snapshot: Snapshot, rules: Rules) -> Action | None:

@@ -43,7 +43,7 @@ from gpucloud.domain.supervision.capacity import (
     too_late_to_start,
 )
 from gpucloud.domain.supervision.during import during
-from gpucloud.domain.supervision.elastic import AWAITING, can_start, gives_back, ranked, succeed, waits_until
+from gpucloud.domain.supervision.elastic import AWAITING, can_start, ranked, results_first, succeed, waits_until
 from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, all_silent, is_usable, noticed_beside, some_leave
 from gpucloud.domain.supervision.quarantine import failed_setup, give_up_pool, note_bad, stop_buying, to_replace
 from gpucloud.domain.supervision.renewal import can_renew, homing_words, make_room, prepare, promise, renew, tell, unfit
@@ -193,11 +193,11 @@ def fruitless(attempts: tuple[Attempt, ...]) -> int:
 
 
 def _capacity(goal: Goal, snapshot: Snapshot, rules: Rules) -> Action | None:
-    """Results of the last attempt are brought before the machines go that have them."""
+    """Results of the last attempt are brought before the machines go that have them, where that does not take long."""
     if goal.self_driving:
         return _own_capacity(goal, snapshot, rules)
     action = _level(goal, snapshot, rules)
-    return (_results_first(snapshot, rules.limits) if gives_back(action, snapshot) else None) or action
+    return results_first(action, snapshot, rules.limits) or action
 
 
 def _level(goal: Goal, snapshot: Snapshot, rules: Rules) -> Action | None:
