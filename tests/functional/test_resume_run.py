@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from botocore.exceptions import ClientError
 
 from gpucloud import resume
 from gpucloud.agent.attempt.files import AttemptFolder
@@ -33,6 +34,7 @@ from gpucloud.resume.save.writer import Plan, SaveBuffer
 from gpucloud.resume.state.tree import decode, encode, tensor_at
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
+from gpucloud.store.writing import lasts
 from tests.functional.resuming import DATA, begin, job, train
 from tests.standins import in_writers
 from tests.unit.test_reconcile import GOAL, RULES, running
@@ -266,7 +268,7 @@ write, put = DirectoryStore.write, DirectoryStore.put
 def refused(method):
     def call(self, key, *data, **condition):
         if {where!r} in key:
-            raise StoreError("no space left", hint="free some", may_pass={may_pass})
+            raise StoreError("no space left", hint="free some") from OSError({number}, "as the disk says it")
         return method(self, key, *data, **condition)
     return call
 
@@ -280,7 +282,7 @@ def in_the_writer(job, monkeypatch, code):
 
 @pytest.mark.parametrize(("where", "kept"), [("data/000001/000000004", [2, 6]), ("commit/000001/000000004", [2, 6])])
 def test_a_save_that_fails_is_dropped_and_training_goes_on(job, monkeypatch, capsys, where, kept):
-    in_the_writer(job, monkeypatch, REFUSE.format(where=where, may_pass=False))
+    in_the_writer(job, monkeypatch, REFUSE.format(where=where, number=errno.ENOSPC))
     run, model, optimizer = begin(total_steps=6)
     train(run, model, optimizer)
     run.done()
@@ -297,21 +299,33 @@ def supervised(job):
 
 
 @pytest.mark.parametrize(
-    ("may_pass", "becomes"),
+    ("number", "becomes"),
     [
-        (True, (Outcome.BARRED, ExitReason.LOST)),  # no fault of the script's: another attempt goes on
-        (False, (Outcome.FAILED, ExitReason.USER_ERROR)),  # another would be refused as well
+        (errno.EIO, (Outcome.BARRED, ExitReason.LOST)),  # no fault of the script's: another attempt goes on
+        (errno.ENOLCK, (Outcome.BARRED, ExitReason.LOST)),
+        (errno.ENOSPC, (Outcome.FAILED, ExitReason.USER_ERROR)),  # another would be refused as well
     ],
 )
-def test_a_job_is_not_done_while_its_final_state_cannot_be_saved(job, monkeypatch, may_pass, becomes):
-    in_the_writer(job, monkeypatch, REFUSE.format(where="000000003", may_pass=may_pass))
+def test_a_job_is_not_done_while_its_final_state_cannot_be_saved(job, monkeypatch, number, becomes):
+    in_the_writer(job, monkeypatch, REFUSE.format(where="000000003", number=number))
     run, model, optimizer = begin(total_steps=3)
     train(run, model, optimizer)
     with pytest.raises(StoreError, match="step 3") as refused:
         run.done()
-    assert ("mend what" in refused.value.hint) is not may_pass
+    assert ("mend what" in refused.value.hint) is (number == errno.ENOSPC)
     assert not (job / "attempt" / "done-0.json").exists()
     assert supervised(job) == becomes
+
+
+def test_what_a_store_answers_once_may_be_answered_otherwise_later_but_for_a_missing_right_or_bucket():
+    def told(code):
+        error = StoreError("refused")
+        error.__cause__ = ClientError({"Error": {"Code": code}}, "PutObject")
+        return lasts(error)
+
+    codes = ("AccessDenied", "NoSuchBucket", "TooManyRequests", "429", "BadDigest", "RequestTimeTooSkewed", "SlowDown")
+    assert [code for code in codes if told(code)] == ["AccessDenied", "NoSuchBucket"]
+    assert not lasts(StoreError("for whatever else"))
 
 
 def test_a_run_that_was_replaced_stops(job, monkeypatch):
