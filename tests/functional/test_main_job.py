@@ -339,5 +339,5 @@ def test_a_budget_that_cannot_start_is_refused_with_the_least_sum(line):
 
     assert answer.code == 2
     assert "the least that works is 0.17 USD: 1 min to start and 1 min to train" in answer.json["error"]["message"]
-    assert answer.json["error"]["hint"] == "budget: 0.17 USD, or fewer nodes"
+    assert answer.json["error"]["hint"] == "budget: 0.17 USD"
     assert line.state() is None

@@ -117,6 +117,7 @@ class SavedRun:
             "GPUCLOUD_ATTEMPT_DIR": str(attempt),
             "GPUCLOUD_CHECKPOINT_EVERY": f"steps:{self.every}",
             "GPUCLOUD_CHECKPOINT_KEEP": str(self.keep),
+            "GPUCLOUD_RECIPE": "{}",  # as a launcher says that the script is as it was: its arguments name folders
         }
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
             os.environ.pop(name, None)

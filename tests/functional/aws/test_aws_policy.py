@@ -54,7 +54,6 @@ def test_the_printed_policy_allows_every_call_before_and_after_a_job(tmp_path: P
         "s3:DeleteObject",
         "s3:DeleteObjectVersion",
         "s3:GetBucketTagging",
-        "s3:ListBucket",
         "s3:ListBucketMultipartUploads",
         "s3:ListBucketVersions",
         "s3:PutBucketOwnershipControls",

@@ -362,14 +362,14 @@ def findings(facts: Facts, wanted: Wanted, skew: timedelta) -> tuple[str, ...]:
     `skew` is the node's clock minus the caller's, zero unless that is wrong.
     """
     found = []
+    idle = None if wanted.asks_for_gpus else _idle_gpus(facts, wanted)
     if not facts.gpus:
         found.append(f"{_no_gpu(facts)}: CPU, gloo")
-    elif wanted.gate is None and not facts.stand_in:
-        many = counted(len(facts.gpus), "GPU")
-        found.append(f"{many}, unchecked: the job file asks for none by `gpu:` or `vram_gib:`")
-    idle = None if wanted.asks_for_gpus else _idle_gpus(facts, wanted)
     if idle is not None:
         found.append(f"{idle}: the job runs on the CPU")
+    elif facts.gpus and wanted.gate is None and not facts.stand_in:
+        many = counted(len(facts.gpus), "GPU")
+        found.append(f"{many}, unchecked: the job file asks for none by `gpu:` or `vram_gib:`")
     found += facts.gate.remarks if facts.gate is not None and wanted.gate is not None else ()
     if skew:
         side = "ahead of" if skew > timedelta(0) else "behind"
