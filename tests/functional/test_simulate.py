@@ -100,6 +100,7 @@ def test_json_has_every_figure(simulate):
             "of_on_demand": 1.0035,
             "missed": 0,
             "over_budget": 0,
+            "unended": 0,
             "interruptions": 0.0,
             "launches": 1.0,
             "took_s": 173400.0,

@@ -12,6 +12,8 @@ import pytest
 
 from gpucloud.adapters.markets import PackagedMarkets
 from gpucloud.adapters.markets.tables import TableMaker
+from gpucloud.cli.commands.simulate import _against_deadlines
+from gpucloud.cli.render.simulations import Simulation, _swept, _troubles
 from gpucloud.domain.job.spec import Policy
 from gpucloud.domain.market.learned import Tables
 from gpucloud.domain.market.outcome import ON_DEMAND, Outcome, Summary, between, summary
@@ -21,7 +23,7 @@ from gpucloud.domain.market.recordings import timeline, zone_set
 from gpucloud.domain.market.scenario import USUAL, Recovery, Scenario
 from gpucloud.domain.market.simulation import bill_usd, recordings, replay, spread, zone_sets
 from gpucloud.domain.money.ledger import Rates, Terms
-from gpucloud.usecases.money.simulate import Outlooks, Stage, Study, simulate
+from gpucloud.usecases.money.simulate import Outlooks, Result, Stage, Study, simulate
 from tests.standins.tiny_markets import tiny_market
 
 HOUR_S = 3600.0
@@ -147,3 +149,24 @@ def test_a_type_without_an_address_has_a_disk_alone() -> None:
 @pytest.mark.parametrize(("gpus", "first"), [(1, "p3.2xlarge-2023-02"), (8, "p3.16xlarge-2022-10")])
 def test_machines_are_rehearsed_on_recordings_of_about_as_many_gpus(gpus: int, first: str) -> None:
     assert recordings(gpus)[0] == first
+
+
+def test_a_sweep_and_its_chart_give_no_price_for_runs_that_mostly_come_to_no_end() -> None:
+    over = Outcome(usd=Decimal(40), took=None, missed=True, over_budget=True, interruptions=1, launches=2)
+    lost = replace(over, usd=Decimal(7), over_budget=False)
+    done = replace(lost, usd=Decimal(5), took=timedelta(hours=3), missed=False)
+    budget = Decimal(40)
+    market = tiny_market({"a": ("1100111111", "1.00")})
+    hours = (timedelta(hours=4), timedelta(hours=6), timedelta(hours=8))
+    of_each = ((over,) * 10, (lost,) * 10, (done,) * 10)
+    results = tuple(
+        Result(zones=("a",), deadline=deadline, policy=Policy.GREEDY, outcomes=outcomes)
+        for deadline, outcomes in zip(hours, of_each, strict=True)
+    )
+    study = Study(zone_sets=(), policies=(Policy.GREEDY,), deadlines=hours, windows=10, seed=1)
+    simulation = Simulation(market=market, study=study, results=results)
+    scenario = Scenario(nodes=1, work=timedelta(hours=3), deadline=None, budget_usd=budget, recovery=USUAL)
+    costs = [row[-1] for row in _swept(scenario, simulation)[1:]]
+    assert costs == ["over budget", "unfinished", "5.00"]
+    assert _troubles(simulation)[0] == "greedy in a, 4 h: 10 of 10 missed the deadline"
+    assert _against_deadlines(results).points == ((8.0, 5.0),)

@@ -277,7 +277,9 @@ def _chart(scenario: Scenario, done: Simulation, zones: tuple[str, ...]) -> Char
 
 def _against_deadlines(results: Sequence[Result]) -> Series:
     dated = [(result.deadline, result.summary) for result in results if result.deadline is not None]
-    found = [(deadline.total_seconds() / 3600, summary) for deadline, summary in dated]
+    # Of most that come to no end, or to that of the budget, nobody knows what the job costs.
+    ended = [(deadline, one) for deadline, one in dated if not one.is_mostly_unfinished]
+    found = [(deadline.total_seconds() / 3600, summary) for deadline, summary in ended]
     return Series(
         label=policy_named(results[0].policy),
         points=tuple((hours, float(one.mean_usd)) for hours, one in found),
@@ -286,6 +288,6 @@ def _against_deadlines(results: Sequence[Result]) -> Series:
 
 
 def _spread(result: Result) -> Series:
-    costs = sorted(float(outcome.usd) for outcome in result.outcomes)
-    points = tuple((100 * number / len(costs), usd) for number, usd in enumerate(costs, start=1))
+    costs = sorted(float(outcome.usd) for outcome in result.outcomes if outcome.ended)
+    points = tuple((100 * number / len(result.outcomes), usd) for number, usd in enumerate(costs, start=1))
     return Series(label=policy_named(result.policy, asked=result.deadline is not None), points=points)

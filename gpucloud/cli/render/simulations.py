@@ -55,7 +55,7 @@ def simulation_text(job: str, scenario: Scenario, done: Simulation) -> str:
         f" spot prices {'recorded' if market.prices_recorded else 'assumed'}",
         f"{done.study.windows} windows, seed {done.study.seed}: the job submitted at as many moments of the recording",
         "",
-        table(_swept(done) if len(done.study.deadlines) > 1 else _each(scenario, done), _SPARE),
+        table(_swept(scenario, done) if len(done.study.deadlines) > 1 else _each(scenario, done), _SPARE),
         "",
         *_troubles(done),
         *_remarks(scenario, done),
@@ -116,13 +116,14 @@ def market_json(market: RecordedMarket) -> dict[str, Any]:
     }
 
 
-def _swept(done: Simulation) -> list[tuple[str, ...]]:
+def _swept(scenario: Scenario, done: Simulation) -> list[tuple[str, ...]]:
     """Return a row for each set of zones and deadline, with the mean cost under every policy."""
     means: dict[tuple[str, str], list[str]] = {}
     for result in done.results:
         deadline = format_hours(result.deadline) if result.deadline is not None else "none"
         place = (zones_named(done.market, result.zones), deadline)
-        means.setdefault(place, []).append(f"{result.summary.mean_usd:.2f}{_if_done(result.summary)}")
+        is_over = result.summary.uses_up(scenario.budget_usd, one_in=2)
+        means.setdefault(place, []).append(_mean(result.summary, is_over=is_over))
     asked = None not in done.study.deadlines
     head = ("zones", "deadline", *(f"{policy_named(policy, asked=asked)} USD" for policy in done.study.policies))
     return [head, *((*place, *costs) for place, costs in means.items())]
@@ -166,6 +167,8 @@ def _troubles(done: Simulation) -> list[str]:
     for result in done.results:
         found, place = result.summary, zones_named(done.market, result.zones)
         which = f"{policy_named(result.policy, asked=result.deadline is not None)} in {place}"
+        if len(done.study.deadlines) > 1 and result.deadline is not None:
+            which = f"{which}, {format_hours(result.deadline)}"
         if found.missed and result.deadline is not None:
             lines.append(f"{which}: {found.missed} of {found.windows} missed the deadline")
         if found.unended:
@@ -224,6 +227,7 @@ def _result_json(scenario: Scenario, market: RecordedMarket, result: Result) -> 
         "of_on_demand": round(_of_on_demand(scenario, market, found.mean_usd), 4),
         "missed": found.missed,
         "over_budget": found.over_budget,
+        "unended": found.unended,
         "interruptions": found.interruptions,
         "launches": found.launches,
         "took_s": found.took.total_seconds() if found.took is not None else None,
