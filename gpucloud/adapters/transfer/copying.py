@@ -43,9 +43,8 @@ _PIECE_BYTES = 16 << 20
 _BATCH_FILES = 500
 _LIMIT_S = 600.0  # of one request: a node that went silent ends the call long before
 _HASHED_BYTES_PER_CALL = 4 << 30
-_HASHED_BYTES_PER_S = (
-    20e6  # at the least, on a disk that others use too; one large file is hashed whole where it is sent
-)
+_HASHED_BYTES_PER_S = 20e6
+"""At the least, on a disk that others use too; one large file is hashed whole where it is sent."""
 _ROUNDS = 3
 _WHY = 500  # characters of what a node says of its failure
 
@@ -152,10 +151,8 @@ class NodeProgram:
 
     def run(self, op: str, data: bytes = b"", *, hashed: int = 0, **arguments: Any) -> bytes:
         """Return what it answers, as it is; `hashed` bytes are to be read there for that."""
-        head, limit_s = (
-            request(self._base, self._host.node.root, op, **arguments),
-            _LIMIT_S + hashed / _HASHED_BYTES_PER_S,
-        )
+        head = request(self._base, self._host.node.root, op, **arguments)
+        limit_s = _LIMIT_S + hashed / _HASHED_BYTES_PER_S
         done = self._host.run(self._argv, stdin=head + data, timeout_s=limit_s)
         if done.exit_code != 0:
             why = last_line(done.stderr)

@@ -219,14 +219,18 @@ def results_first(action: Action | None, snapshot: Snapshot, limits: Limits) -> 
     Those are all, or the ones that others took over from: both are paid meanwhile, and nothing is trained. So it is
     waited for two minutes at the most, from the attempt's end or since somebody supervises.
     """
-    state, is_smaller = snapshot.state, isinstance(action, Resize) and action.size < snapshot.group.size
-    if not isinstance(action, Resize) or not is_smaller or (action.size and are_alike(snapshot)):
+    if not isinstance(action, Resize) or action.size >= snapshot.group.size:
+        return None
+    if (action.size and are_alike(snapshot)) or snapshot.homecoming is Homecoming.DONE:
         return None
     if snapshot.homecoming is Homecoming.NO:
         return BringHome()
-    ended_at = (state.attempts[-1].ended_at if state.attempts else None) or snapshot.now
-    until = max(ended_at, state.owner.since if state.owner is not None else ended_at) + limits.results
-    if snapshot.homecoming is Homecoming.DONE or snapshot.now >= until:
+    state = snapshot.state
+    since = (state.attempts[-1].ended_at if state.attempts else None) or snapshot.now
+    if state.owner is not None:
+        since = max(since, state.owner.since)
+    until = since + limits.results
+    if snapshot.now >= until:
         return None
     by = format_moment(until, snapshot.now)
     return Wait(why=f"{HOMING} until {by} at the most: the machines that have them are to go")
@@ -272,9 +276,9 @@ def order_to_move(attempt: Attempt, goal: Goal, snapshot: Snapshot, limits: Limi
         return _order(f"{successor.pool} takes over")
     decision = to.capacity_decision
     spare = decision.shortfall is not Shortfall.MONEY and _awaits_a_save(attempt, goal, snapshot, decision.since)
-    return (
-        None if spare or not _leaves(to, snapshot, offer) else _order(f"{to.mode.value}: {reasons(to, snapshot.now)}")
-    )
+    if spare or not _leaves(to, snapshot, offer):
+        return None
+    return _order(f"{to.mode.value}: {reasons(to, snapshot.now)}")
 
 
 def _takes_too_long(attempt: Attempt, goal: Goal, snapshot: Snapshot, limits: Limits) -> bool:

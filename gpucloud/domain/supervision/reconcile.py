@@ -427,10 +427,8 @@ def _held_until(goal: Goal, snapshot: Snapshot) -> datetime | None:
 
 def _hold(until: datetime, snapshot: Snapshot) -> Action:
     """The shut-off comes when the wait is over, or the budget before: nobody needs to be there, or to renew it."""
-    until, armed = (
-        min(until, snapshot.payable_until or snapshot.lasts_until or snapshot.now),
-        snapshot.group.armed_until,
-    )
+    until = min(until, snapshot.payable_until or snapshot.lasts_until or snapshot.now)
+    armed = snapshot.group.armed_until
     if armed is None:
         return _arm_anew(until, snapshot)
     moves = sooner(armed, until) is not None or until - armed >= _WORTH

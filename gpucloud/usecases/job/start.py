@@ -289,7 +289,8 @@ class Starter:
         else:  # what is left of a run that has ended is ended, whatever one would cost now
             known, code_sha256, packed = self._packed(job)
             order = with_budget(replace(order, resolved=known, code_sha256=code_sha256), budget)
-        state = outdated(state) if runs_otherwise(before, order) else state
+        if reruns := runs_otherwise(before, order):
+            state = outdated(state)
         if reopens or state.torn_down:
             require_time(state, order, now)
         if reopens:
@@ -319,7 +320,7 @@ class Starter:
             continues=True,
             changed=changed,
             reopens=reopens,
-            reruns=runs_otherwise(before, order),
+            reruns=reruns,
             after_teardown=state.torn_down,
             clears=ends and state.script_failed,
             waited=held_until(found.given.order, state) is not None,

@@ -193,10 +193,8 @@ class Announcements:
 
 def hang_words(progress: Progress, attempts: tuple[Attempt, ...], limits: Limits) -> str:
     """Return what of a script that stands so is taken for a hang, what is done then, and why it has longer by now."""
-    told, times = (
-        "would be taken for a hang, and started again, from a checkpoint where it has one:",
-        longer_by(attempts),
-    )
+    told = "would be taken for a hang, and started again, from a checkpoint where it has one:"
+    times = longer_by(attempts)
     least, usual, longest = limits.hang_at_least * times, f"{limits.hang_steps * times:g}", f"{AGAIN * times:g}"
     first = f"no first step within {format_span(start_limit(attempts, limits))}, then none"
     if progress.phase == OUTPUT:
@@ -432,9 +430,8 @@ class Actor:
             case Inspect():
                 self.inspector.start(action, snapshot)
             case BringHome(message=message):
-                if (
-                    message is not None
-                ):  # what has not come when this machine goes is lost, and nobody is left to say so
+                # What has not come when this machine goes is lost, and nobody is left to say so.
+                if message is not None:
                     state, last = self.lease.state, self.lease.state.attempts[-1]
                     last = replace(last, missing_outputs=self.closing.home.lost(state.attempts))
                     self.lease.write(replace(state, message=message, attempts=(*state.attempts[:-1], last)))
