@@ -73,6 +73,19 @@ class AwsCloud:
         """Where machines may come from."""
         return self._resources.regions or (self.aws.region,)
 
+    def require_regions(self, named: tuple[str, ...] = ()) -> None:
+        """UsageError for a name that is no region: of those that are named, else the job's, else the user's own."""
+        from gpucloud.adapters.aws.session import require_region
+
+        for region in named or self._resources.regions:
+            require_region(region, self.catalog.regions)
+        if not named and not self._resources.regions and self.aws.knows_region:
+            own = self.aws.region
+            variable = next(
+                (name for name in ("AWS_REGION", "AWS_DEFAULT_REGION") if os.environ.get(name) == own), None
+            )
+            require_region(own, self.catalog.regions, variable or "the AWS profile's region")
+
     @cached_property
     def cloud_profile(self) -> CloudProfile:
         """How AWS is dealt with: a disk and an address are paid beside each machine."""
@@ -178,6 +191,7 @@ class AwsCloud:
             self._choices,
             self._resources,
             without_address=self._types_without_address,
+            regions=self.catalog.regions,
             account=account,
             region=region,
         )

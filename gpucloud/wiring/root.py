@@ -281,7 +281,12 @@ class Gpucloud:
         """Return the job of a job file. JobFileError with everything that is wrong."""
         from gpucloud.adapters.jobfile import read_job
 
-        return read_job(path)
+        return read_job(path, lambda region: self.aws(AwsChoices(), Resources()).require_regions((region,)))
+
+    def require_regions(self, job: Job) -> None:
+        """UsageError where a job on AWS names, or its user's settings name, what is no region."""
+        if job.cloud is CloudName.AWS:
+            self.aws(job.aws, job.resources).require_regions()
 
     def keys(self) -> KeyRing:
         """Return the user's signing key and the keys that are trusted."""

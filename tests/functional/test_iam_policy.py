@@ -178,6 +178,7 @@ def test_machines_without_a_public_address_have_the_channels_of_sessions_in_thei
         (("--account", "<ACCOUNT>"), "has 12 digits"),
         (("--account", OURS, "--region", "us-east1"), "did you mean us-east-1?"),
         (("--region", "nowhere"), "nowhere is no AWS region"),
+        (("--account", OURS, "--region", "us-eats-1"), "us-eats-1 is no AWS region"),
         (("--region", "cn-north-1"), "cn-north-1 is in aws-cn; gpucloud rents in AWS's commercial regions only"),
     ],
 )

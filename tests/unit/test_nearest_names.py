@@ -12,14 +12,24 @@ import pytest
 
 from gpucloud.adapters.aws.faults import CODES
 from gpucloud.adapters.aws.prices.catalog import load
+from gpucloud.adapters.aws.session import partition_of, require_region
+from gpucloud.adapters.home import Home
 from gpucloud.adapters.jobfile import read_job
 from gpucloud.cli.commands import reaching
 from gpucloud.cli.target import sum_of
 from gpucloud.domain.errors import JobFileError, PlanRefused, UsageError
-from gpucloud.domain.job.spec import Job, Resources
+from gpucloud.domain.job.spec import AwsChoices, Cloud, Job, Resources
 from gpucloud.domain.market.plan import make_plan
 from gpucloud.domain.money.budget import PrepaidRule
+from gpucloud.wiring import Gpucloud
 from tests.fakes.market import NOW
+
+
+@pytest.fixture
+def gpucloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gpucloud:
+    for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    return Gpucloud(Home(tmp_path))
 
 
 def test_a_script_of_a_similar_name_in_the_same_folder_is_named(tmp_path: Path) -> None:
@@ -55,6 +65,50 @@ def test_on_this_machine_too_a_gpu_that_nobody_has_is_refused_with_the_nearest(t
     assert (refused.value.hint or "").startswith("did you mean H100?")
     with pytest.raises(PlanRefused, match="this machine has too few GPUs"):
         make_plan(replace(job, resources=Resources(gpu=("H100",))), (), NOW, PrepaidRule())
+
+
+_NO_REGION = "us-eats-1 is no AWS region"
+_NEAREST = "did you mean us-east-1? if AWS has opened it since: gpucloud catalog refresh --region us-eats-1"
+
+
+@pytest.mark.parametrize(
+    ("written", "place"),
+    [("us-eats-1", "5:22: resources.regions"), ("[us-east-1, us-eats-1]", "5:34: resources.regions[1]")],
+)
+def test_a_region_that_is_none_is_refused_where_it_stands(gpucloud: Gpucloud, written: str, place: str) -> None:
+    file = gpucloud.home.root / "gpucloud.yaml"
+    file.write_text(f"name: a\nrun: echo\nbudget: 1 USD\ncloud: aws\nresources: {{regions: {written}}}\n")
+    with pytest.raises(JobFileError) as refused:
+        gpucloud.read_job(file)
+    assert [str(one) for one in refused.value.problems] == [f"{file}:{place}: {_NO_REGION} ({_NEAREST})"]
+    assert read_job(file).resources.regions  # by whoever has no catalog
+
+
+@pytest.mark.parametrize("region", [*load().regions, "mx-central-1", "ap-southeast-7"])
+def test_every_region_of_the_catalog_and_of_botocore_is_one(region: str) -> None:
+    require_region(region, load().regions)
+
+
+def test_a_region_that_the_catalog_was_refreshed_for_is_one() -> None:
+    with pytest.raises(UsageError):
+        require_region("xa-north-1")
+    require_region("xa-north-1", ("xa-north-1",))
+    assert partition_of("us-north-7", ("us-north-7",)) == "aws"
+
+
+def test_the_users_own_region_is_refused_by_who_names_it(gpucloud: Gpucloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = gpucloud.home.root
+    job = Job(name="a", run="echo", budget_usd=Decimal(1), source=root, code=root, cloud=Cloud.AWS)
+    for variable in ("AWS_DEFAULT_REGION", "AWS_REGION"):
+        monkeypatch.setenv(variable, "us-eats-1")
+        with pytest.raises(UsageError, match=f"{variable}: {_NO_REGION}") as refused:
+            Gpucloud(gpucloud.home).require_regions(job)
+        assert refused.value.hint == _NEAREST
+    with pytest.raises(UsageError, match=f"^{_NO_REGION}"):
+        gpucloud.aws(AwsChoices(), Resources()).require_regions(("us-eats-1",))
+    here = replace(job, resources=Resources(regions=("eu-west-1",)))
+    gpucloud.require_regions(here)  # the job's own count alone
+    gpucloud.require_regions(replace(job, cloud=Cloud.LOCAL))
 
 
 def test_a_bare_number_is_asked_for_with_its_unit() -> None:

@@ -138,6 +138,9 @@ def test_what_is_not_there_is_named_with_what_is():
     with pytest.raises(UsageError, match="tiny has no zone or region 'b'") as error:
         zone_set(tiny_market({"a": ("1", "1.00")}), "a,b")
     assert error.value.hint == "there are a, all"
+    with pytest.raises(UsageError, match="tiny has no zone or region 'us-eats-1'") as error:
+        zone_set(tiny_market({"us-east-1a": ("1", "1.00")}), "us-eats-1")
+    assert error.value.hint == "there are us-east-1a, us-east-1, all; did you mean us-east-1?"
 
 
 def test_at_another_price_spot_keeps_its_share():

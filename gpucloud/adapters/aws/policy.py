@@ -23,7 +23,7 @@ from gpucloud.domain.errors import CredentialsError, ProvisionError, UsageError
 from gpucloud.domain.job.spec import Access, AwsChoices, Job, Resources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
 BOUNDARY = "gpucloud-boundary"
 """The boundary's name, which gpucloud looks for in an account whose job file names none."""
@@ -177,7 +177,7 @@ class PrintedPolicies:
     """The policies for one job's choices. AWS is asked at most for what only it knows; `remarks` says what is lacking.
 
     `account` and `region` are those that were named: with an account nothing is asked of AWS. `without_address` tells
-    the types that the job may get and that AWS gives no public address.
+    the types that the job may get and that AWS gives no public address; `regions` are those that the catalog knows.
     """
 
     def __init__(
@@ -186,6 +186,7 @@ class PrintedPolicies:
         resources: Resources,
         *,
         without_address: Callable[[], tuple[str, ...]],
+        regions: Collection[str] = (),
         account: str | None = None,
         region: str | None = None,
     ) -> None:
@@ -198,6 +199,7 @@ class PrintedPolicies:
         self._named = (region,) if region is not None else resources.regions
         self._asked_for = account
         self._without_address = without_address
+        self._regions = regions
         self.remarks: list[str] = []
 
     def of_caller(
@@ -286,7 +288,7 @@ class PrintedPolicies:
 
     @cached_property
     def _partition(self) -> str:
-        return partition_of(self._first_region or _ANY_REGION)
+        return partition_of(self._first_region or _ANY_REGION, self._regions)
 
     @cached_property
     def _account(self) -> str:

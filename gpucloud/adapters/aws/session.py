@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import datetime, timedelta, timezone
 from difflib import get_close_matches
 from email.utils import parsedate_to_datetime
@@ -31,6 +32,7 @@ _CONFIG = botocore.config.Config(
 _QUICK = botocore.config.Config(connect_timeout=1.4, read_timeout=2.5, retries={"total_max_attempts": 1})
 
 
+_LIKE_A_REGION = r"[a-z]{2}(-[a-z]+)+-[0-9]{1,2}"
 # What a clock may differ before the difference counts: AWS tells whole seconds, and an answer takes its time.
 _ALIKE = timedelta(seconds=3)
 
@@ -107,18 +109,37 @@ class Aws:
             yield client
 
 
-def partition_of(region: str) -> str:
+def require_region(region: str, known: Collection[str] = (), said_by: str | None = None) -> None:
+    """UsageError with the nearest name for what is no region of AWS; nobody is asked.
+
+    `known` are those of a catalog, which may have been refreshed for one that is newer than botocore. `said_by` is what
+    named it, where that is neither the job file nor an option.
+    """
+    if region in known:
+        return
+    endpoints = _endpoints()
+    parts = [endpoints.get_available_endpoints("ec2", part) for part in endpoints.get_available_partitions()]
+    if any(region in part for part in parts):
+        return
+    close = get_close_matches(region.lower(), {*known, *endpoints.get_available_endpoints("ec2")}, n=1)
+    near = f"did you mean {close[0]}?" if close else "us-east-1, for example"
+    newer = f"{near}{'' if close else ';'} if AWS has opened it since: gpucloud catalog refresh --region {region}"
+    hint = newer if re.fullmatch(_LIKE_A_REGION, region) else near
+    raise UsageError(f"{f'{said_by}: ' if said_by else ''}{region} is no AWS region", hint=hint)
+
+
+def partition_of(region: str, known: Collection[str] = ()) -> str:
     """Return the partition of a region, asking nobody. UsageError: it is no region, or none that gpucloud rents in."""
-    # A session would read the user's profiles, of which none may be there.
-    regions = botocore.regions.EndpointResolver(botocore.loaders.create_loader().load_data("endpoints"))
-    try:
-        partition = str(regions.get_partition_for_region(region))
-    except botocore.exceptions.UnknownRegionError as error:
-        close = get_close_matches(region, regions.get_available_endpoints("ec2"), n=1)
-        hint = f"did you mean {close[0]}?" if close else "us-east-1, for example"
-        raise UsageError(f"{region} is no AWS region", hint=hint) from error
+    require_region(region, known)
+    # By its pattern: botocore need not have heard of a region that the catalog knows.
+    partition = str(_endpoints().get_partition_for_region(region))
     _require_aws(region, partition)
     return partition
+
+
+def _endpoints() -> botocore.regions.EndpointResolver:
+    # A session would read the user's profiles, of which none may be there.
+    return botocore.regions.EndpointResolver(botocore.loaders.create_loader().load_data("endpoints"))
 
 
 def _require_aws(region: str, partition: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -41,11 +42,14 @@ from gpucloud.domain.job.spec import (
 _LARGEST = 64 * 1024
 
 
-def read_job(path: Path) -> Job:
-    """Return the job in the file at `path`; JobFileError with every problem at once."""
+def read_job(path: Path, require_region: Callable[[str], None] | None = None) -> Job:
+    """Return the job in the file at `path`; JobFileError with every problem at once.
+
+    `require_region` raises UsageError for what is no region of AWS; without it any name will do.
+    """
     try:
         found = document.parse(_text(path))
-        keys, faults = _check(found, _folder(path))
+        keys, faults = _check(found, _folder(path), require_region)
     except Unreadable as error:
         raise JobFileError((_problem(path, error.fault),)) from error
     if keys is None or faults:
@@ -87,7 +91,9 @@ def _data(path: Path) -> bytes:
     return data
 
 
-def _check(found: Document, folder: Path) -> tuple[JobKeys | None, list[Fault]]:
+def _check(
+    found: Document, folder: Path, require_region: Callable[[str], None] | None
+) -> tuple[JobKeys | None, list[Fault]]:
     """Return the keys, where they are all right, and every fault; one fault per place, the first that was found."""
     if not isinstance(found.root, dict):
         at = found.place(())
@@ -98,7 +104,13 @@ def _check(found: Document, folder: Path) -> tuple[JobKeys | None, list[Fault]]:
         keys = JobKeys.model_validate(found.root)
     except ValidationError as error:
         faults += _new(document.faults(error, found), faults)
-    faults += _new(rules.broken(found.root, folder, lambda key, text: _at(found, key, text)), faults)
+
+    def report(key: Key, text: str) -> Fault:
+        return _at(found, key, text)
+
+    faults += _new(rules.broken(found.root, folder, report), faults)
+    if require_region is not None:
+        faults += _new(rules.no_regions(found.root, require_region, report), faults)
     return keys, faults
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from gpucloud.adapters.jobfile import values
 from gpucloud.adapters.jobfile.values import Fault, nearest
 from gpucloud.adapters.jobfile.values import Path as Key
+from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.spec import CHECKPOINT, Cloud
 from gpucloud.domain.node.container import OF_THE_CLIENT
 from gpucloud.domain.node.member import needs_shell
@@ -54,6 +55,19 @@ def broken(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fau
     yield from _launcher(root, fault)
     yield from _image(root, fault)
     yield from _hosts(root, folder, fault)
+
+
+def no_regions(root: Mapping[str, Any], require_region: Callable[[str], None], fault: Report) -> Iterator[Fault]:
+    """Yield what a job on AWS names as its regions and `require_region` raises UsageError for."""
+    section = root.get("resources")
+    regions = section.get("regions") if isinstance(section, dict) and root.get("cloud") == "aws" else None
+    for at, name in enumerate(regions if isinstance(regions, list) else [regions]):
+        if not isinstance(name, str):
+            continue
+        try:
+            require_region(name)
+        except UsageError as error:
+            yield replace(fault(("resources", "regions", at), error.message), hint=error.hint)
 
 
 def beside(folder: Path, written: str) -> Path:

@@ -16,7 +16,7 @@ from gpucloud.cli.target import group_of, known_job, none_is_up, one_node
 from gpucloud.domain import codec
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.quantities import format_moment, format_span, format_usd, parse_span
-from gpucloud.domain.job.spec import Cloud
+from gpucloud.domain.job.spec import AwsChoices, Cloud, Resources
 from gpucloud.domain.money.ledger import ZERO
 from gpucloud.domain.node.gate.report import REFUSED, Checked, Report, Severity, failures, figures
 from gpucloud.domain.node.hardware import Gpu
@@ -194,6 +194,8 @@ def gc(asked: Sweep, *, as_json: bool) -> int:
     Raises that account's error where there was nothing else to look at.
     """
     cloud = Gpucloud()
+    if asked.regions:
+        cloud.aws(AwsChoices(), Resources()).require_regions(asked.regions)
     results: list[Swept] = []
     looks: list[Census] = []
     unasked: list[Unasked] = []

@@ -244,6 +244,7 @@ def end_base(region: str | None, *, with_data: bool, yes: bool, as_json: bool) -
     cloud = Gpucloud()
     aws = cloud.aws(AwsChoices(), Resources(regions=(region,) if region else ()))
     _require_region(aws)
+    aws.require_regions()
     tell(f"AWS {aws.account().caller()}")
     costs = aws.base_costs()
     for what, usd in costs:
@@ -268,6 +269,10 @@ def catalog_refresh(regions: tuple[str, ...], scored: tuple[str, ...], *, as_jso
     aws = Gpucloud().aws(AwsChoices(), Resources(regions=regions))
     _require_region(aws)
     models = understood(Query(gpu=scored), aws.catalog).gpu
+    try:
+        aws.require_regions()
+    except UsageError as error:  # one that AWS has opened since becomes known here
+        tell(f"{error.message} that is known here; AWS is asked for it all the same")
     tell(f"AWS {aws.account().caller()}")
     fresh = [_fresh(aws.refresh_catalog(region, models), region) for region in aws.regions]
     if as_json:
@@ -310,6 +315,7 @@ def tools_install(*, as_json: bool) -> int:
 def _quotas(target: str | None) -> tuple[Quotas, Job]:
     cloud = Gpucloud()
     job = read_target(cloud, target, Cloud.AWS).job
+    cloud.require_regions(job)
     chosen = cloud.cloud(job)
     account = chosen.account()
     if account is None:

@@ -86,6 +86,7 @@ def _named(cloud: Gpucloud, job: Job) -> Job | None:
 
 def everywhere(cloud: Gpucloud, job: Job) -> Job | None:
     """Return the job in every region whose list prices are known; None where it, or AWS_REGION, names one."""
+    cloud.require_regions(job)
     aws = cloud.aws(job.aws, job.resources) if job.cloud is Cloud.AWS and not job.resources.regions else None
     if aws is None or aws.aws.knows_region:
         return None
@@ -380,6 +381,7 @@ def _require_key(cloud: Gpucloud, known: KnownJob, state: JobState) -> None:
 
 def introduce(cloud: Gpucloud, job: Job) -> None:
     """Say who pays, before anything is asked that costs money; CredentialsError when the cloud knows nobody."""
+    cloud.require_regions(job)
     account = cloud.cloud(job).account()
     if account is not None:
         tell(f"AWS {account.caller()}")

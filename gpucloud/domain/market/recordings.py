@@ -9,6 +9,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
+from difflib import get_close_matches
 from typing import TypeVar
 
 from gpucloud.domain.errors import UsageError
@@ -102,8 +103,12 @@ def zone_set(market: RecordedMarket, asked: str) -> tuple[RecordedZone, ...]:
     for word in asked.split(","):
         found = {zone.name for zone in market.zones if word in ("all", zone.name, region_of(zone.name))}
         if not found:
-            known = ", ".join(dict.fromkeys([*(zone.name for zone in market.zones), *market.regions, "all"]))
-            raise UsageError(f"{market.name} has no zone or region {word!r}", hint=f"there are {known}")
+            known = dict.fromkeys([*(zone.name for zone in market.zones), *market.regions, "all"])
+            close = get_close_matches(word.lower(), [*market.regions, *known], n=1)
+            near = f"; did you mean {close[0]}?" if close else ""
+            raise UsageError(
+                f"{market.name} has no zone or region {word!r}", hint=f"there are {', '.join(known)}{near}"
+            )
         wanted |= found
     return tuple(zone for zone in market.zones if zone.name in wanted)
 
