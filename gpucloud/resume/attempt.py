@@ -218,6 +218,7 @@ def _vain_steps(ranks: Ranks) -> int:
 # How it ends.
 
 
+_LONGEST_WHY = 400
 SAVED_AND_LEFT = 75
 """Exit code of a rank that saved and left because it was asked to: EX_TEMPFAIL of sysexits(3), try again."""
 
@@ -246,13 +247,13 @@ class Leaving:
         another would train as much again, and end no better.
         """
         self._profiling.close()
-        if not self._decider.last(step, self._moment, Why.LAST):
-            self._tell_unsaved(step)
-        progress.done()
+        is_saved = self._decider.last(step, self._moment, Why.LAST)
+        progress.done(None if is_saved else self._tell_unsaved(step))
         self._folder.write(f"done-{self._ranks.rank}.json", self._standing(step))
         self._close()
 
-    def _tell_unsaved(self, step: int) -> None:
+    def _tell_unsaved(self, step: int) -> str:
+        """Say that the final state is not saved, and return why; StoreError where the run is not trained for that."""
         lacking, committed = self._decider.no_memory, self._decider.committed
         lacks, refused = self._ranks.highest(int(lacking is not None), int(self._decider.is_refused))
         if lacks:
@@ -265,7 +266,7 @@ class Leaving:
                     f"the run is trained, and its state of step {step} is not saved{nothing}{why}; "
                     f"{beside}what the script has exported or written into `outputs:` is all that there is of it"
                 )
-            return
+            return (lacking or "another rank has no memory for it")[:_LONGEST_WHY]
         again = "start the job again: it continues from its last checkpoint"
         error = StoreError(
             f"the final checkpoint, of step {step}, could not be committed",

@@ -215,6 +215,7 @@ class Progress:
         self._waited_s = 0.0
         self._longest: float | None = None
         self._over = False
+        self._unsaved: str | None = None
         self._stepped_at = time.monotonic()
         self._written_at = 0.0
         self._beside = Beside(folder, "progress.json")
@@ -266,9 +267,12 @@ class Progress:
             self._stepped_at = time.monotonic()
             self.write()
 
-    def done(self) -> None:
-        """The training is over: whatever the script still does, nobody is to wait for another step."""
-        self._phase, self._over = "done", True
+    def done(self, unsaved: str | None = None) -> None:
+        """The training is over: whatever the script still does, nobody is to wait for another step.
+
+        `unsaved` is why the last step is not saved, None where it is.
+        """
+        self._phase, self._over, self._unsaved = "done", True, unsaved
         self.write()
 
     def write(self) -> None:
@@ -288,6 +292,7 @@ class Progress:
             "step_seconds": self.step_seconds,
             "waiting_share": self._waiting_share(),
             "longest_s": self._longest,
+            "unsaved": self._unsaved,
             "written_at": time.time(),
         }
 

@@ -190,7 +190,7 @@ def replacement_not_counted(original: Any) -> Any:
     return payable
 
 
-@seeded("domain.supervision.transitions:with_intervals", *_PAYABLE_TESTS)
+@seeded("domain.supervision.strays:with_intervals", *_PAYABLE_TESTS)
 def vanished_machine_forgotten(original: Any) -> Any:
     """Only what is listed was ever there."""
     return lambda intervals, nodes: original((), nodes)
@@ -240,7 +240,7 @@ def relieved_machine_taken_out_of_its_group(original: Any) -> Any:
 @seeded("usecases.supervise.provision:MachineProvisioner._last_intervals", "pytest", "tests/unit/test_last_bill.py")
 def one_old_listing_trusted(original: Any) -> Any:
     """The first list after the end counts, whatever it still shows."""
-    from gpucloud.domain.supervision.transitions import as_listed
+    from gpucloud.domain.supervision.strays import as_listed
 
     return lambda self, name: (
         as_listed(self.lease.state, self.services.group.describe(name), self.services.clock.now()).nodes
@@ -385,7 +385,7 @@ def who_is_done_ends_who_is_not(original: Any) -> Any:
     return lambda attempt, snapshot: len({is_over(attempt, node) for node in members_of(attempt, snapshot)}) == 2
 
 
-@seeded("domain.supervision.transitions:ended", "pytest", "tests/unit/test_supervision_limits.py")
+@seeded("domain.supervision.strays:ended", "pytest", "tests/unit/test_supervision_limits.py")
 def what_is_listed_no_longer_lives_on(original: Any) -> Any:
     """A machine that the cloud has forgotten is charged up to now."""
     return lambda interval, paid_until, now: original(interval, None, now)

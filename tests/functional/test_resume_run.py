@@ -683,6 +683,9 @@ def test_a_run_without_memory_for_its_last_save_after_others_is_trained_and_not_
     assert "the run is trained, and its state of step 6 is not saved: there is no memory for it: " in ended
     assert "; beside the newest checkpoint, of step 2, what the script has exported or written into `outputs:`" in ended
     assert committed(job) == [2]
+    told = json.loads((job / "attempt/progress.json").read_text())
+    assert (told["step"], told["committed_step"], told["phase"]) == (6, 2, "done")
+    assert told["unsaved"].startswith("there is no memory for it: ")
     assert supervised(job) == (Outcome.DONE, ExitReason.SUCCEEDED)
 
 

@@ -54,7 +54,7 @@ from gpucloud.domain.supervision.action import (
 from gpucloud.domain.supervision.reconcile import TIME_IS_OVER, decide
 from gpucloud.domain.supervision.self_driving import ORDER_VERSION, DriveOrder, order_key, parse_order, unable, unkept
 from gpucloud.domain.supervision.snapshot import DriveTrial, Goal, Homecoming, PeerReport, Readiness, Rules
-from gpucloud.domain.supervision.transitions import as_listed
+from gpucloud.domain.supervision.strays import as_listed
 from gpucloud.ports import Brought, ClusterSpec
 from gpucloud.store.directory import DirectoryStore
 from gpucloud.usecases.jobstore.jobstore import JobStore

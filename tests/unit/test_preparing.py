@@ -12,7 +12,8 @@ import pytest
 from gpucloud.domain.errors import HostUnreachable, NodeError
 from gpucloud.domain.node.node import EndCause, GroupView, NodeState
 from gpucloud.domain.supervision.quarantine import BootstrapTry, Prepared, failures, noted, silences
-from gpucloud.domain.supervision.transitions import since, with_intervals
+from gpucloud.domain.supervision.strays import with_intervals
+from gpucloud.domain.supervision.transitions import since
 from gpucloud.usecases.supervise.prepare import Bootstrapper
 from gpucloud.usecases.supervise.prepare import Prepared as Ready
 from tests.fakes.clock import JumpingClock

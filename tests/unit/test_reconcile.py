@@ -10,7 +10,7 @@ from decimal import Decimal
 import pytest
 
 from gpucloud.cli.render.reports import report_json, report_text
-from gpucloud.domain.checkpoint.manifest import Why
+from gpucloud.domain.checkpoint.manifest import Counts, Why
 from gpucloud.domain.checkpoint.protection import Saving
 from gpucloud.domain.job.spec import IdlePolicy, Market
 from gpucloud.domain.money.budget import Spend
@@ -898,7 +898,7 @@ KEPT = "the newest checkpoint is that of step"
         ({}, 100, 90, f"at step 100 of 100, without run.done(): {KEPT} 90"),
         ({"total_steps": None}, 49, None, "at step 49, without run.done(): nothing is saved"),
         ({}, 100, 100, None),  # nothing is lost
-        ({"phase": DONE}, 49, 40, None),  # it meant to; no save may have found room
+        ({"phase": DONE}, 49, 40, None),  # it meant to
         ({"phase": OUTPUT}, 49, None, None),  # it knows nothing of gpucloud.resume
         ({"phase": UNTOLD}, 49, 40, None),
     ],
@@ -913,6 +913,34 @@ def test_that_a_script_of_gpucloud_resume_ended_before_its_end_is_said(of_script
     assert transitions.close_attempt(world.state, closed, NOW).message == message
     told = tell_story(closed, world)
     assert told.endswith(f"; {message}" if message else ("succeeded", f"checkpoint at step {saved}")[saved is not None])
+
+
+NO_ROOM = "there is no memory for it: 3 KiB wanted"
+
+
+@pytest.mark.parametrize("saved", [2, None])
+@pytest.mark.parametrize("goes", [False, True])
+def test_a_run_that_is_done_without_its_last_save_tells_which_step_is_saved_and_why(saved, goes):
+    ref = CheckpointRef(step=saved, sha256="a" * 64) if saved is not None else None
+    done = up("a", part(1, Outcome.DONE, 6, total_steps=6, phase=DONE, unsaved=NO_ROOM))
+    attempt = replace(opened("a"), first_step=1, last_step=5, counts=Counts.STEPS)
+    seen = transitions.since(transitions.record(running(done, attempt=attempt, checkpoint=ref)), running(done), 1)
+    # Its machine may go before its end is written down.
+    world = snapshot(*(() if goes else (done,)), state=seen, checkpoint=ref)
+    closed = decide(replace(GOAL, nodes=1), world, RULES)
+    kept = f"the newest checkpoint is that of step {saved}" if saved else "nothing is saved"
+    assert closed.message == f"its last step, 6, is not saved, as {NO_ROOM}; {kept}"
+    assert tell_story(closed, world).endswith(
+        f": succeeded{', checkpoint at step 2' if saved else ''}; {closed.message}"
+    )
+    over = transitions.close_attempt(seen, closed, NOW)
+    spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal(0))
+    told = report(over, spend, (), world.group, None)
+    as_json = report_json(told)
+    assert (as_json["status"], as_json["message"], as_json["last_step"]) == ("succeeded", closed.message, saved)
+    assert as_json["attempts"][0]["kept_to_step"] == (saved or 0)
+    assert f"1–6, {'kept to 2' if saved else 'none kept'}" in report_text(told)
+    assert closed.message in report_text(told)
 
 
 @pytest.mark.parametrize(

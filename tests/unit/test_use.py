@@ -13,8 +13,8 @@ from gpucloud.domain.codec import from_json, to_json
 from gpucloud.domain.job.spec import IdlePolicy
 from gpucloud.domain.node.hardware import GpuSample, HostSample
 from gpucloud.domain.node.status import Status
-from gpucloud.domain.node.use import DeviceUse, GpuUse, likely_cause, warning, wasted
-from gpucloud.domain.state.state import Attempt, ExitReason, JobState, UseSpan
+from gpucloud.domain.node.use import DeviceUse, GpuUse, UseSpan, likely_cause, warning, wasted
+from gpucloud.domain.state.state import Attempt, ExitReason, JobState
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import CloseAttempt
 from gpucloud.domain.supervision.snapshot import Snapshot

@@ -142,6 +142,8 @@ class Progress:
     """What its numbers are of: of a script that does not report, perhaps its saves."""
     counter_drop: CounterDrop | None = None
     """By what its first save was behind the checkpoint that was put back: it began anew; None where it was not."""
+    unsaved: str | None = None
+    """Why the last step of a run that is done is not saved; None where it is."""
 
     @property
     def stalled_for(self) -> timedelta | None:
@@ -322,7 +324,7 @@ def is_possible_progress(progress: Progress) -> bool:
         and (drop is None or drop.saved < drop.put_back)
         and 0 <= (progress.total_steps or 0) <= _MOST_TOTAL
         and all(0 <= span <= _LONGEST_S for span in (*seconds, abs(progress.age_s), abs(progress.waiting_share or 0.0)))
-        and len(progress.phase) <= _LONGEST_TEXT
+        and max(len(progress.phase), len(progress.unsaved or "")) <= _LONGEST_TEXT
     )
 
 

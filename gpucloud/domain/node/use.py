@@ -29,6 +29,15 @@ class DeviceUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UseSpan:
+    """A stretch of training on one machine: how long it was, and each GPU's mean use in it, in percent."""
+
+    seconds: float
+    uses: tuple[float | None, ...]
+    """By the GPUs' index; None for one that does not tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuUse:
     """All GPUs of an attempt over a window of training; saving and evaluating are left out of it.
 

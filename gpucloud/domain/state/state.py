@@ -10,6 +10,7 @@ from enum import Enum
 from gpucloud.domain.checkpoint.manifest import Counts, Why
 from gpucloud.domain.node.node import EndCause, Fault
 from gpucloud.domain.node.status import Outcome, Stop
+from gpucloud.domain.node.use import UseSpan
 from gpucloud.domain.offer import EfaLayout, Pool
 
 VERSION = 1
@@ -124,15 +125,6 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UseSpan:
-    """A stretch of training on one machine: how long it was, and each GPU's mean use in it, in percent."""
-
-    seconds: float
-    uses: tuple[float | None, ...]
-    """By the GPUs' index; None for one that does not tell."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
     """A node in an attempt, with its node rank."""
 
@@ -214,6 +206,8 @@ class Attempt:
     """Whether its script did not go on from the checkpoint that was put back, as its first save shows."""
     outdated: bool = False
     """Whether the next one runs other code, or runs it otherwise: how many steps it had counts until its end alone."""
+    unsaved: str | None = None
+    """Why its last steps are not saved, of a script that was done, or ended with 0; None where they are."""
 
     @property
     def ends_for_good(self) -> bool:

@@ -16,7 +16,7 @@ from gpucloud.domain.job.quantities import counted, format_moment, format_span, 
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.market.policies import Mode
 from gpucloud.domain.node.node import Fault, GroupView, Refusal
-from gpucloud.domain.node.status import DONE, OUTPUT, UNTOLD
+from gpucloud.domain.node.status import OUTPUT
 from gpucloud.domain.offer import Offer, Pool
 from gpucloud.domain.state.state import Attempt, CapacityDecision, Cooldown, ExitReason, JobState
 from gpucloud.domain.supervision.action import Action, CoolDown, Finish, Move, Resize, Wait
@@ -369,22 +369,6 @@ def is_deaf(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> bool:
 def is_mute(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> bool:
     """Whether a script saves nothing and would not hear that it should: its own word counts more than its code."""
     return goal.saves_nothing and is_deaf(attempt, goal, snapshot)
-
-
-def without_done(attempt: Attempt, snapshot: Snapshot) -> str | None:
-    """Return what to say of a script that uses gpucloud.resume and ended with 0 before its end; None where it was over.
-
-    Only `run.done()` saves the last step; one that says so has trained as far as it was to, whatever it had meant to.
-    """
-    progress, saved = progress_of(attempt, snapshot), snapshot.checkpoint or snapshot.state.checkpoint
-    if progress is None or progress.phase in (OUTPUT, UNTOLD, DONE):
-        return None
-    step, total = max(progress.step, 0), progress.total_steps
-    if saved is not None and saved.step >= step and (total is None or step >= total):
-        return None
-    kept = f"the newest checkpoint is that of {saved}" if saved is not None else "nothing is saved"
-    of = f" of {total}" if total is not None else ""
-    return f"its script ended with 0 at step {step}{of}, without run.done(): {kept}"
 
 
 def unsaved(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> timedelta:

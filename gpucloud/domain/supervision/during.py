@@ -22,7 +22,7 @@ from gpucloud.domain.supervision.action import (
     Replace,
     Wait,
 )
-from gpucloud.domain.supervision.capacity import is_mute, without_done
+from gpucloud.domain.supervision.capacity import is_mute
 from gpucloud.domain.supervision.elastic import ask_for_more, have_beside, order_to_grow, order_to_move
 from gpucloud.domain.supervision.membership import (
     NOBODY_ANSWERS,
@@ -44,6 +44,7 @@ from gpucloud.domain.supervision.membership import (
 from gpucloud.domain.supervision.quarantine import in_a_row, note_bad, to_replace
 from gpucloud.domain.supervision.renewal import for_results, make_room, prepare, renew, tell, unfit, worth_a_start
 from gpucloud.domain.supervision.snapshot import Goal, Homecoming, Limits, NodeSnapshot, Readiness, Rules, Snapshot
+from gpucloud.domain.supervision.transitions import last_steps_unsaved
 
 
 def during(attempt: Attempt, goal: Goal, snapshot: Snapshot, rules: Rules) -> Action:
@@ -140,7 +141,7 @@ def _close(
 ) -> Action:
     reason, message = _reason(attempt, members, snapshot, rules.prepaid_rule), None
     if reason is ExitReason.SUCCEEDED:
-        message = without_done(attempt, snapshot)
+        message = last_steps_unsaved(attempt, snapshot)
     if reason is ExitReason.SUCCEEDED and _trained_nothing(attempt, goal, snapshot):
         reason, message = ExitReason.USER_ERROR, UNTRAINED
     elif reason is ExitReason.USER_ERROR and not _is_settled(members, snapshot, rules.limits):

@@ -1,17 +1,19 @@
-"""Strays: what bears gpucloud's tags in an account and belongs to no living job; and when it may be removed.
+"""What a cloud lists, beside what is written down: the machines that a job has had, and strays.
 
-The rules are those of Karpenter's garbage collection (the cloud is listed first, then the own records) and of cloud
-custodian (mark, wait, look again): two sightings at least a minute apart, and exact owner tags only.
+Strays bear gpucloud's tags in an account and belong to no living job. The rules for when they may be removed are those
+of Karpenter's garbage collection (the cloud is listed first, then the own records) and of cloud custodian (mark, wait,
+look again): two sightings at least a minute apart, and exact owner tags only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 
-from gpucloud.domain.state.state import JobState
+from gpucloud.domain.node.node import EndCause, GroupView, Node, NodeState
+from gpucloud.domain.state.state import JobState, UsageInterval
 
 MANAGED, CLUSTER, JOB, STORE = "gpucloud:managed", "gpucloud:cluster", "gpucloud:job", "gpucloud:store"
 APART = timedelta(seconds=60)
@@ -118,3 +120,56 @@ def ripe(found: Iterable[Thing], first_seen: Mapping[str, datetime], now: dateti
         for (cluster, region), some in sorted(places.items())
         if all(now - first_seen.get(thing.key, now) >= APART for thing in some)
     )
+
+
+# The machines that a job has had, brought up to date with what the cloud lists.
+#
+# One rule for all who reckon with them: a machine that the cloud lists no longer has ended, at the latest when the time
+# that was armed last was over. What it costs up to then is what `status` shows, and what the budget counts.
+
+
+LISTED_LATE = timedelta(seconds=60)
+"""For so long a list may lack what lives: nothing is written down for good before."""
+
+
+def with_intervals(intervals: tuple[UsageInterval, ...], nodes: tuple[Node, ...]) -> tuple[UsageInterval, ...]:
+    """Return the lives with every listed node added or brought up to date."""
+    known = {interval.node_id: interval for interval in intervals}
+    for node in nodes:
+        interval = known.get(node.id) or UsageInterval(node_id=node.id, pool=node.pool, launched_at=node.launched_at)
+        if node.state is NodeState.TERMINATED and interval.ended_at is None:
+            interval = replace(interval, ended_at=node.ended_at or node.launched_at, end_cause=node.end_cause)
+        known[node.id] = replace(interval, missing_at=None) if interval.ended_at is None else interval
+    return tuple(known.values())
+
+
+def as_listed(state: JobState, group: GroupView, now: datetime) -> JobState:
+    """Return the state with the ends that the group lists, and with those of machines that it lists no longer.
+
+    Nobody may have written an end down yet. What is missed for the first time may only be listed late: it counts as
+    alive for a minute more, and where it was paid until a time, for a minute after that at the most.
+    """
+    listed = {node.id for node in group.nodes}
+    intervals = (
+        interval
+        if interval.ended_at is not None or interval.node_id in listed
+        else _missing(interval, state.paid_until, now)
+        for interval in with_intervals(state.nodes, group.nodes)
+    )
+    return replace(state, nodes=tuple(intervals))
+
+
+def ended(interval: UsageInterval, paid_until: datetime | None, now: datetime) -> UsageInterval:
+    """Return the life with its end, of which nobody tells: what was armed bounds it, and when it was missed."""
+    if interval.ended_at is not None:
+        return interval
+    at = min(moment for moment in (now, interval.missing_at, paid_until) if moment is not None)
+    cause = EndCause.SCHEDULE if at == paid_until else None
+    return replace(interval, ended_at=max(at, interval.launched_at), end_cause=cause)
+
+
+def _missing(interval: UsageInterval, paid_until: datetime | None, now: datetime) -> UsageInterval:
+    since = interval.missing_at or now
+    first = min(since, paid_until) if paid_until is not None else since
+    interval = replace(interval, missing_at=since)
+    return ended(interval, paid_until, now) if now - first >= LISTED_LATE else interval

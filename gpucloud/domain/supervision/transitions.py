@@ -1,15 +1,14 @@
-"""How the job's state changes: with what was seen, with what is about to be done, and the machines it has had."""
+"""How the job's state changes: with what was seen, and with what is about to be done."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from decimal import Decimal
 
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import span_of
-from gpucloud.domain.node.node import EndCause, GroupView, Node, NodeState
-from gpucloud.domain.node.status import OUTPUT, UNTOLD, Outcome, Progress, Stop
+from gpucloud.domain.node.status import DONE, OUTPUT, UNTOLD, Outcome, Progress, Stop
 from gpucloud.domain.state.state import (
     Attempt,
     ExitReason,
@@ -21,7 +20,6 @@ from gpucloud.domain.state.state import (
     MissingOutput,
     Quarantine,
     Successor,
-    UsageInterval,
 )
 from gpucloud.domain.supervision.action import (
     Appoint,
@@ -39,6 +37,8 @@ from gpucloud.domain.supervision.budget import overdue
 from gpucloud.domain.supervision.capacity import cooled, with_distance
 from gpucloud.domain.supervision.membership import is_broken, outcomes_of, progress_of, shown_of, timed, unit_of
 from gpucloud.domain.supervision.snapshot import Homecoming, Snapshot
+from gpucloud.domain.supervision.strays import as_listed
+from gpucloud.domain.untrusted import in_one_line
 
 
 def record(snapshot: Snapshot) -> JobState:
@@ -107,6 +107,7 @@ def close_attempt(
         ended_at=now,
         reason=action.reason,
         missing_outputs=missing_outputs,
+        unsaved=action.message if action.reason is ExitReason.SUCCEEDED else None,
     )
     waiting = replace(_with_attempt(state, attempt), status=JobStatus.WAITING, message=None)
     if action.reason.retried:
@@ -114,6 +115,28 @@ def close_attempt(
     said = state.message if action.reason is last.ending_reason else None
     message = action.message or said or (failure if action.reason.by_script else None)
     return finish(waiting, Finish(reason=action.reason, message=message), now)
+
+
+def last_steps_unsaved(attempt: Attempt, snapshot: Snapshot) -> str | None:
+    """Return what to say of a script that uses gpucloud.resume and has succeeded without a save of its last step.
+
+    Only `run.done()` saves that; one that says so has trained as far as it was to, whatever it had meant to. None where
+    all is saved.
+    """
+    progress, saved = progress_of(attempt, snapshot), snapshot.checkpoint or snapshot.state.checkpoint
+    kept = f"the newest checkpoint is that of {saved}" if saved is not None else "nothing is saved"
+    why, reached = attempt.unsaved, attempt.last_step or 0
+    if progress is not None and progress.phase == DONE:
+        why, reached = progress.unsaved, max(progress.step, reached)
+    if why is not None:
+        return f"its last step, {reached}, is not saved, as {in_one_line(why)}; {kept}"
+    if progress is None or progress.phase in (OUTPUT, UNTOLD, DONE):
+        return None
+    step, total = max(progress.step, 0), progress.total_steps
+    if saved is not None and saved.step >= step and (total is None or step >= total):
+        return None
+    of = f" of {total}" if total is not None else ""
+    return f"its script ended with 0 at step {step}{of}, without run.done(): {kept}"
 
 
 def with_commit(attempts: tuple[Attempt, ...], step: int | None, counts: Counts) -> tuple[Attempt, ...]:
@@ -320,6 +343,7 @@ def _with_steps(snapshot: Snapshot) -> JobState:
         step_seconds=progress.step_seconds if progress.step_seconds is not None else attempt.step_seconds,
         longest_step_s=max(progress.longest_s or 0.0, attempt.longest_step_s or 0.0) or None,
         total_steps=progress.total_steps if progress.total_steps is not None else attempt.total_steps,
+        unsaved=progress.unsaved,
     )
     if attempt.last_step != last:
         by_itself = progress.phase in (OUTPUT, UNTOLD)
@@ -395,56 +419,3 @@ def _stopped_at(interruption: Interruption, state: JobState) -> datetime:
         return last or left
     word = (gone.last_word_at or gone.silent_at) if gone is not None else None
     return min(noticed, end or last or word or noticed)
-
-
-# The machines that a job has had, brought up to date with what the cloud lists.
-#
-# One rule for all who reckon with them: a machine that the cloud lists no longer has ended, at the latest when the time
-# that was armed last was over. What it costs up to then is what `status` shows, and what the budget counts.
-
-
-LISTED_LATE = timedelta(seconds=60)
-"""For so long a list may lack what lives: nothing is written down for good before."""
-
-
-def with_intervals(intervals: tuple[UsageInterval, ...], nodes: tuple[Node, ...]) -> tuple[UsageInterval, ...]:
-    """Return the lives with every listed node added or brought up to date."""
-    known = {interval.node_id: interval for interval in intervals}
-    for node in nodes:
-        interval = known.get(node.id) or UsageInterval(node_id=node.id, pool=node.pool, launched_at=node.launched_at)
-        if node.state is NodeState.TERMINATED and interval.ended_at is None:
-            interval = replace(interval, ended_at=node.ended_at or node.launched_at, end_cause=node.end_cause)
-        known[node.id] = replace(interval, missing_at=None) if interval.ended_at is None else interval
-    return tuple(known.values())
-
-
-def as_listed(state: JobState, group: GroupView, now: datetime) -> JobState:
-    """Return the state with the ends that the group lists, and with those of machines that it lists no longer.
-
-    Nobody may have written an end down yet. What is missed for the first time may only be listed late: it counts as
-    alive for a minute more, and where it was paid until a time, for a minute after that at the most.
-    """
-    listed = {node.id for node in group.nodes}
-    intervals = (
-        interval
-        if interval.ended_at is not None or interval.node_id in listed
-        else _missing(interval, state.paid_until, now)
-        for interval in with_intervals(state.nodes, group.nodes)
-    )
-    return replace(state, nodes=tuple(intervals))
-
-
-def ended(interval: UsageInterval, paid_until: datetime | None, now: datetime) -> UsageInterval:
-    """Return the life with its end, of which nobody tells: what was armed bounds it, and when it was missed."""
-    if interval.ended_at is not None:
-        return interval
-    at = min(moment for moment in (now, interval.missing_at, paid_until) if moment is not None)
-    cause = EndCause.SCHEDULE if at == paid_until else None
-    return replace(interval, ended_at=max(at, interval.launched_at), end_cause=cause)
-
-
-def _missing(interval: UsageInterval, paid_until: datetime | None, now: datetime) -> UsageInterval:
-    since = interval.missing_at or now
-    first = min(since, paid_until) if paid_until is not None else since
-    interval = replace(interval, missing_at=since)
-    return ended(interval, paid_until, now) if now - first >= LISTED_LATE else interval

@@ -27,7 +27,8 @@ from gpucloud.domain.supervision.capacity import standing
 from gpucloud.domain.supervision.membership import time_to_go, with_leaving
 from gpucloud.domain.supervision.self_driving import hands_over, makes_itself_fit
 from gpucloud.domain.supervision.snapshot import Rules
-from gpucloud.domain.supervision.transitions import as_listed, with_commit
+from gpucloud.domain.supervision.strays import as_listed
+from gpucloud.domain.supervision.transitions import with_commit
 from gpucloud.ports import Clock, MarketData, NodeGroup
 from gpucloud.store import Stored, TooMany, newest_commit
 from gpucloud.store.contract import Tally

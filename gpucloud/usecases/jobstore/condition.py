@@ -204,7 +204,7 @@ def kept_to(
     saved = {one.saved_step for one in attempts if one.saved_step is not None} | {0}
     begun = [one.first_step - 1 for one in later if one.first_step is not None]
     kept = [step for step in begun if step in saved]
-    if not begun and not is_last and not succeeded:
+    if not begun and ((not is_last and not succeeded) or (is_last and attempt.unsaved is not None)):
         kept = [checkpoint.step if checkpoint is not None else 0]
     least = min(kept, default=attempt.last_step)
     return max(least, attempt.first_step - 1) if least < attempt.last_step else None

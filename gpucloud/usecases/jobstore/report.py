@@ -325,8 +325,8 @@ class JobReport:
     def reached(self) -> Reached | None:
         """The newest step that counts; None before the first. What was trained and lost does not."""
         progress, attempt, saved = self.progress, self.open_attempt, self.checkpoint
-        last = self.attempts[-1] if self.attempts else None
-        if self.status is JobStatus.SUCCEEDED and last is not None and last.last_step is not None:
+        last = self.attempts[-1] if self.status is JobStatus.SUCCEEDED and self.attempts else None
+        if last is not None and last.last_step is not None and last.unsaved is None:
             return Reached(step=last.last_step, total_steps=last.total_steps, counts=self.unit_of(last))
         left = attempt is not None and not self._machines_of(attempt) and not self._is_trained(attempt)
         if self.status.ended or attempt is None or self.ran_out or left:

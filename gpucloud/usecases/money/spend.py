@@ -16,7 +16,7 @@ from gpucloud.domain.node.node import GroupView
 from gpucloud.domain.state.state import JobState, UsageInterval
 from gpucloud.domain.supervision.budget import Standing
 from gpucloud.domain.supervision.self_driving import Arming, earlier_usd, told_since_alive, unproven_usd, witnessed
-from gpucloud.domain.supervision.transitions import as_listed
+from gpucloud.domain.supervision.strays import as_listed
 from gpucloud.ports import BillingData, MarketData
 from gpucloud.usecases.jobstore.jobstore import JobStore
 

@@ -17,8 +17,8 @@ from gpucloud.domain.errors import NodeError, StoreError
 from gpucloud.domain.job.quantities import counted, span_of
 from gpucloud.domain.node.node import Node
 from gpucloud.domain.node.status import OUTPUT, UNTOLD, Progress, Status
-from gpucloud.domain.node.use import LOOK, DeviceUse, GpuUse, Span, parse_summary, summary_lines, warning
-from gpucloud.domain.state.state import Attempt, JobState, Member, UseSpan
+from gpucloud.domain.node.use import LOOK, DeviceUse, GpuUse, Span, UseSpan, parse_summary, summary_lines, warning
+from gpucloud.domain.state.state import Attempt, JobState, Member
 from gpucloud.domain.supervision.membership import members_of, part_of, progress_of
 from gpucloud.domain.supervision.snapshot import NodeSnapshot, Snapshot
 from gpucloud.domain.untrusted import STATUS_BYTES
