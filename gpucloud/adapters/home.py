@@ -9,11 +9,12 @@ import hashlib
 import json
 import os
 import pwd
+import shlex
 import shutil
 import stat
 import sys
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -26,7 +27,8 @@ from gpucloud.domain.job.spec import Cloud, KnownJob
 from gpucloud.domain.state.order import OrderMark
 from gpucloud.domain.supervision.strays import Owner
 from gpucloud.domain.variables import GPUCLOUD_HOME, GPUCLOUD_SSH_KEY
-from gpucloud.store.directory import user_path
+from gpucloud.store import ObjectStore
+from gpucloud.store.directory import DirectoryStore, user_path
 from gpucloud.system.processes import locked
 from gpucloud.system.wholefile import write_whole
 
@@ -157,6 +159,16 @@ class Home:
         paths = sorted(self._index.glob(f"{beginning}*.json")) if self._index.is_dir() else []
         return tuple(self._read(path) for path in paths)
 
+    def require_same(self, store: ObjectStore, jobs: Iterable[KnownJob]) -> ObjectStore:
+        """Return the store, which is away where its folder is not the one that these jobs are in."""
+        there = [one for one in jobs if one.store == store.url and one.store_identity is not None]
+        if isinstance(store, DirectoryStore) and there:
+            entries = " ".join(shlex.quote(str(self._index / f"{one.name}.json")) for one in there)
+            forgets = f"rm {entries} forgets what was in it: {', '.join(one.name for one in there)}"
+            hint = f"mount it again, or put it back where it was; if it is lost for good, {forgets}"
+            store.expect((one.store_identity for one in there if one.store_identity is not None), hint)
+        return store
+
     def find(self, name: str) -> KnownJob | None:
         """Return the known job of that name."""
         path = self._index / f"{name}.json"
@@ -175,6 +187,7 @@ class Home:
                 file=Path(entry["file"]),
                 cloud=Cloud(entry.get("cloud", "local")),
                 profile=entry.get("profile"),
+                store_identity=entry.get("store_identity"),
             )
         except (ValueError, KeyError) as error:
             raise StoreError(f"{path} is damaged", hint=f"remove it: rm {path}") from error
@@ -252,7 +265,13 @@ def _fill(descriptor: int, size: int) -> None:
 
 
 def _entry(job: KnownJob) -> dict[str, str | None]:
-    return {"store": job.store, "file": str(job.file), "cloud": job.cloud.value, "profile": job.profile}
+    return {
+        "store": job.store,
+        "file": str(job.file),
+        "cloud": job.cloud.value,
+        "profile": job.profile,
+        "store_identity": job.store_identity,
+    }
 
 
 def open_home() -> Home:

@@ -30,6 +30,7 @@ __all__ = [
 def open_store(url: str, *, profile: str | None = None, bytes_per_s: float | None = None) -> ObjectStore:
     """Return the store at `url` (`s3://bucket/prefix`, `file:///path` or a path); StoreError for any other scheme.
 
+    `file:///path#identity` is that very store: it is away where the folder has none of that identity.
     `profile` is the AWS profile that opens it, else what the environment says. `bytes_per_s` bounds how fast large
     objects go up to S3.
     """
@@ -41,5 +42,6 @@ def open_store(url: str, *, profile: str | None = None, bytes_per_s: float | Non
     if scheme == "s3":
         return S3Store(url, profile=profile, bytes_per_s=bytes_per_s)
     if scheme == "file" and rest.startswith("/"):
-        return DirectoryStore(Path(unquote(urlsplit(url).path)))
+        parts = urlsplit(url)
+        return DirectoryStore(Path(unquote(parts.path)), (parts.fragment,) if parts.fragment else ())
     raise StoreError(f"{url!r} names no store", hint="write s3://bucket/prefix, file:///path or a path")

@@ -75,6 +75,11 @@ class ObjectStore(Protocol):
 
     url: str
 
+    @property
+    def address(self) -> str:
+        """The URL by which another process opens this very store."""
+        ...
+
     def get(self, key: str) -> Stored | None:
         """Return the object, or None when there is none. TooLarge for one of more than `bounds.most_of` its key."""
         ...
@@ -187,6 +192,11 @@ class CountingStore:
         self._store = store
         self._tally = tally
         self.url = store.url
+
+    @property
+    def address(self) -> str:
+        """The URL by which another process opens this very store."""
+        return self._store.address
 
     def get(self, key: str) -> Stored | None:
         """Return the object, or None when there is none."""

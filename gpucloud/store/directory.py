@@ -8,7 +8,7 @@ import hashlib
 import os
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -20,6 +20,8 @@ from gpucloud.store.parts import all_done, crc32_of
 from gpucloud.system.processes import try_lock
 
 _LOCKS = f"{RESERVED}locks"
+_MARKER = f"{RESERVED}store"
+_AWAY_HINT = "mount it again, or put it back where it was"
 _LOCK_LIMIT_S = 10.0
 _LOCK_POLL_S = 0.002
 _HINTS = {
@@ -42,14 +44,40 @@ class DirectoryStore:
     A write that must find nothing there needs no lock: a link does that. The others to one key are ordered by a lock,
     which few other keys share, since a writer that was stopped (SIGSTOP, Ctrl-Z, a frozen node) keeps what it holds;
     it is waited for 10 s. A version is the file's modification time, made to rise with every write, and its inode.
-    Store time is this machine's clock. A root that was there and is gone, as where it is mounted no more, is not made
-    anew: what is in it is away, and not deleted.
+    Store time is this machine's clock.
+
+    With its first object a store gets an identity, in a file of its root. A root that was there and is gone, or has
+    another identity or none any more, as where nothing is mounted, or another disk, is not written to: what is in the
+    store is away, and not deleted. A store of which `identities` are given was there before this process.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, identities: Iterable[str] = ()) -> None:
         self.root = root.absolute()
         self.url = self.root.as_uri()
         self._was_there = False
+        self._identities = frozenset(identities)
+        self._away_hint = _AWAY_HINT
+
+    @property
+    def address(self) -> str:
+        """The URL by which another process opens this very store, and none that is there in its place."""
+        [identity] = self._identities if len(self._identities) == 1 else [self.identity]
+        return f"{self.url}#{identity}" if identity is not None else self.url
+
+    @property
+    def identity(self) -> str | None:
+        """What tells the store that is there from every other one; None where nothing was written yet."""
+        path = self.root / _MARKER
+        with _explained("read", path):
+            try:
+                return path.read_text(errors="replace").strip() or None
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    def expect(self, identities: Iterable[str], hint: str) -> None:
+        """Take the store for away where what is there has none of these identities; `hint` is what helps then."""
+        self._identities |= frozenset(identities)
+        self._away_hint = hint
 
     def get(self, key: str) -> Stored | None:
         """Return the object, or None when there is none."""
@@ -139,16 +167,38 @@ class DirectoryStore:
             return not self.root.is_dir() or next(self.root.iterdir(), None) is None
 
     def _require_root(self) -> None:
-        """Remember that the root is there; StoreError where it was, and is not."""
-        was_there = self._was_there  # ahead of the look: another thread may make it between the two
-        if self.root.is_dir():
-            self._was_there = True
-        elif was_there:
-            raise StoreError(
-                f"{self.root}, the store's folder, is not there any more",
-                hint="mount it again, or put it back where it was",
-                may_pass=True,
-            )
+        """Remember which store is there; StoreError where one was, and it is not there, or another is."""
+        known, was_there = self._identities, self._was_there  # ahead of the look: another thread may make it meanwhile
+        found = self.identity
+        if found is not None and (not known or found in known):
+            self._identities = frozenset({found})
+        elif found is not None:
+            raise self._away("is another store than it was")
+        elif not self.root.is_dir():
+            if known or was_there:
+                raise self._away("is not there any more" if was_there else "is not there")
+        elif known:
+            raise self._away("has nothing of the store that it was")
+        self._was_there = self._was_there or found is not None or self.root.is_dir()
+
+    def _away(self, how: str) -> StoreError:
+        return StoreError(f"{self.root}, the store's folder, {how}", hint=self._away_hint, may_pass=True)
+
+    def _mark(self) -> None:
+        """Give the store its identity, once. One that cannot have one is used as it is."""
+        beside = self.root / f"{RESERVED}{secrets.token_hex(8)}.tmp"
+        with contextlib.suppress(OSError):
+            descriptor = create(beside, 0o644)
+            try:
+                os.fchmod(descriptor, 0o644)  # for all who use the store, whatever their umask
+                os.write(descriptor, f"{secrets.token_hex(16)}\n".encode())
+                os.fsync(descriptor)
+                os.link(beside, self.root / _MARKER)
+                sync_folder(self.root)
+            finally:
+                os.close(descriptor)
+                beside.unlink(missing_ok=True)
+        self._require_root()
 
     def _path(self, key: str) -> Path:
         return self.root / checked(key)
@@ -158,6 +208,8 @@ class DirectoryStore:
     ) -> tuple[str, Sums]:
         path = self._path(key)
         self._require_root()
+        if not self._identities:
+            self._mark()
         beside = path.with_name(f"{RESERVED}{secrets.token_hex(8)}.tmp")
         with _explained("write", path):
             # What a killed writer leaves of a large object would fill the disk.

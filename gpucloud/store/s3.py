@@ -93,6 +93,11 @@ class S3Store:
             self._session = boto3.session.Session(botocore_session=self._settings, region_name=region)
             self._client = make_client(self._session, self._config)
 
+    @property
+    def address(self) -> str:
+        """The URL by which another process opens this very store."""
+        return self.url
+
     def get(self, key: str) -> Stored | None:
         """Return the object, or None when there is none."""
         name = self._name(key)

@@ -59,7 +59,7 @@ def jobs_in(gpucloud: Gpucloud, url: str) -> tuple[FoundJob, ...]:
 
     Nothing of a file that lies in the store alone is obeyed: the job's own machines could have put it there.
     """
-    store = open_store(url, profile=None)
+    store = gpucloud.home.require_same(open_store(url, profile=None), gpucloud.home.known())
     return tuple(_found(gpucloud, store.url, name, JobStore(store, name).spec()) for name in job_names(store))
 
 
@@ -127,6 +127,7 @@ def sweepers(
             urls = (store,) if store else (cloud.default_store(), *(one.store for one in jobs))
             stores = {kept.url: kept for kept in (open_store(url, profile=cloud.profile) for url in urls)}
             for kept in stores.values():
+                gpucloud.home.require_same(kept, known)
                 yield Sweeper(
                     census=cloud.census(kept),
                     store=kept,

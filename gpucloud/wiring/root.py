@@ -13,6 +13,7 @@ from gpucloud.adapters.home import Home, open_home, require_disk, temporary_file
 from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.job.spec import AwsChoices, Job, KnownJob, Resources, SshChoices
 from gpucloud.domain.job.spec import Cloud as CloudName
+from gpucloud.domain.state.order import run_of
 from gpucloud.store import ObjectStore, open_store
 from gpucloud.store.directory import DirectoryStore
 from gpucloud.system.retries import SystemClock
@@ -127,8 +128,10 @@ class Gpucloud:
         return StoreClock(self.clock, jobs, lambda _: None)
 
     def store(self, job: Job) -> ObjectStore:
-        """Return where the job's state is kept."""
-        return open_store(job.store or self.cloud(job).default_store(), profile=job.aws.profile)
+        """Return where the job's state is kept; a folder is away where it is not the one that its runs are in."""
+        runs = [one for one in self.home.known(job.name) if run_of(job.name, one.name) is not None]
+        store = open_store(job.store or self.cloud(job).default_store(), profile=job.aws.profile)
+        return self.home.require_same(store, runs)
 
     def store_remarks(self, job: Job) -> tuple[str, ...]:
         """Return what costs on in a bucket of the user's own that a job names as its store."""
@@ -140,8 +143,8 @@ class Gpucloud:
         return (told,) if told is not None else ()
 
     def store_of(self, known: KnownJob) -> ObjectStore:
-        """Return where a known job's state is kept."""
-        return open_store(known.store, profile=known.profile)
+        """Return where a known job's state is kept; a folder is away where it is another than that."""
+        return self.home.require_same(open_store(known.store, profile=known.profile), (known,))
 
     def require_room(self, job: Job) -> None:
         """Raise StoreError where a disk is full that a start of the job writes to here; asked before it rents."""
@@ -155,8 +158,14 @@ class Gpucloud:
 
     def known(self, job: Job, name: str, file: Path) -> KnownJob:
         """Return what is remembered of a run of the job."""
+        store = self.store(job)
         return KnownJob(
-            name=name, store=self.store(job).url, file=file.resolve(), cloud=job.cloud, profile=job.aws.profile
+            name=name,
+            store=store.url,
+            file=file.resolve(),
+            cloud=job.cloud,
+            profile=job.aws.profile,
+            store_identity=store.identity if isinstance(store, DirectoryStore) else None,
         )
 
     def shell(self, job: str, cloud_profile: CloudProfile) -> Shell:
@@ -240,8 +249,6 @@ class Gpucloud:
 
     def is_deleted(self, known: KnownJob) -> bool:
         """Return whether a job's store is there and has nothing of it; False where that cannot be told from here."""
-        from gpucloud.store.directory import DirectoryStore
-
         with suppress(GpucloudError):
             store = self.store_of(known)
             is_there = not isinstance(store, DirectoryStore) or not store.is_empty()

@@ -2,10 +2,12 @@
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -63,7 +65,7 @@ def test_a_disk_that_does_not_write_is_explained_and_leaves_the_old_object(store
     assert hint in raised.value.hint
     assert raised.value.may_pass is may_pass
     assert store.get("key").data == b"old"
-    assert sorted(path.name for path in store.root.iterdir()) == [".gpucloud-locks", "key"]
+    assert sorted(path.name for path in store.root.iterdir()) == [".gpucloud-locks", ".gpucloud-store", "key"]
 
 
 def test_a_folder_made_by_delete_and_put_at_once_is_there(store):
@@ -74,10 +76,6 @@ def test_a_folder_made_by_delete_and_put_at_once_is_there(store):
     assert not (store.root / "a").exists()
 
 
-HOLDS = """
-import os, signal, sys
-from gpucloud.store import directory
-place = directory._place
 def test_a_root_that_is_gone_is_away_and_is_not_made_anew(store, tmp_path):
     assert (store.get("a"), store.list("")) == (None, ())  # before anything was written
     store.put("a", b"1")
@@ -98,6 +96,80 @@ def test_a_root_that_is_gone_is_away_and_is_not_made_anew(store, tmp_path):
     assert store.get("a").data == b"1"
 
 
+OTHER = "0" * 32
+
+
+def _emptied(root):
+    root.rename(root.with_name("moved"))
+    root.mkdir()  # as a place where nothing is mounted
+
+
+def _swapped(root):
+    _emptied(root)
+    (root / ".gpucloud-store").write_text(f"{OTHER}\n")
+
+
+@pytest.mark.parametrize(
+    ("happens", "why"),
+    [
+        (lambda root: root.rename(root.with_name("moved")), "is not there"),
+        (_emptied, "has nothing of the store that it was"),
+        (_swapped, "is another store than it was"),
+    ],
+)
+@pytest.mark.parametrize("is_new_process", [False, True])
+def test_a_store_that_is_not_there_any_more_is_away_and_neither_empty_nor_written_to(
+    store, happens, why, is_new_process
+):
+    store.put("a", b"1")
+    seen = open_store(store.address) if is_new_process else store
+    happens(store.root)
+    before = sorted(store.root.rglob("*"))
+    for call in (
+        lambda: seen.get("a"),
+        lambda: seen.list(""),
+        lambda: seen.delete("a"),
+        lambda: seen.put("b", b"2"),
+        lambda: seen.read_into("a", 0, memoryview(bytearray(1))),
+    ):
+        with pytest.raises(StoreError, match=why) as away:
+            call()
+        assert away.value.may_pass
+    assert sorted(store.root.rglob("*")) == before
+    shutil.rmtree(store.root, ignore_errors=True)
+    store.root.with_name("moved").rename(store.root)
+    assert seen.get("a").data == b"1"
+    assert seen.put("b", b"2")
+
+
+def test_a_store_gets_one_identity_with_its_first_object_and_an_old_one_with_its_next(store):
+    assert (store.identity, store.address) == (None, store.url)
+    with ThreadPoolExecutor() as hands:
+        list(hands.map(lambda number: open_store(store.url).put(f"{number}", b""), range(8)))
+    first = store.identity
+    assert first
+    assert store.address == f"{store.url}#{first}"
+    (store.root / ".gpucloud-store").unlink()  # as before stores had one
+    old = open_store(store.url)
+    assert old.get("1").data == b""
+    assert old.put("new", b"")
+    assert old.identity not in (None, first)
+
+
+def test_a_store_that_may_not_be_given_an_identity_is_used_as_it_is(store, monkeypatch):
+    store.put("a", b"1")
+    (store.root / ".gpucloud-store").unlink()
+    monkeypatch.setattr("gpucloud.store.directory._MARKER", "no/such/folder")
+    other = open_store(store.url)
+    assert (other.list(""), other.address) == (("a",), store.url)
+    assert other.put("b", b"2")
+    assert sorted(path.name for path in store.root.iterdir()) == [".gpucloud-locks", "a", "b"]
+
+
+HOLDS = """
+import os, signal, sys
+from gpucloud.store import directory
+place = directory._place
 def stop_in_the_middle(*words, **more):
     os.kill(os.getpid(), signal.SIGSTOP)
     return place(*words, **more)
@@ -139,7 +211,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_large_object_leaves_nothing_behi
     assert "free some space" in raised.value.hint
     assert written
     assert store.get("key").data == b"before"
-    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["key"]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [".gpucloud-store", "key"]
 
 
 def test_room_for_a_large_object_is_asked_for_before_it_is_written(tmp_path, monkeypatch):

@@ -23,6 +23,11 @@ class MemoryStore(WholeObjects):
         self._versions = itertools.count(1)
         self._lock = threading.Lock()
 
+    @property
+    def address(self) -> str:
+        """The URL by which another process opens this very store."""
+        return self.url
+
     def get(self, key: str) -> Stored | None:
         found = self._objects.get(checked(key))
         if found is None:

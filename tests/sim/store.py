@@ -31,6 +31,11 @@ class Store(WholeObjects):
         self.writes = 0
         self.down_until = 0.0
 
+    @property
+    def address(self) -> str:
+        """The URL by which another process opens this very store."""
+        return self.url
+
     def get(self, key: str) -> Stored | None:
         found = self.objects.get(key)
         if found is None:

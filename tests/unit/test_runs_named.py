@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +17,7 @@ import pytest
 from gpucloud.adapters.home import Home
 from gpucloud.cli.commands import checkpoints
 from gpucloud.cli.commands.asking import Asked, cost, status
+from gpucloud.cli.commands.passes import rm
 from gpucloud.cli.commands.training import plan
 from gpucloud.cli.render.bills import money_json
 from gpucloud.cli.render.reports import jobs_text, newest_first, report_json, report_text
@@ -38,6 +41,7 @@ from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.orders import Orders
 from gpucloud.usecases.jobstore.report import JobReport, report
 from gpucloud.wiring import Gpucloud
+from gpucloud.wiring.found import jobs_in, sweepers
 from tests.unit.worlds import NOW, put_job, state
 
 BASES = {"boom": "boom", "boom-2": "boom", "boom-10": "boom", "other-2": "other-2", "other": "other"}
@@ -145,6 +149,59 @@ def test_a_job_whose_store_is_a_folder_that_has_nothing_of_it_is_no_job_that_can
     assert status(None, history=False, every=False, as_json=False) == 0
     assert capsys.readouterr().out == "no jobs yet\n"
     refuse_to_forget(Gpucloud(), replace(old, store=str(tmp_path / "other")))
+
+
+@pytest.mark.parametrize("is_another", [False, True])
+def test_a_known_job_whose_store_is_away_is_neither_deleted_nor_begun_anew_by_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, is_another: bool
+) -> None:
+    monkeypatch.setenv("GPUCLOUD_HOME", str(tmp_path / "home"))
+    store, file = tmp_path / "disk", tmp_path / "gpucloud.yaml"
+    (tmp_path / "train.py").touch()
+    file.write_text(f"{FILE}store: {store}\n")
+    job = Gpucloud().read_job(file)
+    put_job(JobStore(open_store(str(store)), "live"), state(job="live"), resolved=job)
+    Gpucloud().home.remember(Gpucloud().known(job, "live", file))
+    store.rename(tmp_path / "moved")
+    store.mkdir()
+    if is_another:
+        open_store(str(store)).put("jobs/other/state.json", b"{}")
+    cloud, why = Gpucloud(), "is another store than it was" if is_another else "has nothing of the store that it was"
+    [known] = cloud.home.known()
+    assert not cloud.is_deleted(known)
+    assert status(None, history=False, every=False, as_json=False) == 15
+    assert f"live: {store}, the store's folder, {why}\n" in capsys.readouterr().err
+    for asked in (
+        partial(rm, "live", with_checkpoints=True, with_outputs=True, yes=True, as_json=False),
+        partial(known_job, cloud, str(file)),
+        partial(jobs_in, cloud, str(store)),
+        partial(next(sweepers(cloud, (), str(store), (), print)).store.get, "jobs/live/state.json"),  # type: ignore[union-attr]
+        partial(cloud.store(job).put, "jobs/live/state.json", b"{}"),
+    ):
+        with pytest.raises(StoreError, match=why) as refused:
+            asked()
+        assert f"rm {cloud.home.root}/index/live.json forgets what was in it: live" in (refused.value.hint or "")
+    shutil.rmtree(store)
+    (tmp_path / "moved").rename(store)
+    assert status(None, history=False, every=False, as_json=False) == 0
+
+
+def test_a_job_known_without_its_stores_identity_is_read_as_before_and_its_next_start_notes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUCLOUD_HOME", str(tmp_path / "home"))
+    store, file = tmp_path / "disk", tmp_path / "gpucloud.yaml"
+    (tmp_path / "train.py").touch()
+    file.write_text(f"{FILE}store: {store}\n")
+    cloud = Gpucloud()
+    job = cloud.read_job(file)
+    put_job(JobStore(open_store(str(store)), "live"), state(job="live"), resolved=job)
+    (store / ".gpucloud-store").unlink()
+    cloud.home.remember(cloud.known(job, "live", file))
+    assert cloud.home.known()[0].store_identity is None
+    assert status(None, history=False, every=False, as_json=False) == 0
+    cloud.store(job).put("any", b"")
+    assert cloud.known(job, "live", file).store_identity is not None
 
 
 def test_without_a_name_and_a_file_the_known_jobs_are_named(

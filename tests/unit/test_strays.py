@@ -248,7 +248,7 @@ def test_an_account_is_looked_at_once_wherever_its_jobs_had_machines_whatever_th
         raise UsageError(f"{file} is gone")
 
     cloud = SimpleNamespace(
-        home=SimpleNamespace(known=home.known, sightings=tmp_path / "seen"),
+        home=SimpleNamespace(known=home.known, sightings=tmp_path / "seen", require_same=lambda store, _: store),
         clock=JumpingClock(NOW),
         aws=aws,
         read_job=read_job,

@@ -374,9 +374,8 @@ class Job:
     """One job file. Paths are absolute; `source` is the file it was read from.
 
     `work` is how long the job takes on its machines when nothing disturbs it; None where the file does not say.
-    `policy` is how a `deadline` is kept where both markets may be used. `hold` is for how long the machines stay up for
-    a mended script, zero for not at all; None where the file does not say. `metrics` are patterns, by name, of numbers
-    in the script's output.
+    `policy` is how a `deadline` is kept where both markets may be used. `hold` is how long machines stay up for a
+    mended script, zero for not at all; None where the file does not say. `metrics` are patterns of numbers in output.
 
     Not in the file are `profile_steps`, how many steps of each rank a profiler records, None for none, `trial`, the few
     steps that are run to see whether they resume, empty for the whole job, and `own_code_sha256`, what its code was at
@@ -441,10 +440,11 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownJob:
-    """Where a job's state and file are, so that its name works from any folder, and on which cloud it runs."""
+    """Where a job's state and file are, which folder its store is if it is one, and on which cloud it runs."""
 
     name: str
     store: str
     file: Path
     cloud: Cloud = Cloud.LOCAL
     profile: str | None = None
+    store_identity: str | None = None

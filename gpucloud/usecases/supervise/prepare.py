@@ -392,7 +392,7 @@ def _launch(rank: int, attempt: Attempt, services: Services, places: tuple[Place
     start = AttemptStart(
         number=attempt.number,
         port=attempt.port,
-        store_url=services.store.url,
+        store_url=services.store.address,
         checkpoints=services.jobs.checkpoints,
         secret=attempt_secret(services.key, services.name, attempt.number),
         profile_steps=services.job.profile_steps,
