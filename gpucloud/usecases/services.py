@@ -12,12 +12,11 @@ from typing import Protocol
 from gpucloud.domain.checkpoint.protection import Saving
 from gpucloud.domain.job.code import WholeCode
 from gpucloud.domain.job.spec import Job
-from gpucloud.domain.market.learned import Tables
+from gpucloud.domain.market.learned import Lesson, Tables
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.money.ledger import Terms
 from gpucloud.domain.node.bootstrap.wanted import ControllerWanted
 from gpucloud.domain.supervision.action import Action
-from gpucloud.domain.supervision.deadline import Lesson
 from gpucloud.domain.supervision.self_driving import DriveOrder
 from gpucloud.domain.supervision.snapshot import Rules, Snapshot
 from gpucloud.ports import Clock, DataSets, MarketData, NodeGroup, Outputs, Provisioner, Shell

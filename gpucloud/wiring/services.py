@@ -21,10 +21,9 @@ from gpucloud.domain.errors import NodeError, UsageError
 from gpucloud.domain.job.code import LARGEST_CODE_BYTES
 from gpucloud.domain.job.spec import Cloud as CloudName
 from gpucloud.domain.job.spec import Job
-from gpucloud.domain.market.learned import Tables
+from gpucloud.domain.market.learned import Lesson, Tables
 from gpucloud.domain.node.bootstrap.wanted import ControllerWanted
 from gpucloud.domain.supervision.budget import rules_for
-from gpucloud.domain.supervision.deadline import Lesson
 from gpucloud.domain.supervision.self_driving import ORDER_VERSION, DriveOrder, Unable, order_key, parse_order, unable
 from gpucloud.ports import Clock, DataSets, Shell
 from gpucloud.store import ObjectStore, open_store

@@ -16,13 +16,12 @@ from gpucloud.adapters.markets.tables import TableMaker
 from gpucloud.domain.checkpoint.manifest import Commit
 from gpucloud.domain.errors import GpucloudError, HostUnreachable
 from gpucloud.domain.job.spec import Job, Market, MarketPolicy, Resources
-from gpucloud.domain.market.learned import Tables
+from gpucloud.domain.market.learned import Lesson, Tables
 from gpucloud.domain.money.ledger import total
 from gpucloud.domain.node.node import EndCause
 from gpucloud.domain.node.status import Launch
 from gpucloud.domain.state.order import Order
 from gpucloud.domain.state.state import ExitReason, JobState
-from gpucloud.domain.supervision.deadline import Lesson
 from gpucloud.ports import Brought
 from gpucloud.ports import Host as HostPort
 from gpucloud.usecases.jobstore.jobstore import JobStore

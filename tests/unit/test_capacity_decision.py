@@ -45,7 +45,7 @@ def goal(slack, policy=Policy.GREEDY, work=WORK, **changes):
     """A goal with 6 h of work and so much more time."""
     plain = {"budget_usd": Decimal(20), "policy": policy, "work": work}
     plain.update({"first_at": NOW, "deadline_at": NOW + work + slack})
-    return Goal(nodes=1, **{**plain, **changes})
+    return Goal(**{"nodes": 1, **plain, **changes})
 
 
 def world(*nodes, **changes):
@@ -108,6 +108,51 @@ def test_behind_the_straight_line_uniform_progress_turns_to_machines_on_demand()
 )
 def test_spot_machines_that_work(slack, successor, mode):
     assert capacity_choice(goal(slack), working(POOL, successor=successor), RULES).mode is mode
+
+
+@pytest.mark.parametrize(
+    ("reason", "mode"), [(Reason.ASKED, Mode.SPOT), (Reason.EXPECTED, Mode.SPOT), (Reason.BUDGET, Mode.ON_DEMAND)]
+)
+def test_spot_machines_that_work_are_left_alone_where_a_change_is_too_late_whoever_asks_for_it(
+    monkeypatch, reason, mode
+):
+    monkeypatch.setattr("gpucloud.domain.supervision.deadline.decide", Says(Mode.ON_DEMAND, reason=reason))
+    late = capacity_choice(goal(minutes(5)), working(POOL), RULES)
+    assert late.mode is mode
+    assert late.spare == (None if reason is Reason.BUDGET else -minutes(1))
+    assert capacity_choice(goal(minutes(6)), working(POOL), RULES).mode is Mode.ON_DEMAND
+
+
+@pytest.mark.parametrize(("left", "mode"), [(minutes(6), Mode.ON_DEMAND), (minutes(5), Mode.SPOT)])
+def test_a_part_of_the_nodes_is_left_where_the_change_gains_time_though_it_comes_late(left, mode):
+    """Half of the nodes take twice as long for the rest: 6 min more where 6 min are left, as long as the change."""
+    world_now = working(POOL)
+    steps = {"total_steps": 720, "last_step": 720 - left // minutes(1) * 2, "pace_s": 60.0}
+    attempt = replace(world_now.state.attempts[0], **steps, last_step_at=NOW)
+    half = replace(world_now, state=replace(world_now.state, attempts=(attempt,)))
+    two = goal(minutes(0), nodes=2, least_nodes=1, deadline_at=NOW + left)
+    found = capacity_choice(two, half, RULES)
+    assert (found.mode, found.spare) == (mode, left - minutes(6))
+
+
+def test_none_are_bought_to_take_over_from_a_script_that_begins_anew_with_them():
+    """While they boot it works on, and all of that would be lost as well: it never moves to them."""
+    printing = replace(working(POOL), nodes=(up("a", part(1, step=360, phase=OUTPUT), pool=POOL),))
+    attempt = replace(printing.state.attempts[0], started_at=NOW - minutes(2))
+    young = replace(printing, state=replace(printing.state, attempts=(attempt,)))
+    assert capacity_choice(goal(minutes(11), saves_nothing=True), young, RULES).mode is Mode.SPOT
+    assert capacity_choice(goal(minutes(11)), young, RULES).mode is Mode.ON_DEMAND
+
+
+@pytest.mark.parametrize(("slack", "mode"), [(8, Mode.SPOT), (9, Mode.ON_DEMAND)])
+def test_where_some_were_bought_in_vain_others_are_bought_only_with_more_time(slack, mode):
+    began = {"started_at": NOW - hours(1), "stepped_at": NOW - minutes(54)}
+    attempt = replace(working(POOL).state.attempts[0], **began)
+    vain = UsageInterval(node_id="b", pool=DEAR, launched_at=NOW - minutes(40), ended_at=NOW - minutes(20))
+    before = replace(vain, launched_at=NOW - minutes(70))
+    assert capacity_choice(goal(minutes(slack)), working(POOL, attempts=(attempt,), nodes=(vain,)), RULES).mode is mode
+    never = working(POOL, attempts=(attempt,), nodes=(before,))
+    assert capacity_choice(goal(minutes(6)), never, RULES).mode is Mode.ON_DEMAND
 
 
 def test_no_change_is_made_that_costs_more_work_than_there_is_time_for():
@@ -292,6 +337,8 @@ def test_machines_on_demand_that_were_bought_beside_are_kept_however_the_slack_t
     assert where(capacity_choice(goal(slack), bought, RULES)) == (Mode.ON_DEMAND, DEAR)
     only_raised = replace(both, group=replace(both.group, size=2))
     assert where(capacity_choice(goal(slack), only_raised, RULES)) == (Mode.ON_DEMAND, DEAR)
+    held = capacity_choice(goal(slack), bought, RULES)
+    assert held.spare == slack - minutes(6)
     # Nor are they left when what worked beside them is interrupted, or for another pool that costs less by then.
     over = replace(both.state.attempts[0], ended_at=NOW, reason=ExitReason.INTERRUPTED)
     alone = replace(bought, state=replace(bought.state, attempts=(over,)))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from concurrent.futures import Future
 from dataclasses import replace
 
+from gpucloud.domain.market.learned import Lesson
 from gpucloud.domain.market.policies import Task
-from gpucloud.domain.supervision.deadline import Lesson
 from gpucloud.usecases.services import Learning
 
 TASK = Task(work_s=36000, span_s=50000, changeover_s=600, on_demand_usd_per_hour=3.0)

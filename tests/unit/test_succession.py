@@ -304,21 +304,77 @@ def test_no_other_machine_is_asked_for_in_place_of_a_noticed_one_while_those_tha
     assert not isinstance(step(interruptions=known, **asked()), Relieve)
 
 
-@pytest.mark.parametrize(("left", "moves"), [(25, False), (45, True)])
-def test_machines_that_stand_ready_do_not_take_over_where_that_takes_longer_than_there_is_time(left, moves):
-    """A handover takes half of a changeover of 30 s as long as none was seen; 20 s of work are left."""
+def late(by, choice=WANTED):
+    """The choice where a change would be over so many seconds after the deadline."""
+    return replace(choice, spare=timedelta(seconds=-by))
+
+
+@pytest.mark.parametrize(("spare", "moves"), [(-1, False), (0, True), (9, True), (None, True)])
+@pytest.mark.parametrize(("held", "choice"), [(POOL, WANTED), (DEAR_POOL, to(Mode.SPOT, SPOT))])
+def test_machines_that_stand_ready_do_not_take_over_where_that_takes_longer_than_there_is_time(
+    held, choice, spare, moves
+):
+    other = choice.offer.pool
+    timely = replace(choice, spare=timedelta(seconds=spare) if spare is not None else None)
+    both = works(held, timely, fresh("c", other), fresh("d", other), of_state=asked(other))
+    assert isinstance(decide(GOAL, both, RULES), EndAttempt) is moves
+
+
+@pytest.mark.parametrize(
+    ("asked_ago", "by", "readiness", "expected"),
+    [
+        (29, 1, Readiness.READY, Wait(why="running")),  # one that works may be interrupted, and the pace measured anew
+        (30, 1, Readiness.READY, Dismiss()),
+        (30, 1, Readiness.PREPARING, Dismiss()),
+        (30, 0, Readiness.PREPARING, Wait(why="running")),
+        (3600, 1, Readiness.READY, Dismiss()),
+    ],
+)
+def test_machines_that_may_not_take_over_are_given_back_after_a_changeover(asked_ago, by, readiness, expected):
+    """Both are paid, and what works goes on to its end: they stood there for hours."""
     limits = Limits(changeover=timedelta(seconds=30))
-    steps = {
-        "stepped_at": NOW - timedelta(seconds=50),
-        "total_steps": 40,
-        "last_step": 20,
-        "pace_s": 1.0,
-        "last_step_at": NOW,
-    }
-    attempt = opened("a", "b", **steps)
-    both = works(POOL, WANTED, fresh("c"), fresh("d"), of_state={**asked(), "attempts": (attempt,)})
-    goal = replace(GOAL, deadline_at=NOW + timedelta(seconds=left))
-    assert isinstance(decide(goal, both, Rules(limits=limits)), EndAttempt) is moves
+    since = {"successor": replace(asked()["successor"], at=NOW - timedelta(seconds=asked_ago))}
+    beside = [fresh(i, readiness=readiness) for i in "cd"]
+    both = works(POOL, late(by), *beside, of_state=since)
+    assert decide(GOAL, both, Rules(limits=limits)) == expected
+
+
+def test_machines_are_held_a_changeover_or_while_a_save_is_awaited_for_them():
+    def given_back(saved, asked_ago):
+        since = {"successor": replace(asked()["successor"], at=NOW - timedelta(minutes=asked_ago))}
+        at_work = (opened("a", "b", last_step_at=NOW - timedelta(minutes=saved), apart_s=7200.0),)
+        beside = [up(i, pool=DEAR_POOL, launched_at=NOW - timedelta(minutes=asked_ago)) for i in "cd"]
+        world = works(POOL, late(60), *beside, of_state={**since, "attempts": at_work})
+        return decide(replace(GOAL, saves_unasked=True), world, RULES) == Dismiss()
+
+    assert [given_back(70, ago) for ago in (11, 12, 34, 35)] == [False, False, False, True]
+    assert [given_back(5, ago) for ago in (11, 12)] == [False, True]
+
+
+def test_none_are_asked_for_that_could_not_take_over_in_time():
+    assert decide(GOAL, works(POOL, late(1)), RULES) == Wait(why="running")
+    assert decide(GOAL, works(POOL, late(0)), RULES) == Appoint(offer=DEAR)
+    in_vain = works(POOL, late(1), group_size=4)
+    assert decide(GOAL, in_vain, RULES) == Resize(size=2)
+
+
+@pytest.mark.parametrize(("by", "leaves"), [(-359, False), (-360, True)])
+def test_what_works_is_not_given_up_for_machines_that_would_begin_to_boot_too_late(by, leaves):
+    """None can stand beside: a boot of 6 min comes before them."""
+    alone = works(POOL, late(by), payable_with_successor=None)
+    assert isinstance(decide(GOAL, alone, RULES), EndAttempt) is leaves
+
+
+def test_machines_that_cannot_be_made_ready_to_take_over_are_given_back_and_their_pool_left_alone():
+    """What works goes on, and both were paid for as long as it did."""
+    failed = works(POOL, WANTED, fresh("c"), fresh("d", readiness=Readiness.FAILED), of_state=asked())
+    action = decide(GOAL, failed, RULES)
+    assert isinstance(action, CoolDown)
+    assert (action.pool, action.code, action.message) == (DEAR_POOL, "Unprepared", "d could not be made ready")
+    assert (action.length, action.longest) == (timedelta(minutes=5), timedelta(minutes=30))
+    own = up("e", pool=POOL, readiness=Readiness.FAILED)
+    beside = works(POOL, WANTED, fresh("c"), fresh("d", readiness=Readiness.PREPARING), own, of_state=asked())
+    assert decide(GOAL, beside, RULES) == Wait(why="running")
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,16 @@ class Act(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """What tables are made for: the task, in how many zones there may be spot machines, of what size and price."""
+
+    task: Task
+    zones: int
+    gpus: int
+    spot_usd_per_hour: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
     """The best acts for one task on one market: `acts`, four stages to a byte, by (ticks left, market, stage, slack).
 

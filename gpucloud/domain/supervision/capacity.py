@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from gpucloud.domain.job.quantities import counted, format_moment, format_span, span_of
+from gpucloud.domain.job.quantities import counted, format_moment, format_span
 from gpucloud.domain.job.spec import Market
-from gpucloud.domain.market.policies import Mode
+from gpucloud.domain.market.policies import Mode, ZoneState
 from gpucloud.domain.node.node import Fault, GroupView, Refusal
 from gpucloud.domain.node.status import OUTPUT
 from gpucloud.domain.offer import Offer, Pool
 from gpucloud.domain.state.state import Attempt, CapacityDecision, Cooldown, ExitReason, JobState
 from gpucloud.domain.supervision.action import Action, CoolDown, Finish, Move, Resize, Wait
-from gpucloud.domain.supervision.membership import AGAIN, progress_of
+from gpucloud.domain.supervision.membership import progress_of
 from gpucloud.domain.supervision.quarantine import QUARANTINED
-from gpucloud.domain.supervision.snapshot import CapacityChoice, Goal, Limits, Snapshot
+from gpucloud.domain.supervision.snapshot import CapacityChoice, Goal, Limits, NodeSnapshot, Snapshot
 
 _ELSEWHERE = (Fault.CAPACITY, Fault.QUOTA)  # another pool may help
 _LATER = (Fault.THROTTLING, Fault.TRANSIENT)  # the same call may help
@@ -253,6 +254,35 @@ def _never(snapshot: Snapshot) -> Finish | None:
     return None
 
 
+def zones_of(
+    goal: Goal, snapshot: Snapshot, there: Sequence[NodeSnapshot], first_at: datetime
+) -> tuple[ZoneState, ...]:
+    """Return the spot pools as they are known: one that refused is down while it cools, and worth a try again then.
+
+    So is the job's own for as long as it gives no more than a part of the nodes.
+    """
+    state = snapshot.state
+    spot = [offer for offer in snapshot.candidates if offer.pool.market is Market.SPOT]
+    if state.attempt is not None and state.pool.market is not Market.SPOT:
+        spot = [offer for offer in spot if can_overlap(offer, state)]
+    own = sum(node.node.pool == state.pool for node in there)
+    part = own if goal.fewest(state.pool.market) <= own < goal.nodes else 0
+    parts = {state.pool: part}
+    return tuple(_zone(offer, state, snapshot.now, parts.get(offer.pool, 0), first_at) for offer in spot)
+
+
+def _zone(offer: Offer, state: JobState, now: datetime, part: int, first_at: datetime) -> ZoneState:
+    cooldown = next((c for c in state.cooldowns if c.pool == offer.pool), None)
+    up = (cooldown is None or cooldown.until <= now) and not part
+    launches = [interval.launched_at for interval in state.nodes if interval.pool == offer.pool]
+    if cooldown is None:
+        since = min(launches, default=first_at)
+    else:
+        since = cooldown.until if up else max([cooldown.first_at, *launches])
+    age_s = (now - since).total_seconds()
+    return ZoneState(zone=str(offer.pool), up=up, age_s=age_s, usd_per_hour=float(offer.usd_per_hour), nodes=part)
+
+
 # When interruptions come so thick that going on is not worth it: pauses between attempts, and when to give up.
 
 
@@ -371,26 +401,6 @@ def is_mute(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> bool:
     return goal.saves_nothing and is_deaf(attempt, goal, snapshot)
 
 
-def unsaved(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> timedelta:
-    """Return what a script that saves only when it likes, or never, has trained since: a change has it trained again.
-
-    Of one that saves by itself, steps are its saves.
-    """
-    if is_mute(attempt, goal, snapshot):
-        return snapshot.now - attempt.started_at
-    return snapshot.now - (attempt.last_step_at or attempt.started_at) if goal.saves_unasked else timedelta(0)
-
-
-def is_overdue(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> bool:
-    """Whether a script that saves only when it likes has gone on without a save for longer than it ever did before one.
-
-    It may do so for good: its folder is another, its disk full. Then it is dealt with as one that saves nothing; so is
-    one of which no save was seen yet.
-    """
-    longest_s = max((one.apart_s or 0.0 for one in snapshot.state.attempts), default=0.0)
-    return goal.saves_unasked and unsaved(attempt, goal, snapshot) > span_of(AGAIN * longest_s)
-
-
 def with_distance(attempt: Attempt, state: JobState, now: datetime) -> Attempt:
     """Return the attempt, which has just saved, with how long that took since its last save, if nothing took longer.
 
@@ -399,24 +409,6 @@ def with_distance(attempt: Attempt, state: JobState, now: datetime) -> Attempt:
     before = attempt.last_step_at or attempt.started_at
     seen_from = max(before, state.owner.since) if state.owner is not None else before
     return replace(attempt, apart_s=max(attempt.apart_s or 0.0, (now - seen_from).total_seconds()))
-
-
-def undone_work(state: JobState, attempt: Attempt, now: datetime) -> timedelta | None:
-    """Return for how long an attempt worked that saved nothing; None where its script had come to no step.
-
-    What passed before its first step, and after its last one, is not done again. One that tells none has worked until
-    it ended, or its first machine did, whenever that was seen.
-    """
-    members = {member.node_id for member in attempt.members}
-    stops = [one.stopped_at for one in state.interruptions if one.attempt == attempt.number]
-    ends = [*stops, *(one.ended_at for one in state.nodes if one.node_id in members), attempt.ended_at]
-    begun, end = attempt.started_at, min((at for at in ends if at is not None), default=now)
-    if attempt.first_step is not None:
-        if attempt.stepped_at is None or attempt.last_step_at is None:
-            return None
-        one_step = span_of(attempt.pace_s or attempt.step_seconds or 0.0)
-        begun, end = max(begun, attempt.stepped_at - one_step), min(end, attempt.last_step_at)
-    return max(end - begun, timedelta(0))
 
 
 def _saved(attempts: tuple[Attempt, ...]) -> int:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from decimal import Decimal
 
 from gpucloud.domain.job.quantities import format_span, format_usd
 from gpucloud.domain.job.spec import Market, Policy
+from gpucloud.domain.market.learned import Lesson
 from gpucloud.domain.market.policies import NOTHING, Choice, Holding, Mode, Observation, Reason, Task, ZoneState
 from gpucloud.domain.market.policy import decide
 from gpucloud.domain.money.budget import reserve_usd
 from gpucloud.domain.money.ledger import usd_for
 from gpucloud.domain.offer import Offer
-from gpucloud.domain.state.state import CapacityDecision, Cooldown, JobState, Shortfall
-from gpucloud.domain.supervision.capacity import can_overlap, is_cooling, is_mute, is_overdue, unsaved
+from gpucloud.domain.state.state import CapacityDecision, Cooldown, Shortfall
+from gpucloud.domain.supervision.capacity import can_overlap, is_cooling, is_mute, zones_of
 from gpucloud.domain.supervision.membership import Pace, has_notice, is_gone, pace_of
+from gpucloud.domain.supervision.renewal import is_overdue, unsaved
 from gpucloud.domain.supervision.snapshot import CapacityChoice, Goal, NodeSnapshot, Readiness, Rules, Snapshot
 
 _ABANDONED = Decimal("0.9")  # machines on demand are given up for money only where so little of their work is paid
@@ -36,8 +38,12 @@ def capacity_choice(goal: Goal, snapshot: Snapshot, rules: Rules) -> CapacityCho
     offer = _offer(case, choice)
     # What runs needs no offer to go on; what is wanted and cannot be had leaves everything as it is.
     mode = choice.mode if offer is not None or choice.mode is Mode.IDLE else case.holding.mode
+    for_money = shortfall is Shortfall.MONEY or choice.reason is Reason.BUDGET
     return CapacityChoice(
-        mode=mode, offer=offer, capacity_decision=_capacity_decision(case, _shown(case, mode), choice.reason, shortfall)
+        mode=mode,
+        offer=offer,
+        capacity_decision=_capacity_decision(case, _shown(case, mode), choice.reason, shortfall),
+        spare=None if for_money else case.spare,
     )
 
 
@@ -153,17 +159,19 @@ def _steadily(case: Situation, choice: Choice) -> Choice:
 
 
 def _before_it_is_late(case: Situation, choice: Choice) -> Choice:
-    """On demand in place of spot machines whose loss would be one too many.
+    """On demand in place of spot machines whose loss would be one too many; not where the change itself would be.
 
     In a replay, machines that run lose no time. Here steps turn out slower and starts longer than they were measured.
     """
-    if case.holding.mode is not Mode.SPOT or choice.mode is not Mode.SPOT:
+    successor = case.snapshot.state.successor
+    if case.holding.mode is not Mode.SPOT or choice.reason is Reason.BUDGET:
         return choice
+    if successor is None and case.spare is not None and case.spare < _NO_TIME:
+        return choice if choice.mode is Mode.SPOT else Choice(mode=Mode.SPOT, zone=case.holding.zone)
     needed = case.pace.changeover + timedelta(seconds=case.holding.boot_s)
-    if case.snapshot.state.successor is not None:
+    if successor is not None:
         needed += case.pace.changeover / 2  # not to ask and dismiss in turns
-    works = case.holding.boot_s == 0 and case.holding.nodes == 0  # a part of the nodes loses time while it works
-    if case.slack >= needed or (works and case.slack < case.handover):  # the change would be one too many itself
+    if choice.mode is not Mode.SPOT or case.slack >= needed:
         return choice
     return Choice(mode=Mode.ON_DEMAND, reason=Reason.DEADLINE)
 
@@ -230,9 +238,8 @@ def _warning(case: Situation, shortfall: Shortfall | None) -> str | None:
         case None:
             return None
         case Shortfall.TIME:
-            starts = (
-                f" and a changeover of {format_span(case.pace.changeover)}" if case.holding.mode is Mode.IDLE else ""
-            )
+            changes = case.holding.mode is Mode.IDLE
+            starts = f" and a changeover of {format_span(case.pace.changeover)}" if changes else ""
             return (
                 f"the deadline will be missed: {format_span(case.left)} of work{starts},"
                 f" {format_span(max(case.time_left, _NO_TIME))} left; a later `deadline:` lets the job go on"
@@ -291,6 +298,28 @@ class Situation:
         attempt = self.snapshot.state.attempt
         return self.pace.handover + (unsaved(attempt, self.goal, self.snapshot) if attempt is not None else _NO_TIME)
 
+    @property
+    def spare(self) -> timedelta | None:
+        """What time is over, or won over a part of the nodes, after a change of what works; None where nothing does.
+
+        Before machines are asked for, a script that saves nothing needs the time as well in which they boot: what it
+        makes meanwhile is lost. Where some came in vain beside the attempt, half of that: not to buy in turns.
+        """
+        state, attempt, boots = (
+            self.snapshot.state,
+            self.snapshot.state.attempt,
+            self.pace.changeover - self.pace.handover,
+        )
+        if attempt is None or attempt.stepped_at is None:
+            return None
+        won = self.left * self.goal.nodes / len(attempt.members) - self.left
+        spare = max(self.slack, won) - self.handover
+        if state.successor is not None:
+            return spare
+        beside = (one.launched_at for one in state.nodes if one.pool.market is not state.pool.market)
+        in_vain = any(launched_at > attempt.started_at for launched_at in beside)
+        return spare - boots * (1 if self.saves_nothing else 0.5 if in_vain else 0)
+
 
 def situation(goal: Goal, snapshot: Snapshot, rules: Rules) -> Situation | None:
     """Return how the job stands; None where there is no deadline to keep, or too little is known to reckon with one."""
@@ -315,7 +344,7 @@ def situation(goal: Goal, snapshot: Snapshot, rules: Rules) -> Situation | None:
         money_left_usd=goal.budget_usd - snapshot.spent_usd - kept_usd,
         dear=dear,
         holding=_holding(goal, snapshot, pace),
-        zones=_zones(goal, snapshot, goal.first_at),
+        zones=zones_of(goal, snapshot, _there(snapshot), goal.first_at),
         tick=min(rules.limits.ask_again, pace.changeover / 6),
         excluded_for=rules.limits.cooldown,
     )
@@ -345,16 +374,6 @@ def observed(case: Situation) -> Observation:
         zones=case.zones,
         money_left_usd=float(case.money_left_usd),
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lesson:
-    """What tables are made for: the task, in how many zones there may be spot machines, of what size and price."""
-
-    task: Task
-    zones: int
-    gpus: int
-    spot_usd_per_hour: float
 
 
 def lesson(goal: Goal, snapshot: Snapshot, rules: Rules) -> Lesson | None:
@@ -421,30 +440,3 @@ def _there(snapshot: Snapshot) -> list[NodeSnapshot]:
 def _rest(whole: timedelta, passed: timedelta) -> timedelta:
     """What of a span is to come: a second at the least, for it is not over."""
     return max(whole - passed, timedelta(seconds=1))
-
-
-def _zones(goal: Goal, snapshot: Snapshot, first_at: datetime) -> tuple[ZoneState, ...]:
-    """Return the spot pools as they are known: one that refused is down while it cools, and worth a try again then.
-
-    So is the job's own for as long as it gives no more than a part of the nodes.
-    """
-    state = snapshot.state
-    spot = [offer for offer in snapshot.candidates if offer.pool.market is Market.SPOT]
-    if state.attempt is not None and state.pool.market is not Market.SPOT:
-        spot = [offer for offer in spot if can_overlap(offer, state)]
-    there = sum(node.node.pool == state.pool for node in _there(snapshot))
-    part = there if goal.fewest(state.pool.market) <= there < goal.nodes else 0
-    own = state.pool
-    return tuple(_zone(offer, state, snapshot.now, part if offer.pool == own else 0, first_at) for offer in spot)
-
-
-def _zone(offer: Offer, state: JobState, now: datetime, part: int, first_at: datetime) -> ZoneState:
-    cooldown = next((c for c in state.cooldowns if c.pool == offer.pool), None)
-    up = (cooldown is None or cooldown.until <= now) and not part
-    launches = [interval.launched_at for interval in state.nodes if interval.pool == offer.pool]
-    if cooldown is None:
-        since = min(launches, default=first_at)
-    else:
-        since = cooldown.until if up else max([cooldown.first_at, *launches])
-    age_s = (now - since).total_seconds()
-    return ZoneState(zone=str(offer.pool), up=up, age_s=age_s, usd_per_hour=float(offer.usd_per_hour), nodes=part)

@@ -24,6 +24,7 @@ from gpucloud.domain.job.quantities import format_moment
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.market.policies import Mode
 from gpucloud.domain.money.budget import PrepaidRule, may_launch, sooner
+from gpucloud.domain.node.node import Fault
 from gpucloud.domain.node.status import Stop
 from gpucloud.domain.offer import Offer
 from gpucloud.domain.state.state import Attempt, ExitReason, Shortfall
@@ -32,6 +33,7 @@ from gpucloud.domain.supervision.action import (
     Appoint,
     Arm,
     BringHome,
+    CoolDown,
     Dismiss,
     EndAttempt,
     Resize,
@@ -43,15 +45,13 @@ from gpucloud.domain.supervision.capacity import (
     cool_down,
     has_enough,
     is_cooling,
-    is_overdue,
     partial,
     reasons,
     refused,
-    unsaved,
 )
 from gpucloud.domain.supervision.deadline import stands_ready
 from gpucloud.domain.supervision.membership import Pace, is_usable, pace_of
-from gpucloud.domain.supervision.renewal import HOMING
+from gpucloud.domain.supervision.renewal import HOMING, is_overdue, unfit, unsaved
 from gpucloud.domain.supervision.snapshot import (
     CapacityChoice,
     Goal,
@@ -246,8 +246,11 @@ def have_beside(attempt: Attempt, goal: Goal, snapshot: Snapshot, rules: Rules) 
         return None
     if successor is None:
         return _begin(attempt, goal, snapshot, offer, rules.prepaid_rule)
-    if offer is None or offer.pool != successor.pool:
+    if offer is None or offer.pool != successor.pool or _stands_in_vain(attempt, goal, snapshot, rules.limits):
         return Dismiss()
+    bad = _unfit_beside(snapshot, rules.limits)
+    if bad is not None:
+        return bad
     refusal = refused(snapshot, successor.pool, successor.at)
     there = sum(node.pool == successor.pool for node in snapshot.group.counted)
     if refusal is None and there < goal.nodes:
@@ -260,6 +263,49 @@ def have_beside(attempt: Attempt, goal: Goal, snapshot: Snapshot, rules: Rules) 
     return Resize(size=both) if lacks else None
 
 
+def _is_late(to: CapacityChoice | None) -> bool:
+    """Whether a change would be one too many, though the machines for it stood ready."""
+    return to is not None and to.spare is not None and to.spare < timedelta(0)
+
+
+def _stands_in_vain(attempt: Attempt, goal: Goal, snapshot: Snapshot, limits: Limits) -> bool:
+    """Whether those that are to take over have waited for a changeover, and there is still no time for the change.
+
+    So long they are held for the case that one which works is interrupted, and because a pace that is measured anew may
+    leave the time after all. What works has no other end than its last step: both would be paid until then.
+    """
+    to, successor = snapshot.capacity_choice, snapshot.state.successor
+    if successor is None or not _is_late(to):
+        return False
+    waited = snapshot.now - successor.at
+    is_long = waited >= pace_of(snapshot.state, goal.work, snapshot.now, limits, goal.nodes).changeover
+    return is_long and not _awaits_a_save(attempt, goal, snapshot, _come_at(snapshot))
+
+
+def _come_at(snapshot: Snapshot) -> datetime:
+    """Return when the last of those that are to take over was launched; when they were asked for, where none was."""
+    successor = snapshot.state.successor
+    there = (n.node.launched_at for n in snapshot.nodes if successor is not None and n.node.pool == successor.pool)
+    return max(there, default=successor.at if successor is not None else snapshot.now)
+
+
+def _unfit_beside(snapshot: Snapshot, limits: Limits) -> CoolDown | None:
+    """Return the cooldown of a pool of whose machines one can take over from nothing: all would wait for it, paid."""
+    pools = {n.node.id: n.node.pool for n in snapshot.nodes}
+    to = snapshot.state.successor
+    bad = next((node_id for node_id in unfit(snapshot, limits) if to is not None and pools[node_id] == to.pool), None)
+    if bad is None:
+        return None
+    return CoolDown(
+        pool=pools[bad],
+        fault=Fault.CAPACITY,
+        code="Unprepared",
+        message=f"{bad} could not be made ready",
+        length=limits.cooldown,
+        longest=limits.cooldown_longest,
+    )
+
+
 def order_to_move(attempt: Attempt, goal: Goal, snapshot: Snapshot, limits: Limits) -> EndAttempt | None:
     """Return the order to save and leave, when the machines that take over stand ready, or none can stand beside."""
     to = snapshot.capacity_choice
@@ -268,25 +314,23 @@ def order_to_move(attempt: Attempt, goal: Goal, snapshot: Snapshot, limits: Limi
     successor, offer = snapshot.state.successor, appointed(snapshot)
     if successor is not None:
         ready = to.mode is not Mode.BOTH and offer is not None and offer.pool == successor.pool
-        if _takes_too_long(attempt, goal, snapshot, limits):
-            return None  # they stay for the case that what works is interrupted
-        launched = [node.node.launched_at for node in snapshot.nodes if node.node.pool == successor.pool]
-        if not ready or not stands_ready(goal, snapshot) or _awaits_a_save(attempt, goal, snapshot, max(launched)):
+        if _is_late(to) or not ready or not stands_ready(goal, snapshot):
             return None
-        return _order(f"{successor.pool} takes over")
+        awaited = _awaits_a_save(attempt, goal, snapshot, _come_at(snapshot))
+        return _order(f"{successor.pool} takes over") if not awaited else None
     decision = to.capacity_decision
     spare = decision.shortfall is not Shortfall.MONEY and _awaits_a_save(attempt, goal, snapshot, decision.since)
-    if spare or not _leaves(to, snapshot, offer):
+    if spare or not _leaves(to, snapshot, offer) or _boots_too_late(to, goal, snapshot, limits):
         return None
     return _order(f"{to.mode.value}: {reasons(to, snapshot.now)}")
 
 
-def _takes_too_long(attempt: Attempt, goal: Goal, snapshot: Snapshot, limits: Limits) -> bool:
-    """Whether what works would be done by the deadline, or nearer to it, if it is left alone."""
-    pace = pace_of(snapshot.state, goal.work, snapshot.now, limits, goal.nodes)
-    if goal.deadline_at is None or pace.left is None or attempt.stepped_at is None:
+def _boots_too_late(to: CapacityChoice, goal: Goal, snapshot: Snapshot, limits: Limits) -> bool:
+    """Whether what works is nearer to its end than machines that begin to boot once it is given up."""
+    if to.spare is None or to.mode is Mode.IDLE:
         return False
-    return goal.deadline_at - snapshot.now - pace.left < pace.handover + unsaved(attempt, goal, snapshot)
+    pace = pace_of(snapshot.state, goal.work, snapshot.now, limits, goal.nodes)
+    return to.spare < pace.changeover - pace.handover
 
 
 def _awaits_a_save(attempt: Attempt, goal: Goal, snapshot: Snapshot, since: datetime) -> bool:
@@ -320,7 +364,11 @@ def _begin(
     own = max(goal.nodes if are_alike(snapshot) else there, len(attempt.members))
     if snapshot.group.size > own:
         return Resize(size=own)
-    if offer is None or not may_launch(snapshot.payable_with_successor, snapshot.now, prepaid_rule):
+    if (
+        offer is None
+        or _is_late(snapshot.capacity_choice)
+        or not may_launch(snapshot.payable_with_successor, snapshot.now, prepaid_rule)
+    ):
         return None
     until = sooner(snapshot.group.armed_until, snapshot.payable_with_successor)
     return Arm(until=until) if until is not None else Appoint(offer=offer)

@@ -22,6 +22,7 @@ from gpucloud.domain.supervision.action import (
 )
 from gpucloud.domain.supervision.capacity import is_deaf, is_mute
 from gpucloud.domain.supervision.membership import (
+    AGAIN,
     TAKEN_WITHIN,
     all_silent,
     has_notice,
@@ -157,6 +158,47 @@ def _for_the_end(until: datetime, payable: datetime, snapshot: Snapshot, limits:
     if until - snapshot.now >= limits.overdue or wanted <= until or all_silent(snapshot, limits):
         return None
     return Arm(until=wanted)
+
+
+# What of a script's work is not saved.
+
+
+def unsaved(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> timedelta:
+    """Return what a script that saves only when it likes, or never, has trained since: a change has it trained again.
+
+    Of one that saves by itself, steps are its saves.
+    """
+    if is_mute(attempt, goal, snapshot):
+        return snapshot.now - attempt.started_at
+    return snapshot.now - (attempt.last_step_at or attempt.started_at) if goal.saves_unasked else timedelta(0)
+
+
+def is_overdue(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> bool:
+    """Whether a script that saves only when it likes has gone on without a save for longer than it ever did before one.
+
+    It may do so for good: its folder is another, its disk full. Then it is dealt with as one that saves nothing; so is
+    one of which no save was seen yet.
+    """
+    longest_s = max((one.apart_s or 0.0 for one in snapshot.state.attempts), default=0.0)
+    return goal.saves_unasked and unsaved(attempt, goal, snapshot) > span_of(AGAIN * longest_s)
+
+
+def undone_work(state: JobState, attempt: Attempt, now: datetime) -> timedelta | None:
+    """Return for how long an attempt worked that saved nothing; None where its script had come to no step.
+
+    What passed before its first step, and after its last one, is not done again. One that tells none has worked until
+    it ended, or its first machine did, whenever that was seen.
+    """
+    members = {member.node_id for member in attempt.members}
+    stops = [one.stopped_at for one in state.interruptions if one.attempt == attempt.number]
+    ends = [*stops, *(one.ended_at for one in state.nodes if one.node_id in members), attempt.ended_at]
+    begun, end = attempt.started_at, min((at for at in ends if at is not None), default=now)
+    if attempt.first_step is not None:
+        if attempt.stepped_at is None or attempt.last_step_at is None:
+            return None
+        one_step = span_of(attempt.pace_s or attempt.step_seconds or 0.0)
+        begun, end = max(begun, attempt.stepped_at - one_step), min(end, attempt.last_step_at)
+    return max(end - begun, timedelta(0))
 
 
 # What an attempt wrote comes home from rank 0's machine, and needs some of the time that is left to it.

@@ -195,13 +195,12 @@ class Limits:
     `boot`: for a machine's host key. `quarantines`: bad nodes in a row, after which it is the pool that is bad;
     `bad_pools`: bad pools in a row, after which it is none of the machines. `alone`: for a silent machine of which
     nobody can tell, because there is no other that answers, or it cannot say, and for one whose agent tells nothing
-    though it was prepared again. `hang_at_least`, `hang_steps`: without
-    a step, `hang_steps` in median steps; doubled with every hang in a row. `stacks`: for ranks to tell where they are.
-    `soon`: an attempt that ends so soon and saved nothing new is followed by a pause, `pause` at first, doubled each
-    time up to `pause_longest`. `backoff_attempts`, `backoff_paid`: attempts and machine time from which on the cost of
-    a newly saved step is judged. `start`: for a script's first step after `resume.init`; doubled as a hang's is, twice.
-    `changeover`: from a launch to the first new step, as long as the job's own starts do not say. `insist`: as
-    `cooldown`, for machines on demand that a deadline needs.
+    though it was prepared again. `hang_at_least`, `hang_steps`: without a step, `hang_steps` in median steps; doubled
+    with every hang in a row. `stacks`: for ranks to tell where they are. `soon`: an attempt that ends so soon and saved
+    nothing new is followed by a pause, `pause` at first, doubled each time up to `pause_longest`. `backoff_attempts`,
+    `backoff_paid`: attempts and machine time from which on the cost of a newly saved step is judged. `start`: for a
+    script's first step after `resume.init`; doubled as a hang's is, twice. `changeover`: from a launch to the first new
+    step, until the job's own starts say. `insist`: as `cooldown`, for machines on demand that a deadline needs.
     """
 
     silent: timedelta = timedelta(seconds=3)
@@ -286,9 +285,8 @@ class NodeSnapshot:
 
     `silent_for` is zero when it answered at this tick; `mute_for` is for how long it has answered and its agent told
     nothing new that can be read, zero while that may be chance. `told` is whether its agent has read what we want of
-    it, or that is on its way, and `heard` whether it said so; `refused` is why the gate refused it. `trial` is
-    whether it can drive the job, as far as it has tried; looked at only while somebody is to leave the job to its
-    machines.
+    it, or that is on its way, and `heard` whether it said so; `refused` is why the gate refused it. `trial` is whether
+    it can drive the job, as far as it has tried; looked at only while somebody is to leave the job to its machines.
     """
 
     node: Node
@@ -338,11 +336,13 @@ class CapacityChoice:
     """What the job is to run on now, where its machines are to come from (None while waiting), and why.
 
     In `Mode.BOTH` the offer is that of the spot machines, which boot beside those on demand.
+    `spare` is what time a change of what works would leave over; None where the deadline has no say in it.
     """
 
     mode: Mode
     offer: Offer | None
     capacity_decision: CapacityDecision
+    spare: timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -359,9 +359,9 @@ class Snapshot:
     deadline is to be kept. `capacity_choice` is what the job is to run on then; `payable_with_successor` is as
     `payable_with_another`, with the machines beside that are to take over, None too where none are. `use` is how well
     the attempt uses its GPUs over the window of `Goal.idle`, None without that policy or without GPUs. `inspects`: the
-    job's nodes have GPUs and are looked at before every attempt; `inspection` is the last look.
-    `spent_usd` is what the job has cost up to now. `lasts_until` is as `payable_until`, for machines that
-    run: also where it is too short for a start.
+    job's nodes have GPUs and are looked at before every attempt; `inspection` is the last look. `spent_usd` is what the
+    job has cost up to now. `lasts_until` is as `payable_until`, for machines that run: also where it is too short for a
+    start.
     """
 
     now: datetime

@@ -55,9 +55,8 @@ from gpucloud.domain.supervision.action import (
     Tell,
     Wait,
 )
-from gpucloud.domain.supervision.capacity import undone_work
 from gpucloud.domain.supervision.membership import members_of, part_of, progress_of, unit_of
-from gpucloud.domain.supervision.renewal import ended_words
+from gpucloud.domain.supervision.renewal import ended_words, undone_work
 from gpucloud.domain.supervision.snapshot import Limits, NodeSnapshot, Readiness, Snapshot
 from gpucloud.domain.supervision.transitions import with_commit
 from gpucloud.domain.untrusted import in_one_line
