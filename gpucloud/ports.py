@@ -287,9 +287,17 @@ class Brought:
 class Outputs(Protocol):
     """Takes a job's results home."""
 
-    def bring_home(self, host: Host, code: str, attempt: int, moves: Callable[[], None] | None = None) -> Brought:
+    def bring_home(
+        self,
+        host: Host,
+        code: str,
+        attempt: int,
+        moves: Callable[[], None] | None = None,
+        paths: tuple[str, ...] = (),
+    ) -> Brought:
         """Copy the outputs from the folder `code` on the host; what is not there is no error. NodeError, StoreError.
 
+        `paths` are outputs too: those of the job file that the attempt was started under.
         What lies in the place of a file of that attempt, and differs, is set aside. `moves` is called whenever
         something has arrived; what it raises ends the copy.
         """

@@ -90,7 +90,7 @@ class GroupProvisioner(FakeProvisioner):
 class NoOutputs:
     """Implements `Outputs` for a job that has none."""
 
-    def bring_home(self, host: object, code: str, attempt: int, moves: object = None) -> Brought:
+    def bring_home(self, host: object, code: str, attempt: int, moves: object = None, *_: object) -> Brought:
         del host, code, moves
         return Brought()
 

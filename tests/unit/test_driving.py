@@ -685,7 +685,7 @@ class Script:
     def __init__(self, target):
         self.target = target
 
-    def bring_home(self, host, code, attempt, moves=None):
+    def bring_home(self, host, code, attempt, moves=None, paths=()):
         (self.target / "results" / "deep").mkdir(parents=True)
         (self.target / "results" / "deep" / "model").write_bytes(b"weights")
         (self.target / "results" / "last").symlink_to("deep/model")
@@ -697,7 +697,7 @@ class Script:
 
 def test_an_output_of_any_size_goes_into_the_store_in_little_memory(tmp_path):
     class Large(Script):
-        def bring_home(self, host, code, attempt, moves=None):
+        def bring_home(self, host, code, attempt, moves=None, paths=()):
             self.target.mkdir()
             (self.target / "empty").touch()
             with (self.target / "model").open("wb") as file:

@@ -166,7 +166,7 @@ def test_the_live_display_writes_nothing_into_a_question_and_says_it_afterwards(
 )
 def test_a_profile_that_is_damaged_ends_nothing(tmp_path: Path, said: bytes) -> None:
     class Profiles:
-        def bring_home(self, host: Host, code: str, attempt: int, moves: object = None) -> Brought:
+        def bring_home(self, host: Host, code: str, attempt: int, moves: object = None, *_: object) -> Brought:
             raise NotImplementedError
 
         def bring_profile(self, host: Host, attempt: int) -> tuple[str, ...]:

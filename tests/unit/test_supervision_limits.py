@@ -46,7 +46,8 @@ from gpucloud.domain.supervision.capacity import cooled
 from gpucloud.domain.supervision.membership import hang_limit, hung
 from gpucloud.domain.supervision.quarantine import failures
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.snapshot import Goal, Homecoming, Limits, NodeSnapshot, Readiness, Rules, left_on_hosts
+from gpucloud.domain.supervision.renewal import asked_of, left_on_hosts, lost_outputs, to_bring
+from gpucloud.domain.supervision.snapshot import Goal, Homecoming, Limits, NodeSnapshot, Readiness, Rules
 from gpucloud.ports import Brought
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.money.spend import SpendTracker
@@ -435,7 +436,7 @@ class Outputs:
     def __init__(self, fails):
         self.fails = fails
 
-    def bring_home(self, host, code, attempt, moves):
+    def bring_home(self, host, code, attempt, moves, paths):
         if self.fails:
             self.fails -= 1
             raise NodeError("a: connection reset")
@@ -487,7 +488,7 @@ def test_outputs_are_looked_for_in_the_tree_that_the_attempt_runs(tree, looked_i
     home, _ = homecoming(0)
     asked = []
     home.services.outputs = SimpleNamespace(
-        bring_home=lambda host, code, attempt, moves: asked.append(code) or Brought()
+        bring_home=lambda host, code, attempt, moves, paths: asked.append(code) or Brought()
     )
     home.bootstrapper.code_on = lambda _: "/node/code/now"
     one = over(Homecoming.NO)
@@ -495,6 +496,51 @@ def test_outputs_are_looked_for_in_the_tree_that_the_attempt_runs(tree, looked_i
     home.start(replace(one, state=replace(one.state, attempts=(attempt,))))
 
     assert asked == [looked_in]
+
+
+@pytest.mark.parametrize(
+    ("outdated", "not_there"),
+    [(True, ["first.pt"]), (False, ["first.pt", "results/"])],
+)
+def test_an_attempt_brings_the_outputs_of_the_job_file_that_it_was_started_under(outdated, not_there):
+    """The file has `results/` by now, which a script of before may not make; the next attempt is asked for it alone."""
+    home, _ = homecoming(0)
+    one, asked = over(Homecoming.NO), []
+
+    def nothing_there(host, code, attempt, moves, paths):
+        asked.append(paths)
+        return Brought(missing=tuple(MissingOutput(path=path, why="is not there") for path in paths))
+
+    home.services.outputs = SimpleNamespace(bring_home=nothing_there)
+    attempt = replace(one.state.attempts[-1], outputs=("first.pt",), outdated=outdated)
+    home.start(replace(one, state=replace(one.state, attempts=(attempt,))))
+    ended = replace(one, state=replace(one.state, attempts=(attempt,)))
+
+    assert asked == [("first.pt", "results/")]
+    assert [missing.path for missing in home.brought(ExitReason.SUCCEEDED, ended).missing] == not_there
+
+
+def test_outputs_that_the_job_file_has_no_more_are_waited_for_and_told_to_be_lost():
+    home, told = homecoming(0)
+    home.services.job.outputs = ()
+    one = over(Homecoming.NO)
+    attempt = replace(one.state.attempts[-1], outputs=("first.pt",), outdated=True)
+    before = replace(one, state=replace(one.state, attempts=(attempt,)))
+    assert home.stands(before.state, one.group, NOW) is Homecoming.NO
+    assert [missing.path for missing in home.lose((attempt,))] == ["first.pt"]
+    assert told == [LOST.replace("results/", "first.pt")]
+    assert home.brought(ExitReason.SUCCEEDED, before).missing[0].path == "first.pt"
+    ended = transitions.abandon(before.state, NOW)
+    assert [missing.path for missing in ended.missing_outputs] == ["first.pt"]
+
+
+def test_what_earlier_attempts_wrote_beside_the_last_one_under_another_job_file_comes_with_it():
+    first = replace(opened("a", outputs=("first.pt",), tree="t"), reason=ExitReason.LOST)
+    last = replace(opened("a", outputs=("results/",), tree="t"), number=2)
+    assert to_bring((first, last), ("results/",), lambda _: None) == ("first.pt", "results/")
+    assert asked_of((first, last), ("results/",)) == ("results/",)
+    lost = lost_outputs((first, last), ("results/",), lambda _: None)
+    assert [one.path for one in lost] == ["first.pt", "results/"]
 
 
 def test_ranks_of_one_attempt_run_one_code_and_a_change_is_said():
@@ -674,7 +720,7 @@ class Stalling:
     def __init__(self):
         self.on_the_way = []
 
-    def bring_home(self, host, code, attempt, moves):
+    def bring_home(self, host, code, attempt, moves, paths):
         self.on_the_way.append(moves)
         moves()
         return Brought(paths=("/home/me/outputs/model.pt",), missing=MISSING)
@@ -803,7 +849,7 @@ def test_outputs_of_a_machine_that_nobody_prepares_again_are_brought_all_the_sam
     home, _ = homecoming(0)
     asked = []
     home.services.outputs = SimpleNamespace(
-        bring_home=lambda host, code, attempt, moves: asked.append(code) or Brought()
+        bring_home=lambda host, code, attempt, moves, paths: asked.append(code) or Brought()
     )
     home.bootstrapper.code_on = lambda _: None
     one = over(Homecoming.NO)
@@ -966,7 +1012,9 @@ def test_outputs_of_a_machine_that_goes_make_way_for_those_of_the_next_attempt()
     home.start(snapshot(up("b", part(2, Outcome.DONE)), state=replace(closed, attempts=(*closed.attempts, attempt))))
     assert told[1:] == [LOST]
     moved = home.services.outputs.bring_home
-    home.services.outputs.bring_home = lambda host, code, attempt, moves: moves() or moved(host, code, attempt, moves)
+    home.services.outputs.bring_home = lambda host, code, attempt, moves, paths: (
+        moves() or moved(host, code, attempt, moves, paths)
+    )
     home.pool.do(0)
     assert told[2:] == ["the outputs could not be brought home: a: another try brings the outputs"] or told[2:] == []
     home.pool.do(1)

@@ -20,7 +20,7 @@ from gpucloud.domain import codec
 from gpucloud.domain.errors import LandingRefused, StoreError
 from gpucloud.domain.job.code import RESULTS_MARK
 from gpucloud.domain.node.member import attempt_folder
-from gpucloud.domain.state.state import MissingOutput
+from gpucloud.domain.state.state import NOT_THERE, MissingOutput
 from gpucloud.domain.untrusted import Arriving, Tree, parent_of, shown
 from gpucloud.ports import Brought, Host, Outputs
 from gpucloud.store import ObjectStore
@@ -55,18 +55,26 @@ class OutputsFolder:
         self._python = python
         self._marks = marks
 
-    def bring_home(self, host: Host, code: str, attempt: int, moves: Callable[[], None] | None = None) -> Brought:
+    def bring_home(
+        self,
+        host: Host,
+        code: str,
+        attempt: int,
+        moves: Callable[[], None] | None = None,
+        paths: tuple[str, ...] = (),
+    ) -> Brought:
         """Return what arrived, as local paths, and what the script did not make.
 
         A link that stays inside the code folder arrives as a link; one that leads out to a file, as that file.
         """
-        if not self._paths:
+        paths = tuple(dict.fromkeys((*paths, *self._paths)))
+        if not paths:
             return Brought()
         try:
             earlier = self._earlier()
         except LandingRefused as error:  # these are not to blame, and find a place elsewhere
             raise StoreError(str(error), hint=error.hint) from error
-        brought, found = self._bring(host, code, self._paths, "", attempt, moves)
+        brought, found = self._bring(host, code, paths, "", attempt, moves)
         return replace(_together(earlier, brought), missing=(*_not_there(found), *_left_out(found)))
 
     def bring_profile(self, host: Host, attempt: int) -> tuple[str, ...]:
@@ -128,7 +136,7 @@ def mark_results(folder: Path) -> None:
 def _not_there(found: Listing) -> Iterator[MissingOutput]:
     for path, near in found.missing:
         tellable = near is not None and near.isprintable() and len(near) <= _NAME_CHARS
-        yield MissingOutput(path=path, why="is not there", nearest=near if tellable else None)
+        yield MissingOutput(path=path, why=NOT_THERE, nearest=near if tellable else None)
 
 
 def _left_out(found: Listing) -> Iterator[MissingOutput]:
@@ -186,9 +194,18 @@ class StoredOutputs:
         self._folder = folder
         self._fetching = fetching
 
-    def bring_home(self, host: Host, code: str, attempt: int, moves: Callable[[], None] | None = None) -> Brought:
+    def bring_home(
+        self,
+        host: Host,
+        code: str,
+        attempt: int,
+        moves: Callable[[], None] | None = None,
+        paths: tuple[str, ...] = (),
+    ) -> Brought:
         """Return the keys of what was put into the store, and what the script did not make."""
-        brought, keys = self._through(lambda outputs: outputs.bring_home(host, code, attempt, moves), attempt, moves)
+        brought, keys = self._through(
+            lambda outputs: outputs.bring_home(host, code, attempt, moves, paths), attempt, moves
+        )
         return replace(brought, paths=keys, size=0, set_aside=())
 
     def bring_profile(self, host: Host, attempt: int) -> tuple[str, ...]:

@@ -138,6 +138,9 @@ class Member:
     """When the last sample of that was taken."""
 
 
+NOT_THERE = "is not there"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingOutput:
     """An output of the job file that did not come home, or not whole."""
@@ -179,23 +182,21 @@ class Attempt:
     total_steps: int | None = None
     killed_at: datetime | None = None
     """When its ranks were first ordered to be killed: what still runs long after that does not die."""
-    failed_at: datetime | None = None
-    """Since when a member's script is known to have failed."""
+    failed_at: datetime | None = None  # since when a member's script is known to have failed
     done_at: datetime | None = None
     """When all members' scripts were known to be done: what is left is to bring their results home."""
     broken_at: datetime | None = None
     """Since when some members are over that were not done, while others still work."""
-    unbrought_at: datetime | None = None
-    """Since when its outputs cannot be brought home, nor anywhere else."""
-    outputs_still_at: datetime | None = None
-    """Since when nothing of its outputs has come, while they are being brought."""
+    unbrought_at: datetime | None = None  # since when its outputs cannot be brought home, nor anywhere else
+    outputs_still_at: datetime | None = None  # since when nothing of them has come, while they are being brought
     longest_step_s: float | None = None
     """The longest that a step took which came, the attempt's first left out: a hang is longer."""
     apart_s: float | None = None  # the longest between two of its steps that was seen, where these are its saves
     tree: str = ""
     """The tree of the job's code that all its ranks run, by its hash; outputs are looked for there."""
-    missing_outputs: tuple[MissingOutput, ...] = ()
-    """What did not come home when it ended."""
+    missing_outputs: tuple[MissingOutput, ...] = ()  # what did not come home when it ended
+    outputs: tuple[str, ...] = ()
+    """Those of the job file that it was started under; none in states of before that was stored."""
     outputs_came: bool = False
     """Whether its outputs were fetched from a machine that the job then lost."""
     counts: Counts | None = None
@@ -380,8 +381,7 @@ class JobState:
     group: str | None = None
     failed_bootstraps: tuple[FailedBootstrap, ...] = ()
     """What could not be prepared since a new machine last could."""
-    looked_at: datetime | None = None
-    """When somebody last looked at the job's machines."""
+    looked_at: datetime | None = None  # when somebody last looked at the job's machines
     short_at: datetime | None = None
     """Since when the group has had some machines, and fewer than are needed."""
     bare_at: datetime | None = None

@@ -1,16 +1,19 @@
-"""What goes on beside attempts: prepaid time, machines in place of interrupted ones, bootstrap, telling."""
+"""What goes on beside attempts: prepaid time, machines in place of interrupted ones, bootstrap, telling; results."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from itertools import takewhile
 
+from gpucloud.domain.job.code import is_name
 from gpucloud.domain.job.quantities import format_moment, format_span, span_of
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.money.budget import PrepaidRule, may_launch, sooner
-from gpucloud.domain.node.node import NodeState
-from gpucloud.domain.node.status import LEAVES_AHEAD, LEAVES_SHARE, SAVES, Stop
+from gpucloud.domain.node.node import Node, NodeState
+from gpucloud.domain.node.status import LEAVES_AHEAD, LEAVES_SHARE, SAVES, Outcome, Stop
 from gpucloud.domain.offer import Pool
-from gpucloud.domain.state.state import Attempt, ExitReason, InterruptionKind, JobState
+from gpucloud.domain.state.state import NOT_THERE, Attempt, ExitReason, InterruptionKind, JobState, MissingOutput
 from gpucloud.domain.supervision.action import (
     Action,
     Arm,
@@ -31,12 +34,13 @@ from gpucloud.domain.supervision.membership import (
     is_out_of_reach,
     members_of,
     progress_of,
+    quarantined,
     some_leave,
     time_left,
     warned_until,
 )
 from gpucloud.domain.supervision.quarantine import is_in_doubt
-from gpucloud.domain.supervision.snapshot import Goal, Limits, NodeSnapshot, Readiness, Rules, Snapshot, is_awaited
+from gpucloud.domain.supervision.snapshot import Goal, Limits, NodeSnapshot, Readiness, Rules, Snapshot
 
 HOMING = "waiting for the outputs"
 
@@ -210,7 +214,7 @@ _SAVES_NOTHING = "its script saves nothing, and is ended in time for its outputs
 
 def for_results(attempt: Attempt, goal: Goal, snapshot: Snapshot, rules: Rules) -> EndAttempt | None:
     """End the attempt in time for its outputs to come home, where its script would train until its machines go."""
-    if not goal.has_outputs:
+    if not goal.has_outputs and not attempt.outputs:
         return None
     by_time = _before_its_time_ends if goal.self_driving else _before_the_budget_ends
     return _before_the_interruption(attempt, goal, snapshot) or by_time(attempt, goal, snapshot, rules)
@@ -336,3 +340,124 @@ def _lower(snapshot: Snapshot, payable: datetime) -> Arm | None:
     """The shut-off comes closer when more machines are alive than it was reckoned for."""
     until = sooner(snapshot.group.armed_until, payable)
     return Arm(until=until) if until is not None else None
+
+
+# Which results an attempt has, and where they lie that did not come home.
+
+
+_SSH_PORT = 22
+FindNode = Callable[[str], Node | None]
+
+
+def waits(attempt: Attempt) -> bool:
+    """Whether its outputs lie where it has run, for a later attempt to bring them with its own."""
+    is_settled = attempt.missing_outputs or attempt.outputs_came
+    return attempt.reason is not None and attempt.reason.retried and not is_settled
+
+
+def is_awaited(attempt: Attempt, pool: Pool) -> bool:
+    """Whether outputs of the job's last attempt are worth a try when it has ended: nobody has brought them.
+
+    Of one that others would have followed. Of one that ended the job it was tried; a host of the user's own is there
+    after that, too, and may answer by now.
+    """
+    if attempt.reason is None or attempt.outputs_came:
+        return False
+    return attempt.reason.retried or (pool.market is Market.OWNED and _are_left(attempt))
+
+
+def left_on_hosts(state: JobState) -> tuple[tuple[str, str], ...]:
+    """Return where results that did not come home lie on the user's own hosts: nodes, each with a path there."""
+    left = (one for one in state.attempts if _are_left(one) and not one.outputs_came and is_name(one.tree))
+    found = ((one.members[0].node_id, f"code/{one.tree}") for one in left)
+    return tuple(found) if state.pool.market is Market.OWNED else ()
+
+
+def _are_left(attempt: Attempt) -> bool:
+    return any(one.attempt == attempt.number for one in attempt.missing_outputs)
+
+
+def asked_of(attempts: Sequence[Attempt], outputs: tuple[str, ...]) -> tuple[str, ...]:
+    """Return which outputs the last attempt's script was to make; `outputs` are those of the job's order of now.
+
+    Those of the job file that it was started under, and where the script is the same one, those of now too.
+    """
+    last = attempts[-1] if attempts else None
+    if last is None or not last.outputs:
+        return outputs
+    return last.outputs if last.outdated else tuple(dict.fromkeys((*last.outputs, *outputs)))
+
+
+def to_bring(attempts: Sequence[Attempt], outputs: tuple[str, ...], known: FindNode) -> tuple[str, ...]:
+    """Return what is brought home of the last attempt where it is there, and of those before that lie beside it."""
+    own = (path for one in _beside(attempts, known) for path in one.outputs)
+    return tuple(dict.fromkeys((*own, *outputs)))
+
+
+def without_unasked(missing: Sequence[MissingOutput], asked: tuple[str, ...]) -> tuple[MissingOutput, ...]:
+    """Return what is missing of an attempt: that something is not there that its script was not to make is no news."""
+    return tuple(one for one in missing if one.why != NOT_THERE or one.path in asked)
+
+
+def lost_outputs(attempts: Sequence[Attempt], outputs: tuple[str, ...], known: FindNode) -> tuple[MissingOutput, ...]:
+    """Return the outputs of the last attempt as lost with the machine of its rank 0, or where its host has them.
+
+    With them go those of the attempts before that ran their rank 0 there: what they had written lay beside its own.
+    """
+    last, node = attempts[-1], known(attempts[-1].members[0].node_id)
+    where = where_they_lie(node, last.tree) if node is not None else None
+    beside = _beside(attempts, known)
+    asked = dict.fromkeys(path for one in beside for path in asked_of((one,), outputs))
+    numbers = sorted(one.number for one in beside)
+    whose = f"attempt {numbers[0]}" if len(numbers) == 1 else f"attempts {numbers[0]} to {numbers[-1]}"
+    lies = f"lies on {where}" if where else f"goes with {last.members[0].node_id}, the machine of rank 0"
+    why = f"of {whose} did not come home: whatever was written there {lies}"
+    return tuple(MissingOutput(path=path, why=why, attempt=last.number) for path in asked)
+
+
+def where_they_lie(node: Node, tree: str) -> str | None:
+    """Return where what was written on that tree stays, whatever becomes of the job; None where the machine goes."""
+    if node.pool.market is not Market.OWNED or not is_name(tree):
+        return None
+    port = f":{node.port}" if node.port != _SSH_PORT else ""
+    return f"{node.user}@{node.address}{port}, in ~/{node.root}/code/{tree}"
+
+
+def _beside(attempts: Sequence[Attempt], known: FindNode) -> tuple[Attempt, ...]:
+    """Return the last attempt's row of those whose outputs lie in one place, the first of them first."""
+    last = attempts[-1]
+    same = takewhile(lambda one: _place(one, known) == _place(last, known) and waits(one), attempts[-2::-1])
+    return (*reversed(tuple(same)), last)
+
+
+def _place(attempt: Attempt, known: FindNode) -> tuple[str, str]:
+    """Return the machine and the tree of the code that its outputs lie in."""
+    return place_of(attempt.members[0].node_id, known), attempt.tree
+
+
+def rank_0_leaves(attempt: Attempt, snapshot: Snapshot) -> bool:
+    """Whether the machine of rank 0 is gone, or will be before anything comes from there."""
+    left = {i.node_id for i in snapshot.state.interruptions} | quarantined(snapshot.state)
+    return attempt.members[0].node_id in left or snapshot.group.there(attempt.members[0].node_id) is None
+
+
+def rank_0_answering(attempt: Attempt, snapshot: Snapshot) -> Node | None:
+    """Return the machine of rank 0 if it is heard, which an agent may still be, with a notice, for a minute or two."""
+    first = members_of(attempt, snapshot)[0]
+    frozen = {i.node_id for i in snapshot.state.interruptions if i.kind is not InterruptionKind.NOTICE}
+    heard = first is not None and not is_gone(first) and not first.silent_for and first.node.id not in frozen
+    return first.node if first is not None and heard else None
+
+
+def place_of(node_id: str, known: FindNode) -> str:
+    """Return what nodes on one disk have in common."""
+    node = known(node_id)
+    return node.place if node is not None else node_id
+
+
+def lost_with_machines(attempt: Attempt) -> str:
+    """Return why outputs are missing that nobody brought home in time: they were there if the script had ended."""
+    went = f"the machines of attempt {attempt.number}"
+    if all(member.outcome is Outcome.DONE for member in attempt.members):
+        return f"lost with {went}"
+    return f"did not come home: whatever the script had written there by then went with {went}"

@@ -36,6 +36,7 @@ from gpucloud.domain.supervision.action import (
 from gpucloud.domain.supervision.budget import overdue
 from gpucloud.domain.supervision.capacity import cooled, with_distance
 from gpucloud.domain.supervision.membership import is_broken, outcomes_of, progress_of, shown_of, timed, unit_of
+from gpucloud.domain.supervision.renewal import asked_of, lost_with_machines
 from gpucloud.domain.supervision.snapshot import Homecoming, Snapshot
 from gpucloud.domain.supervision.strays import as_listed
 from gpucloud.domain.untrusted import in_one_line
@@ -67,10 +68,12 @@ def obey_order(state: JobState, action: ObeyOrder) -> JobState:
     return replace(state, order_number=max(state.order_number, action.number))
 
 
-def open_attempt(state: JobState, action: OpenAttempt, port: int, now: datetime, tree: str = "") -> JobState:
-    """Return the state with the next attempt opened, on that tree of the job's code."""
+def open_attempt(
+    state: JobState, action: OpenAttempt, port: int, now: datetime, tree: str = "", outputs: tuple[str, ...] = ()
+) -> JobState:
+    """Return the state with the next attempt opened, on that tree of the job's code, which is to make those outputs."""
     members = tuple(Member(node_id=node_id, rank=rank) for rank, node_id in enumerate(action.node_ids))
-    attempt = Attempt(number=action.number, members=members, port=port, started_at=now, tree=tree)
+    attempt = Attempt(number=action.number, members=members, port=port, started_at=now, tree=tree, outputs=outputs)
     return replace(state, attempts=(*state.attempts, attempt))
 
 
@@ -241,7 +244,8 @@ def left_behind(state: JobState, outputs: tuple[str, ...]) -> JobState:
         return state
     was_to_go_on = "" if last.reason is ExitReason.LOST else ", which was to be followed by another one"
     why = f"{lost_with_machines(last)}{was_to_go_on}"
-    missing = tuple(MissingOutput(path=path, why=why, attempt=last.number) for path in outputs)
+    asked = asked_of(state.attempts, outputs)
+    missing = tuple(MissingOutput(path=path, why=why, attempt=last.number) for path in asked)
     return _with_attempt(state, replace(last, missing_outputs=missing))
 
 
@@ -250,16 +254,9 @@ def abandon(state: JobState, now: datetime, outputs: tuple[str, ...] = ()) -> Jo
     if state.attempt is None:
         return left_behind(finish(state, Finish(reason=ExitReason.STOPPED), now), outputs)
     why = f"{lost_with_machines(state.attempt)}, which was ended without a last save"
-    missing = tuple(MissingOutput(path=path, why=why, attempt=state.attempt.number) for path in outputs)
+    asked = asked_of(state.attempts, outputs)
+    missing = tuple(MissingOutput(path=path, why=why, attempt=state.attempt.number) for path in asked)
     return close_attempt(state, CloseAttempt(reason=ExitReason.STOPPED), now, missing)
-
-
-def lost_with_machines(attempt: Attempt) -> str:
-    """Return why outputs are missing that nobody brought home in time: they were there if the script had ended."""
-    went = f"the machines of attempt {attempt.number}"
-    if all(member.outcome is Outcome.DONE for member in attempt.members):
-        return f"lost with {went}"
-    return f"did not come home: whatever the script had written there by then went with {went}"
 
 
 def reopen(state: JobState) -> JobState:

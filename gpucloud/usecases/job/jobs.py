@@ -25,6 +25,7 @@ from gpucloud.domain.state.state import Attempt, CheckpointRef, ExitReason, JobS
 from gpucloud.domain.supervision.budget import resumption, told_of_money
 from gpucloud.domain.supervision.capacity import standing
 from gpucloud.domain.supervision.membership import time_to_go, with_leaving
+from gpucloud.domain.supervision.renewal import asked_of
 from gpucloud.domain.supervision.self_driving import hands_over, makes_itself_fit
 from gpucloud.domain.supervision.snapshot import Rules
 from gpucloud.domain.supervision.strays import as_listed
@@ -173,7 +174,7 @@ class Asker:
             hands_over=comes is not None,
             fits_first=comes is _Comes.FITS_FIRST,
             buys_time=_buys_time(state, supervisor),
-            outputs=given.order.resolved.outputs,
+            outputs=asked_of(state.attempts, given.order.resolved.outputs),
             additions=additions_of(given.order.resolved.checkpoint.directory),
         )
         return without_lost_outputs(told)

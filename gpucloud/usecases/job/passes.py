@@ -36,6 +36,7 @@ from gpucloud.domain.supervision.budget import (
     rules_for,
     shutdown_at,
 )
+from gpucloud.domain.supervision.renewal import asked_of
 from gpucloud.domain.supervision.self_driving import Arming, arming, most_machines
 from gpucloud.domain.supervision.snapshot import Rules
 from gpucloud.ports import Clock
@@ -319,7 +320,7 @@ class Ender:
             if state.status.ended and state.torn_down:
                 return
             rules, now = rules_for(order.resolved.checkpoint, order.unattended, asker.rules), asker.clock.now()
-            brings = bool(order.resolved.outputs)
+            brings = bool(asked_of(state.attempts, order.resolved.outputs))
             waits = end_unheard(state, rules.limits, now) or stage_of_end(state, rules.limits, now, has_outputs=brings)
             if waits not in told:
                 watcher.story(waits)

@@ -27,8 +27,9 @@ from gpucloud.domain.state.state import (
 )
 from gpucloud.domain.supervision.budget import Resumption
 from gpucloud.domain.supervision.membership import unit_of
+from gpucloud.domain.supervision.renewal import lost_with_machines
 from gpucloud.domain.supervision.snapshot import Limits
-from gpucloud.domain.supervision.transitions import as_told, lost_with_machines
+from gpucloud.domain.supervision.transitions import as_told
 from gpucloud.usecases.jobstore.condition import (
     USUAL,
     Condition,
@@ -445,6 +446,5 @@ def without_lost_outputs(report: JobReport) -> JobReport:
     why = lost_with_machines(attempt) if report.died_unheard else f"lost with {host}, the machine of rank 0"
     if left:
         why = f"is not home yet: `gpucloud down {report.job}` brings it from {host}, if that answers"
-    number = None if left else attempt.number
-    lost = (MissingOutput(path=path, why=why, attempt=number) for path in report.outputs)
+    lost = (MissingOutput(path=path, why=why, attempt=None if left else attempt.number) for path in report.outputs)
     return replace(report, missing_outputs=tuple(dict.fromkeys((*report.missing_outputs, *lost))))

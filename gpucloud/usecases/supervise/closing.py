@@ -13,21 +13,23 @@ from gpucloud.domain.job.spec import Market
 from gpucloud.domain.node.member import workers_per_node
 from gpucloud.domain.node.node import GroupView, Node
 from gpucloud.domain.node.status import Outcome
-from gpucloud.domain.state.state import Attempt, ExitReason, InterruptionKind, JobState, MissingOutput
+from gpucloud.domain.state.state import Attempt, ExitReason, JobState, MissingOutput
 from gpucloud.domain.supervision.action import CloseAttempt
-from gpucloud.domain.supervision.membership import NOTICE, TAKEN_WITHIN, is_gone, members_of, quarantined
-from gpucloud.domain.supervision.snapshot import (
-    Homecoming,
-    NodeSnapshot,
-    Readiness,
-    Snapshot,
+from gpucloud.domain.supervision.membership import NOTICE, TAKEN_WITHIN, is_gone
+from gpucloud.domain.supervision.renewal import (
+    asked_of,
     is_awaited,
     lost_outputs,
     place_of,
+    rank_0_answering,
+    rank_0_leaves,
+    to_bring,
     waits,
+    without_unasked,
 )
+from gpucloud.domain.supervision.snapshot import Homecoming, NodeSnapshot, Readiness, Snapshot
 from gpucloud.domain.untrusted import KEPT_OUTPUT_BYTES
-from gpucloud.ports import Brought, Host
+from gpucloud.ports import Brought, Host, Outputs
 from gpucloud.system.retries import Retry
 from gpucloud.usecases.money.sundries import SundryLedger
 from gpucloud.usecases.services import Services, Watcher
@@ -107,19 +109,20 @@ class OutputsHome:
 
     def stands(self, state: JobState, group: GroupView, now: datetime) -> Homecoming:
         """Return how far the outputs of the open attempt are, or of the last one. A fault of ours is raised here."""
-        rescue = self._rescue
-        if rescue is not None and not rescue.work.done() and self._stands_still(rescue.attempt, rescue.node_id, now):
+        rescue, asked = self._rescue, self._asked(state.attempts)
+        comes = rescue if rescue is not None and not rescue.work.done() else None
+        if comes is not None and self._stands_still(comes.attempt, comes.node_id, comes.lost[0].path, now):
             self.give_up()  # neither an end nor a pass over all jobs waits for it any longer
         if state.status.ended or state.attempt is None:  # what would go is brought before
             return self._after_the_end(state, group)
         self._take_over(state, now)
         attempt = state.attempt
-        if not self.services.job.outputs or attempt is None or group.there(attempt.members[0].node_id) is None:
+        if not asked or attempt is None or group.there(attempt.members[0].node_id) is None:
             return Homecoming.DONE
         if self._work is None or self._attempt != attempt.number:
             preparing = self.bootstrapper.readiness(attempt.members[0].node_id) is Readiness.PREPARING
             return Homecoming.ON_THE_WAY if preparing else Homecoming.NO  # nothing comes before that is over
-        if not self._work.done() and not self._stands_still(attempt.number, attempt.members[0].node_id, now):
+        if not self._work.done() and not self._stands_still(attempt.number, attempt.members[0].node_id, asked[0], now):
             return Homecoming.ON_THE_WAY
         error = self._work.exception() if self._work.done() else None
         if self._work.done() and (error is None or isinstance(error, LandingRefused)):
@@ -138,19 +141,20 @@ class OutputsHome:
         elif node is not None and not self._copies:
             self._begin_anew()
             self._attempt, self._failed_at = attempt.number, None
-            self._work = self.pool.submit(self._bring, node, attempt, self._try)
+            self._work = self.pool.submit(self._bring, node, snapshot.state.attempts, self._try)
 
     def brought(self, reason: ExitReason, snapshot: Snapshot) -> Brought:
         """Return what became of the outputs of the attempt that is closed; that they are lost is said."""
-        attempts, attempt, outputs = snapshot.state.attempts, snapshot.state.attempts[-1], self.services.job.outputs
+        attempts, attempt = snapshot.state.attempts, snapshot.state.attempts[-1]
+        outputs = self._asked(attempts)
         work = self._work if self._attempt == attempt.number else None
         error = work.exception() if work is not None and work.done() else None
         if work is not None and work.done() and error is None:
             return work.result()
         if isinstance(error, LandingRefused):
             return Brought(missing=self._leave(attempt.number, self.lost(attempts), error))
-        if outputs and (_leaves(attempt, snapshot) or reason is ExitReason.RESCHEDULED):
-            node = _answering(attempt, snapshot) if reason.retried else None
+        if outputs and (rank_0_leaves(attempt, snapshot) or reason is ExitReason.RESCHEDULED):
+            node = rank_0_answering(attempt, snapshot) if reason.retried else None
             return Brought(missing=self.lose(attempts) if node is None else self.rescue(attempts, node))
         if reason.retried or not outputs:
             return Brought()
@@ -185,7 +189,7 @@ class OutputsHome:
         self._begin_anew()
         self._tell(f"bringing home what attempt {attempt.number} wrote{', ' if lasts else ' '}{words}")
         until = self.services.clock.now() + lasts if lasts is not None else None
-        work = self.pool.submit(self._bring, node, attempt, self._try)
+        work = self.pool.submit(self._bring, node, attempts, self._try)
         self._rescue = _Rescue(attempt=attempt.number, node_id=node.id, lost=lost, work=work, until=until)
         return lost
 
@@ -202,10 +206,13 @@ class OutputsHome:
             if group.there(rescue.node_id) is not None:
                 return Homecoming.ON_THE_WAY
             self.give_up()
-        if last is None or not self.services.job.outputs or state.torn_down or not is_awaited(last, state.pool):
+        if last is None or not self._asked(state.attempts) or state.torn_down or not is_awaited(last, state.pool):
             return Homecoming.DONE
         is_lost = last.number in self._left or group.there(last.members[0].node_id) is None
         return Homecoming.DONE if is_lost else Homecoming.NO
+
+    def _asked(self, attempts: Sequence[Attempt]) -> tuple[str, ...]:
+        return asked_of(attempts, self.services.job.outputs)
 
     def lost(self, attempts: Sequence[Attempt]) -> _Lost:
         """Return what is missing of the last attempt's outputs if nobody brings them."""
@@ -284,7 +291,7 @@ class OutputsHome:
         self._before = (0, None)  # for one try
         return since or now
 
-    def _stands_still(self, attempt: int, node_id: str, now: datetime) -> bool:
+    def _stands_still(self, attempt: int, node_id: str, path: str, now: datetime) -> bool:
         """Whether nothing has arrived for long, with no error either: told once, and tried again as after one.
 
         What stood still for one supervisor does so for the next, which tries it for a moment all the same.
@@ -300,28 +307,33 @@ class OutputsHome:
             self._stalled = True
             self.watcher.story(
                 f"the outputs stand still: nothing of them has come from {node_id} for {format_span(limit)};"
-                f" while it is paid, `gpucloud cp -r {name}:{self.services.job.outputs[0]} .` asks for them too"
+                f" while it is paid, `gpucloud cp -r {name}:{path} .` asks for them too"
             )
         return self._stalled
 
-    def _bring(self, node: Node, attempt: Attempt, number: int) -> Brought:
+    def _bring(self, node: Node, attempts: Sequence[Attempt], number: int) -> Brought:
         def moves() -> None:
             """One that stood still for too long must not come to life beside the next try."""
             if number != self._try:
                 raise NodeError(f"{node.id}: another try brings the outputs", hint=None)
             self._moves += 1
 
+        def by(outputs: Outputs) -> Brought:
+            brought = outputs.bring_home(host, code, attempt.number, moves, paths)
+            return replace(brought, missing=without_unasked(brought.missing, self._asked(attempts)))
+
+        attempt, host = attempts[-1], self.services.shell.host(node)
         code = self.bootstrapper.tree_on(node, attempt.tree)
-        host = self.services.shell.host(node)
+        paths = to_bring(attempts, self.services.job.outputs, self.bootstrapper.known)
         try:
-            brought = self.services.outputs.bring_home(host, code, attempt.number, moves)
+            brought = by(self.services.outputs)
         except (NodeError, StoreError) as error:
             if number != self._try:
                 raise
             self.watcher.story(f"the outputs could not be brought home: {error}")
             if self.services.stored_outputs is None or isinstance(error, LandingRefused):
                 raise  # no other place takes what may lie nowhere
-            kept = self.services.stored_outputs.bring_home(host, code, attempt.number, moves)
+            kept = by(self.services.stored_outputs)
             self._tell(
                 f"{len(kept.paths)} outputs are in the store instead, and come home when the job has ended;"
                 f" where they cannot yet, `gpucloud down {self.services.name}` tries again",
@@ -334,20 +346,6 @@ class OutputsHome:
     def _tell(self, *lines: str) -> None:
         for line in lines:
             self.watcher.story(line)
-
-
-def _leaves(attempt: Attempt, snapshot: Snapshot) -> bool:
-    """Whether the machine of rank 0 is gone, or will be before anything comes from there."""
-    left = {i.node_id for i in snapshot.state.interruptions} | quarantined(snapshot.state)
-    return attempt.members[0].node_id in left or snapshot.group.there(attempt.members[0].node_id) is None
-
-
-def _answering(attempt: Attempt, snapshot: Snapshot) -> Node | None:
-    """Return the machine of rank 0 if it is heard, which an agent may still be, with a notice, for a minute or two."""
-    first = members_of(attempt, snapshot)[0]
-    frozen = {i.node_id for i in snapshot.state.interruptions if i.kind is not InterruptionKind.NOTICE}
-    heard = first is not None and not is_gone(first) and not first.silent_for and first.node.id not in frozen
-    return first.node if first is not None and heard else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -385,7 +383,7 @@ class Closing:
     def move_on(self, state: JobState, node_id: str, tree: str) -> JobState:
         """Return the state before rank 0 starts there, with what of the last attempt's outputs stays elsewhere."""
         before, last = state.attempts[:-1], state.attempts[-1] if state.attempts else None
-        if last is None or not self.services.job.outputs:
+        if last is None or not asked_of(state.attempts, self.services.job.outputs):
             return state
         if self.home.is_beside(last, node_id, tree):
             return self.home.stays(state)
