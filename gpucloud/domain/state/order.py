@@ -182,8 +182,11 @@ _SPOT_ALONE = "AWS takes spot machines alone"
 
 def undrilled(order: Order, state: JobState) -> str | None:
     """Return why the drill of a job that has succeeded did not take place; None where it did, or none was wanted."""
-    if not order.drill or state.drilled or state.exit_reason is not ExitReason.SUCCEEDED:
+    went_on = any(attempt.reason is not None and attempt.reason.retried for attempt in state.attempts)
+    if not order.drill or state.exit_reason is not ExitReason.SUCCEEDED or (state.drilled and went_on):
         return None
+    if state.drilled:
+        return f"{UNDRILLED}: the script came to its end as a machine was being taken, and no attempt went on after it"
     drives_itself, aws = order.unattended is not None, order.resolved.cloud is Cloud.AWS
     # For want of a role AWS itself refuses it, once it is asked.
     why = state.drill_refused or undrillable(order.resolved, drives_itself=drives_itself, has_role=True)
