@@ -13,16 +13,20 @@ from gpucloud.domain.market.policies import Choice, Mode, Reason
 from gpucloud.domain.node.status import OUTPUT
 from gpucloud.domain.offer import EfaLayout, Offer
 from gpucloud.domain.state.order import Until
-from gpucloud.domain.state.state import CheckpointRef, ExitReason, Shortfall, Successor, UsageInterval
+from gpucloud.domain.state.state import CheckpointRef, ExitReason, Owner, Shortfall, Successor, UsageInterval
 from gpucloud.domain.supervision.capacity import can_overlap
 from gpucloud.domain.supervision.deadline import capacity_choice, lesson
 from gpucloud.domain.supervision.snapshot import Goal, Limits, Readiness, Rules
+from gpucloud.domain.supervision.transitions import with_steps
 from tests.unit.worlds import NOW, OTHER_POOL, POOL, cooldown, opened, part, snapshot, state, up
 
 # A start takes 12 min as long as none was seen: the nets of a job with 6 h of work are at 24 min and 12 min of slack.
 RULES = Rules(limits=Limits(changeover=timedelta(minutes=12)))
 DEAR = replace(POOL, market=Market.ON_DEMAND)
 WORK = timedelta(hours=6)
+
+
+STEPS = {"total_steps": 720, "last_step": 360, "pace_s": 60.0, "last_step_at": NOW}
 
 
 def hours(number):
@@ -57,8 +61,7 @@ def world(*nodes, **changes):
 
 def working(pool, **changes):
     """A machine of the pool on which an attempt steps: half of its 12 h of work are done, without any time used."""
-    steps = {"total_steps": 720, "last_step": 360, "pace_s": 60.0, "last_step_at": NOW}
-    attempt = opened("a", stepped_at=NOW - minutes(1), **steps)
+    attempt = opened("a", stepped_at=NOW - minutes(1), **STEPS)
     return world(up("a", pool=pool), of_state={"pool": pool, "attempts": (attempt,), **changes})
 
 
@@ -429,6 +432,48 @@ def test_a_deadline_that_machines_on_demand_cannot_keep_any_more_is_told_and_tri
         assert found.capacity_decision.warning.startswith(
             "the deadline will be missed: 6 h of work and a changeover of 12 min"
         )
+
+
+@pytest.mark.parametrize("pool", [POOL, DEAR])
+def test_who_takes_a_job_over_says_nothing_new_of_its_deadline_before_its_machine_tells_how_far_it_is(pool):
+    """Two hours of steps were made since anybody heard it: by the steps that are known they are all to do still."""
+    plenty, now = goal(hours(1), Policy.UNIFORM), NOW + hours(2)
+    decided = capacity_choice(plenty, working(pool), RULES).capacity_decision
+    attempt = opened("a", first_step=1, stepped_at=NOW - hours(6), **STEPS)
+    owner = Owner(id="s2", host="h", pid=1, started="1", since=now - minutes(1))
+    known = {"pool": pool, "attempts": (attempt,), "owner": owner, "capacity_decision": decided}
+    unheard = world(up("a", pool=pool, silent=1), now=now, of_state=known)
+    late = replace(plenty, deadline_at=now + hours(5))
+
+    assert capacity_choice(late, unheard, RULES).capacity_decision == decided
+    assert capacity_choice(late, unheard, RULES).offer.pool == pool
+    silent = replace(unheard, state=replace(unheard.state, owner=replace(owner, since=now - minutes(10))))
+    assert capacity_choice(late, silent, RULES).capacity_decision.shortfall is Shortfall.TIME
+    heard = world(up("a", part(1, step=480, total_steps=720, step_seconds=60.0), pool=pool), now=now, of_state=known)
+    known_now = replace(heard, state=with_steps(heard))
+    assert capacity_choice(late, known_now, RULES).capacity_decision.shortfall is None
+
+
+def test_steps_that_were_lost_are_work_that_is_left_and_count_in_no_start_beside():
+    """Ten minutes of steps were lost each time; to make them again is a part of the work that is left."""
+    launched = [NOW - hours(5 - number) for number in range(4)]
+    intervals = tuple(UsageInterval(node_id=f"n{i}", pool=POOL, launched_at=at) for i, at in enumerate(launched))
+    attempts = tuple(
+        replace(
+            opened(f"n{i}", number=i + 1, reason=ExitReason.LOST, first_step=1 + 30 * i, last_step=30 * i + 40),
+            started_at=at,
+            stepped_at=at + minutes(2),
+            pace_s=60.0,
+            total_steps=720,
+            saved_step=30 * (i + 1),
+        )
+        for i, at in enumerate(launched)
+    )
+    lost = {"attempts": attempts, "nodes": intervals, "checkpoint": CheckpointRef(step=120, sha256="a" * 64)}
+    found = capacity_choice(goal(minutes(5), work=hours(10)), world(of_state=lost), RULES)
+    assert found.capacity_decision.shortfall is None
+    missed = capacity_choice(goal(minutes(1), work=hours(10)), world(of_state=lost), RULES)
+    assert "10 h of work and a changeover of 2 min, " in missed.capacity_decision.warning
 
 
 @pytest.mark.parametrize(

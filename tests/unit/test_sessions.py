@@ -25,10 +25,15 @@ from gpucloud.domain.job.spec import KnownJob
 from gpucloud.domain.money.ledger import ChargeKind, Rates, Terms
 from gpucloud.domain.state.order import with_budget
 from gpucloud.domain.state.state import ExitReason, JobStatus, Owner
+from gpucloud.domain.supervision.action import Action
+from gpucloud.domain.supervision.membership import shown_of
+from gpucloud.domain.supervision.reconcile import decide
+from gpucloud.domain.supervision.snapshot import Goal, Rules, Snapshot
 from gpucloud.usecases.job.jobs import Asker, Unsupervised
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import take
 from gpucloud.usecases.jobstore.orders import Orders
+from gpucloud.usecases.supervise import session
 from tests.fakes.agent import Training
 from tests.fakes.fleet_shell import FleetHost
 from tests.faults.process import Ended, run
@@ -485,6 +490,26 @@ def test_output_of_a_job_that_one_of_its_machines_is_about_to_take_is_not_said_t
     assert unsupervised(asked) is None
     outside.clock.sleep(3600)
     assert unsupervised(asked) is not None  # none has taken it
+
+
+def test_the_first_decision_of_who_takes_a_job_over_knows_how_far_it_has_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside = Outside(tmp_path, training=Training(steps=4000, every=100))
+    give(outside, "train", "small.yaml", at=300)
+    known = state(outside).attempts[-1].last_step or 0
+    outside.clock.sleep(600)
+    seen: list[Snapshot] = []
+
+    def noted(goal: Goal, snapshot: Snapshot, rules: Rules) -> Action:
+        seen.append(snapshot)
+        return decide(goal, snapshot, rules)
+
+    monkeypatch.setattr(session, "decide", noted)
+    give(outside, "reconcile", "small.yaml")
+    told = [(shown_of(one.state.attempts[-1], one)[0], one.state.attempts[-1].last_step) for one in seen]
+    heard = next((progress.step, last) for progress, last in told if progress is not None)
+    assert heard[0] == heard[1] > known
 
 
 @pytest.mark.parametrize("flush_s", [1, 5])

@@ -1,16 +1,18 @@
-"""Another budget for a job that runs: what it may be lowered to, and what follows for the shut-off."""
+"""The budget of a job that runs: what it may be lowered to, what follows for the shut-off, and what its end says."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 
 from gpucloud.domain.job.quantities import format_span, format_usd, in_cents, span_of
 from gpucloud.domain.job.spec import CheckpointPolicy
-from gpucloud.domain.money.budget import PrepaidRule, Used, least_budget_usd, reserve_usd, sooner
+from gpucloud.domain.money.budget import PrepaidRule, Spend, Used, least_budget_usd, reserve_usd, sooner
 from gpucloud.domain.money.ledger import usd_for
+from gpucloud.domain.node.status import Status
 from gpucloud.domain.offer import Pool
 from gpucloud.domain.state.order import Order
 from gpucloud.domain.state.state import ExitReason, JobState
@@ -167,6 +169,14 @@ def shutdown_at(state: JobState, budget_usd: Decimal, standing: Standing, rules:
     left = budget_usd - standing.spent_usd - reserve_usd(nodes, cap, prepaid_rule)
     seconds = max(0.0, float(left * 3600 / rate))
     return standing.now + min(prepaid_rule.horizon, span_of(seconds))
+
+
+def with_leaving(spend: Spend, statuses: Iterable[Status | None]) -> Spend:
+    """Return the money with how long before the end of what is paid the first machine that tells, and so all, leave."""
+    told = [status for status in statuses if status is not None]
+    leaves_s = max((status.leaves_s or 0.0 for status in told), default=0.0)
+    at_most_s = max((status.leaves_at_most_s or 0.0 for status in told), default=0.0)
+    return replace(spend, leaves=timedelta(seconds=leaves_s), leaves_at_most=timedelta(seconds=at_most_s))
 
 
 def used_up(

@@ -17,7 +17,7 @@ from gpucloud.domain.offer import Offer
 from gpucloud.domain.state.state import CapacityDecision, Cooldown, Shortfall
 from gpucloud.domain.supervision.capacity import can_overlap, is_cooling, is_mute, zones_of
 from gpucloud.domain.supervision.membership import Pace, has_notice, is_gone, pace_of
-from gpucloud.domain.supervision.renewal import is_overdue, unsaved
+from gpucloud.domain.supervision.renewal import is_overdue, is_unheard, unsaved
 from gpucloud.domain.supervision.snapshot import CapacityChoice, Goal, NodeSnapshot, Readiness, Rules, Snapshot
 
 _ABANDONED = Decimal("0.9")  # machines on demand are given up for money only where so little of their work is paid
@@ -33,6 +33,8 @@ def capacity_choice(goal: Goal, snapshot: Snapshot, rules: Rules) -> CapacityCho
     case = situation(goal, snapshot, rules)
     if case is None:
         return None
+    if is_unheard(snapshot, rules.limits):
+        return _as_before(case)
     shortfall = _shortfall(case)
     choice = _choice(case, shortfall)
     offer = _offer(case, choice)
@@ -47,6 +49,13 @@ def capacity_choice(goal: Goal, snapshot: Snapshot, rules: Rules) -> CapacityCho
     )
 
 
+def _as_before(case: Situation) -> CapacityChoice | None:
+    """What runs, and what was said of it: by the steps that are known all work of meanwhile would be to do still."""
+    before, mode = case.snapshot.state.capacity_decision, Mode.ON_DEMAND if _is_bought(case) else case.holding.mode
+    offer = _offer(case, Choice(mode=mode, zone=case.holding.zone))
+    return CapacityChoice(mode=mode, offer=offer, capacity_decision=before) if before is not None else None
+
+
 def _shortfall(case: Situation) -> Shortfall | None:
     """What is missing for the deadline. Machines on demand that work are kept as long as they may be enough."""
     before = said.shortfall if (said := case.snapshot.state.capacity_decision) is not None else None
@@ -54,7 +63,7 @@ def _shortfall(case: Situation) -> Shortfall | None:
     short = case.money_left_usd < rest_usd(case) * (_ABANDONED if keeps else 1)
     if short and case.policy is not Policy.ON_DEMAND:
         return Shortfall.MONEY
-    starts = case.pace.changeover if case.holding.mode is Mode.IDLE else timedelta(seconds=case.holding.boot_s)
+    starts = case.pace.start if case.holding.mode is Mode.IDLE else timedelta(seconds=case.holding.boot_s)
     clear = case.pace.changeover / 2 if before is Shortfall.TIME else _NO_TIME  # what was said is not taken back soon
     return Shortfall.TIME if case.slack < starts + clear else None
 
@@ -238,8 +247,7 @@ def _warning(case: Situation, shortfall: Shortfall | None) -> str | None:
         case None:
             return None
         case Shortfall.TIME:
-            changes = case.holding.mode is Mode.IDLE
-            starts = f" and a changeover of {format_span(case.pace.changeover)}" if changes else ""
+            starts = f" and a changeover of {format_span(case.pace.start)}" if case.holding.mode is Mode.IDLE else ""
             return (
                 f"the deadline will be missed: {format_span(case.left)} of work{starts},"
                 f" {format_span(max(case.time_left, _NO_TIME))} left; a later `deadline:` lets the job go on"
@@ -415,7 +423,7 @@ def _holding(goal: Goal, snapshot: Snapshot, pace: Pace) -> Holding:
         return NOTHING
     launched = [node.node.launched_at for node in there] or [snapshot.now]
     works = attempt is not None and attempt.stepped_at is not None
-    boot = _NO_TIME if works else _rest(pace.changeover, snapshot.now - max(launched))
+    boot = _NO_TIME if works else _rest(pace.start, snapshot.now - max(launched))
     if pool.market is Market.SPOT:
         return Holding(
             mode=Mode.SPOT,

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import span_of
 from gpucloud.domain.job.spec import Market
-from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.money.ledger import FREE_WHEN_INTERRUPTED_WITHIN
 from gpucloud.domain.node.node import Node, NodeState
-from gpucloud.domain.node.status import OUTPUT, AttemptStatus, Outcome, Progress, RunState, Status, Stop
+from gpucloud.domain.node.status import OUTPUT, AttemptStatus, Outcome, Progress, RunState, Stop
 from gpucloud.domain.state.state import (
     Attempt,
     CheckpointRef,
@@ -98,14 +97,6 @@ def time_to_go(progress: Progress | None) -> timedelta | None:
     if progress is None or progress.total_steps is None or progress.step_seconds is None or progress.stalled_for:
         return None
     return span_of(max(0, progress.total_steps - progress.step) * progress.step_seconds)
-
-
-def with_leaving(spend: Spend, statuses: Iterable[Status | None]) -> Spend:
-    """Return the money with how long before the end of what is paid the first machine that tells, and so all, leave."""
-    told = [status for status in statuses if status is not None]
-    leaves_s = max((status.leaves_s or 0.0 for status in told), default=0.0)
-    at_most_s = max((status.leaves_at_most_s or 0.0 for status in told), default=0.0)
-    return replace(spend, leaves=timedelta(seconds=leaves_s), leaves_at_most=timedelta(seconds=at_most_s))
 
 
 def is_over(attempt: Attempt, node: NodeSnapshot | None) -> bool:
@@ -266,13 +257,15 @@ class Pace:
     """The job's whole work and what is left of it, as times without interruption; None while nobody knows.
 
     `changeover` passes from the launch of machines to their first step that is new, the steps that are lost meanwhile
-    included; `handover` is what remains of it where the new machines stand ready while the old ones work.
+    included; `handover` is what remains of it where the new machines stand ready while the old ones work. `start` is
+    it without those steps: once they are lost, they are among the work that is left.
     """
 
     work: timedelta | None
     left: timedelta | None
     changeover: timedelta
     handover: timedelta
+    start: timedelta
 
 
 def pace_of(state: JobState, work: timedelta | None, now: datetime, limits: Limits, nodes: int) -> Pace:
@@ -282,11 +275,13 @@ def pace_of(state: JobState, work: timedelta | None, now: datetime, limits: Limi
     there: the same samples, divided over fewer.
     """
     whole, left = _work(state, work, now, nodes)
+    starts = _starts(state, limits)
     return Pace(
         work=whole,
         left=left,
-        changeover=_p95(_changeovers(state, limits), limits.changeover),
+        changeover=_p95([start + lost for start, lost in starts], limits.changeover),
         handover=_p95(_handovers(state), limits.changeover / 2),
+        start=_p95([start for start, _ in starts], limits.changeover),
     )
 
 
@@ -337,9 +332,11 @@ def _steps_done(state: JobState, pace_s: float | None, now: datetime) -> float:
     return max(0, saved, running.last_step - lost + min(1.0, since_s / pace_s if pace_s else 0.0))
 
 
-def _changeovers(state: JobState, limits: Limits) -> list[timedelta]:
+def _starts(state: JobState, limits: Limits) -> list[tuple[timedelta, timedelta]]:
+    """Return how long each start on new machines took, and the steps that were made again after it."""
     launched = {interval.node_id: interval.launched_at for interval in state.nodes}
-    found, before = [], None
+    found: list[tuple[timedelta, timedelta]] = []
+    before: Attempt | None = None
     for attempt in state.attempts:
         since = max((launched[m.node_id] for m in attempt.members if m.node_id in launched), default=None)
         stepped = None if attempt.counts is Counts.SAVES else attempt.stepped_at  # a first save comes late
@@ -347,7 +344,7 @@ def _changeovers(state: JobState, limits: Limits) -> list[timedelta]:
         if since and stepped and not resized and (before is None or since > before.started_at):
             span = stepped - since
             # The first machines may have stood ready for long, since `up`.
-            found.append((min(span, limits.boot) if before is None else span) + _lost(before, attempt))
+            found.append((min(span, limits.boot) if before is None else span, _lost(before, attempt)))
         before = attempt
     return found
 

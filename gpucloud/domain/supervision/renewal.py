@@ -177,6 +177,15 @@ def unsaved(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> timedelta:
     return snapshot.now - (attempt.last_step_at or attempt.started_at) if goal.saves_unasked else timedelta(0)
 
 
+def is_unheard(snapshot: Snapshot, limits: Limits) -> bool:
+    """Whether whoever took the job over has not heard yet how far its attempt has come since anybody last did."""
+    attempt, owner = snapshot.state.attempt, snapshot.state.owner
+    if attempt is None or owner is None or progress_of(attempt, snapshot) is not None:
+        return False
+    known_at, lately = attempt.last_step_at or attempt.started_at, snapshot.now - owner.since < limits.alone
+    return known_at < owner.since and lately and not is_gone(members_of(attempt, snapshot)[0])
+
+
 def is_overdue(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> bool:
     """Whether a script that saves only when it likes has gone on without a save for longer than it ever did before one.
 

@@ -44,7 +44,7 @@ from gpucloud.domain.untrusted import in_one_line
 
 def record(snapshot: Snapshot) -> JobState:
     """Return the state with what was seen written into it: nodes, steps, resumptions, the newest checkpoint."""
-    state = _with_resumed(snapshot, _with_steps(snapshot))
+    state = _with_resumed(snapshot, with_steps(snapshot))
     nodes = as_listed(state, snapshot.group, snapshot.now).nodes
     settled = len(snapshot.group.counted) >= snapshot.group.size and all(
         interval.pool == state.pool for interval in nodes if interval.ended_at is None
@@ -326,7 +326,8 @@ def since(state: JobState, snapshot: Snapshot, needed: int) -> JobState:
     )
 
 
-def _with_steps(snapshot: Snapshot) -> JobState:
+def with_steps(snapshot: Snapshot) -> JobState:
+    """Return the state with how far the open attempt is, as its machine says."""
     state, attempt = snapshot.state, snapshot.state.attempt
     progress = progress_of(attempt, snapshot) if attempt is not None else None
     if attempt is None:

@@ -22,9 +22,9 @@ from gpucloud.domain.node.output import DatedPiece
 from gpucloud.domain.offer import rank
 from gpucloud.domain.state.order import Order, held_until, is_to_end, keeps, undrilled
 from gpucloud.domain.state.state import Attempt, CheckpointRef, ExitReason, JobState, MissingOutput
-from gpucloud.domain.supervision.budget import resumption, told_of_money
+from gpucloud.domain.supervision.budget import resumption, told_of_money, with_leaving
 from gpucloud.domain.supervision.capacity import standing
-from gpucloud.domain.supervision.membership import time_to_go, with_leaving
+from gpucloud.domain.supervision.membership import time_to_go
 from gpucloud.domain.supervision.renewal import asked_of
 from gpucloud.domain.supervision.self_driving import hands_over, makes_itself_fit
 from gpucloud.domain.supervision.snapshot import Rules

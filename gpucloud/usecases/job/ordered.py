@@ -348,10 +348,10 @@ def require_start(state: JobState, order: Order, now: datetime, group: GroupView
     job = order.resolved
     pace = pace_of(state, job.work, now, limits, job.resources.nodes)
     rest = f"{format_span(pace.left)} of work and " if pace.left is not None else ""
-    least = now - order.first_at + pace.changeover + (pace.left or timedelta(0)) + _TYPED
+    least = now - order.first_at + pace.start + (pace.left or timedelta(0)) + _TYPED
     raise PlanRefused(
         f"{format_span(order.deadline_at - now)} are left until the deadline of {state.job}, which counts from its"
         f" first start: a start takes {format_span(shortest_start(state, limits))} at the least, and nothing would come"
         " of what is rented",
-        hint=f"deadline: {written_span(least)}, for {rest}a changeover of {format_span(pace.changeover)}",
+        hint=f"deadline: {written_span(least)}, for {rest}a changeover of {format_span(pace.start)}",
     )

@@ -305,7 +305,8 @@ class Observer:
 
     def _with_times(self, snapshot: Snapshot, goal: Goal) -> Snapshot:
         """Say for how long that has been so which has a time limit, whoever supervised then."""
-        state = transitions.since(snapshot.state, snapshot, self._needed(snapshot.state, goal))
+        state = transitions.with_steps(snapshot)  # who takes over knows how far others saw it come
+        state = transitions.since(state, snapshot, self._needed(state, goal))
         attempt = state.attempt
         return replace(
             snapshot,

@@ -20,7 +20,8 @@ from gpucloud.domain.state.order import Order, is_closed
 from gpucloud.domain.state.state import ExitReason, JobState, UsageInterval
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import Action, Done, Pause, StayOn, Wait
-from gpucloud.domain.supervision.membership import time_left, with_leaving
+from gpucloud.domain.supervision.budget import with_leaving
+from gpucloud.domain.supervision.membership import time_left
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.snapshot import OUTSIDE, Goal, Snapshot, Supervising, goal_of
 from gpucloud.domain.untrusted import masked, words_of
