@@ -12,7 +12,7 @@ from gpucloud.agent.attempt.running import OutputNumbers
 from gpucloud.cli.render.use import printed_words, step_words
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.codec import from_json, to_json
-from gpucloud.domain.node.numbers import LONGEST_LINE, Printed, compiled, last_number, lines_of
+from gpucloud.domain.node.numbers import LONGEST_LINE, Printed, compiled, ends_of, lines_of
 from gpucloud.domain.node.status import OUTPUT, UNTOLD, AttemptStatus, Readings, RunState, is_possible_part
 from gpucloud.domain.state.state import CheckpointRef
 from gpucloud.domain.supervision.membership import hung
@@ -78,15 +78,20 @@ def test_lines_are_whole_and_without_colours_and_a_bar_is_one_at_each_return():
     ],
 )
 def test_a_number_is_the_last_that_is_one(pattern, lines, number):
-    assert last_number(compiled(pattern), lines) == number
+    ends = ends_of(compiled(pattern), lines)
+    assert (ends[1] if ends is not None else None) == number
+
+
+def take(printed, rank, numbers, now_s):
+    printed.take(rank, {name: (number, number) for name, number in numbers.items()}, now_s)
 
 
 def test_what_a_step_takes_is_measured_between_looks_that_found_another():
     printed = Printed()
     assert printed.readings(0.0) is None
     for now_s, numbers in ((10.0, {"step": 100.0, "loss": 3.0}), (20.0, {"step": 110.0}), (25.0, {"lr": 0.1})):
-        printed.take(0, numbers, now_s)
-    printed.take(0, {"step": 130.0, "total_steps": 500.0, "loss": 2.0}, 50.0)
+        take(printed, 0, numbers, now_s)
+    take(printed, 0, {"step": 130.0, "total_steps": 500.0, "loss": 2.0}, 50.0)
     assert printed.readings(53.0) == Readings(
         step=130,
         first_step=100,
@@ -101,8 +106,8 @@ def test_what_a_step_takes_is_measured_between_looks_that_found_another():
 
 def test_a_number_is_taken_from_the_rank_that_printed_it_first():
     printed = Printed()
-    printed.take(0, {"step": 5.0}, 1.0)
-    printed.take(7, {"step": 4.0, "loss": 2.0}, 1.0)
+    take(printed, 0, {"step": 5.0}, 1.0)
+    take(printed, 7, {"step": 4.0, "loss": 2.0}, 1.0)
     read = printed.readings(2.0)
     assert (read.step, read.loss, read.age_s) == (5, 2.0, 1.0)
 
@@ -110,7 +115,7 @@ def test_a_number_is_taken_from_the_rank_that_printed_it_first():
 def test_steps_that_begin_again_are_no_hang_and_give_no_time_until_there_are_two():
     printed = Printed()
     for now_s, step in ((1.0, 90.0), (2.0, 100.0), (3.0, 0.0)):
-        printed.take(0, {"step": step}, now_s)
+        take(printed, 0, {"step": step}, now_s)
     read = printed.readings(4.0)
     assert (read.step, read.first_step, read.step_seconds) == (0, 0, None)
 
@@ -121,6 +126,13 @@ def test_steps_that_begin_again_are_no_hang_and_give_no_time_until_there_are_two
 def look(numbers, folder, now_s, progress=None):
     size = (folder / "rank-0.log").stat().st_size
     return numbers.look(((0, size),), progress, now_s=now_s)
+
+
+def test_steps_that_were_printed_before_the_first_look_are_the_first_ones(tmp_path):
+    numbers, log = OutputNumbers(tmp_path, STEP), tmp_path / "rank-0.log"
+    log.write_text("".join(f"iter {step}\n" for step in range(1, 61)))
+    read = look(numbers, tmp_path, 1.0)
+    assert (read.first_step, read.step) == (1, 60)
 
 
 def test_output_is_read_on_from_where_the_last_look_stopped(tmp_path):

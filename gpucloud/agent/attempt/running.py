@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gpucloud.agent.attempt.composing import MARK, compose, end_recorded
 from gpucloud.agent.attempt.files import AttemptFolder
-from gpucloud.domain.node.numbers import REPORTED, Printed, compiled, last_number, lines_of
+from gpucloud.domain.node.numbers import REPORTED, Ends, Printed, compiled, ends_of, lines_of
 from gpucloud.domain.node.output import mark_line
 from gpucloud.domain.node.status import UNTOLD, AttemptStatus, Launch, Progress, Readings, RunState
 from gpucloud.domain.untrusted import KEPT_OUTPUT_BYTES
@@ -294,17 +294,17 @@ class OutputNumbers:
         self._read[rank] = at + len(data), rest
         return lines
 
-    def _numbers(self, lines: tuple[str, ...], sizes: tuple[tuple[int, int], ...]) -> dict[str, float]:
-        found: dict[str, float] = {}
+    def _numbers(self, lines: tuple[str, ...], sizes: tuple[tuple[int, int], ...]) -> dict[str, Ends]:
+        found: dict[str, Ends] = {}
         for name, pattern in tuple(self._patterns.items()):
             try:
                 with processes.at_most(_SEARCH_S):
-                    number = last_number(pattern, lines)
+                    ends = ends_of(pattern, lines)
             except processes.TooLong:
                 self._give_up({name}, "its pattern takes too long over a line", sizes)
                 continue
-            if number is not None:
-                found[name] = number
+            if ends is not None:
+                found[name] = ends
         return found
 
     def _give_up(self, names: Iterable[str], why: str, sizes: tuple[tuple[int, int], ...]) -> None:

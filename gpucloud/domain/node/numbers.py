@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from gpucloud.domain.node.status import Readings
 from gpucloud.domain.untrusted import COUNTED, quoted
@@ -24,6 +24,9 @@ _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\-_])")
 _ENDS = re.compile(r"[\r\n]+")
 _POINTS = 20  # a step's time is taken over so many looks that saw a new one
 _LARGEST = 1e300
+
+Ends = tuple[float, float]
+"""The first and the last number that one look has found for a pattern."""
 
 
 def compiled(pattern: str) -> re.Pattern[str]:
@@ -68,9 +71,15 @@ def lines_of(text: str) -> tuple[tuple[str, ...], str]:
     return tuple(line for line in found if line and not line.startswith(_OURS)), rest[: 2 * LONGEST_LINE]
 
 
-def last_number(pattern: re.Pattern[str], lines: Sequence[str]) -> float | None:
-    """Return what the last line with a number for the pattern says, `nan` too; None where there is none."""
-    numbers = (_number(match[1]) for line in reversed(lines) if (match := pattern.search(line)))
+def ends_of(pattern: re.Pattern[str], lines: Sequence[str]) -> Ends | None:
+    """Return what the first and the last line with a number for the pattern say, `nan` too; None where none has one."""
+    last = _first_number(pattern, reversed(lines))
+    first = _first_number(pattern, lines) if last is not None else None
+    return (first, last) if first is not None and last is not None else None
+
+
+def _first_number(pattern: re.Pattern[str], lines: Iterable[str]) -> float | None:
+    numbers = (_number(match[1]) for line in lines if (match := pattern.search(line)))
     return next((number for number in numbers if number is not None), None)
 
 
@@ -92,11 +101,13 @@ class Printed:
         self._longest_s: float | None = None
         self._sources: dict[str, int] = {}
 
-    def take(self, rank: int, numbers: dict[str, float], now_s: float) -> None:
+    def take(self, rank: int, found: dict[str, Ends], now_s: float) -> None:
         """Take what one look has found in a rank's output; seconds are of any clock that never goes back.
 
         Ranks that print the same are not all at one step: each number is taken from the rank that printed it first.
+        A script may have made many steps before the first look.
         """
+        numbers = {name: last for name, (_, last) in found.items()}
         impossible = {name for name in (STEP, TOTAL_STEPS) if _count(numbers.get(name)) is None}
         numbers = {name: value for name, value in numbers.items() if name not in impossible}
         numbers = {name: value for name, value in numbers.items() if self._sources.setdefault(name, rank) == rank}
@@ -108,7 +119,8 @@ class Printed:
             self._points.clear()  # counted from the beginning again: in another phase, or by another rank
         elif self._points:
             self._longest_s = max(self._longest_s or 0.0, now_s - self._points[-1][1])
-        self._first = step if self._first is None else min(self._first, step)
+        begun = [one for one in (self._first, _count(found[STEP][0])) if one is not None]
+        self._first = min([step, *begun])
         self._points.append((step, now_s))
 
     def forget(self, name: str) -> None:
