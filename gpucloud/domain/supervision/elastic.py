@@ -20,7 +20,6 @@ import math
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from gpucloud.domain.job.quantities import format_moment
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.market.policies import Mode
 from gpucloud.domain.money.budget import PrepaidRule, may_launch, sooner
@@ -32,13 +31,11 @@ from gpucloud.domain.supervision.action import (
     Action,
     Appoint,
     Arm,
-    BringHome,
     CoolDown,
     Dismiss,
     EndAttempt,
     Resize,
     TakeOver,
-    Wait,
 )
 from gpucloud.domain.supervision.capacity import (
     can_overlap,
@@ -51,11 +48,10 @@ from gpucloud.domain.supervision.capacity import (
 )
 from gpucloud.domain.supervision.deadline import stands_ready
 from gpucloud.domain.supervision.membership import Pace, is_usable, pace_of
-from gpucloud.domain.supervision.renewal import HOMING, is_overdue, unfit, unsaved
+from gpucloud.domain.supervision.renewal import is_overdue, unfit, unsaved
 from gpucloud.domain.supervision.snapshot import (
     CapacityChoice,
     Goal,
-    Homecoming,
     Limits,
     NodeSnapshot,
     Readiness,
@@ -213,27 +209,11 @@ def are_alike(snapshot: Snapshot) -> bool:
     return all(node.pool == snapshot.state.pool for node in snapshot.group.counted)
 
 
-def results_first(action: Action | None, snapshot: Snapshot, limits: Limits) -> BringHome | Wait | None:
-    """Return how results come ahead of an action by which the machines go that have them; None where none is awaited.
-
-    Those are all, or the ones that others took over from: both are paid meanwhile, and nothing is trained. So it is
-    waited for two minutes at the most, from the attempt's end or since somebody supervises.
-    """
+def gives_back(action: Action | None, snapshot: Snapshot) -> bool:
+    """Whether machines go that the last attempt may have run on: all, or those that others took over from."""
     if not isinstance(action, Resize) or action.size >= snapshot.group.size:
-        return None
-    if (action.size and are_alike(snapshot)) or snapshot.homecoming is Homecoming.DONE:
-        return None
-    if snapshot.homecoming is Homecoming.NO:
-        return BringHome()
-    state = snapshot.state
-    since = (state.attempts[-1].ended_at if state.attempts else None) or snapshot.now
-    if state.owner is not None:
-        since = max(since, state.owner.since)
-    until = since + limits.results
-    if snapshot.now >= until:
-        return None
-    by = format_moment(until, snapshot.now)
-    return Wait(why=f"{HOMING} until {by} at the most: the machines that have them are to go")
+        return False
+    return action.size == 0 or not are_alike(snapshot)
 
 
 def have_beside(attempt: Attempt, goal: Goal, snapshot: Snapshot, rules: Rules) -> Action | None:

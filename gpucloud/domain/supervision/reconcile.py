@@ -16,7 +16,6 @@ from gpucloud.domain.state.state import Attempt, ExitReason, JobState
 from gpucloud.domain.supervision.action import (
     Action,
     Arm,
-    BringHome,
     Done,
     Finish,
     Inspect,
@@ -43,14 +42,22 @@ from gpucloud.domain.supervision.capacity import (
     too_late_to_start,
 )
 from gpucloud.domain.supervision.during import during
-from gpucloud.domain.supervision.elastic import AWAITING, can_start, ranked, results_first, succeed, waits_until
+from gpucloud.domain.supervision.elastic import AWAITING, can_start, gives_back, ranked, succeed, waits_until
 from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, all_silent, is_usable, noticed_beside, some_leave
 from gpucloud.domain.supervision.quarantine import failed_setup, give_up_pool, note_bad, stop_buying, to_replace
-from gpucloud.domain.supervision.renewal import can_renew, homing_words, make_room, prepare, promise, renew, tell, unfit
+from gpucloud.domain.supervision.renewal import (
+    can_renew,
+    make_room,
+    prepare,
+    promise,
+    renew,
+    results_first,
+    tell,
+    unfit,
+)
 from gpucloud.domain.supervision.snapshot import (
     DriveTrial,
     Goal,
-    Homecoming,
     Limits,
     NodeSnapshot,
     Readiness,
@@ -197,7 +204,7 @@ def _capacity(goal: Goal, snapshot: Snapshot, rules: Rules) -> Action | None:
     if goal.self_driving:
         return _own_capacity(goal, snapshot, rules)
     action = _level(goal, snapshot, rules)
-    return results_first(action, snapshot, rules.limits) or action
+    return (results_first(snapshot, rules.limits, briefly=True) if gives_back(action, snapshot) else None) or action
 
 
 def _level(goal: Goal, snapshot: Snapshot, rules: Rules) -> Action | None:
@@ -241,7 +248,7 @@ def _own_capacity(goal: Goal, snapshot: Snapshot, rules: Rules) -> Action | None
     until = snapshot.group.armed_until
     if not snapshot.group.exists or until is None or until - snapshot.now < rules.prepaid_rule.least:
         message = _time_is_over(snapshot.state)
-        return _results_first(snapshot, rules.limits, message) or Pause(message=message)
+        return results_first(snapshot, rules.limits, message) or Pause(message=message)
     if snapshot.group.size != goal.nodes:
         return Resize(size=goal.nodes)
     return _machines(goal, snapshot, rules)
@@ -394,13 +401,7 @@ def _after_the_end(goal: Goal, snapshot: Snapshot, rules: Rules) -> Action:
         return _hold(until, snapshot)
     if not goal.self_driving and _is_kept(goal, snapshot):
         return _keep(snapshot, rules.prepaid_rule)
-    return _results_first(snapshot, rules.limits) or (Done() if goal.self_driving else TearDown())
-
-
-def _results_first(snapshot: Snapshot, limits: Limits, message: str | None = None) -> BringHome | Wait | None:
-    if snapshot.homecoming is Homecoming.NO:
-        return BringHome(message=message)
-    return None if snapshot.homecoming is Homecoming.DONE else Wait(why=homing_words(snapshot, limits))
+    return results_first(snapshot, rules.limits) or (Done() if goal.self_driving else TearDown())
 
 
 def _keep(snapshot: Snapshot, prepaid_rule: PrepaidRule) -> Action:

@@ -17,11 +17,13 @@ from gpucloud.domain.state.state import NOT_THERE, Attempt, ExitReason, Interrup
 from gpucloud.domain.supervision.action import (
     Action,
     Arm,
+    BringHome,
     EndAttempt,
     Prepare,
     Relieve,
     Replace,
     Tell,
+    Wait,
 )
 from gpucloud.domain.supervision.capacity import is_deaf, is_mute
 from gpucloud.domain.supervision.membership import (
@@ -40,7 +42,7 @@ from gpucloud.domain.supervision.membership import (
     warned_until,
 )
 from gpucloud.domain.supervision.quarantine import is_in_doubt
-from gpucloud.domain.supervision.snapshot import Goal, Limits, NodeSnapshot, Readiness, Rules, Snapshot
+from gpucloud.domain.supervision.snapshot import Goal, Homecoming, Limits, NodeSnapshot, Readiness, Rules, Snapshot
 
 HOMING = "waiting for the outputs"
 
@@ -294,10 +296,30 @@ def _leaves(attempt: Attempt, snapshot: Snapshot) -> timedelta:
     return span_of(max((seconds for seconds in told if seconds is not None), default=0.0))
 
 
-def homing_words(snapshot: Snapshot, limits: Limits) -> str:
-    """Return until when the end waits for outputs."""
-    until = snapshot.group.armed_until
-    return f"{HOMING} while they come, {_homing_limit(until, snapshot.state.pool, limits, snapshot.now)}"
+def results_first(
+    snapshot: Snapshot, limits: Limits, message: str | None = None, *, briefly: bool = False
+) -> BringHome | Wait | None:
+    """Return how results come ahead of the end of the machines that have them; None where none is awaited any more.
+
+    All that a job has paid for may be in them, and nothing else is kept waiting: while they come, and for
+    `limits.homing` in which none does, their machines stay. `briefly`: the job goes on with others, which are paid
+    already or asked for only then, and nothing is trained meanwhile. That costs `limits.results` at the most, from the
+    attempt's end or since somebody supervises.
+    """
+    if snapshot.homecoming is Homecoming.NO:
+        return BringHome(message=message)
+    if snapshot.homecoming is Homecoming.DONE:
+        return None
+    if not briefly:
+        armed, pool = snapshot.group.armed_until, snapshot.state.pool
+        return Wait(why=f"{HOMING} while they come, {_homing_limit(armed, pool, limits, snapshot.now)}")
+    state = snapshot.state
+    ended_at = (state.attempts[-1].ended_at if state.attempts else None) or snapshot.now
+    until = max(ended_at, state.owner.since if state.owner is not None else ended_at) + limits.results
+    if snapshot.now >= until:
+        return None
+    by = format_moment(until, snapshot.now)
+    return Wait(why=f"{HOMING} until {by} at the most: the machines that have them are to go")
 
 
 def ended_words(state: JobState, limits: Limits, now: datetime, *, has_outputs: bool) -> str:

@@ -169,7 +169,7 @@ class Limits:
     start: timedelta = timedelta(minutes=30)
     changeover: timedelta = timedelta(minutes=12)
     insist: timedelta = timedelta(minutes=1)
-    results: timedelta = timedelta(minutes=2)  # of paid time that nobody prolongs, for outputs to reach the store
+    results: timedelta = timedelta(minutes=2)  # for outputs, of paid time that nobody prolongs, or paid twice
     homing: timedelta = timedelta(minutes=10)
     """For outputs that cannot be brought anywhere: so long their machines' time is renewed for it."""
     in_use: timedelta = timedelta(minutes=2)
