@@ -111,6 +111,14 @@ class Home:
         """When strays were first seen as such."""
         return self.root / "sightings.json"
 
+    def nowhere(self, job: str) -> Path:
+        """Where a job's file is said to be whose own is not here."""
+        return self.root / "specs" / job / "gpucloud.yaml"
+
+    def has_folder_of(self, file: Path) -> bool:
+        """Whether the folder of a job file is here, for results to come home to: nobody would find them elsewhere."""
+        return file.parent.is_dir() and not file.is_relative_to(self.root / "specs")
+
     def require_room(self, least: int) -> None:
         """Have room set aside by which a job can be ended on a full disk. StoreError where less than that is free.
 

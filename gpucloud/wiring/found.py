@@ -68,7 +68,7 @@ def _found(gpucloud: Gpucloud, url: str, name: str, spec: bytes | None) -> Found
     for path in near:
         if spec is not None and _is_same(path, spec) and (cloud := _cloud(gpucloud, path, name)) is not None:
             return FoundJob(KnownJob(name=name, store=url, file=path, cloud=cloud), has_own_file=True)
-    nowhere = gpucloud.home.root / "specs" / name / "gpucloud.yaml"
+    nowhere = gpucloud.home.nowhere(name)
     cloud = Cloud.AWS if url.startswith("s3://") else Cloud.LOCAL
     return FoundJob(KnownJob(name=name, store=url, file=nowhere, cloud=cloud), has_own_file=False)
 

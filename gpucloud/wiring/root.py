@@ -257,7 +257,7 @@ class Gpucloud:
 
     def has_home(self, known: KnownJob) -> bool:
         """Return whether the folder of a job's file is here, for its outputs to come home to."""
-        return known.file.parent.is_dir()
+        return self.home.has_folder_of(known.file)
 
     def has_stored_outputs(self, known: KnownJob) -> bool:
         """Return whether outputs of a job are in its store."""

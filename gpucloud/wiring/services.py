@@ -17,7 +17,7 @@ from gpucloud.adapters.packaging import package_zip
 from gpucloud.adapters.scripts import how_it_saves
 from gpucloud.adapters.transfer.outputs import OutputsFolder, StoredOutputs, bring_stored_home
 from gpucloud.adapters.transfer.sync import whole_code
-from gpucloud.domain.errors import NodeError, UsageError
+from gpucloud.domain.errors import NodeError, StoreError, UsageError
 from gpucloud.domain.job.code import LARGEST_CODE_BYTES
 from gpucloud.domain.job.spec import Cloud as CloudName
 from gpucloud.domain.job.spec import Job
@@ -76,6 +76,10 @@ def compose_services(
     home = job.source.parent / "outputs" / name
     earlier = partial(bring_stored_home, store, name, home, marks=True)
 
+    def require_home() -> None:
+        if not environment.home.has_folder_of(job.source):
+            raise StoreError(f"there is no folder {job.source.parent} here", hint="run the command where it is")
+
     services = Services(
         job=job,
         name=name,
@@ -86,7 +90,7 @@ def compose_services(
         group=cloud.group(store),
         market=cloud.market(),
         shell=environment.shell,
-        outputs=fetching(home, marks=True, earlier=earlier),
+        outputs=fetching(home, marks=True, earlier=earlier, require_home=require_home),
         stored_outputs=StoredOutputs(store, name, None, fetching),
         data_sets=environment.data_sets,
         public_key=generate_key(environment.key) if has_key else "",

@@ -6,12 +6,22 @@ import json
 import stat
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from gpucloud.adapters.home import Home
+from gpucloud.domain.errors import StoreError
+from gpucloud.domain.job.spec import Cloud
+from gpucloud.usecases.supervise.usage import bring_profiles
+from gpucloud.wiring import Gpucloud
+from tests.fakes.nodes import node_at
+from tests.fakes.shell import FakeShell
 from tests.faults.process import Ended, run
 from tests.faults.rig import JOB, Outside
 from tests.faults.strikes import Strikes
+from tests.unit import worlds
 
 _ROOT = f"jobs/{JOB}/outputs"
 _WAITING = f"gpucloud down {JOB} brings home what is in its store\n"
@@ -117,3 +127,52 @@ def test_results_whose_folder_was_moved_are_told_and_deleted_by_a_word_of_their_
     assert outside.store.list(_ROOT)
     assert command(outside, "rm", JOB, "--with-checkpoints", "--with-outputs", "--yes").code == 0
     assert outside.store.list(f"jobs/{JOB}/") == ()
+
+
+@pytest.mark.parametrize("file", ["moved/digits.yaml", "home/specs/digits/gpucloud.yaml"])
+def test_results_and_profiles_go_to_the_store_where_the_folder_of_their_job_file_is_not(
+    tmp_path: Path, file: str
+) -> None:
+    """A pass over a store's jobs in a runner, or a folder that was moved meanwhile: nobody would find them there.
+
+    What an older gpucloud made of a job whose file was not here is no home either.
+    """
+    (tmp_path / "home" / "specs" / "digits").mkdir(parents=True)
+    store = f"file://{tmp_path}/store"
+    job = worlds.job(source=tmp_path / file, store=store, cloud=Cloud.LOCAL, outputs=("w.pt",))
+    services = Gpucloud(Home(tmp_path / "home")).services(job, "digits", goes_on=False)
+    host, code = FakeShell(tmp_path / "homes").host(node_at(22, None)), tmp_path / "code"
+    code.mkdir()
+    (code / "w.pt").write_text("weights")
+    waiting = services.stored_outputs
+    assert waiting is not None
+    waiting.bring_home(host, str(code), 1)
+
+    for bring in (
+        lambda: services.outputs.bring_home(host, str(code), 2),
+        lambda: services.outputs.bring_profile(host, 2),
+    ):
+        with pytest.raises(StoreError, match="there is no folder"):
+            bring()
+    assert "jobs/digits/outputs/files/attempt-1/w.pt" in services.store.list("jobs/digits/outputs")
+    assert not (tmp_path / "moved").exists()
+    assert not list((tmp_path / "home" / "specs" / "digits").iterdir())
+
+
+class Profiled:
+    def __init__(self, error: StoreError | None = None) -> None:
+        self.error = error
+
+    def bring_profile(self, *_: object) -> tuple[str, ...]:
+        if self.error is not None:
+            raise self.error
+        return ("jobs/digits/outputs/files/attempt-1/profile/attempt-1/rank-0.json",)
+
+
+def test_a_profile_that_finds_no_place_at_home_goes_to_the_store() -> None:
+    ways: Any = Profiled(StoreError("there is no folder /moved here")), SimpleNamespace(host=lambda _: None)
+    told = list(bring_profiles(*ways, (node_at(22, None),), 1, stored=Profiled()))  # type: ignore[arg-type]
+    assert told[1].endswith(" is in the store instead, and comes home when the job has ended")
+    ways = Profiled(StoreError("full")), SimpleNamespace(host=lambda _: None)
+    told = list(bring_profiles(*ways, (node_at(22, None),), 1, stored=Profiled(StoreError("full"))))  # type: ignore[arg-type]
+    assert told[1] == "it could not be put into the store either: full"

@@ -37,7 +37,8 @@ class OutputsFolder:
     `python` is the interpreter on nodes. What was cut off goes on with the next call; what is here already stays, under
     another name where a file that differs takes its place. With
     `marks` the folder is marked as results, which are no code of a later start. `earlier` brings what earlier attempts
-    have left elsewhere: it comes first, or would take the place of what is newer.
+    have left elsewhere: it comes first, or would take the place of what is newer. `require_home` raises StoreError
+    where the folder that `target` belongs to is not here: it is not made, for nobody would find what comes into it.
     """
 
     def __init__(
@@ -48,8 +49,10 @@ class OutputsFolder:
         python: str = "python3",
         marks: bool = False,
         earlier: Callable[[], Brought] = Brought,
+        require_home: Callable[[], None] = lambda: None,
     ) -> None:
         self._earlier = earlier
+        self._require_home = require_home
         self._paths = paths
         self._target = target
         self._python = python
@@ -70,6 +73,7 @@ class OutputsFolder:
         paths = tuple(dict.fromkeys((*paths, *self._paths)))
         if not paths:
             return Brought()
+        self._require_home()
         try:
             earlier = self._earlier()
         except LandingRefused as error:  # these are not to blame, and find a place elsewhere
@@ -79,6 +83,7 @@ class OutputsFolder:
 
     def bring_profile(self, host: Host, attempt: int) -> tuple[str, ...]:
         """Return what of the attempt's profiles arrived from the host, below `profile/attempt-<n>`."""
+        self._require_home()
         folder = f"{attempt_folder(host.node.root, attempt)}/profile"
         return self._bring(host, folder, ("rank-*",), f"profile/attempt-{attempt}", attempt)[0].paths
 

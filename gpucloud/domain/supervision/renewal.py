@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from itertools import takewhile
 
-from gpucloud.domain.job.code import is_name
 from gpucloud.domain.job.quantities import format_moment, format_span, span_of
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.money.budget import PrepaidRule, may_launch, sooner
@@ -42,7 +41,19 @@ from gpucloud.domain.supervision.membership import (
     warned_until,
 )
 from gpucloud.domain.supervision.quarantine import is_in_doubt
-from gpucloud.domain.supervision.snapshot import Goal, Homecoming, Limits, NodeSnapshot, Readiness, Rules, Snapshot
+from gpucloud.domain.supervision.snapshot import (
+    Goal,
+    Homecoming,
+    Limits,
+    NodeSnapshot,
+    Readiness,
+    Rules,
+    Snapshot,
+    is_awaited,
+    place_of,
+    waits,
+    where_they_lie,
+)
 
 HOMING = "waiting for the outputs"
 
@@ -376,36 +387,7 @@ def _lower(snapshot: Snapshot, payable: datetime) -> Arm | None:
 # Which results an attempt has, and where they lie that did not come home.
 
 
-_SSH_PORT = 22
 FindNode = Callable[[str], Node | None]
-
-
-def waits(attempt: Attempt) -> bool:
-    """Whether its outputs lie where it has run, for a later attempt to bring them with its own."""
-    is_settled = attempt.missing_outputs or attempt.outputs_came
-    return attempt.reason is not None and attempt.reason.retried and not is_settled
-
-
-def is_awaited(attempt: Attempt, pool: Pool) -> bool:
-    """Whether outputs of the job's last attempt are worth a try when it has ended: nobody has brought them.
-
-    Of one that others would have followed. Of one that ended the job it was tried; a host of the user's own is there
-    after that, too, and may answer by now.
-    """
-    if attempt.reason is None or attempt.outputs_came:
-        return False
-    return attempt.reason.retried or (pool.market is Market.OWNED and _are_left(attempt))
-
-
-def left_on_hosts(state: JobState) -> tuple[tuple[str, str], ...]:
-    """Return where results that did not come home lie on the user's own hosts: nodes, each with a path there."""
-    left = (one for one in state.attempts if _are_left(one) and not one.outputs_came and is_name(one.tree))
-    found = ((one.members[0].node_id, f"code/{one.tree}") for one in left)
-    return tuple(found) if state.pool.market is Market.OWNED else ()
-
-
-def _are_left(attempt: Attempt) -> bool:
-    return any(one.attempt == attempt.number for one in attempt.missing_outputs)
 
 
 def asked_of(attempts: Sequence[Attempt], outputs: tuple[str, ...]) -> tuple[str, ...]:
@@ -446,12 +428,9 @@ def lost_outputs(attempts: Sequence[Attempt], outputs: tuple[str, ...], known: F
     return tuple(MissingOutput(path=path, why=why, attempt=last.number) for path in asked)
 
 
-def where_they_lie(node: Node, tree: str) -> str | None:
-    """Return where what was written on that tree stays, whatever becomes of the job; None where the machine goes."""
-    if node.pool.market is not Market.OWNED or not is_name(tree):
-        return None
-    port = f":{node.port}" if node.port != _SSH_PORT else ""
-    return f"{node.user}@{node.address}{port}, in ~/{node.root}/code/{tree}"
+def is_beside(attempt: Attempt, node_id: str, tree: str, known: FindNode) -> bool:
+    """Whether what runs there on that tree of the code writes beside what the attempt wrote."""
+    return _place(attempt, known) == (place_of(node_id, known), tree)
 
 
 def _beside(attempts: Sequence[Attempt], known: FindNode) -> tuple[Attempt, ...]:
@@ -478,12 +457,6 @@ def rank_0_answering(attempt: Attempt, snapshot: Snapshot) -> Node | None:
     frozen = {i.node_id for i in snapshot.state.interruptions if i.kind is not InterruptionKind.NOTICE}
     heard = first is not None and not is_gone(first) and not first.silent_for and first.node.id not in frozen
     return first.node if first is not None and heard else None
-
-
-def place_of(node_id: str, known: FindNode) -> str:
-    """Return what nodes on one disk have in common."""
-    node = known(node_id)
-    return node.place if node is not None else node_id
 
 
 def lost_with_machines(attempt: Attempt) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import Decimal
 from enum import Enum
 
 from gpucloud.domain.checkpoint.protection import NEVER, Saving
+from gpucloud.domain.job.code import is_name
 from gpucloud.domain.job.spec import CheckpointPolicy, Cloud, IdlePolicy, Market, OnNotice, Policy
 from gpucloud.domain.market.learned import Tables
 from gpucloud.domain.market.policies import Mode
@@ -15,9 +17,11 @@ from gpucloud.domain.money.budget import PrepaidRule
 from gpucloud.domain.node.node import GroupView, Node
 from gpucloud.domain.node.status import Status
 from gpucloud.domain.node.use import GpuUse
-from gpucloud.domain.offer import Offer
+from gpucloud.domain.offer import Offer, Pool
 from gpucloud.domain.state.order import BudgetChange, Order, Until
-from gpucloud.domain.state.state import CapacityDecision, CheckpointRef, ExitReason, JobState
+from gpucloud.domain.state.state import Attempt, CapacityDecision, CheckpointRef, ExitReason, JobState
+
+_SSH_PORT = 22
 
 
 class PeerReport(str, Enum):
@@ -44,6 +48,48 @@ class Homecoming(str, Enum):
     ON_THE_WAY = "on the way"
     FAILED = "failed"  # it is tried again in a moment
     DONE = "done"  # or there are none, or none any more
+
+
+def waits(attempt: Attempt) -> bool:
+    """Whether its outputs lie where it has run, for a later attempt to bring them with its own."""
+    is_settled = attempt.missing_outputs or attempt.outputs_came
+    return attempt.reason is not None and attempt.reason.retried and not is_settled
+
+
+def is_awaited(attempt: Attempt, pool: Pool) -> bool:
+    """Whether outputs of the job's last attempt are worth a try when it has ended: nobody has brought them.
+
+    Of one that others would have followed. Of one that ended the job it was tried; a host of the user's own is there
+    after that, too, and may answer by now.
+    """
+    if attempt.reason is None or attempt.outputs_came:
+        return False
+    return attempt.reason.retried or (pool.market is Market.OWNED and _are_left(attempt))
+
+
+def left_on_hosts(state: JobState) -> tuple[tuple[str, str], ...]:
+    """Return where results that did not come home lie on the user's own hosts: nodes, each with a path there."""
+    left = (one for one in state.attempts if _are_left(one) and not one.outputs_came and is_name(one.tree))
+    found = ((one.members[0].node_id, f"code/{one.tree}") for one in left)
+    return tuple(found) if state.pool.market is Market.OWNED else ()
+
+
+def _are_left(attempt: Attempt) -> bool:
+    return any(one.attempt == attempt.number for one in attempt.missing_outputs)
+
+
+def where_they_lie(node: Node, tree: str) -> str | None:
+    """Return where what was written on that tree stays, whatever becomes of the job; None where the machine goes."""
+    if node.pool.market is not Market.OWNED or not is_name(tree):
+        return None
+    port = f":{node.port}" if node.port != _SSH_PORT else ""
+    return f"{node.user}@{node.address}{port}, in ~/{node.root}/code/{tree}"
+
+
+def place_of(node_id: str, known: Callable[[str], Node | None]) -> str:
+    """Return what nodes on one disk have in common."""
+    node = known(node_id)
+    return node.place if node is not None else node_id
 
 
 class Readiness(str, Enum):

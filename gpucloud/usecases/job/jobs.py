@@ -379,12 +379,8 @@ def with_forecast(report: JobReport) -> JobReport:
 
 def with_stored_outputs(report: JobReport) -> JobReport:
     """Return the report of a job that is over, whose outputs are in its store: they did not come home."""
-    way = (
-        f"down {report.job} brings it home"
-        if report.has_home
-        else f"cp -r {report.job}:@store/outputs FOLDER copies it"
-    )
-    why = f"in the job's store: gpucloud {way}"
+    copies = f"cp -r {report.job}:@store/outputs FOLDER copies it"
+    why = f"in the job's store: gpucloud {f'down {report.job} brings it home' if report.has_home else copies}"
     known = {missing.path for missing in report.missing_outputs if missing.attempt is None}
     stored = tuple(MissingOutput(path=path, why=why) for path in report.outputs if path not in known)
     return replace(report, has_stored_outputs=True, missing_outputs=(*report.missing_outputs, *stored))

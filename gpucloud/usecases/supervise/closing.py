@@ -18,16 +18,14 @@ from gpucloud.domain.supervision.action import CloseAttempt
 from gpucloud.domain.supervision.membership import NOTICE, TAKEN_WITHIN, is_gone
 from gpucloud.domain.supervision.renewal import (
     asked_of,
-    is_awaited,
+    is_beside,
     lost_outputs,
-    place_of,
     rank_0_answering,
     rank_0_leaves,
     to_bring,
-    waits,
     without_unasked,
 )
-from gpucloud.domain.supervision.snapshot import Homecoming, NodeSnapshot, Readiness, Snapshot
+from gpucloud.domain.supervision.snapshot import Homecoming, NodeSnapshot, Readiness, Snapshot, is_awaited, waits
 from gpucloud.domain.untrusted import KEPT_OUTPUT_BYTES
 from gpucloud.ports import Brought, Host, Outputs
 from gpucloud.system.retries import Retry
@@ -234,11 +232,6 @@ class OutputsHome:
         self._tell(*map(missing_line, lost))
         return lost
 
-    def is_beside(self, attempt: Attempt, node_id: str, tree: str) -> bool:
-        """Whether what runs there on that tree of the code writes beside what the attempt wrote."""
-        place = place_of(attempt.members[0].node_id, self.bootstrapper.known)
-        return (place, attempt.tree) == (place_of(node_id, self.bootstrapper.known), tree)
-
     def stays(self, state: JobState) -> JobState:
         """Return the state before the next attempt begins where the last one ran: it brings what was written there."""
         self._see_rescued()
@@ -385,7 +378,7 @@ class Closing:
         before, last = state.attempts[:-1], state.attempts[-1] if state.attempts else None
         if last is None or not asked_of(state.attempts, self.services.job.outputs):
             return state
-        if self.home.is_beside(last, node_id, tree):
+        if is_beside(last, node_id, tree, self.home.bootstrapper.known):
             return self.home.stays(state)
         if not waits(last):
             return state
@@ -444,5 +437,6 @@ class Closing:
             members = {member.node_id for member in attempt.members}
             nodes = tuple(node for node in snapshot.group.alive if node.id in members)
             gone = tuple(sorted(members - {node.id for node in nodes}))
-            for line in bring_profiles(self.services.outputs, self.services.shell, nodes, attempt.number, gone=gone):
+            one, shell, stored = self.services.outputs, self.services.shell, self.services.stored_outputs
+            for line in bring_profiles(one, shell, nodes, attempt.number, gone=gone, stored=stored):
                 self.watcher.story(line)

@@ -40,9 +40,8 @@ from gpucloud.domain.supervision.action import (
 )
 from gpucloud.domain.supervision.capacity import NO_CAPACITY
 from gpucloud.domain.supervision.membership import barred
-from gpucloud.domain.supervision.renewal import left_on_hosts
 from gpucloud.domain.supervision.self_driving import arming, most_machines, newest_of, tells_of
-from gpucloud.domain.supervision.snapshot import Snapshot
+from gpucloud.domain.supervision.snapshot import Snapshot, left_on_hosts
 from gpucloud.domain.supervision.strays import JOB, STORE, as_listed, ended
 from gpucloud.ports import ClusterSpec, MarketData, NodeGroup
 from gpucloud.usecases.jobstore.lease import Lease

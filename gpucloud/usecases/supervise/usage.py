@@ -329,9 +329,18 @@ _SUMMARY = "rank-0.summary.json"
 
 
 def bring_profiles(
-    outputs: Outputs, shell: Shell, nodes: tuple[Node, ...], attempt: int, *, gone: tuple[str, ...] = ()
+    outputs: Outputs,
+    shell: Shell,
+    nodes: tuple[Node, ...],
+    attempt: int,
+    *,
+    gone: tuple[str, ...] = (),
+    stored: Outputs | None = None,
 ) -> Iterator[str]:
-    """Yield what to tell: where the profiles are, what rank 0's says; machines that are `gone` keep their own."""
+    """Yield what to tell: where the profiles are, what rank 0's says; machines that are `gone` keep their own.
+
+    What finds no place at home goes to `stored`.
+    """
     brought: list[Path] = []
     is_known = not gone
     for node in nodes:
@@ -340,6 +349,8 @@ def bring_profiles(
         except (NodeError, StoreError) as error:
             is_known = False
             yield f"the profile of {node.id} could not be brought home: {error}"
+            if stored is not None and isinstance(error, StoreError):
+                yield from _stored_profile(stored, shell, node, attempt)
     traces = [path for path in brought if not path.name.endswith(".summary.json")]
     if traces:
         yield f"brought home: {counted(len(traces), 'profile')} in {traces[0].parent}"
@@ -355,3 +366,11 @@ def bring_profiles(
                 yield from summary_lines(parse_summary(path.read_bytes()))
             except (ValueError, OverflowError) as error:
                 yield f"what the profile says of itself is damaged: {error}"
+
+
+def _stored_profile(stored: Outputs, shell: Shell, node: Node, attempt: int) -> Iterator[str]:
+    try:
+        if stored.bring_profile(shell.host(node), attempt):
+            yield f"the profile of {node.id} is in the store instead, and comes home when the job has ended"
+    except (NodeError, StoreError) as error:
+        yield f"it could not be put into the store either: {error}"
