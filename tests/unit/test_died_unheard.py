@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gpucloud.cli.render.reports import jobs_text, report_json, report_text
+from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.status import Outcome
 from gpucloud.domain.state.state import (
     Attempt,
@@ -28,11 +30,13 @@ from gpucloud.domain.state.state import (
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import CloseAttempt, NoteInterruptions, Replace
 from gpucloud.domain.supervision.snapshot import NodeSnapshot, Readiness, Rules
+from gpucloud.domain.supervision.strays import with_intervals
+from gpucloud.domain.supervision.transitions import give_up
 from gpucloud.store.checkpoints import Newest
 from gpucloud.usecases.job import jobs
 from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.jobstore.condition import NodeStanding
-from gpucloud.usecases.jobstore.report import JobReport, with_answers, without_lost_outputs
+from gpucloud.usecases.jobstore.report import JobReport, report, with_answers, without_lost_outputs
 from gpucloud.usecases.supervise import observe
 from gpucloud.usecases.supervise.observe import Observer
 from gpucloud.usecases.supervise.story import tell_story
@@ -282,7 +286,7 @@ FROZEN = Interruption(node_id="a", kind=InterruptionKind.FROZEN, attempt=1, noti
         (up("a", relieved=True), {}, "it had a notice, and nobody has taken it"),
         (up("a", silent=90), {}, "it has not answered for 1 min 30 s"),
         (up("a", readiness=Readiness.NO, host_key=None), {}, "it has shown no host key for 5 min"),
-        (up("a"), {"interruptions": (FROZEN,)}, "it was given up"),
+        (up("a"), {"interruptions": (FROZEN,)}, "nothing showed that it lives"),
         (up("a"), {}, "what runs there does not end"),
         (up("b"), {}, "it is listed no more"),
     ],
@@ -298,3 +302,22 @@ def test_machines_that_are_ended_together_have_each_its_own_reason() -> None:
     nodes = up("a", readiness=Readiness.FAILED), up("b", silent=90)
     told = tell_story(Replace(node_ids=("a", "b")), snapshot(*nodes))
     assert told == "replacing a: it could not be made ready: no pip; replacing b: it has not answered for 1 min 30 s"
+
+
+def test_a_machine_that_was_given_up_stands_in_status_with_why_and_no_longer_than_once() -> None:
+    silent, bad = up("a", silent=90), up("b")
+    known = state(nodes=with_intervals((), (silent.node, bad.node)), quarantined=(replace(BAD, node_id="b"),))
+    action = Replace(node_ids=("a", "b"))
+    given_up = give_up(known, action, snapshot(silent, bad, state=known))
+    later = snapshot(up("a", silent=200), state=given_up)
+    assert give_up(given_up, action, later) == given_up  # the first reason stays
+    ended = replace(given_up, nodes=tuple(replace(one, ended_at=NOW) for one in given_up.nodes))
+    spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal(0))
+    found = report(ended, spend, (), later.group, None)
+    assert report_json(found)["given_up"] == [
+        {"node": "a", "until": NOW.isoformat(), "why": "it has not answered for 1 min 30 s"}
+    ]
+    text = report_text(found)
+    assert "given up" in text
+    assert "it has not answered for 1 min 30 s" in text
+    assert text.count("ECC errors") == 1

@@ -918,6 +918,21 @@ def test_that_a_script_of_gpucloud_resume_ended_before_its_end_is_said(of_script
 NO_ROOM = "there is no memory for it: 3 KiB wanted"
 
 
+def test_the_message_of_an_end_is_that_of_the_reason_that_stands():
+    def said(*orders):
+        now = state(attempts=(opened("a"),))
+        for reason, message in orders:
+            now = transitions.order_end(now, EndAttempt(how=Stop.SAVE, reason=reason, message=message), NOW)
+        return now.attempts[-1].ending_reason, now.message
+
+    more, stop, idle, hung = ExitReason.RESIZED, ExitReason.STOPPED, ExitReason.IDLE, ExitReason.HUNG
+    assert said((more, "1 more machine is ready"), (stop, None)) == (stop, None)
+    assert said((more, "1 more machine is ready"), (idle, "unused")) == (idle, "unused")
+    assert said((idle, "unused"), (idle, None)) == (idle, "unused")
+    assert said((stop, None), (hung, "no step")) == (stop, None)
+    assert said((idle, "unused"), (stop, None)) == (idle, "unused")
+
+
 @pytest.mark.parametrize("saved", [2, None])
 @pytest.mark.parametrize("goes", [False, True])
 def test_a_run_that_is_done_without_its_last_save_tells_which_step_is_saved_and_why(saved, goes):

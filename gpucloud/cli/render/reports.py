@@ -31,6 +31,7 @@ from gpucloud.domain.state.state import (
     ExitReason,
     Interruption,
     JobStatus,
+    UsageInterval,
 )
 from gpucloud.domain.supervision.capacity import dated
 from gpucloud.domain.untrusted import in_one_line, set_off
@@ -116,9 +117,23 @@ def _tables(report: JobReport) -> list[str]:
         rows = [("bad node", "since (UTC)", "why")]
         rows += [(q.node_id, _in_column(q.at, report.looked_at), q.why) for q in report.quarantined]
         parts.append(table(rows))
+    if gone := _given_up(report):
+        rows = [("given up", "until (UTC)", "why")]
+        rows += [(one.node_id, _in_column(at, report.looked_at) if at else "-", why) for one, at, why in gone]
+        parts.append(table(rows))
     if report.standing:
         parts.append(table(use_rows(report)))
     return parts
+
+
+def _given_up(report: JobReport) -> list[tuple[UsageInterval, datetime | None, str]]:
+    """Return the machines that were replaced while the job went on, until when it had each, and why.
+
+    One that is bad for good stands with those.
+    """
+    bad = {one.node_id for one in report.quarantined}
+    found = ((one, one.ended_at, one.given_up) for one in report.intervals if one.node_id not in bad)
+    return [(one, at, in_one_line(why)) for one, at, why in found if why is not None]
 
 
 def report_json(report: JobReport) -> dict[str, Any]:
@@ -154,6 +169,7 @@ def report_json(report: JobReport) -> dict[str, Any]:
         "nodes": [_node_json(node, report) for node in report.nodes],
         "excluded": [_cooldown_json(cooldown) for cooldown in report.cooldowns],
         "quarantined": [quarantine_json(one) for one in report.quarantined],
+        "given_up": [{"node": one.node_id, "until": codec.plain(at), "why": why} for one, at, why in _given_up(report)],
         "backoff": list(report.backoff),
         "use": use_json(report),
     }

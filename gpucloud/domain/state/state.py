@@ -270,6 +270,8 @@ class UsageInterval:
     """Whether it was ever ready for attempts."""
     unprepared_at: datetime | None = None
     """Since when it could not be prepared, None once it was, and its agent has read what is wanted of it."""
+    given_up: str | None = None
+    """Why it was ended and replaced while the job went on; None where it was not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

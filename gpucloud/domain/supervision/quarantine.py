@@ -7,8 +7,16 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
 
+from gpucloud.domain.job.quantities import format_span
 from gpucloud.domain.node.node import EndCause, Fault
-from gpucloud.domain.state.state import ExitReason, FailedBootstrap, JobState, Quarantine, UsageInterval
+from gpucloud.domain.state.state import (
+    ExitReason,
+    FailedBootstrap,
+    InterruptionKind,
+    JobState,
+    Quarantine,
+    UsageInterval,
+)
 from gpucloud.domain.supervision.action import CoolDown, Finish, QuarantineNodes
 from gpucloud.domain.supervision.membership import is_gone, quarantined
 from gpucloud.domain.supervision.snapshot import InUse, Limits, NodeSnapshot, Readiness, Snapshot
@@ -206,3 +214,22 @@ def _has_worked(snapshot: Snapshot) -> bool:
 
 def _may_work(snapshot: Snapshot) -> bool:
     return any(node.readiness is Readiness.PREPARING and not is_gone(node) for node in snapshot.nodes)
+
+
+def why_replaced(node_id: str, snapshot: Snapshot) -> str:
+    """Return why a machine is ended while its job goes on: nobody else ever says what was wrong with it."""
+    node = next((one for one in snapshot.nodes if one.node.id == node_id), None)
+    bad = next((one.why for one in snapshot.state.quarantined if one.node_id == node_id), None)
+    if bad is not None or node is None:
+        return bad or "it is listed no more"
+    if node.node.relieved:
+        return "it had a notice, and nobody has taken it"
+    if node.readiness is Readiness.FAILED:
+        return f"it could not be made ready: {in_one_line(node.error or 'nothing says why')}"
+    if node.silent_for:
+        return f"it has not answered for {format_span(node.silent_for)}"
+    if node.node.host_key is None:
+        return f"it has shown no host key for {format_span(snapshot.now - node.node.launched_at)}"
+    if any(i.node_id == node_id and i.kind is InterruptionKind.FROZEN for i in snapshot.state.interruptions):
+        return "nothing showed that it lives"
+    return "what runs there does not end"

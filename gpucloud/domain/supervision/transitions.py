@@ -32,10 +32,12 @@ from gpucloud.domain.supervision.action import (
     ObeyOrder,
     OpenAttempt,
     QuarantineNodes,
+    Replace,
 )
 from gpucloud.domain.supervision.budget import overdue
 from gpucloud.domain.supervision.capacity import cooled, with_distance
 from gpucloud.domain.supervision.membership import is_broken, outcomes_of, progress_of, shown_of, timed, unit_of
+from gpucloud.domain.supervision.quarantine import why_replaced
 from gpucloud.domain.supervision.renewal import asked_of, lost_with_machines
 from gpucloud.domain.supervision.snapshot import Homecoming, Snapshot
 from gpucloud.domain.supervision.strays import as_listed
@@ -80,15 +82,18 @@ def open_attempt(
 def order_end(state: JobState, action: EndAttempt, now: datetime) -> JobState:
     """Return the state in which the open attempt is to end; the first reason stays, or the first that ends the job.
 
-    What ends the job counts from when it was first wanted: so much time there is to obey.
+    What ends the job counts from when it was first wanted: so much time there is to obey. The message is of the reason
+    that stands.
     """
-    attempt = state.attempts[-1]
+    attempt, message = state.attempts[-1], state.message
     before = attempt.ending_reason
     if before is None or (before.retried and not action.reason.retried):
-        attempt = replace(attempt, ending_reason=action.reason, ending_at=now)
+        attempt, message = replace(attempt, ending_reason=action.reason, ending_at=now), action.message
+    elif before is action.reason:
+        message = action.message or message
     killed_at = now if action.how is Stop.KILL else None
     attempt = replace(attempt, ordered=action.how, killed_at=attempt.killed_at or killed_at)
-    return _with_attempt(replace(state, message=action.message or state.message), attempt)
+    return _with_attempt(replace(state, message=message), attempt)
 
 
 def close_attempt(
@@ -176,6 +181,13 @@ def quarantine(state: JobState, action: QuarantineNodes, now: datetime) -> JobSt
         if i not in known
     )
     return replace(state, quarantined=(*state.quarantined, *new))
+
+
+def give_up(state: JobState, action: Replace, snapshot: Snapshot) -> JobState:
+    """Return the state that says why these machines are ended while the job goes on; the first reason stays."""
+    given_up = {node_id: why_replaced(node_id, snapshot) for node_id in action.node_ids}
+    nodes = (replace(one, given_up=one.given_up or given_up.get(one.node_id)) for one in state.nodes)
+    return replace(state, nodes=tuple(nodes))
 
 
 def cool_down(state: JobState, action: CoolDown, now: datetime) -> JobState:

@@ -38,6 +38,7 @@ from gpucloud.domain.supervision.action import (
     Pause,
     Prepare,
     QuarantineNodes,
+    Replace,
     StayOn,
     TakeOver,
     TearDown,
@@ -324,6 +325,10 @@ class Actor:
                 self.watcher.story(line)
 
     def _do(self, action: Action, snapshot: Snapshot, goal: Goal) -> None:
+        if isinstance(action, Replace):
+            told = transitions.give_up(self.lease.state, action, snapshot)
+            if told != self.lease.state:
+                self.lease.write(told)
         if isinstance(action, OnTheCloud):
             self.machine_provisioner.act(action)
         elif isinstance(action, LedgerTransition):

@@ -56,10 +56,10 @@ from gpucloud.domain.supervision.action import (
     Wait,
 )
 from gpucloud.domain.supervision.membership import members_of, part_of, progress_of, unit_of
+from gpucloud.domain.supervision.quarantine import why_replaced
 from gpucloud.domain.supervision.renewal import ended_words, undone_work
-from gpucloud.domain.supervision.snapshot import Limits, NodeSnapshot, Readiness, Snapshot
+from gpucloud.domain.supervision.snapshot import Limits, NodeSnapshot, Snapshot
 from gpucloud.domain.supervision.transitions import with_commit
-from gpucloud.domain.untrusted import in_one_line
 from gpucloud.ports import Brought, Host, Shell
 from gpucloud.usecases.jobstore.jobstore import JobStore
 
@@ -124,7 +124,7 @@ def tell_story(  # noqa: C901, PLR0911, PLR0912  (one flat match)
         case Relieve(node_id=node_id):
             return f"asking for another machine in place of {node_id}"
         case Replace(node_ids=node_ids):
-            return "; ".join(f"replacing {node_id}: {_why_replaced(node_id, snapshot)}" for node_id in node_ids)
+            return "; ".join(f"replacing {node_id}: {why_replaced(node_id, snapshot)}" for node_id in node_ids)
         case Drill(node_id=node_id):
             return f"drill: asking the cloud to take {node_id}"
         case Finish(reason=ExitReason.USER_ERROR):
@@ -297,25 +297,6 @@ def _resized(size: int, snapshot: Snapshot) -> str:
         return f"keeping {size} × {state.pool}" if size else none
     lacking = size - len(snapshot.group.counted)
     return f"asking for {lacking} × {state.successor.pool if state.successor is not None else state.pool}"
-
-
-def _why_replaced(node_id: str, snapshot: Snapshot) -> str:
-    """Return why a machine is ended while its job goes on: nobody else ever says what was wrong with it."""
-    node = next((one for one in snapshot.nodes if one.node.id == node_id), None)
-    bad = next((one.why for one in snapshot.state.quarantined if one.node_id == node_id), None)
-    if bad is not None or node is None:
-        return bad or "it is listed no more"
-    if node.node.relieved:
-        return "it had a notice, and nobody has taken it"
-    if node.readiness is Readiness.FAILED:
-        return f"it could not be made ready: {in_one_line(node.error or 'nothing says why')}"
-    if node.silent_for:
-        return f"it has not answered for {format_span(node.silent_for)}"
-    if node.node.host_key is None:
-        return f"it has shown no host key for {format_span(snapshot.now - node.node.launched_at)}"
-    if any(i.node_id == node_id and i.kind is InterruptionKind.FROZEN for i in snapshot.state.interruptions):
-        return "it was given up"
-    return "what runs there does not end"
 
 
 def _from(snapshot: Snapshot) -> str:
