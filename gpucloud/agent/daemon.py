@@ -15,6 +15,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
+from gpucloud.agent.attempt.composing import note_writing
 from gpucloud.agent.attempt.decide import (
     Abort,
     Action,
@@ -261,6 +262,7 @@ class Agent:
         found = folder.verdict()
         if found is not None:
             return found
+        note_writing(folder.path)
         end_beside(folder)
         if not sweep(folder, limit_s=_SWEEP_LIMIT_S):
             sys.stderr.write(f"attempt {folder.number}: something of it cannot be killed\n")
@@ -291,7 +293,8 @@ class Agent:
                     self._running.abort()
             case Kill():
                 if self._running:
-                    self._running.kill()
+                    is_paid = self._prepaid is None or datetime.now(timezone.utc) < self._prepaid.until
+                    self._running.kill(gently=is_paid)
             case PowerOff():
                 self._end_node()
             case Rest():

@@ -10,6 +10,7 @@ import ctypes
 import fcntl
 import os
 import pwd
+import re
 import signal
 import subprocess
 import sys
@@ -90,6 +91,35 @@ def has_variable(pid: int, prefix: str) -> bool:
     if not _LINUX:
         return any(f" {prefix}" in row for row in _ps("-Eww", "-p", str(pid), "-o", "command="))
     return any(entry.startswith(os.fsencode(prefix)) for entry in _environment(str(pid)))
+
+
+def handles(pid: int, number: signal.Signals) -> bool:
+    """Whether the process has a handler of its own for the signal; False where that cannot be seen."""
+    with contextlib.suppress(OSError):
+        caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+        return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
+    return False
+
+
+def writing(pid: int) -> tuple[str, ...]:
+    """Return the files that the process has open for writing, not just for appending; none that cannot be seen."""
+    found: list[str] = []
+    with contextlib.suppress(OSError):
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                flags = re.search(
+                    r"^flags:\s*([0-7]+)$", Path(f"/proc/{pid}/fdinfo/{number}").read_text(), re.MULTILINE
+                )
+                path = os.readlink(f"/proc/{pid}/fd/{number}")  # noqa: PTH115
+                mode = int(flags[1], 8) if flags is not None else os.O_RDONLY
+                if mode & os.O_ACCMODE != os.O_RDONLY and not mode & os.O_APPEND and _is_file_named(path):
+                    found.append(path)
+    return tuple(found)
+
+
+def _is_file_named(path: str) -> bool:
+    is_device = path.startswith(("/dev/", "/proc/")) and not path.startswith("/dev/shm/")  # noqa: S108  # nosec B108
+    return path.startswith("/") and not is_device and not path.endswith(" (deleted)")
 
 
 def kill_below(

@@ -301,3 +301,20 @@ def test_what_was_set_aside_before_is_not_kept_once_more(tmp_path: Path, hosts: 
         outputs.bring_home(hosts[0], str(code), attempt)
     found = {path.name: path.read_text() for path in (tmp_path / "o" / "results").glob("tool*")}
     assert found == {"tool": "three", "tool.before-attempt-2": "one", "tool.before-attempt-3": "two"}
+
+
+def test_a_file_that_was_being_written_when_its_script_was_killed_is_named(
+    case: Case, hosts: tuple[Host, Host], code: Path, tmp_path: Path
+) -> None:
+    node = hosts[0].node
+    attempts = tmp_path / "homes" / node.id / node.root / "attempts"
+    for number, word in enumerate((f'["{code}/best.pt", "{code}/results/tool", "/etc/passwd", 3]', "{", '{"a": 1}'), 1):
+        (attempts / f"{number:04d}").mkdir(parents=True)
+        (attempts / f"{number:04d}" / "writing.json").write_text(word)
+    why = "was being written when the script was ended: it may be incomplete"
+    assert case.outputs.bring_home(hosts[0], str(code), 1).missing == (
+        MissingOutput(path="results/tool", why=why),
+        MissingOutput(path="best.pt", why=why),
+    )
+    for attempt in (2, 3, 4):
+        assert case.outputs.bring_home(hosts[0], str(code), attempt).missing == ()

@@ -364,6 +364,63 @@ def test_a_rank_that_takes_no_signal_is_killed_all_the_same(node):
     assert node.alive(1) == ()
 
 
+WRITES = """
+import os, signal, sys, time
+torn, log = open("torn.pt", "wb"), open("log.txt", "a")
+torn.write(b"half"), torn.flush()
+def finish(*_):
+    time.sleep(0.3)
+    torn.write(b"+rest"), torn.close()
+    sys.exit(3)
+if sys.argv[1] == "heeds":
+    signal.signal(signal.SIGTERM, finish)
+open("whole.pt", "wb").write(b"whole")
+print("writing", flush=True)
+while True:
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("word", "stop", "named", "holds"),
+    [
+        ("heeds", Stop.KILL, [], b"half+rest"),
+        ("deaf", Stop.KILL, ["torn.pt"], b"half"),
+        ("deaf", Stop.ABORT, ["torn.pt"], b"half"),
+    ],
+)
+def test_a_script_that_is_killed_may_end_what_it_writes_and_else_that_is_written_down(node, word, stop, named, holds):
+    node.start()
+    launch = replace(node.launch(1, sys.executable, "-c", WRITES, word, RANK="0"), outputs=True)
+    node.want(launch)
+    node.wait_running(1)
+    wait_until(lambda: "writing" in (node.folder(1) / "launcher.log").read_text(), "the script")
+    node.want(launch, stop=stop)
+    assert node.wait_exited(1).attempt.outcome is Outcome.KILLED
+    note = node.folder(1) / "writing.json"
+    written = json.loads(note.read_text()) if note.exists() else []
+    assert written == [str(node.root / name) for name in named]
+    assert (node.root / "torn.pt").read_bytes() == holds
+
+
+def test_a_script_that_does_not_leave_at_sigterm_is_killed_after_a_moment_and_at_once_where_nothing_is_paid(node):
+    node.start()
+    stays = "import signal, time; signal.signal(15, lambda *_: None); print('here')\nwhile True: time.sleep(1)"
+    for number, paid_until in ((1, None), (2, in_seconds(9))):
+        launch = replace(node.python(number, stays, RANK="0"), outputs=True)
+        node.want(launch, paid_until=paid_until)
+        log = node.folder(number) / "launcher.log"
+        wait_until(lambda log=log: log.exists() and "here" in log.read_text(), "the script")
+        began = time.monotonic()
+        if paid_until is None:
+            node.want(launch, stop=Stop.KILL)
+            node.wait_exited(number)
+            assert 2.5 < time.monotonic() - began < 6
+        else:
+            node.wait_exited(number)
+            assert datetime.now(timezone.utc) - paid_until < timedelta(seconds=2)
+
+
 def test_paid_time_that_ends_saves_first_then_kills_then_powers_off(node):
     off = node.root / "off"
     node.start("--power-off", "/bin/sh", "-c", f'echo off >>"{off}"')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import mmap
 import os
 import re
@@ -20,6 +21,7 @@ from gpucloud.domain import codec
 from gpucloud.domain.errors import LandingRefused, StoreError
 from gpucloud.domain.job.code import RESULTS_MARK
 from gpucloud.domain.node.member import attempt_folder
+from gpucloud.domain.node.status import WRITING
 from gpucloud.domain.state.state import NOT_THERE, MissingOutput
 from gpucloud.domain.untrusted import Arriving, Tree, parent_of, shown
 from gpucloud.ports import Brought, Host, Outputs
@@ -28,6 +30,7 @@ from gpucloud.store.landing import Landing
 
 _NAME_CHARS = 200
 """A node chooses its names: a longer one is nothing to tell."""
+_MOST_READ = 1 << 18
 _ELSEWHERE = ", which leads elsewhere or is no file"
 
 
@@ -79,7 +82,8 @@ class OutputsFolder:
         except LandingRefused as error:  # these are not to blame, and find a place elsewhere
             raise StoreError(str(error), hint=error.hint) from error
         brought, found = self._bring(host, code, paths, "", attempt, moves)
-        return replace(_together(earlier, brought), missing=(*_not_there(found), *_left_out(found)))
+        torn = _torn(found, _written(host, attempt))
+        return replace(_together(earlier, brought), missing=(*_not_there(found), *_left_out(found), *torn))
 
     def bring_profile(self, host: Host, attempt: int) -> tuple[str, ...]:
         """Return what of the attempt's profiles arrived from the host, below `profile/attempt-<n>`."""
@@ -153,6 +157,26 @@ def _left_out(found: Listing) -> Iterator[MissingOutput]:
         name = _told(first)
         many = f" and {len(more)} more, which lead elsewhere or are no files"
         yield MissingOutput(path=asked, why=f"came without {name}{many if more else _ELSEWHERE}")
+
+
+def _written(host: Host, attempt: int) -> frozenset[str]:
+    """Return which files the attempt's script was writing when it was killed: a node's word."""
+    done = host.run(("head", "-c", str(_MOST_READ), f"{attempt_folder(host.node.root, attempt)}/{WRITING}"))
+    with contextlib.suppress(ValueError, RecursionError):
+        paths = json.loads(done.stdout[:_MOST_READ]) if done.exit_code == 0 else []
+        return frozenset(one for one in paths if isinstance(one, str)) if isinstance(paths, list) else frozenset()
+    return frozenset()
+
+
+def _torn(found: Listing, written: frozenset[str]) -> Iterator[MissingOutput]:
+    """Yield one for each output that was being written when its script was killed."""
+    code = found.base.rstrip("/").rpartition("/")[2]  # how it is reached may differ: a home may be a link
+    ends = {path.partition(f"/{code}/")[2] for path in written}
+    for file in found.files:
+        if file.path in ends:
+            name = _told(f"{file.top}/{file.inner}" if file.inner else file.top)
+            why = "was being written when the script was ended: it may be incomplete"
+            yield MissingOutput(path=name, why=why)
 
 
 def _told(name: str) -> str:

@@ -1,14 +1,18 @@
-"""The process that a launch becomes on this node: its whole environment, the container around it, and its image."""
+"""The process that a launch becomes on this node: its environment, container and image; and its ranks, asked to end."""
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import os
 import pwd
+import resource
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,7 +33,7 @@ from gpucloud.domain.node.container import (
     identity,
 )
 from gpucloud.domain.node.hardware import gpu_defaults, on_interface, threads
-from gpucloud.domain.node.status import Launch
+from gpucloud.domain.node.status import WRITING, Launch
 from gpucloud.domain.variables import GPUCLOUD_ATTEMPT_DIR, GPUCLOUD_NODE
 from gpucloud.system import processes
 from gpucloud.system.processes import locked
@@ -255,3 +259,62 @@ def chosen_runtime(wanted: ContainerRuntime) -> ContainerRuntime:
         return wanted
     alone = shutil.which("docker") is None and shutil.which("apptainer") is not None
     return ContainerRuntime.APPTAINER if alone else ContainerRuntime.DOCKER
+
+
+# The ranks of an attempt before they are killed: asked where they are (Python's own account of every thread, in each
+# rank's output), asked to end what they write, and looked at for what that is.
+
+
+_RANK = "RANK="
+_NO_CORE = 1  # bytes; core(5): a limit of 1 keeps the kernel from feeding a core dump to a program, too
+
+
+def ask_for_stacks(folder: Path) -> tuple[int, ...]:
+    """Send SIGABRT to every process of a rank and return their pids; one that is stopped is let go on for it.
+
+    With PYTHONFAULTHANDLER (`domain.launch.environment`) Python then writes the stack of every thread to its standard
+    error, whatever it waits for, and ends. Any other program just ends. In containers too: their processes are seen
+    from outside, by the attempt's mark.
+    """
+    found = told_of(folder)
+    for pid in found:
+        with contextlib.suppress(OSError, ValueError):
+            _without_core(pid)
+        for number in (signal.SIGABRT, signal.SIGCONT):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+    return found
+
+
+def told_of(folder: Path) -> tuple[int, ...]:
+    """Return the pids of the attempt's ranks that are alive, with what they started: launchers are no ranks."""
+    return tuple(pid for pid in processes.marked(MARK, str(folder)) if processes.has_variable(pid, _RANK))
+
+
+def _without_core(pid: int) -> None:
+    """A core of a process that holds a GPU's buffers takes minutes to write, and nobody asked for it."""
+    if sys.platform.startswith("linux"):
+        resource.prlimit(pid, resource.RLIMIT_CORE, (_NO_CORE, _NO_CORE))
+
+
+_MOST_WRITTEN = 100
+
+
+def ask_to_end(folder: Path) -> frozenset[int]:
+    """Send SIGTERM to the ranks that have a handler for it and return their pids: any other it would just end.
+
+    What such a process has started, as torch's loaders of data, is its own to end.
+    """
+    heeding = {pid for pid in told_of(folder) if processes.handles(pid, signal.SIGTERM)}
+    asked = heeding - {below for pid in heeding for below in processes.descendants(pid)}
+    for pid in asked:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGTERM)
+    return frozenset(asked)
+
+
+def note_writing(folder: Path) -> None:
+    """Write down which files the ranks are writing: they are killed in the middle, and the files may be torn."""
+    found = sorted({path for pid in told_of(folder) for path in processes.writing(pid)})
+    with contextlib.suppress(OSError):  # a full disk keeps nobody from being killed
+        write_whole(folder / WRITING, json.dumps(found[:_MOST_WRITTEN]))

@@ -6,8 +6,6 @@ import contextlib
 import ctypes
 import os
 import re
-import resource
-import signal
 import subprocess
 import sys
 import tempfile
@@ -16,7 +14,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpucloud.agent.attempt.composing import MARK, compose, end_recorded
+from gpucloud.agent.attempt.composing import (
+    MARK,
+    ask_for_stacks,
+    ask_to_end,
+    compose,
+    end_recorded,
+    note_writing,
+    told_of,
+)
 from gpucloud.agent.attempt.files import AttemptFolder
 from gpucloud.domain.node.numbers import REPORTED, Ends, Printed, compiled, ends_of, lines_of
 from gpucloud.domain.node.output import mark_line
@@ -29,6 +35,7 @@ from gpucloud.system.wholefile import write_whole
 CANNOT_RUN = 127  # what a shell answers when it cannot start a command
 
 _TELLING_S = 3.0  # for ranks to write where they are; one that the kernel holds never does
+_LEAVING_S = 3.0  # for a script that heeds SIGTERM to end what it is writing
 _END_LIMIT_S = 15.0  # a container engine that does not answer must not keep the agent from its other duties
 
 
@@ -42,7 +49,9 @@ class RunningAttempt:
         self.leaves_early = bool(launch.wrapper) or launch.outputs
         self._ranks = tuple(int(rank) for rank in dict(launch.env).get(GPUCLOUD_RANKS, "").split())
         self._exit_code: int | None = None
-        self._killing = False
+        self._killing = self._gently = False
+        self._brings = launch.outputs
+        self._asked: tuple[frozenset[int], float] | None = None
         self._aborting_since: float | None = None
         self._ended_beside = False
         self.room = OutputRoom(folder.path)
@@ -50,14 +59,18 @@ class RunningAttempt:
         self._numbers = OutputNumbers(folder.path, launch.metrics)
         self._launcher = self._start(launch)
 
-    def kill(self) -> None:
-        """Ask for the end; `advance` brings it about."""
-        self._killing = True
+    def kill(self, *, gently: bool = False) -> None:
+        """Ask for the end; `advance` brings it about: `gently` once a script that heeds SIGTERM has left, or has not.
+
+        That is waited for where its outputs are to come home, and which files it was writing is written down.
+        """
+        self._killing, self._gently = True, gently
 
     def abort(self) -> None:
         """Have the ranks tell where they are, then ask for the end; call it again until `advance` says it is over."""
         if self._aborting_since is None:
             self._aborting_since = time.monotonic()
+            note_writing(self.folder.path)
             ask_for_stacks(self.folder.path)
         elif time.monotonic() - self._aborting_since >= _TELLING_S or not told_of(self.folder.path):
             self.kill()
@@ -65,7 +78,7 @@ class RunningAttempt:
     def advance(self, spare: frozenset[int] = frozenset()) -> AttemptStatus:
         """Look after the processes, and return how the attempt stands; those of `spare` are no part of it."""
         self._reap()
-        over = self._exit_code is not None or self._killing or self._only_launcher_left()
+        over = self._exit_code is not None or self._may_be_killed() or self._only_launcher_left()
         if over and self._swept(spare):
             self._reap()
             return self._verdict()
@@ -122,6 +135,18 @@ class RunningAttempt:
                 self._exit_code = self._launcher.wait()
             else:
                 os.waitpid(ended.si_pid, 0)
+
+    def _may_be_killed(self) -> bool:
+        """Whether the end is asked for, and nothing more is waited for; what is being written then is noted."""
+        if not self._killing or not self._brings or self._aborting_since is not None or self._ended_beside:
+            return self._killing
+        if self._asked is None:
+            self._asked = ask_to_end(self.folder.path) if self._gently else frozenset(), time.monotonic()
+        asked, since = self._asked
+        if self._gently and time.monotonic() - since < _LEAVING_S and not asked.isdisjoint(told_of(self.folder.path)):
+            return False
+        note_writing(self.folder.path)
+        return True
 
     def _swept(self, spare: frozenset[int]) -> bool:
         """Whether nothing of the attempt is alive any more; call it again until it says so."""
@@ -314,41 +339,6 @@ class OutputNumbers:
             with contextlib.suppress(OSError):
                 text = f"gpucloud: metrics: {name} is not read from the output: {why}\n"
                 _append(self._folder / f"rank-{min(rank for rank, _ in sizes)}.log", text.encode())
-
-
-# Where the ranks of an attempt are: Python's own account of every thread, in each rank's output.
-
-
-_RANK = "RANK="
-_NO_CORE = 1  # bytes; core(5): a limit of 1 keeps the kernel from feeding a core dump to a program, too
-
-
-def ask_for_stacks(folder: Path) -> tuple[int, ...]:
-    """Send SIGABRT to every process of a rank and return their pids; one that is stopped is let go on for it.
-
-    With PYTHONFAULTHANDLER (`domain.launch.environment`) Python then writes the stack of every thread to its standard
-    error, whatever it waits for, and ends. Any other program just ends. In containers too: their processes are seen
-    from outside, by the attempt's mark.
-    """
-    found = told_of(folder)
-    for pid in found:
-        with contextlib.suppress(OSError, ValueError):
-            _without_core(pid)
-        for number in (signal.SIGABRT, signal.SIGCONT):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, number)
-    return found
-
-
-def told_of(folder: Path) -> tuple[int, ...]:
-    """Return the pids of the attempt's ranks that are alive, with what they started: launchers are no ranks."""
-    return tuple(pid for pid in processes.marked(MARK, str(folder)) if processes.has_variable(pid, _RANK))
-
-
-def _without_core(pid: int) -> None:
-    """A core of a process that holds a GPU's buffers takes minutes to write, and nobody asked for it."""
-    if sys.platform.startswith("linux"):
-        resource.prlimit(pid, resource.RLIMIT_CORE, (_NO_CORE, _NO_CORE))
 
 
 # Keeps an attempt's output from filling the disk: what is oldest loses its blocks, the file keeps its length.

@@ -108,6 +108,8 @@ LEAVES_SHARE = 0.2
 LEAVES_MEASURED_SHARE = 0.4
 """That share at the most where a save was measured: below the half of a lease at which a supervisor renews it."""
 
+WRITING = "writing.json"
+"""In an attempt's folder: the files that its script was writing when it was killed, each as its whole path."""
 OUTPUT = "output"
 """The phase of a script whose steps are read from its output."""
 SAVES = "save"
