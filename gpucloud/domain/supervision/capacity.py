@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from gpucloud.domain.job.quantities import counted, format_moment, format_span
+from gpucloud.domain.job.quantities import counted, format_moment, format_span, span_of
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.market.policies import Mode, ZoneState
 from gpucloud.domain.node.node import Fault, GroupView, Refusal
@@ -21,7 +21,7 @@ from gpucloud.domain.node.status import OUTPUT
 from gpucloud.domain.offer import Offer, Pool
 from gpucloud.domain.state.state import Attempt, CapacityDecision, Cooldown, ExitReason, JobState
 from gpucloud.domain.supervision.action import Action, CoolDown, Finish, Move, Resize, Wait
-from gpucloud.domain.supervision.membership import progress_of
+from gpucloud.domain.supervision.membership import AGAIN, progress_of
 from gpucloud.domain.supervision.quarantine import QUARANTINED
 from gpucloud.domain.supervision.snapshot import CapacityChoice, Goal, Limits, NodeSnapshot, Snapshot
 
@@ -399,6 +399,26 @@ def is_deaf(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> bool:
 def is_mute(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> bool:
     """Whether a script saves nothing and would not hear that it should: its own word counts more than its code."""
     return goal.saves_nothing and is_deaf(attempt, goal, snapshot)
+
+
+def unsaved(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> timedelta:
+    """Return what a script that saves only when it likes, or never, has trained since: a change has it trained again.
+
+    Of one that saves by itself, steps are its saves.
+    """
+    if is_mute(attempt, goal, snapshot):
+        return snapshot.now - attempt.started_at
+    return snapshot.now - (attempt.last_step_at or attempt.started_at) if goal.saves_unasked else timedelta(0)
+
+
+def is_overdue(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> bool:
+    """Whether a script that saves only when it likes has gone on without a save for longer than it ever did before one.
+
+    It may do so for good: its folder is another, its disk full. Then it is dealt with as one that saves nothing; so is
+    one of which no save was seen yet.
+    """
+    longest_s = max((one.apart_s or 0.0 for one in snapshot.state.attempts), default=0.0)
+    return goal.saves_unasked and unsaved(attempt, goal, snapshot) > span_of(AGAIN * longest_s)
 
 
 def with_distance(attempt: Attempt, state: JobState, now: datetime) -> Attempt:

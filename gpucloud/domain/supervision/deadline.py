@@ -15,9 +15,9 @@ from gpucloud.domain.money.budget import reserve_usd
 from gpucloud.domain.money.ledger import usd_for
 from gpucloud.domain.offer import Offer
 from gpucloud.domain.state.state import CapacityDecision, Cooldown, Shortfall
-from gpucloud.domain.supervision.capacity import can_overlap, is_cooling, is_mute, zones_of
+from gpucloud.domain.supervision.capacity import can_overlap, is_cooling, is_mute, is_overdue, unsaved, zones_of
 from gpucloud.domain.supervision.membership import Pace, has_notice, is_gone, pace_of
-from gpucloud.domain.supervision.renewal import is_overdue, is_unheard, unsaved
+from gpucloud.domain.supervision.renewal import is_unheard
 from gpucloud.domain.supervision.snapshot import CapacityChoice, Goal, NodeSnapshot, Readiness, Rules, Snapshot
 
 _ABANDONED = Decimal("0.9")  # machines on demand are given up for money only where so little of their work is paid

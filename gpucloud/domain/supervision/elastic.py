@@ -20,6 +20,7 @@ import math
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
+from gpucloud.domain.job.quantities import format_moment
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.market.policies import Mode
 from gpucloud.domain.money.budget import PrepaidRule, may_launch, sooner
@@ -31,27 +32,32 @@ from gpucloud.domain.supervision.action import (
     Action,
     Appoint,
     Arm,
+    BringHome,
     CoolDown,
     Dismiss,
     EndAttempt,
     Resize,
     TakeOver,
+    Wait,
 )
 from gpucloud.domain.supervision.capacity import (
     can_overlap,
     cool_down,
     has_enough,
     is_cooling,
+    is_overdue,
     partial,
     reasons,
     refused,
+    unsaved,
 )
 from gpucloud.domain.supervision.deadline import stands_ready
 from gpucloud.domain.supervision.membership import Pace, is_usable, pace_of
-from gpucloud.domain.supervision.renewal import is_overdue, unfit, unsaved
+from gpucloud.domain.supervision.renewal import HOMING, homing_words, unfit
 from gpucloud.domain.supervision.snapshot import (
     CapacityChoice,
     Goal,
+    Homecoming,
     Limits,
     NodeSnapshot,
     Readiness,
@@ -209,11 +215,35 @@ def are_alike(snapshot: Snapshot) -> bool:
     return all(node.pool == snapshot.state.pool for node in snapshot.group.counted)
 
 
-def gives_back(action: Action | None, snapshot: Snapshot) -> bool:
+def results_first(
+    snapshot: Snapshot, limits: Limits, message: str | None = None, *, before: Resize | None = None
+) -> BringHome | Wait | None:
+    """Return how results come ahead of the end of the machines that have them; None where none is awaited any more.
+
+    All that a job has paid for may be in them, and at its end nothing else is kept waiting: while they come, and for
+    `limits.homing` in which none does, the machines stay. `before` a level at which the job goes on with others, these
+    are paid already or asked for only then, and nothing is trained meanwhile. That costs `limits.results` at the most,
+    from the attempt's end or since somebody supervises.
+    """
+    if snapshot.homecoming is Homecoming.DONE or not (before is None or _gives_back(before, snapshot)):
+        return None
+    if snapshot.homecoming is Homecoming.NO:
+        return BringHome(message=message)
+    if before is None:
+        return Wait(why=homing_words(snapshot, limits))
+    state = snapshot.state
+    ended_at = (state.attempts[-1].ended_at if state.attempts else None) or snapshot.now
+    until = max(ended_at, state.owner.since if state.owner is not None else ended_at) + limits.results
+    if snapshot.now >= until:
+        return None
+    by = format_moment(until, snapshot.now)
+    return Wait(why=f"{HOMING} until {by} at the most: the machines that have them are to go")
+
+
+def _gives_back(resize: Resize, snapshot: Snapshot) -> bool:
     """Whether machines go that the last attempt may have run on: all, or those that others took over from."""
-    if not isinstance(action, Resize) or action.size >= snapshot.group.size:
-        return False
-    return action.size == 0 or not are_alike(snapshot)
+    is_lower = resize.size < snapshot.group.size
+    return is_lower and (resize.size == 0 or not are_alike(snapshot))
 
 
 def have_beside(attempt: Attempt, goal: Goal, snapshot: Snapshot, rules: Rules) -> Action | None:

@@ -42,19 +42,10 @@ from gpucloud.domain.supervision.capacity import (
     too_late_to_start,
 )
 from gpucloud.domain.supervision.during import during
-from gpucloud.domain.supervision.elastic import AWAITING, can_start, gives_back, ranked, succeed, waits_until
+from gpucloud.domain.supervision.elastic import AWAITING, can_start, ranked, results_first, succeed, waits_until
 from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, all_silent, is_usable, noticed_beside, some_leave
 from gpucloud.domain.supervision.quarantine import failed_setup, give_up_pool, note_bad, stop_buying, to_replace
-from gpucloud.domain.supervision.renewal import (
-    can_renew,
-    make_room,
-    prepare,
-    promise,
-    renew,
-    results_first,
-    tell,
-    unfit,
-)
+from gpucloud.domain.supervision.renewal import can_renew, make_room, prepare, promise, renew, tell, unfit
 from gpucloud.domain.supervision.snapshot import (
     DriveTrial,
     Goal,
@@ -204,7 +195,8 @@ def _capacity(goal: Goal, snapshot: Snapshot, rules: Rules) -> Action | None:
     if goal.self_driving:
         return _own_capacity(goal, snapshot, rules)
     action = _level(goal, snapshot, rules)
-    return (results_first(snapshot, rules.limits, briefly=True) if gives_back(action, snapshot) else None) or action
+    first = results_first(snapshot, rules.limits, before=action) if isinstance(action, Resize) else None
+    return first or action
 
 
 def _level(goal: Goal, snapshot: Snapshot, rules: Rules) -> Action | None:

@@ -16,17 +16,14 @@ from gpucloud.domain.state.state import NOT_THERE, Attempt, ExitReason, Interrup
 from gpucloud.domain.supervision.action import (
     Action,
     Arm,
-    BringHome,
     EndAttempt,
     Prepare,
     Relieve,
     Replace,
     Tell,
-    Wait,
 )
 from gpucloud.domain.supervision.capacity import is_deaf, is_mute
 from gpucloud.domain.supervision.membership import (
-    AGAIN,
     TAKEN_WITHIN,
     all_silent,
     has_notice,
@@ -43,7 +40,6 @@ from gpucloud.domain.supervision.membership import (
 from gpucloud.domain.supervision.quarantine import is_in_doubt
 from gpucloud.domain.supervision.snapshot import (
     Goal,
-    Homecoming,
     Limits,
     NodeSnapshot,
     Readiness,
@@ -177,19 +173,6 @@ def _for_the_end(until: datetime, payable: datetime, snapshot: Snapshot, limits:
     return Arm(until=wanted)
 
 
-# What of a script's work is not saved.
-
-
-def unsaved(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> timedelta:
-    """Return what a script that saves only when it likes, or never, has trained since: a change has it trained again.
-
-    Of one that saves by itself, steps are its saves.
-    """
-    if is_mute(attempt, goal, snapshot):
-        return snapshot.now - attempt.started_at
-    return snapshot.now - (attempt.last_step_at or attempt.started_at) if goal.saves_unasked else timedelta(0)
-
-
 def is_unheard(snapshot: Snapshot, limits: Limits) -> bool:
     """Whether whoever took the job over has not heard yet how far its attempt has come since anybody last did."""
     attempt, owner = snapshot.state.attempt, snapshot.state.owner
@@ -197,16 +180,6 @@ def is_unheard(snapshot: Snapshot, limits: Limits) -> bool:
         return False
     known_at, lately = attempt.last_step_at or attempt.started_at, snapshot.now - owner.since < limits.alone
     return known_at < owner.since and lately and not is_gone(members_of(attempt, snapshot)[0])
-
-
-def is_overdue(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> bool:
-    """Whether a script that saves only when it likes has gone on without a save for longer than it ever did before one.
-
-    It may do so for good: its folder is another, its disk full. Then it is dealt with as one that saves nothing; so is
-    one of which no save was seen yet.
-    """
-    longest_s = max((one.apart_s or 0.0 for one in snapshot.state.attempts), default=0.0)
-    return goal.saves_unasked and unsaved(attempt, goal, snapshot) > span_of(AGAIN * longest_s)
 
 
 def undone_work(state: JobState, attempt: Attempt, now: datetime) -> timedelta | None:
@@ -307,30 +280,10 @@ def _leaves(attempt: Attempt, snapshot: Snapshot) -> timedelta:
     return span_of(max((seconds for seconds in told if seconds is not None), default=0.0))
 
 
-def results_first(
-    snapshot: Snapshot, limits: Limits, message: str | None = None, *, briefly: bool = False
-) -> BringHome | Wait | None:
-    """Return how results come ahead of the end of the machines that have them; None where none is awaited any more.
-
-    All that a job has paid for may be in them, and nothing else is kept waiting: while they come, and for
-    `limits.homing` in which none does, their machines stay. `briefly`: the job goes on with others, which are paid
-    already or asked for only then, and nothing is trained meanwhile. That costs `limits.results` at the most, from the
-    attempt's end or since somebody supervises.
-    """
-    if snapshot.homecoming is Homecoming.NO:
-        return BringHome(message=message)
-    if snapshot.homecoming is Homecoming.DONE:
-        return None
-    if not briefly:
-        armed, pool = snapshot.group.armed_until, snapshot.state.pool
-        return Wait(why=f"{HOMING} while they come, {_homing_limit(armed, pool, limits, snapshot.now)}")
-    state = snapshot.state
-    ended_at = (state.attempts[-1].ended_at if state.attempts else None) or snapshot.now
-    until = max(ended_at, state.owner.since if state.owner is not None else ended_at) + limits.results
-    if snapshot.now >= until:
-        return None
-    by = format_moment(until, snapshot.now)
-    return Wait(why=f"{HOMING} until {by} at the most: the machines that have them are to go")
+def homing_words(snapshot: Snapshot, limits: Limits) -> str:
+    """Return until when the end waits for outputs."""
+    until = snapshot.group.armed_until
+    return f"{HOMING} while they come, {_homing_limit(until, snapshot.state.pool, limits, snapshot.now)}"
 
 
 def ended_words(state: JobState, limits: Limits, now: datetime, *, has_outputs: bool) -> str:
