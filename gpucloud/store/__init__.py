@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -11,6 +12,7 @@ from gpucloud.store.checkpoints import newest_commit
 from gpucloud.store.contract import Conflict, ObjectStore, Stored, TooLarge, TooMany, get_small, put_once
 from gpucloud.store.directory import DirectoryStore, user_path
 from gpucloud.store.s3 import S3Store
+from gpucloud.store.s3client import error_code
 
 __all__ = [
     "PART_BYTES",
@@ -21,10 +23,15 @@ __all__ = [
     "TooLarge",
     "TooMany",
     "get_small",
+    "lasts",
     "newest_commit",
     "open_store",
     "put_once",
 ]
+
+_MENDED_BY_SOMEBODY = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+_UNWILLING = ("AccessDenied", "AllAccessDisabled", "NoSuchBucket", "QuotaExceeded")
+"""As S3 and servers like it say that the same will be refused again."""
 
 
 def open_store(url: str, *, profile: str | None = None, bytes_per_s: float | None = None) -> ObjectStore:
@@ -45,3 +52,12 @@ def open_store(url: str, *, profile: str | None = None, bytes_per_s: float | Non
         parts = urlsplit(url)
         return DirectoryStore(Path(unquote(parts.path)), (parts.fragment,) if parts.fragment else ())
     raise StoreError(f"{url!r} names no store", hint="write s3://bucket/prefix, file:///path or a path")
+
+
+def lasts(error: BaseException) -> bool:
+    """Whether what failed will be refused until somebody mends that: the store, or the disk, is full, or forbids it.
+
+    All else may pass. Credentials may be renewed, or others' be given to the next attempt.
+    """
+    cause = error.__cause__ if isinstance(error, StoreError) else error
+    return getattr(cause, "errno", None) in _MENDED_BY_SOMEBODY or error_code(cause) in _UNWILLING

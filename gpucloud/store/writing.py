@@ -24,7 +24,6 @@ goes on with that after the next one when a save waits; what goes wrong with tha
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import mmap
 import os
@@ -49,16 +48,11 @@ from gpucloud.domain.checkpoint.manifest import (
 )
 from gpucloud.domain.checkpoint.objects import SUM_BYTES, place, read_header, sums_at, written
 from gpucloud.domain.errors import CredentialsError, StoreError
-from gpucloud.store import open_store, parts
+from gpucloud.store import lasts, open_store, parts
 from gpucloud.store.checkpoints import Checkpoints, Fenced
-from gpucloud.store.s3client import error_code
 
 _NICENESS = 5
 """The training comes first, but a save must come to its end beside training that uses every core."""
-
-_MENDED_BY_SOMEBODY = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
-_UNWILLING = ("AccessDenied", "AllAccessDisabled", "NoSuchBucket", "QuotaExceeded")
-"""As S3 and servers like it say that the same will be refused again."""
 
 Command = dict[str, Any]
 
@@ -79,16 +73,6 @@ def main(arguments: list[str]) -> int:
 
 class Torn(Exception):
     """A tensor's copy is not what the GPU had."""
-
-
-def lasts(error: BaseException) -> bool:
-    """Whether the store will refuse it until somebody mends that: it is full, or may not be written to.
-
-    All else may pass. Credentials may be renewed, or others' be given to the next attempt.
-    """
-    cause = error.__cause__
-    is_told = getattr(cause, "errno", None) in _MENDED_BY_SOMEBODY or error_code(cause) in _UNWILLING
-    return isinstance(error, StoreError) and is_told
 
 
 class _Writer:

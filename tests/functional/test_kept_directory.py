@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
 import re
 import shutil
+import sys
+import time
 import zipfile
+from datetime import timedelta
 
 import pytest
 
 from gpucloud.agent.scripts.putting import Directory
-from gpucloud.agent.scripts.script import CheckpointLocation, copy, is_whole, look
+from gpucloud.agent.scripts.script import CheckpointLocation, Reporting, copy, is_whole, look
 from gpucloud.agent.scripts.taking import Taking, Took
-from gpucloud.domain.checkpoint.layouts import Additions, Rule
+from gpucloud.agent.scripts.watcher import CheckpointWatcher
+from gpucloud.domain.checkpoint.layouts import Additions, KeepOrder, Rule
 from gpucloud.domain.checkpoint.manifest import Commit, CounterDrop, Counts, Why, seal, unseal
+from gpucloud.domain.errors import StoreError
 from gpucloud.domain.job.spec import Layout, OnNotice
+from gpucloud.domain.node.status import Outcome
 from tests.standins.bucket import serving
 from tests.standins.kept_script import KEEP, PREFIX, KeptScript, until
 
@@ -273,10 +280,11 @@ def test_a_script_whose_store_refuses_its_saves_is_not_told_that_it_made_none(ma
     (folder := script.folder / "store" / PREFIX).mkdir(parents=True)
     (folder / "data").write_text("in the way")
     script.start(steps=20)
-    assert script.ended() == 0
-    last = script.said().splitlines()[-1]
-    assert last.startswith("gpucloud: nothing was saved: ")
-    assert f"{PREFIX}/data" in last
+    assert script.ended() == 1
+    *_, nothing, last = script.said().splitlines()
+    assert nothing.startswith("gpucloud: nothing was saved: ")
+    assert last.startswith("gpucloud: its last checkpoint is not saved: ")
+    assert f"{PREFIX}/data" in nothing
     assert "no new checkpoint" not in script.said()
 
     shutil.rmtree(script.out)
@@ -286,6 +294,75 @@ def test_a_script_whose_store_refuses_its_saves_is_not_told_that_it_made_none(ma
     script.start(steps=5)
     assert script.ended() == 0
     assert "nothing was saved: no new checkpoint (auto) among the 1 files there\n" in script.said()
+
+
+def blocked(script, *, until_a_step):
+    """Have the store refuse what is saved after that step; return what is in the way."""
+    until(lambda: script.step() >= until_a_step, "a commit")
+    data = script.folder / "store" / PREFIX / "data"
+    data.rename(data.with_name("data-away"))
+    data.write_text("in the way")
+    return data
+
+
+@pytest.mark.parametrize("is_mended", [True, False])
+def test_a_last_save_that_the_store_does_not_take_is_tried_for_as_long_as_an_upload_may_take(make, is_mended):
+    script = make("hf")
+    script.start(steps=20, pause_s=0.05, upload=timedelta(seconds=30 if is_mended else 1))
+    data = blocked(script, until_a_step=10)
+    until(lambda: "saved 20\n" in script.said(), "the last save")
+    time.sleep(6 if is_mended else 0)  # longer than it was tried at all
+    if is_mended:
+        data.unlink()
+        data.with_name("data-away").rename(data)
+        assert script.outcome() is Outcome.DONE
+        assert script.committed()[0].commit.step == 20
+        assert script.told().unsaved is None
+        return
+    assert script.outcome() is Outcome.BARRED  # another attempt goes on from step 10
+    assert f"its last checkpoint is not saved: {script.told().unsaved}\n" in script.said()
+
+
+class Full(Taking):
+    """Whose store is full."""
+
+    def take(self, *_args, **_options):
+        raise StoreError("cannot write x", hint="free some space") from OSError(errno.ENOSPC, "full")
+
+
+def test_what_the_store_refuses_until_somebody_mends_it_fails_the_script(tmp_path, location):
+    (out := tmp_path / "code" / "out").mkdir(parents=True)
+    order = KeepOrder(
+        code=str(tmp_path / "code"), directory=str(out), rule=Rule(), on_notice=OnNotice.NONE,
+        settle=timedelta(seconds=0.1), store=str(tmp_path), prefix=PREFIX, attempt=1, keep=KEEP, rank=0,
+        folder=str(tmp_path), first_rank=0,
+    )  # fmt: skip
+    reporting = Reporting(tmp_path, rank=0)
+    taking = Full(location, tmp_path / "copies", Rule(), reporting.say)
+    watcher = CheckpointWatcher(order, Directory(out, tmp_path / "code", Rule()), reporting, taking)
+    script = f"import zipfile; zipfile.ZipFile({str(out / 'ckpt.pt')!r}, 'w').writestr('a', 'b')"
+    assert watcher.run((sys.executable, "-c", script), os.environ) == 1
+    said = "cannot write x (free some space)"
+    assert (json.loads((tmp_path / "progress.json").read_text())["unsaved"], reporting.unsaved) == (said, said)
+    assert not (tmp_path / "barred-0.json").exists()  # another attempt would be refused the same
+
+
+@pytest.mark.parametrize("outputs", [("out",), ("out/checkpoint-*/", "logs")])
+def test_a_last_checkpoint_that_comes_home_as_an_output_is_no_failure_and_is_told(make, outputs):
+    script = make("hf")
+    script.start(steps=20, pause_s=0.05, outputs=outputs)
+    blocked(script, until_a_step=10)
+    assert script.outcome() is Outcome.DONE
+    assert script.told().unsaved.endswith("; its files come home")
+
+
+def test_a_script_that_left_nothing_whole_is_over_and_its_end_says_so(make):
+    script = make()
+    script.out.mkdir()
+    (script.out / "notes.txt").write_text("no checkpoint")
+    script.start(steps=5)
+    assert script.outcome() is Outcome.DONE
+    assert script.told().unsaved == "no new checkpoint (auto) among the 1 files there"
 
 
 def test_an_attempt_that_was_replaced_is_ended_and_commits_nothing(make):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -22,7 +23,7 @@ from gpucloud.domain.checkpoint.layouts import Additions, KeepOrder, Rule
 from gpucloud.domain.checkpoint.manifest import Manifest
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.job.spec import OnNotice
-from gpucloud.domain.node.status import Progress
+from gpucloud.domain.node.status import Outcome, Progress
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
 from gpucloud.system import processes
@@ -157,6 +158,8 @@ class KeptScript:
         keep: int = KEEP,
         waits: bool = False,
         additions: Additions = Additions(),  # noqa: B008  frozen
+        upload: timedelta = timedelta(0),
+        outputs: tuple[str, ...] = (),
         **env: object,
     ) -> None:
         """Start the next attempt; `handler` is what the script does about the signal: save, ignore, or none of it.
@@ -180,6 +183,8 @@ class KeptScript:
             folder=str(self.attempt_folder),
             first_rank=0,
             additions=additions,
+            upload=upload,
+            outputs=outputs,
         )
         own = {name: str(value) for name, value in env.items()}
         if waits:
@@ -250,10 +255,20 @@ class KeptScript:
 
     def told(self) -> Progress:
         """Return the attempt's progress, as the node's agent reads it."""
-        (self.folder / f"{self.attempts:04d}").symlink_to(self.attempt_folder)
-        progress = AttemptFolder(self.folder, self.attempts).progress()
+        progress = AttemptFolder(self.folder, self._linked()).progress()
         assert progress is not None
         return progress
+
+    def _linked(self) -> int:
+        """Return the attempt's number once its folder has the name by which agents know it."""
+        with contextlib.suppress(FileExistsError):
+            (self.folder / f"{self.attempts:04d}").symlink_to(self.attempt_folder)
+        return self.attempts
+
+    def outcome(self) -> Outcome:
+        """Return how the attempt ended, as the node's agent judges it."""
+        assert self.process is not None
+        return AttemptFolder(self.folder, self._linked()).outcome((0,), self.process.wait(), killed=False)
 
     def newest_content(self) -> int:
         """The step that the files of the newest commit are of; 0 without one."""

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from gpucloud.domain.checkpoint.directory import Settling, Signature, object_name, paths_of, written_before
+from gpucloud.domain.checkpoint.directory import (
+    AfterScript,
+    Settling,
+    Signature,
+    Unsaved,
+    after_script,
+    object_name,
+    paths_of,
+    written_before,
+)
 from gpucloud.domain.checkpoint.layouts import Rule, find_sets, layout_of, leftovers, newest_checkpoint
 from gpucloud.domain.checkpoint.manifest import (
     Commit,
@@ -252,3 +261,37 @@ def test_a_manifest_of_anything_but_files_below_the_directory_is_none_of_it(name
 def test_files_are_as_old_as_they_were_and_none_is_of_the_future(times, back):
     pieces = tuple(Piece(key="data/000003/000000007/files/a", size=1, crc32=(0,), mtime_ns=one) for one in times)
     assert written_before(100, pieces) == back
+
+
+LAST = Unsaved(why="away", paths=("checkpoint-9/a.pt", "checkpoint-9/b.pt"))
+
+
+@pytest.mark.parametrize(
+    ("unsaved", "outputs", "after"),
+    [
+        (None, (), AfterScript.OVER),
+        (Unsaved(why="torn"), (), AfterScript.OVER),  # another attempt would not have it either
+        (LAST, (), AfterScript.AGAIN),
+        (Unsaved(why="full", lasts=True, paths=LAST.paths), (), AfterScript.FAILED),
+        (LAST, ("runs/out/",), AfterScript.OVER),
+        (LAST, ("./runs",), AfterScript.OVER),
+        (LAST, (".",), AfterScript.OVER),
+        (LAST, ("runs/out/checkpoint-*",), AfterScript.OVER),
+        (LAST, ("runs/out/*/*.pt",), AfterScript.OVER),
+        (LAST, ("runs/out/*/a.pt",), AfterScript.AGAIN),
+        (LAST, ("runs/*.pt", "out", "runs/out2"), AfterScript.AGAIN),
+    ],
+)
+def test_a_job_is_over_without_its_last_checkpoint_only_where_its_files_come_home(unsaved, outputs, after):
+    assert after_script(unsaved, "runs/out", outputs) is after
+
+
+def test_what_its_script_has_deleted_meanwhile_is_not_waited_for():
+    assert LAST.as_left(listing(*LAST.paths)) == LAST
+    assert LAST.as_left(listing("checkpoint-9/a.pt")) == Unsaved(why="away")
+
+
+def test_only_so_much_is_told_of_why_and_that_the_files_come_home():
+    assert [LAST.told(after) for after in AfterScript] == ["away; its files come home", "away", "away"]
+    assert Unsaved(why="torn").told(AfterScript.OVER) == "torn"
+    assert len(Unsaved(why="x" * 5000).told(AfterScript.AGAIN)) < 400

@@ -958,6 +958,26 @@ def test_a_run_that_is_done_without_its_last_save_tells_which_step_is_saved_and_
     assert closed.message in report_text(told)
 
 
+LOST = f"its last checkpoint is not saved: the store is full; {KEPT} 40"
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "reason", "said"),
+    [
+        ((Outcome.DONE, Outcome.DONE), ExitReason.SUCCEEDED, LOST),
+        ((Outcome.FAILED, Outcome.DONE), ExitReason.USER_ERROR, LOST),
+        ((Outcome.DONE, Outcome.FAILED), ExitReason.USER_ERROR, None),  # its own exception says why
+        ((Outcome.BARRED, Outcome.DONE), ExitReason.LOST, None),
+    ],
+)
+def test_that_a_directory_s_last_checkpoint_is_not_saved_is_the_message_of_its_end(outcomes, reason, said):
+    told = part(1, outcomes[0], 40, phase=UNTOLD, unsaved="the store is full")
+    nodes, ref = (up("a", told), up("b", part(1, outcomes[1]))), CheckpointRef(step=40, sha256="a" * 64)
+    world = running(*nodes, attempt=opened("a", "b"), checkpoint=ref, failed_for=timedelta(9))
+    closed = decide(replace(GOAL, saves_alone=True), world, RULES)
+    assert closed == CloseAttempt(reason=reason, message=said)
+
+
 @pytest.mark.parametrize(
     ("steps", "told", "saves_alone", "reason"),
     [

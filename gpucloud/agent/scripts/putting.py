@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from gpucloud.agent.scripts.script import CheckpointLocation, Texts, look, move, put_time
 from gpucloud.domain.checkpoint.directory import (
@@ -32,10 +33,14 @@ from gpucloud.domain.checkpoint.directory import (
 from gpucloud.domain.checkpoint.layouts import Rule, checkpoints_of, find_sets, leftovers, newest_checkpoint
 from gpucloud.domain.checkpoint.manifest import Commit, Counts, Manifest, Piece
 from gpucloud.domain.checkpoint.objects import PART_BYTES
+from gpucloud.domain.errors import StoreError
 from gpucloud.store.checkpoints import all_damaged
+from gpucloud.system.retries import Retry
 from gpucloud.system.wholefile import read_text, write_whole
 
 _READERS = 4
+_OUTAGE = Retry(first_s=1.0, tries=6)
+_Answer = TypeVar("_Answer")
 _NUMBERED = re.compile(r".*\d$")
 Say = Callable[[str], None]
 
@@ -48,6 +53,17 @@ class Fetched:
     paths: tuple[str, ...]
     pieces: tuple[Piece, ...]
     counts: Counts = Counts.STEPS
+
+
+def patiently(work: Callable[[], _Answer]) -> _Answer:
+    """Return what it returns. An outage is no damage: it is waited for, for half a minute. Raises StoreError."""
+    tries = _OUTAGE.begin()
+    while True:
+        try:
+            return work()
+        except StoreError as error:
+            if not error.may_pass or not tries.again():
+                raise
 
 
 class Directory:

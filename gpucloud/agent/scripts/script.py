@@ -107,6 +107,7 @@ class Reporting:
     def __init__(self, folder: Path, *, rank: int, first_step: int = 1) -> None:
         self.first_step = first_step
         self.counter_drop: CounterDrop | None = None
+        self.unsaved: str | None = None
         self._folder = folder
         self._log = folder / f"rank-{rank}.log"
         self._leads = rank == 0
@@ -143,6 +144,7 @@ class Reporting:
                 "committed_step": committed or None,
                 "counts": counts.value,
                 **({"counter_drop": asdict(self.counter_drop)} if self.counter_drop is not None else {}),
+                **({"unsaved": self.unsaved} if self.unsaved is not None else {}),
                 "written_at": time.time(),
             },
         )
@@ -154,7 +156,7 @@ class Reporting:
         self._write("saving.json", {"seconds": seconds, "step": None})
 
     def barred(self, why: str) -> None:
-        """Say that what was saved could not be read here and now, so that the script was not begun."""
+        """Say that what was saved could not be read here and now, or the last state not be saved: another may do."""
         self._write("barred-0.json", {"why": why})
 
     def stop(self) -> datetime | None:

@@ -6,19 +6,19 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import TypeVar
 
 from gpucloud.agent.attempt.files import LEFT_EXIT_CODE
 from gpucloud.agent.scripts import script
 from gpucloud.agent.scripts.counters import counters_of
-from gpucloud.agent.scripts.putting import Directory, Fetched
+from gpucloud.agent.scripts.putting import Directory, Fetched, patiently
 from gpucloud.agent.scripts.script import CheckpointLocation, Reporting, look
 from gpucloud.agent.scripts.taking import Answering, Calling, Content, Taking, Took
-from gpucloud.domain.checkpoint.directory import FileSet, Listing, Settling
+from gpucloud.domain.checkpoint.directory import AfterScript, FileSet, Listing, Settling, Unsaved, after_script
 from gpucloud.domain.checkpoint.layouts import (
     Additions,
     Counters,
@@ -32,12 +32,11 @@ from gpucloud.domain.checkpoint.manifest import Commit, Counts, Why
 from gpucloud.domain.errors import CredentialsError, GpucloudError, StoreError, UsageError
 from gpucloud.domain.job.quantities import format_span
 from gpucloud.domain.job.spec import OnNotice
+from gpucloud.store import lasts
 from gpucloud.store.checkpoints import Fenced
-from gpucloud.system.retries import Retry
+from gpucloud.system.retries import Retry, Tries
 
-_OUTAGE = Retry(first_s=1.0, tries=6)
 _JOIN_S = 0.5
-_Answer = TypeVar("_Answer")
 
 
 def keep(order: KeepOrder, words: tuple[str, ...]) -> int:
@@ -86,8 +85,8 @@ class _Start:
         """Return what takes this node's sets, None where they are not wanted. Raises StoreError, OSError, _Stopped."""
         order, rule = self._order, self._order.rule
         if order.rank == 0:
-            _patiently(lambda: self._checkpoints.announce(order.attempt))
-        found = _patiently(self._newest)
+            patiently(lambda: self._checkpoints.announce(order.attempt))
+        found = patiently(self._newest)
         if rule.per_node and order.rank != 0:
             return self._answering(found)
         base = self._place(found)
@@ -107,13 +106,13 @@ class _Start:
 
     def _answering(self, found: Fetched | None) -> Answering:
         """Node 0 decides where all begin, and says so by the generation's record."""
-        while not _patiently(lambda: self._checkpoints.join(self._order.attempt)):
+        while not patiently(lambda: self._checkpoints.join(self._order.attempt)):
             if self._reporting.stop() is not None:
                 raise _Stopped
             time.sleep(_JOIN_S)
         base = self._checkpoints.base
         if base != (found.commit if found else None):
-            found = None if base is None else _patiently(lambda: self._just(base))
+            found = None if base is None else patiently(lambda: self._just(base))
         self._place(found)
         rule, attempt = self._order.rule, self._order.attempt
         return Answering(self._location, self._copies, rule, self._reporting.say, attempt=attempt)
@@ -149,27 +148,18 @@ def _directory(order: KeepOrder) -> Directory:
     return Directory(Path(order.directory), Path(order.code), order.rule)
 
 
-def _patiently(work: Callable[[], _Answer]) -> _Answer:
-    """An outage is no damage: it is waited for, for half a minute."""
-    tries = _OUTAGE.begin()
-    while True:
-        try:
-            return work()
-        except StoreError as error:
-            if not error.may_pass or not tries.again():
-                raise
-
-
 # Runs a script beside its directory: whole checkpoints are committed, and the last one before the node goes.
 #
 # What a newer one overtakes before it was seen to rest, or while another is under way, is passed over.
 
 
 FENCED = 1
+UNSAVED = 1
 _TICK_S = 0.05
 _LOOK_SHARE = 20  # of the time between two looks, at most this part is spent looking
 _ASIDE = timedelta(seconds=10)  # for node 0 to end what it is writing
-_LAST = Retry(first_s=0.5, tries=4)
+_TORN = Retry(first_s=0.5, tries=4)
+_LAST = Retry(first_s=0.5, longest_s=5.0, within_s=4.0)
 _OTHERS_S = 60.0  # for other nodes to hand in their parts of the last checkpoint, beside what the longest one took
 
 
@@ -203,7 +193,7 @@ class CheckpointWatcher:
         self._fenced = False
         self._pending = False
         self._put_back: dict[str, Counters] = {}
-        self._unsaved: str | None = None
+        self._unsaved: Unsaved | None = None
         """Why what was there was not saved when it was tried last; None where nothing was wrong with it."""
 
     def run(self, words: tuple[str, ...], env: Mapping[str, str]) -> int:
@@ -265,7 +255,7 @@ class CheckpointWatcher:
         listing = look(self._directory.path)
         found = self._sets(taking, listing)
         if found.unclear is not None:
-            self._tell_unsaved("nothing is saved", found.unclear)
+            self._tell_unsaved("nothing is saved", Unsaved(why=found.unclear))
         ready = self._settling.look(found.sets, listing, now_s)
         self._pending = self._settling.unsettled(found.sets, listing)
         if self._under_way is not None or not ready or self._is_written_to(ready[0], listing):
@@ -288,6 +278,7 @@ class CheckpointWatcher:
             took = future.result()
             if took is not Took.CHANGED:
                 self._settling.take(one, content)
+                self._unsaved = taking.passed_over if took is Took.VOID else None
             if took is Took.SAVED:
                 self._directory.forget_aside()
                 self._warn(taking)
@@ -297,14 +288,14 @@ class CheckpointWatcher:
         except Fenced as error:
             self._reporting.say(str(error))
             self._fenced = True
-        except (StoreError, CredentialsError) as error:
-            self._tell_unsaved("a checkpoint could not be saved", f"{error} ({error.hint})")
-        except OSError as error:
-            self._tell_unsaved("a checkpoint could not be saved", str(error))
+        except (StoreError, CredentialsError, OSError) as error:
+            hint = f" ({error.hint})" if isinstance(error, GpucloudError) else ""
+            unsaved = Unsaved(why=f"{error}{hint}", lasts=lasts(error), paths=one.paths)
+            self._tell_unsaved("a checkpoint could not be saved", unsaved)
 
-    def _tell_unsaved(self, what: str, why: str) -> None:
-        self._unsaved = why
-        self._reporting.say_once(f"{what}: {why}")
+    def _tell_unsaved(self, what: str, unsaved: Unsaved) -> None:
+        self._unsaved = unsaved
+        self._reporting.say_once(f"{what}: {unsaved.why}")
 
     def _warn(self, taking: Taking) -> None:
         """Say that the script did not take what was put back, as its first save shows where both tell their step."""
@@ -352,26 +343,42 @@ class CheckpointWatcher:
             and (there := look(self._directory.path))
         ):
             layout = self._order.rule.done_file or self._order.rule.layout.value
-            why = self._unsaved or f"no new checkpoint ({layout}) among the {len(there)} files there"
-            self._reporting.say(f"nothing was saved: {why}")
+            nothing = Unsaved(why=f"no new checkpoint ({layout}) among the {len(there)} files there")
+            self._reporting.say(f"nothing was saved: {(self._unsaved or nothing).why}")
+            self._unsaved = self._unsaved or (None if self._taking.committed else nothing)
         if self._fenced:
             return FENCED
+        if code == 0 and not self._told:
+            return self._over_with(self._unsaved)
         if self._leave_by is None:
             return code if code is not None and code >= 0 else 128 - (code or 0)
-        if code == 0 and not self._told:
-            return 0
         if self._order.rank == 0 and self._taking is not None:
             committed = self._taking.committed
             saved = self._taking.counts.named(committed) if committed else "nothing"
             self._reporting.say(f"left: {saved} is saved")
         return LEFT_EXIT_CODE
 
+    def _over_with(self, unsaved: Unsaved | None) -> int:
+        """Return the exit code of a script that ended well, and say what is wrong with its last checkpoint."""
+        if unsaved is None or self._taking is None or self._order.rank != 0:
+            return 0
+        unsaved = unsaved.as_left(look(self._directory.path))
+        after = after_script(unsaved, os.path.relpath(self._directory.path, self._order.code), self._order.outputs)
+        self._reporting.unsaved = unsaved.told(after)
+        self._reporting.progress(self._taking.committed, self._taking.counts)
+        self._reporting.say(f"its last checkpoint is not saved: {self._reporting.unsaved}")
+        if after is AfterScript.AGAIN:
+            self._reporting.barred(unsaved.why)
+        return 0 if after is AfterScript.OVER else UNSAVED
+
     def _end_well(self, taking: Taking, code: int | None) -> None:
         """Commit the last set here; on a node that is told by another, go on until that one wants nothing more."""
         if taking.over is None:
+            # As long as what was saved may take to reach the store: its machine is paid for.
+            patience = replace(_LAST, within_s=max(_LAST.within_s, self._order.upload.total_seconds())).begin()
             if not self._fenced:
-                self._keep_the_last(taking, proven=code != 0)
-            self._close(taking)
+                self._keep_the_last(taking, patience, proven=code != 0)
+            self._close(taking, patience, ended_well=code == 0)
             return
         # A script that failed is heard of at once: its peers may wait for it in vain.
         while code in (0, None) or self._leave_by is not None:
@@ -381,38 +388,53 @@ class CheckpointWatcher:
             time.sleep(_TICK_S)
         self._finish(taking, wait=True)
 
-    def _close(self, taking: Taking) -> None:
-        try:
-            taking.close()
-        except (StoreError, CredentialsError) as error:
-            self._reporting.say(f"the other nodes could not be told of the end: {error} ({error.hint})")
+    def _close(self, taking: Taking, tries: Tries, *, ended_well: bool) -> None:
+        while True:
+            try:
+                taking.close()
+            except (StoreError, CredentialsError) as error:
+                if not self._is_late() and tries.again():
+                    continue
+                why = f"the other nodes could not be told of the end: {error} ({error.hint})"
+                self._reporting.say(why)
+                if ended_well:  # they would wait for it for ever
+                    self._reporting.barred(why)
+            return
 
     def _sets(self, taking: Taking, listing: Listing) -> Found:
         try:
             return taking.sets(self._directory.path, listing)
         except (StoreError, CredentialsError) as error:
-            self._tell_unsaved("what is to be saved could not be asked", f"{error} ({error.hint})")
+            self._tell_unsaved("what is to be saved could not be asked", Unsaved(why=f"{error} ({error.hint})"))
             return Found()
 
-    def _keep_the_last(self, taking: Taking, *, proven: bool) -> None:
+    def _keep_the_last(self, taking: Taking, patience: Tries, *, proven: bool) -> None:
         if self._leave_by is None:
-            taking.close_by(time.monotonic() + _OTHERS_S + 5 * taking.longest_s)
+            others_s = max(_OTHERS_S + 5 * taking.longest_s, self._order.upload.total_seconds())
+            taking.close_by(time.monotonic() + others_s)
         self._finish(taking, wait=True)
-        tries = _LAST.begin()
+        torn = _TORN.begin()
         while True:
             listing = look(self._directory.path)
             sets = self._sets(taking, listing).sets
             newest = [one for one in sets if one.complete and self._settling.unsettled((one,), listing)]
             newest.sort(key=lambda one: one.written_ns(listing), reverse=True)
+            troubles = list[Unsaved]()
             for one in newest:
-                content = one.content(listing)
+                if not self._settling.unsettled((one,), listing):
+                    continue  # of before one that was saved meanwhile
+                content, self._unsaved = one.content(listing), None
                 future = self._pool.submit(
                     taking.take, self._directory.path, one, content, proven=proven, why=self._why(Why.LAST)
                 )
                 self._under_way = (future, one, content)
                 self._finish(taking, wait=True)
-                if self._fenced or not self._settling.unsettled((one,), listing):
+                if self._fenced or not self._settling.unsettled((newest[0],), listing):
                     return
+                troubles.append(self._unsaved or Unsaved(why=f"{one.name} is not whole"))
+            whole = [trouble for trouble in troubles if trouble.paths]
+            self._unsaved = next(iter([*whole, *troubles]), self._unsaved)
+            tries = patience if whole else torn
             if not newest or self._is_late() or not tries.again():
                 return
 
@@ -420,4 +442,7 @@ class CheckpointWatcher:
         return unasked if self._leave_by is None else self._reporting.why_stop()
 
     def _is_late(self) -> bool:
-        return self._upload_by is not None and datetime.now(timezone.utc) > self._upload_by
+        now = datetime.now(timezone.utc)
+        if self._upload_by is None and (at := self._reporting.stop()) is not None:
+            self._upload_by = self._order.leaving(now, at, timedelta(0), alone=False).upload
+        return self._upload_by is not None and now > self._upload_by

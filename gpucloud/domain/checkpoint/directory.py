@@ -7,6 +7,9 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
+from fnmatch import fnmatchcase
+from posixpath import normpath
 from urllib.parse import quote, unquote_to_bytes
 
 from gpucloud.domain.checkpoint.manifest import Level, Manifest, Piece, Promise, data_key
@@ -246,6 +249,62 @@ class Settling:
     def _is_new(self, one: FileSet, listing: Listing) -> bool:
         known = self._taken.get(one.name) == (one.content(listing), one.named)
         return bool(one.paths) and not known and one.written_ns(listing) >= self._newest_ns
+
+
+# What becomes of an attempt whose script is over, by its last checkpoint.
+
+
+_MOST_TOLD = 300  # characters of a reason: a node's status has little room
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsaved:
+    """Why the last checkpoint is not saved. `lasts`: that will be so until somebody mends it.
+
+    `paths` are its files, from the directory on; none where it is not whole, and never will be.
+    """
+
+    why: str
+    lasts: bool = False
+    paths: tuple[str, ...] = ()
+
+    def as_left(self, listing: Listing) -> Unsaved:
+        """Return it as it stands with these files in the directory: what its script has deleted cannot be saved."""
+        return self if all(path in listing for path in self.paths) else replace(self, paths=())
+
+    def told(self, after: AfterScript) -> str:
+        """Return why, as far as there is room for it, and what becomes of its files."""
+        why = self.why if len(self.why) <= _MOST_TOLD else f"{self.why[:_MOST_TOLD]}…"
+        return f"{why}; its files come home" if self.paths and after is AfterScript.OVER else why
+
+
+class AfterScript(Enum):
+    """What follows a script that has ended well."""
+
+    OVER = "over"
+    AGAIN = "again"
+    """Another attempt goes on from the newest checkpoint, and may save its last one."""
+    FAILED = "failed"
+    """Another would be refused the same: somebody has to mend that first."""
+
+
+def after_script(unsaved: Unsaved | None, folder: str, outputs: tuple[str, ...]) -> AfterScript:
+    """Return what follows; `folder` is the directory's path, as those of `outputs` from the code folder on.
+
+    What comes home as an output is not lost, and what was never whole another attempt would not have either.
+    """
+    if unsaved is None or not unsaved.paths or all(_comes_home(f"{folder}/{path}", outputs) for path in unsaved.paths):
+        return AfterScript.OVER
+    return AfterScript.FAILED if unsaved.lasts else AfterScript.AGAIN
+
+
+def _comes_home(path: str, outputs: tuple[str, ...]) -> bool:
+    """Whether a file is an output or lies below one; in a pattern a `*` is of one level."""
+    tops = (normpath(path), *above(normpath(path)))
+    wanted = tuple(normpath(output) for output in outputs)
+    return "." in wanted or any(
+        top.count("/") == output.count("/") and fnmatchcase(top, output) for top in tops for output in wanted
+    )
 
 
 # Small text files that name a checkpoint beside them: Megatron-LM's `latest_checkpointed_iteration.txt` and its like.

@@ -227,6 +227,7 @@ def wrapper_of(member: Member) -> tuple[str, ...]:
         additions=_additions(job),
         save=start.save,
         upload=start.upload,
+        outputs=() if kept.per_node and nodes > 1 else job.outputs,
     )
     return (place.python, place.package, "keep", "--root", place.root, "--order", to_json(order), "--")
 

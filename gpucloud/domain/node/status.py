@@ -145,7 +145,7 @@ class Progress:
     counter_drop: CounterDrop | None = None
     """By what its first save was behind the checkpoint that was put back: it began anew; None where it was not."""
     unsaved: str | None = None
-    """Why the last step of a run that is done is not saved; None where it is."""
+    """Why the last step of a run that is done, or a directory's last checkpoint, is not saved; None where it is."""
 
     @property
     def stalled_for(self) -> timedelta | None:
@@ -226,6 +226,7 @@ class AttemptStatus:
             longest_s=read.longest_s,
             counts=kept.counts if kept else Counts.STEPS,
             counter_drop=kept.counter_drop if kept else None,
+            unsaved=kept.unsaved if kept else None,
         )
 
     @property

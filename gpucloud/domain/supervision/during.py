@@ -140,8 +140,9 @@ def _close(
     attempt: Attempt, members: tuple[NodeSnapshot | None, ...], goal: Goal, snapshot: Snapshot, rules: Rules
 ) -> Action:
     reason, message = _reason(attempt, members, snapshot, rules.prepaid_rule), None
-    if reason is ExitReason.SUCCEEDED:
-        message = last_steps_unsaved(attempt, snapshot)
+    failed_to_save = goal.saves_alone and outcomes_of(attempt, snapshot)[0] is Outcome.FAILED
+    if reason is ExitReason.SUCCEEDED or (reason is ExitReason.USER_ERROR and failed_to_save):
+        message = last_steps_unsaved(attempt, snapshot, saves_alone=goal.saves_alone)
     if reason is ExitReason.SUCCEEDED and _trained_nothing(attempt, goal, snapshot):
         reason, message = ExitReason.USER_ERROR, UNTRAINED
     elif reason is ExitReason.USER_ERROR and not _is_settled(members, snapshot, rules.limits):

@@ -125,17 +125,19 @@ def close_attempt(
     return finish(waiting, Finish(reason=action.reason, message=message), now)
 
 
-def last_steps_unsaved(attempt: Attempt, snapshot: Snapshot) -> str | None:
-    """Return what to say of a script that uses gpucloud.resume and has succeeded without a save of its last step.
+def last_steps_unsaved(attempt: Attempt, snapshot: Snapshot, *, saves_alone: bool) -> str | None:
+    """Return what to say of a script that has come to its end without a save of its last state; None where it is saved.
 
-    Only `run.done()` saves that; one that says so has trained as far as it was to, whatever it had meant to. None where
-    all is saved.
+    With gpucloud.resume only `run.done()` saves that; a script that says so has trained as far as it was to, whatever
+    it had meant to. Of one that saves by itself its machine says so, which may have failed for it.
     """
     progress, saved = progress_of(attempt, snapshot), snapshot.checkpoint or snapshot.state.checkpoint
     kept = f"the newest checkpoint is that of {saved}" if saved is not None else "nothing is saved"
     why, reached = attempt.unsaved, attempt.last_step or 0
-    if progress is not None and progress.phase == DONE:
+    if progress is not None and (saves_alone or progress.phase == DONE):
         why, reached = progress.unsaved, max(progress.step, reached)
+    if saves_alone:
+        return f"its last checkpoint is not saved: {in_one_line(why)}; {kept}" if why is not None else None
     if why is not None:
         return f"its last step, {reached}, is not saved, as {in_one_line(why)}; {kept}"
     if progress is None or progress.phase in (OUTPUT, UNTOLD, DONE):
