@@ -446,7 +446,8 @@ def test_who_takes_a_job_over_says_nothing_new_of_its_deadline_before_its_machin
     late = replace(plenty, deadline_at=now + hours(5))
 
     assert capacity_choice(late, unheard, RULES).capacity_decision == decided
-    assert capacity_choice(late, unheard, RULES).offer.pool == pool
+    found = capacity_choice(late, unheard, RULES)
+    assert (found.offer.pool, found.spare) == (pool, -minutes(6))
     silent = replace(unheard, state=replace(unheard.state, owner=replace(owner, since=now - minutes(10))))
     assert capacity_choice(late, silent, RULES).capacity_decision.shortfall is Shortfall.TIME
     heard = world(up("a", part(1, step=480, total_steps=720, step_seconds=60.0), pool=pool), now=now, of_state=known)

@@ -18,6 +18,7 @@ from gpucloud.domain.state.state import (
     ExitReason,
     Interruption,
     InterruptionKind,
+    Owner,
     Shortfall,
     Successor,
     UsageInterval,
@@ -337,6 +338,17 @@ def test_machines_that_may_not_take_over_are_given_back_after_a_changeover(asked
     beside = [fresh(i, readiness=readiness) for i in "cd"]
     both = works(POOL, late(by), *beside, of_state=since)
     assert decide(GOAL, both, Rules(limits=limits)) == expected
+
+
+def test_who_takes_a_job_over_gives_none_back_before_it_has_heard_how_far_the_job_has_come():
+    """By the steps that are known all work of meanwhile is to do still, and the change seems late."""
+    since = {"successor": replace(asked()["successor"], at=NOW - timedelta(hours=1))}
+    owner = Owner(id="s2", host="h", pid=1, started="1", since=NOW)
+    attempt = (opened("a", "b", last_step_at=NOW - timedelta(minutes=30)),)
+    new = works(POOL, late(1), fresh("c"), fresh("d"), of_state={**since, "attempts": attempt, "owner": owner})
+    assert decide(GOAL, new, RULES) == Wait(why="running")
+    known = replace(new.state, owner=replace(owner, since=NOW - timedelta(minutes=40)))
+    assert decide(GOAL, replace(new, state=known), RULES) == Dismiss()
 
 
 def test_machines_are_held_a_changeover_or_while_a_save_is_awaited_for_them():

@@ -53,7 +53,7 @@ def _as_before(case: Situation) -> CapacityChoice | None:
     """What runs, and what was said of it: by the steps that are known all work of meanwhile would be to do still."""
     before, mode = case.snapshot.state.capacity_decision, Mode.ON_DEMAND if _is_bought(case) else case.holding.mode
     offer = _offer(case, Choice(mode=mode, zone=case.holding.zone))
-    return CapacityChoice(mode=mode, offer=offer, capacity_decision=before) if before is not None else None
+    return CapacityChoice(mode=mode, offer=offer, capacity_decision=before, spare=case.spare) if before else None
 
 
 def _shortfall(case: Situation) -> Shortfall | None:
@@ -313,11 +313,8 @@ class Situation:
         Before machines are asked for, a script that saves nothing needs the time as well in which they boot: what it
         makes meanwhile is lost. Where some came in vain beside the attempt, half of that: not to buy in turns.
         """
-        state, attempt, boots = (
-            self.snapshot.state,
-            self.snapshot.state.attempt,
-            self.pace.changeover - self.pace.handover,
-        )
+        state, attempt = self.snapshot.state, self.snapshot.state.attempt
+        boots = self.pace.start - self.pace.handover
         if attempt is None or attempt.stepped_at is None:
             return None
         won = self.left * self.goal.nodes / len(attempt.members) - self.left

@@ -53,7 +53,7 @@ from gpucloud.domain.supervision.capacity import (
 )
 from gpucloud.domain.supervision.deadline import stands_ready
 from gpucloud.domain.supervision.membership import Pace, is_usable, pace_of
-from gpucloud.domain.supervision.renewal import HOMING, homing_words, unfit
+from gpucloud.domain.supervision.renewal import HOMING, homing_words, is_unheard, unfit
 from gpucloud.domain.supervision.snapshot import (
     CapacityChoice,
     Goal,
@@ -285,7 +285,7 @@ def _stands_in_vain(attempt: Attempt, goal: Goal, snapshot: Snapshot, limits: Li
     leave the time after all. What works has no other end than its last step: both would be paid until then.
     """
     to, successor = snapshot.capacity_choice, snapshot.state.successor
-    if successor is None or not _is_late(to):
+    if successor is None or not _is_late(to) or is_unheard(snapshot, limits):
         return False
     waited = snapshot.now - successor.at
     is_long = waited >= pace_of(snapshot.state, goal.work, snapshot.now, limits, goal.nodes).changeover
@@ -340,7 +340,7 @@ def _boots_too_late(to: CapacityChoice, goal: Goal, snapshot: Snapshot, limits: 
     if to.spare is None or to.mode is Mode.IDLE:
         return False
     pace = pace_of(snapshot.state, goal.work, snapshot.now, limits, goal.nodes)
-    return to.spare < pace.changeover - pace.handover
+    return to.spare < pace.start - pace.handover
 
 
 def _awaits_a_save(attempt: Attempt, goal: Goal, snapshot: Snapshot, since: datetime) -> bool:
