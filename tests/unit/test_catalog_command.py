@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpucloud.adapters.aws.prices.catalog import load
+from gpucloud.adapters.aws.session import require_region
 from gpucloud.cli.commands import setting_up
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.market.catalog import Catalog, Scores, SpotList
@@ -29,6 +30,10 @@ class Cloud:
 
     def account(self) -> Cloud:
         return self
+
+    def require_regions(self) -> None:
+        for region in self.regions:
+            require_region(region, self.catalog.regions)
 
     def caller(self) -> str:
         return "account 123456789012"
