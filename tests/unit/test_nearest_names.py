@@ -63,7 +63,7 @@ def test_on_this_machine_too_a_gpu_that_nobody_has_is_refused_with_the_nearest(t
     with pytest.raises(PlanRefused, match="no machine has 1 worker a node, market spot, GPU H1000") as refused:
         make_plan(job, (), NOW, PrepaidRule())
     assert (refused.value.hint or "").startswith("did you mean H100?")
-    with pytest.raises(PlanRefused, match="this machine has too few GPUs"):
+    with pytest.raises(PlanRefused, match="GPU H100: this machine has no GPUs, and nodes here are processes"):
         make_plan(replace(job, resources=Resources(gpu=("H100",))), (), NOW, PrepaidRule())
 
 

@@ -2,22 +2,48 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gpucloud.domain.job.spec import Model, Optimizer, Precision, Strategy
+from gpucloud.adapters.aws.prices.catalog import load
+from gpucloud.adapters.aws.prices.market import ListedMarket
+from gpucloud.adapters.hosts.records import POOL
+from gpucloud.adapters.local.market import Devices, LocalMarket
+from gpucloud.domain.errors import PlanRefused
+from gpucloud.domain.job.quantities import parse_count
+from gpucloud.domain.job.spec import (
+    Cloud,
+    Job,
+    Model,
+    Optimizer,
+    OwnHost,
+    Precision,
+    Resources,
+    SshChoices,
+    Strategy,
+)
+from gpucloud.domain.market.plan import make_plan
 from gpucloud.domain.market.sizing import (
     GB,
     Memory,
+    largest_that_fits,
     least_ranks,
     memory,
     shape,
     state_bytes,
     training_flops,
     training_time,
-    way_to_fit,
+    ways_to_fit,
 )
+from gpucloud.domain.money.budget import PrepaidRule
+from gpucloud.domain.offer import Offer
+from tests.fakes.market import NOW
 
 FSDP = Strategy.FSDP
 
@@ -208,20 +234,134 @@ def test_gpt_3_takes_as_many_operations_as_its_paper_says() -> None:
         ),
         (billions(7, seq=4096), 1, 8, 24, "model: {strategy: fsdp, recompute: true} needs 20.7 GB a GPU"),
         (billions(70, seq=4096), 1, 8, 80, "nodes: 3, with model: {strategy: fsdp, recompute: true}"),
-        (
-            billions(2000, strategy=FSDP),
-            1,
-            16,
-            16,  # 16 · 2000 / 1024 = 31.25, and three of 216 layers, two bytes a parameter
-            "a larger GPU: sharded over 64 nodes too, 97.2 GB are needed of each",
-        ),
     ],
 )
 def test_a_model_that_does_not_fit_is_told_the_number_that_must_move(
     model: Model, nodes: int, gpus: int, vram_gib: int, way: str
 ) -> None:
     assert not memory(model, nodes * gpus).fits(vram_gib)
-    assert way_to_fit(model, nodes=nodes, gpus=gpus, vram_gib=vram_gib) == way
+    assert next(ways_to_fit(model, nodes=nodes, gpus=gpus, vram_gib=vram_gib)).words == way
+
+
+def test_a_model_that_no_job_file_can_name_machines_for_is_told_the_largest_that_fits() -> None:
+    model = billions(2000, strategy=FSDP)  # 31.25 GB of states on each of 1,024, and three of 216 layers
+    assert list(ways_to_fit(model, nodes=1, gpus=16, vram_gib=16)) == []
+    way = largest_that_fits(model, nodes=64, gpus=16, vram_gib=16)
+    assert way is not None
+    assert way.words == "model: {params: 150B, strategy: fsdp}, the largest that fits there"
+    assert memory(way.model, 1024).fits(16)
+    assert not memory(replace(way.model, params=way.model.params * 11 // 10), 1024).fits(16)
+
+
+# A hint holds when it is followed: on AWS by the packaged catalog, on this machine with GPUs and without, on own hosts.
+
+
+_FOUR = Devices(uuids=("GPU-0", "GPU-1", "GPU-2", "GPU-3"), model="H200", vram_gib=140)
+
+
+class _Hosts:
+    """Own hosts, which have what the job file says."""
+
+    def offers(self, wanted: Resources) -> tuple[Offer, ...]:
+        gpu = wanted.gpu[0] if wanted.gpu else None
+        return (
+            Offer(
+                pool=POOL,
+                usd_per_hour=Decimal(0),
+                cap_usd_per_hour=Decimal(0),
+                as_of=NOW,
+                gpus=wanted.gpus,
+                gpu=gpu,
+                vram_gib=wanted.vram_gib,
+            ),
+        )
+
+
+_MARKETS: dict[str, tuple[Cloud, Any]] = {
+    "aws": (Cloud.AWS, ListedMarket(load(), ("us-east-1", "us-west-2"))),
+    "four GPUs": (Cloud.LOCAL, LocalMarket(now=lambda: NOW, devices=lambda: _FOUR)),
+    "no GPUs": (Cloud.LOCAL, LocalMarket(now=lambda: NOW, devices=Devices)),
+    "three hosts": (Cloud.SSH, _Hosts()),
+}
+
+
+def _refusal(job: Job, market: Any) -> PlanRefused | None:
+    def offered(tried: Job) -> tuple[Offer, ...]:
+        return tuple(market.offers(tried.resources))
+
+    try:
+        make_plan(job, offered(job), NOW, PrepaidRule(), offered=offered)
+    except PlanRefused as refused:
+        return refused
+    return None
+
+
+def _followed(job: Job, hint: str) -> Job:
+    """Return the job with what the hint says, as somebody would type it."""
+    wanted: dict[str, Any] = {"gpu": (), "types": (), "regions": (), "vram_gib": None}
+    resources = {key: wanted[key] for key in re.findall(r"(?:leave out|no) `(\w+)`", hint)}
+    rest = re.sub(r"model: \{.*?\}|`.*?`", "", hint)
+    resources |= {key: int(number) for key, number in re.findall(r"\b(nodes|gpus): (\d+)", rest)}
+    resources |= {"gpu": (found[1],)} if (found := re.search(r"gpu: \[(.*?)\]", rest)) else {}
+    keys = dict(word.split(": ") for word in ", ".join(re.findall(r"model: \{(.*?)\}", hint)).split(", ") if word)
+    read: dict[str, Any] = {"strategy": Strategy, "recompute": "true".__eq__, "params": parse_count}
+    model = replace(job.model, **{key: read[key](value) for key, value in keys.items()}) if job.model else None
+    usd = re.search(r"budget: ([0-9.]+) USD", hint)
+    assert resources or keys or usd, hint
+    return replace(
+        job,
+        resources=replace(job.resources, **resources),
+        model=model,
+        budget_usd=Decimal(usd[1]) if usd else job.budget_usd,
+    )
+
+
+_ASKED = [
+    Resources(),
+    Resources(nodes=3),
+    Resources(gpus=4),
+    Resources(gpus=16),
+    Resources(gpu=("T4",)),
+    Resources(gpu=("H200",), gpus=8),
+    Resources(gpu=("A100", "H100"), nodes=2),
+    Resources(vram_gib=24),
+    Resources(vram_gib=24, nodes=3),
+    Resources(types=("g5.xlarge",)),
+    Resources(types=("g5.xlarge",), gpu=("A10G",), regions=("us-west-2",)),
+    Resources(nodes=8, gpu=("H200",), vram_gib=141),
+]
+
+
+@pytest.mark.parametrize("where", list(_MARKETS))
+@pytest.mark.parametrize(
+    "model", [None, *(billions(n, seq=seq) for n in (1, 7, 70, 700, 20_000) for seq in (None, 4096))], ids=str
+)
+def test_what_a_refusal_advises_is_accepted(where: str, model: Model | None, tmp_path: Path) -> None:
+    cloud, market = _MARKETS[where]
+    hosts = SshChoices(hosts=tuple(OwnHost(address=f"gpu{n}") for n in range(3)))
+    for resources in _ASKED:
+        if cloud is Cloud.SSH and resources.nodes > 3:
+            continue
+        for usd in (1, 100_000):
+            job = Job(
+                name="a",
+                run="train.py",
+                budget_usd=Decimal(usd),
+                source=tmp_path,
+                code=tmp_path,
+                cloud=cloud,
+                ssh=hosts,
+                resources=resources,
+                model=model,
+            )
+            first = _refusal(job, market)
+            for _ in range(3):
+                refused = _refusal(job, market)
+                if refused is None:
+                    break
+                assert "gpucloud offers" not in (refused.hint or "") or cloud is Cloud.AWS, refused
+                job = _followed(job, refused.hint or "")
+            assert _refusal(job, market) is None, (where, resources, str(first), first and first.hint, job)
 
 
 def test_a_model_and_its_memory_read_as_people_say_them() -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from difflib import get_close_matches
+from itertools import combinations, product
+from typing import Any
 
-from gpucloud.domain.errors import BudgetTooSmall, NoCapacity, PlanRefused
+from gpucloud.domain.errors import BudgetTooSmall, GpucloudError, NoCapacity, PlanRefused
 from gpucloud.domain.job.quantities import format_span, format_usd, in_cents
-from gpucloud.domain.job.spec import Cloud, Job, Market
+from gpucloud.domain.job.spec import Cloud, Job, Market, Model, Resources
 from gpucloud.domain.market.catalog import Headroom
 from gpucloud.domain.market.policies import Reason
-from gpucloud.domain.market.sizing import Memory, memory, way_to_fit, work_of
+from gpucloud.domain.market.sizing import MOST_NODES, Memory, Way, largest_that_fits, memory, ways_to_fit, work_of
 from gpucloud.domain.money.budget import (
     NOTHING_USED,
     PrepaidRule,
@@ -25,6 +27,11 @@ from gpucloud.domain.money.budget import (
 )
 from gpucloud.domain.node.gate.models import MODELS
 from gpucloud.domain.offer import Offer, Pool, rank, worth
+
+_MOST_GPUS = 16  # in one machine, as a job file may ask for
+
+Offered = Callable[[Job], tuple[Offer, ...]]
+"""What a job would be offered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,21 +100,23 @@ def make_plan(  # noqa: PLR0913  each is a part of the question
     used: Used = NOTHING_USED,
     pool: Pool | None = None,
     saves: bool = True,
+    offered: Offered | None = None,
 ) -> Plan:
     """Return the plan for the job: the cheapest offer that does what it asks and that the budget can start.
 
     A run that goes on in its `pool` asks for no other machines first, where these still do what it asks. What never
-    `saves` is not asked to, and trains until its machines end, or its outputs are to come home.
+    `saves` is not asked to, and trains until its machines end, or its outputs are to come home. `offered` is what other
+    jobs would be offered: what a refusal advises is tried on it first.
 
     Raises PlanRefused, naming what must change, or BudgetTooSmall where it is what was spent that leaves too little.
     """
     _refuse_what_is_not_offered(job)
     ranked = fitting(job, offers)
     if not ranked:
-        _refuse_what_is_not_here(job, offers)
-        _refuse_what_is_too_large(job, offers)
-        hint = _meant(job.resources.gpu) or "more `regions`, or other `resources`; gpucloud offers"
-        raise PlanRefused(_nothing_matches(job, offers), hint=hint)
+        others = offered or (lambda _: offers)
+        _refuse_what_is_too_large(job, offers, others, prepaid_rule)
+        _refuse_what_is_not_here(job, others)
+        raise PlanRefused(_nothing_matches(job, offers), hint=_what_may_match(job, others))
     nodes, left = job.resources.nodes, job.budget_usd - used.usd
     payable = affordable(ranked, nodes, left, prepaid_rule)
     own = next((offer for offer in ranked if offer.pool == pool), None)
@@ -254,28 +263,141 @@ def _refuse_what_is_not_offered(job: Job) -> None:
         )
 
 
-def _refuse_what_is_not_here(job: Job, offers: tuple[Offer, ...]) -> None:
-    asks = job.resources.gpu or job.resources.vram_gib is not None
-    if job.cloud is Cloud.LOCAL and asks and not any(offer.gpu for offer in offers) and not _meant(job.resources.gpu):
-        raise PlanRefused(
-            "this machine has too few GPUs for the job: without them, nodes here are processes on the CPU",
-            hint="leave out `gpu` and `vram_gib`; `gpus` is then the number of workers on each node",
-        )
+def _refuse_what_is_not_here(job: Job, offered: Offered) -> None:
+    """The embedded fleet has this machine's GPUs, or processes on the CPU, and names nothing that a cloud rents."""
+    if job.cloud is not Cloud.LOCAL or _meant(job.resources.gpu):
+        return
+    wanted = job.resources
+    here = _gpus_here(job, offered)
+    has = "this machine has no GPUs, and nodes here are processes on the CPU"
+    if here is not None:
+        memory_gib = f" of {here.vram_gib} GB" if here.vram_gib is not None else ""
+        has = f"this machine has {here.gpus} × {here.gpu}{memory_gib}"
+    nobody = "no node here has" if wanted.nodes == 1 else f"{wanted.nodes} nodes here cannot have"
+    raise PlanRefused(
+        f"{nobody} {_request(job)}: {has}",
+        hint=_way_out(job, offered, here) or "fewer `gpus`, and no `gpu`, `vram_gib`, `types` and `regions`",
+    )
 
 
-def _refuse_what_is_too_large(job: Job, offers: tuple[Offer, ...]) -> None:
+def _gpus_here(job: Job, offered: Offered) -> Offer | None:
+    """Return the node that has all GPUs of this machine; None where it has none."""
+    for gpus in range(_MOST_GPUS, 0, -1):
+        asked = replace(job, resources=Resources(gpus=gpus, market=job.resources.market))
+        if (found := next((offer for offer in offered(asked) if offer.gpu), None)) is not None:
+            return found
+    return None
+
+
+def _what_may_match(job: Job, offered: Offered) -> str:
+    """Return the hint for machines that are nowhere, or not where they are asked for."""
+    meant = _meant(job.resources.gpu)
+    if meant is not None:
+        return meant if job.cloud is Cloud.LOCAL else f"{meant} gpucloud offers lists what there is"
+    way = _way_out(job, offered, None)
+    return f"more `regions`, or {way}" if way is not None else "more `regions`, or other `resources`; gpucloud offers"
+
+
+def _way_out(job: Job, offered: Offered, here: Offer | None) -> str | None:
+    """Return the fewest keys that must change for any machines, tried first; `here` are this one's GPUs."""
+    wanted = job.resources
+    ways: list[tuple[str, Mapping[str, Any]]] = []
+    if wanted.regions and job.cloud is Cloud.LOCAL:
+        ways.append(("leave out `regions`", {"regions": ()}))
+    if wanted.types:
+        ways.append(("leave out `types`", {"types": ()}))
+    if here is not None and wanted.gpu and here.gpu not in wanted.gpu:
+        ways.append((f"gpu: [{here.gpu}]", {"gpu": (here.gpu,)}))
+    if wanted.vram_gib is not None:
+        ways.append(("leave out `vram_gib`", {"vram_gib": None}))
+    ways += [(f"gpus: {gpus}", {"gpus": gpus}) for gpus in range(wanted.gpus - 1, 0, -1)]
+    if wanted.gpu or wanted.vram_gib is not None:
+        ways += [(f"nodes: {nodes}", {"nodes": nodes, "least_nodes": 0}) for nodes in range(wanted.nodes - 1, 0, -1)]
+    if wanted.gpu:
+        ways.append(("leave out `gpu`", {"gpu": ()}))
+    for several in range(1, 6):
+        for chosen in combinations(ways, several):
+            keys = [key for _, change in chosen for key in change]
+            if len(set(keys)) < len(keys):
+                continue
+            changed = replace(wanted, **{key: value for _, change in chosen for key, value in change.items()})
+            found = _tried(replace(job, resources=changed), offered)
+            if found:
+                workers = job.cloud is Cloud.LOCAL and not found[0].gpu and {"gpu", "vram_gib", "gpus"} & set(keys)
+                note = "; `gpus` is then the number of workers on each node" if workers else ""
+                return ", ".join(words for words, _ in chosen) + note
+    return None
+
+
+def _refuse_what_is_too_large(job: Job, offers: tuple[Offer, ...], offered: Offered, prepaid_rule: PrepaidRule) -> None:
     needed, ranked = memory_needed(job), rank(offers, job.resources)
     if job.model is None or needed is None or not ranked or _holding(job, ranked):
         return
     nodes, gpus = job.resources.nodes, job.resources.gpus
     largest = max(ranked, key=lambda offer: offer.vram_gib or 0)
-    vram_gib = largest.vram_gib or 0
     over = "1 GPU" if nodes * gpus == 1 else f"{nodes * gpus} GPUs"
     raise PlanRefused(
-        f"{job.model} over {over} needs {needed} of each; the most that is offered is {vram_gib} GB"
+        f"{job.model} over {over} needs {needed} of each; the most that is offered is {largest.vram_gib} GB"
         f" ({largest.pool.instance_type})",
-        hint=way_to_fit(job.model, nodes=nodes, gpus=gpus, vram_gib=vram_gib),
+        hint=_way_to_hold(job, job.model, largest, offered, prepaid_rule) or "a smaller `batch` or `seq`",
     )
+
+
+def _way_to_hold(job: Job, model: Model, largest: Offer, offered: Offered, prepaid_rule: PrepaidRule) -> str | None:
+    """Return the first way to have the model held that is offered, with the budget that it takes; None for none."""
+    for changed, words in _ways_to_hold(job, model, largest, offered):
+        if needed := memory_needed(changed):
+            found = [one for one in _tried(changed, offered) if one.vram_gib is not None and needed.fits(one.vram_gib)]
+            if found:
+                cap_usd = min(one.cap_usd_per_hour for one in found)
+                least_usd = least_budget_usd(changed.resources.nodes, cap_usd, prepaid_rule)
+                return words if least_usd <= job.budget_usd else f"{words}, and budget: {in_cents(least_usd)} USD"
+    return None
+
+
+def _ways_to_hold(job: Job, model: Model, largest: Offer, offered: Offered) -> Iterator[tuple[Job, str]]:
+    """Yield jobs that differ by the least first, and how: other ways to train, more of the GPUs, others, a part."""
+    wanted = job.resources
+    most_gpus = None if job.cloud.traits.owned else _MOST_GPUS
+    every = () if job.cloud.traits.owned else offered(replace(job, resources=_any_gpu(wanted)))
+    others = {o.gpu: o.vram_gib for o in every if o.gpu and o.vram_gib and o.vram_gib > (largest.vram_gib or 0)}
+    kinds: list[tuple[str | None, int]] = [(None, largest.vram_gib or 0)]
+    kinds += sorted(others.items(), key=lambda kind: (kind[1], kind[0] or ""))
+    for gpu, vram_gib in kinds:
+        shape = wanted if gpu is None else replace(_any_gpu(wanted), gpu=(gpu,), gpus=wanted.gpus)
+        named = [f"gpu: [{gpu}]"] * (gpu is not None) + ["no `types`"] * (gpu is not None and bool(wanted.types))
+        nodes, gpus = wanted.nodes, wanted.gpus
+        for way in ways_to_fit(model, nodes=nodes, gpus=gpus, vram_gib=vram_gib, most_gpus=most_gpus):
+            yield _changed(job, shape, way), ", ".join(filter(None, [*named, way.words]))
+    for nodes, gpus in product((MOST_NODES, len(job.hosts_on(job.cloud)), wanted.nodes), (16, 8, 4, 2, wanted.gpus)):
+        if nodes >= wanted.nodes and gpus >= wanted.gpus and (gpus == wanted.gpus or most_gpus):
+            grown = replace(wanted, nodes=nodes, gpus=gpus, least_nodes=0)
+            there = rank(_tried(replace(job, resources=grown), offered), grown)
+            vram_gib = max((one.vram_gib or 0 for one in there), default=0)
+            part = largest_that_fits(model, nodes=nodes, gpus=gpus, vram_gib=vram_gib) if vram_gib else None
+            if part is not None:
+                said = [f"nodes: {nodes}"] * (nodes != wanted.nodes) + [f"gpus: {gpus}"] * (gpus != wanted.gpus)
+                yield _changed(job, wanted, part), ", ".join([*said, part.words])
+
+
+def _any_gpu(wanted: Resources) -> Resources:
+    return replace(wanted, nodes=1, least_nodes=0, gpus=1, gpu=(), types=(), vram_gib=None)
+
+
+def _changed(job: Job, shape: Resources, way: Way) -> Job:
+    least = shape.least_nodes if way.nodes == shape.nodes else 0
+    return replace(job, model=way.model, resources=replace(shape, nodes=way.nodes, gpus=way.gpus, least_nodes=least))
+
+
+def _tried(job: Job, offered: Offered) -> tuple[Offer, ...]:
+    """Return what such a job would be offered; nothing where it would be refused as it stands."""
+    try:
+        _refuse_what_is_not_offered(job)
+        # One question for all that is tried on AWS, whose machines have what they have.
+        asked = replace(job, resources=_any_gpu(job.resources)) if job.cloud is Cloud.AWS else job
+        return rank(offered(asked), job.resources)
+    except GpucloudError:
+        return ()
 
 
 def _nothing_matches(job: Job, offers: tuple[Offer, ...]) -> str:
@@ -291,7 +413,7 @@ def _meant(gpus: Sequence[str]) -> str | None:
     for gpu in gpus:
         near = get_close_matches(gpu.upper(), MODELS, n=1, cutoff=0.5) if gpu not in MODELS else []
         if near:
-            return f"did you mean {near[0]}? gpucloud offers lists what there is"
+            return f"did you mean {near[0]}?"
     return None
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Any
 
 from gpucloud.domain.job.quantities import format_count
 from gpucloud.domain.job.spec import Job, Model, Optimizer, Precision, Strategy
@@ -72,21 +73,78 @@ def least_ranks(model: Model, vram_gib: int) -> int | None:
     return next((ranks for ranks in range(1, LARGEST_WORLD + 1) if memory(model, ranks).fits(vram_gib)), None)
 
 
-def way_to_fit(model: Model, *, nodes: int, gpus: int, vram_gib: int) -> str:
-    """Return what must change for a model that does not fit on such GPUs: the least of the ways that help."""
-    for change in ({"strategy": Strategy.FSDP}, {"recompute": True}, {"strategy": Strategy.FSDP, "recompute": True}):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """A model and machines on which it fits; `words` is what of them the job file has to say anew."""
+
+    model: Model
+    nodes: int
+    gpus: int
+    words: str
+
+
+def ways_to_fit(model: Model, *, nodes: int, gpus: int, vram_gib: int, most_gpus: int | None = None) -> Iterator[Way]:
+    """Yield what may change for a model that does not fit on such GPUs, the least first; nobody says it is offered.
+
+    It is the model, then GPUs in each machine, up to `most_gpus`, then machines, then both.
+    """
+    for change in _changes(model):
         changed = replace(model, **change)
-        if changed != model and (model.seq or "recompute" not in change):
-            needed = memory(changed, nodes * gpus)
-            if needed.fits(vram_gib):
-                return f"model: {{{_written(change)}}} needs {needed.total / GB:.1f} GB a GPU"
-    sharded = replace(model, strategy=Strategy.FSDP, recompute=model.seq is not None)
+        needed = memory(changed, nodes * gpus)
+        if needed.fits(vram_gib):
+            told = f"model: {{{_written(change)}}} needs {needed.total / GB:.1f} GB a GPU" if change else ""
+            yield Way(model=changed, nodes=nodes, gpus=gpus, words=told)
+            break
+    sharded = replace(model, **_sharded(model))
     least = least_ranks(sharded, vram_gib)
-    if least is not None and -(-least // gpus) <= MOST_NODES:
-        change = {"strategy": Strategy.FSDP, **({"recompute": True} if sharded.recompute else {})}
-        return f"nodes: {-(-least // gpus)}, with model: {{{_written(change)}}}"
-    most = memory(sharded, MOST_NODES * gpus).total / GB
-    return f"a larger GPU: sharded over {MOST_NODES} nodes too, {most:.1f} GB are needed of each"
+    if least is None:
+        return
+    most = max(gpus, most_gpus or gpus)
+    wider = next((count for count in range(gpus + 1, most + 1) if nodes * count >= least), None)
+    shapes = [(nodes, wider)] if wider is not None else []
+    shapes += [(-(-least // count), count) for count in sorted({gpus, most})]
+    for more, count in shapes:
+        said = [f"nodes: {more}"] * (more != nodes) + [f"gpus: {count}"] * (count != gpus)
+        if nodes <= more <= MOST_NODES and said:
+            words = f"{', '.join(said)}, with model: {{{_written(_sharded(model))}}}"
+            yield Way(model=sharded, nodes=more, gpus=count, words=words)
+
+
+def largest_that_fits(model: Model, *, nodes: int, gpus: int, vram_gib: int) -> Way | None:
+    """Return the way with as many parameters, in two digits, as fit on such machines sharded; None: none fits."""
+    sharded = replace(model, **_sharded(model))
+
+    def fits(params: int) -> bool:
+        return memory(replace(sharded, params=params), nodes * gpus).fits(vram_gib)
+
+    low, high = 0, model.params
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    digit = 10 ** max(0, len(str(low)) - 2)
+    params = low // digit * digit
+    if params == 0 or not fits(params):
+        return None
+    words = f"model: {{params: {format_count(params)}, {_written(_sharded(model))}}}, the largest that fits there"
+    return Way(model=replace(sharded, params=params), nodes=nodes, gpus=gpus, words=words)
+
+
+def _sharded(model: Model) -> Mapping[str, Any]:
+    """Return the keys by which the model takes the least of each GPU."""
+    return {"strategy": Strategy.FSDP, **({"recompute": True} if model.seq is not None else {})}
+
+
+def _changes(model: Model) -> Iterator[Mapping[str, Any]]:
+    """Yield what of a model's keys may change, the least first; nothing before all."""
+    yield {}
+    ways: tuple[Mapping[str, Any], ...] = (
+        {"strategy": Strategy.FSDP},
+        {"recompute": True},
+        {"strategy": Strategy.FSDP, "recompute": True},
+    )
+    for change in ways:
+        if replace(model, **change) != model and (model.seq or "recompute" not in change):
+            yield change
 
 
 def training_flops(model: Model, tokens: int) -> float:

@@ -401,17 +401,17 @@ class Starter:
     def _plan_again(self, job: Job, order: Order, state: JobState, now: datetime, used: Used) -> Plan:
         listed = self._listed(state)
         require_start(state, order, now, listed, self.rules.limits)
-        offers = self.planner.offers(job)
-        prepaid_rule, saves = prepaid_rule_for(state, self.rules.prepaid_rule), self.planner.saves(job)
+        planner, rule = self.planner, prepaid_rule_for(state, self.rules.prepaid_rule)
+        offers, saves = planner.offers(job), planner.saves(job)
         if state.group is not None:
             look = Snapshot(now=now, state=state, group=listed, spent_usd=used.usd, candidates=offers)
             pool = pool_asked_again(order, look, self.rules)
-            plan = make_plan(job, offers, now, prepaid_rule, used=used, pool=pool, saves=saves)
+            plan = make_plan(job, offers, now, rule, used=used, pool=pool, saves=saves, offered=planner.offers)
             self._require_rest(state, order, used.usd)
             return plan
         # Asked of a run without a group alone: machines of its own would count as used of its quota.
-        plan = make_plan(job, self.planner.allowed(job, offers), now, prepaid_rule, used=used, saves=saves)
-        return self.planner.safer(job, plan, prepaid_rule, used=used)
+        plan = make_plan(job, planner.allowed(job, offers), now, rule, used=used, saves=saves, offered=planner.offers)
+        return planner.safer(job, plan, rule, used=used)
 
     def _require_payable(self, jobs: JobStore, state: JobState, before: Order, order: Order, now: datetime) -> None:
         """An attempt that runs needs no plan; lowered below what it must still cost, it could not even save."""

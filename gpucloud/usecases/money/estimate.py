@@ -287,9 +287,9 @@ class Planner:
 
         Raises PlanRefused, NoCapacity (no offer, or no quota for any), BudgetTooSmall.
         """
-        offers = self.allowed(job, self.offers(job))
+        offers, now = self.allowed(job, self.offers(job)), self.clock.now()
         try:
-            plan = make_plan(job, offers, self.clock.now(), self.prepaid_rule, saves=self.saves(job))
+            plan = make_plan(job, offers, now, self.prepaid_rule, saves=self.saves(job), offered=self.offers)
         except PlanRefused:
             # The whole work wants more than a start: the larger sum is the one to name.
             if found := fitting(job, offers):
