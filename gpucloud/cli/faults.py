@@ -23,6 +23,8 @@ MISREAD: type[Any] = next(base for base in typer.BadParameter.__mro__ if base.__
 _OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _FULL = "`df -h` says which disk is full; `gpucloud down JOB` works on a full one"
 
+_NOWHERE, _ELSEWHERE = "the folder that this was called in is there no more", "cd to another, then the same command"
+
 
 def exit_code_of(error: BaseException) -> int:
     """Say what went wrong, as JSON too when that was asked for, and return the exit code."""
@@ -54,6 +56,14 @@ def known_error(error: BaseException) -> GpucloudError:
     return error if isinstance(error, GpucloudError) else _of_the_system(error) or _ours(error)
 
 
+def require_here() -> None:
+    """Raise UsageError where the folder that this was called in is there no more: nothing is found from it."""
+    try:
+        Path.cwd()
+    except FileNotFoundError as error:
+        raise UsageError(_NOWHERE, hint=_ELSEWHERE) from error
+
+
 def _of_the_line(error: Any) -> UsageError:
     """Return what typer says of a line that it cannot read."""
     context = getattr(error, "ctx", None)
@@ -64,6 +74,8 @@ def _of_the_line(error: Any) -> UsageError:
 def _of_the_system(error: BaseException) -> GpucloudError | None:
     if isinstance(error, OSError) and error.filename is not None:
         return StoreError(f"{error.filename}: {error.strerror}", hint="check the disk's space and the folder's rights")
+    if isinstance(error, FileNotFoundError):  # without a name: the system was asked for this very folder
+        return UsageError(_NOWHERE, hint=_ELSEWHERE)
     if isinstance(error, OSError) and error.errno in _OF_A_DISK:  # of a file that was open, which has no name any more
         return StoreError(f"a file could not be written: {error.strerror}", hint=f"free some space: {_FULL}")
     return None

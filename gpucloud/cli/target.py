@@ -11,7 +11,7 @@ from decimal import Decimal
 from difflib import get_close_matches
 from pathlib import Path
 
-from gpucloud.cli.faults import known_error
+from gpucloud.cli.faults import known_error, require_here
 from gpucloud.cli.render.words import tell
 from gpucloud.domain.errors import GpucloudError, PlanRefused, UsageError
 from gpucloud.domain.job.quantities import counted, format_size, format_usd, parse_usd
@@ -48,6 +48,7 @@ def read_target(cloud: Gpucloud, target: str | None, on: Cloud | None = None) ->
     path = known.file if known is not None else _job_file(target)
     on = on or (known.cloud if known is not None else None)
     if not path.is_file():
+        require_here()
         raise UsageError(f"there is no file {path}", hint=_instead_of(path, target, known))
     job = cloud.read_job(path)
     if known is not None and run_of(job.name, known.name) is None:
@@ -64,6 +65,7 @@ def known_job(cloud: Gpucloud, target: str | None) -> KnownJob:
     if target is not None and not _is_file(target):
         return _newest(cloud, _run_named(cloud, target), target)
     if target is None and not Path(DEFAULT_FILE).is_file():
+        require_here()
         raise _nothing_named(cloud)
     read = read_target(cloud, target)
     elsewhere = _started_elsewhere(cloud, read)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpucloud.domain import codec, untrusted
-from gpucloud.domain.errors import CredentialsError, ProvisionError, ToolMissing
+from gpucloud.domain.errors import CredentialsError, ProvisionError, StoreError, ToolMissing
 from gpucloud.domain.job.spec import KnownJob
 from gpucloud.domain.state.state import ExitReason, JobState, Owner, UsageInterval
 from gpucloud.domain.supervision.self_driving import arming
@@ -118,6 +118,56 @@ def test_a_state_that_its_machines_wrote_keeps_nobody_from_ending_them(tmp_path:
     assert (state(outside).exit_reason, state(outside).torn_down) == (ExitReason.STOPPED, True)
     closed = jobs(outside).armings()[-1]
     assert (closed.machines, len(closed.listed or ())) == (0, 2)
+
+
+@pytest.mark.parametrize("drive", [False, True])
+@pytest.mark.parametrize("is_supervised", [False, True])
+def test_a_store_that_takes_no_write_keeps_nobody_from_ending_the_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, drive: bool, is_supervised: bool
+) -> None:
+    outside = left_to_its_machines(tmp_path, drive=drive)
+    if is_supervised:
+        outside.store.put(f"jobs/{JOB}/state.json", codec.to_json(replace(state(outside), owner=OWNER)).encode())
+
+    def refused(key: str, *_: object, **__: object) -> str:
+        raise StoreError(f"cannot write {key}: No space left on device", hint="free some space there")
+
+    with monkeypatch.context() as full:
+        full.setattr(outside.store, "put", refused)
+        full.setattr(outside.store, "write", refused)
+        ended = down(outside)
+    assert (outside.cloud.describe(GROUP).alive, ended.code) == ((), 15), ended.stderr
+    assert "nothing can be written there: ending the machines of small without a last save\n" in ended.stderr
+    assert "error: the machines of small are ended, and that is not written down: cannot write jobs/" in ended.stderr
+    assert (
+        "hint: free some space there, then gpucloud down small notes what it has cost and removes what is left"
+        in ended.stderr
+    )
+    again = down(outside)
+    assert (again.code, state(outside).torn_down, outside.cloud.describe(GROUP).exists) == (0, True, False), again
+    assert all(one.ended_at is not None for one in state(outside).nodes)
+
+
+def test_machines_that_another_supervisor_goes_on_with_are_left_to_it_where_the_store_takes_no_write_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside = left_to_its_machines(tmp_path, drive=False)
+    put, sleep = outside.store.put, outside.clock.sleep
+
+    def refused(key: str, *_: object, **__: object) -> str:
+        raise StoreError(f"cannot write {key}: Read-only file system", hint="name another store")
+
+    def goes_on(seconds: float) -> None:
+        sleep(seconds)
+        put(f"jobs/{JOB}/state.json", codec.to_json(replace(state(outside), owner=OWNER)).encode())
+
+    monkeypatch.setattr(outside.store, "put", refused)
+    monkeypatch.setattr(outside.clock, "sleep", goes_on)
+    goes_on(0)
+    ended = down(outside)
+    assert (len(outside.cloud.describe(GROUP).alive), ended.code) == (2, 15), ended.stderr
+    assert "Read-only file system; its own node i-1 can, and goes on with small" in ended.stderr
+    assert "hint: gpucloud down small there" in ended.stderr
 
 
 @pytest.mark.parametrize(

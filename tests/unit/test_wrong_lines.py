@@ -114,3 +114,29 @@ def test_a_question_without_an_answer_ends_as_ctrl_c_and_data_that_end_are_a_fau
     left, answer, told = _run("plan --json", monkeypatch, capsys)
     assert (left, json.loads(answer)["error"]["exit_code"]) == (code, code)
     assert story in told
+
+
+@pytest.mark.parametrize("words", ["plan", "train x.yaml", "down", "init", "init --run train.py"])
+def test_a_folder_that_was_deleted_under_its_shell_is_said_and_is_no_fault_of_ours(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GPUCLOUD_HOME", str(tmp_path / "home"))
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    code, _, story = _run(words, monkeypatch, capsys)
+    assert (code, story) == (
+        2,
+        "error: the folder that this was called in is there no more\nhint: cd to another, then the same command\n",
+    )
+
+
+def test_a_home_below_a_folder_that_was_deleted_is_said_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GPUCLOUD_HOME", "home")
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    code, _, story = _run("status", monkeypatch, capsys)
+    assert (code, story.splitlines()[0]) == (2, "error: the folder that this was called in is there no more")

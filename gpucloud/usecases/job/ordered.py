@@ -1,4 +1,4 @@
-"""A known job as it is meant on this machine, what there must be here to go on with it or to end it, its state then."""
+"""A known job as it is meant on this machine, what going on with it or ending it takes here, and its state then."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from gpucloud.domain.errors import CredentialsError, GpucloudError, PlanRefused
-from gpucloud.domain.job.quantities import format_moment, format_span, written_span
+from gpucloud.domain.errors import CredentialsError, GpucloudError, NodeError, PlanRefused, StoreError
+from gpucloud.domain.job.code import is_name
+from gpucloud.domain.job.quantities import format_moment, format_span, span_of, written_span
 from gpucloud.domain.job.spec import AwsChoices, Cloud, Job, KnownJob
 from gpucloud.domain.market.plan import affordable, fitting
 from gpucloud.domain.node.node import GroupView
@@ -23,9 +24,11 @@ from gpucloud.domain.supervision.deadline import situation
 from gpucloud.domain.supervision.membership import pace_of
 from gpucloud.domain.supervision.snapshot import Limits, Rules, Snapshot, Supervising, goal_of
 from gpucloud.domain.supervision.transitions import reopen
+from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.jobstore.condition import from_where
 from gpucloud.usecases.jobstore.orders import Found, Given, Orders, sha256_of
-from gpucloud.usecases.services import Services
+from gpucloud.usecases.services import Services, Watcher
+from gpucloud.usecases.supervise.story import brought_lines, missing_line
 
 _EDITED = "{file} was changed since the job was started: its order {number} counts; `gpucloud train` takes the file up"
 
@@ -355,3 +358,61 @@ def require_start(state: JobState, order: Order, now: datetime, group: GroupView
         " of what is rented",
         hint=f"deadline: {written_span(least)}, for {rest}a changeover of {format_span(pace.start)}",
     )
+
+
+# A job in whose store nothing can be written, as on a full disk: its machines are ended all the same.
+
+
+_WAITED_S = 0.2
+_SLACK = timedelta(seconds=5)
+
+
+def end_unwritten(asker: Asker, access: Access, error: StoreError, watcher: Watcher) -> None:
+    """End the machines of a job by the state that is there, and raise StoreError: that it has ended is not written.
+
+    A supervisor that cannot write loses the job when its lease is over: that is waited for. The outputs come home as
+    they are. Returns where the store takes what is written: then `error` is about something else.
+    """
+    state, clock, name = asker.state(), asker.clock, access.ordered.known.name
+    if state.group is None or _takes_writes(asker, state):
+        return
+    watcher.story(f"{error}\nnothing can be written there: ending the machines of {name} without a last save")
+    until = clock.now() + span_of(state.lease_s) + _SLACK
+    while (by := asker.supervisor()) is not None:
+        if clock.now() > until:
+            raise StoreError(f"{error.message}; {by} can, and goes on with {name}", hint=f"gpucloud down {name} there")
+        clock.sleep(_WAITED_S)
+    job, _ = access.ordered.to_end(access.ordered.orders.newest())
+    services = access.services(job, name, goes_on=False)
+    if job.outputs:
+        _bring_as_they_are(services, state, watcher)
+    services.group.purge(state.group)
+    first = f"{error.hint}, then " if error.hint else ""
+    raise StoreError(
+        f"the machines of {name} are ended, and that is not written down: {error.message}",
+        hint=f"{first}gpucloud down {name} notes what it has cost and removes what is left",
+    )
+
+
+def _takes_writes(asker: Asker, state: JobState) -> bool:
+    try:
+        asker.jobs.try_to_keep(state)
+    except StoreError as refused:
+        return refused.may_pass
+    return True
+
+
+def _bring_as_they_are(services: Services, state: JobState, watcher: Watcher) -> None:
+    """Bring home what the last attempt wrote, if that can be asked: its script may be writing still."""
+    last = state.attempts[-1] if state.attempts else None
+    node = services.group.describe(state.group).there(last.members[0].node_id) if last and state.group else None
+    if last is None or node is None or not is_name(last.tree):
+        return
+    try:
+        code = str(PurePosixPath("~", node.root, "code", last.tree))
+        brought = services.outputs.bring_home(services.shell.host(node), code, last.number)
+    except (NodeError, StoreError) as lost:
+        watcher.story(f"the outputs of attempt {last.number} could not be brought home: {lost}")
+        return
+    for line in (*brought_lines(brought), *map(missing_line, brought.missing)):
+        watcher.story(line)

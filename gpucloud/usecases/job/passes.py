@@ -19,6 +19,7 @@ from gpucloud.domain.errors import (
     OrderUnreadable,
     ProvisionError,
     StateUnreadable,
+    StoreError,
     ToolMissing,
     UsageError,
 )
@@ -42,7 +43,7 @@ from gpucloud.domain.supervision.snapshot import Rules
 from gpucloud.ports import Clock
 from gpucloud.usecases.checkpoint.checkpoints import StoredCheckpoints
 from gpucloud.usecases.job.jobs import Asker
-from gpucloud.usecases.job.ordered import Access, enough_to_end
+from gpucloud.usecases.job.ordered import Access, end_unwritten, enough_to_end
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import Lease, take
 from gpucloud.usecases.jobstore.orders import Orders
@@ -260,6 +261,8 @@ class Ender:
         try:
             self._end_by_state(watcher, asked)
         except Exception as error:
+            if isinstance(error, StoreError) and not (error.may_pass or isinstance(error, StateUnreadable)):
+                end_unwritten(self.asker, self.access, error, watcher)
             newest = self.asker.jobs.last_armed() if before is not None and _is_of_the_state(error, before) else None
             if newest is None:
                 raise
