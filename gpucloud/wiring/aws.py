@@ -367,7 +367,7 @@ def own_market(order: DriveOrder) -> MarketData:
     """Return what machines of the order's region cost; none is offered, for a machine buys none elsewhere."""
     from gpucloud.adapters.aws.prices.catalog import load
     from gpucloud.adapters.aws.prices.market import AwsMarket
-    from gpucloud.usecases.supervise.provision import OwnMarket
+    from gpucloud.usecases.services import OwnMarket
 
     aws = _own_session(order)
     catalog = load().with_prices(aws.region, dict(order.on_demand))

@@ -30,8 +30,7 @@ from gpucloud.store import ObjectStore, open_store
 from gpucloud.store.contract import CountingStore, Tally
 from gpucloud.system.processes import last_line
 from gpucloud.system.retries import SystemClock
-from gpucloud.usecases.services import Package, SelfBoot, Services
-from gpucloud.usecases.supervise.provision import OwnGroup, OwnProvisioner
+from gpucloud.usecases.services import OwnGroup, OwnProvisioner, Package, SelfBoot, Services
 from gpucloud.wiring.clouds import Cloud, CloudProfile
 
 if TYPE_CHECKING:

@@ -60,8 +60,8 @@ from gpucloud.store.directory import DirectoryStore
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import take
 from gpucloud.usecases.jobstore.orders import Orders
+from gpucloud.usecases.services import OwnGroup, OwnProvisioner
 from gpucloud.usecases.supervise.act import Announcements
-from gpucloud.usecases.supervise.provision import OwnGroup, OwnProvisioner
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.fakes.node_group import FakeNodeGroup

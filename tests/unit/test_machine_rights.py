@@ -18,10 +18,10 @@ from gpucloud.domain.supervision.action import Arm, Relieve
 from gpucloud.domain.supervision.renewal import make_room, renew
 from gpucloud.domain.supervision.self_driving import order_key, parse_order
 from gpucloud.domain.supervision.snapshot import Goal, Limits, Rules
+from gpucloud.usecases.services import OwnMarket
 from gpucloud.usecases.supervise.agents import NodeRecords
 from gpucloud.usecases.supervise.needs import JobData
 from gpucloud.usecases.supervise.prepare import Bootstrapper
-from gpucloud.usecases.supervise.provision import OwnMarket
 from gpucloud.wiring import Gpucloud
 from gpucloud.wiring.aws import own_market
 from tests.unit.test_driving import ORDER

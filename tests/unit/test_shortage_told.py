@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -40,7 +41,7 @@ def test_a_long_shortage_is_told_when_it_begins_and_when_it_ends():
     shortage = Shortage()
     assert told(shortage, ARMED, Resize(size=1), refused(POOL)) == ["paid", "asking", "excluded"]
     assert told(shortage, *a_round()[4:], Resize(size=0), WAIT) == [
-        "excluded",
+        f"1 more refuses likewise (None), and is excluded too: {OTHER_POOL}",
         f"{WAIT.why}; until then only what changes is told",
     ]
     for _ in range(20):
@@ -51,20 +52,34 @@ def test_a_long_shortage_is_told_when_it_begins_and_when_it_ends():
     assert told(shortage, refused(POOL)) == ["excluded"]  # the next one
 
 
+def test_zones_that_refuse_alike_are_one_line_with_their_number_and_other_refusals_have_their_own():
+    shortage, zones = Shortage(), [replace(POOL, zone=f"us-east-2{letter}") for letter in "abcdefgh"]
+    booting = Wait(why="waiting for machines")
+    for zone in zones:
+        told(shortage, Move(offer=offer(zone)), Resize(size=1), booting)
+        assert told(shortage, refused(zone)) == (["excluded"] if zone is zones[0] else [])
+    assert told(shortage, replace(refused(OTHER_POOL), code="Quota")) == ["excluded"]
+    lines = told(shortage, Resize(size=0), WAIT)
+    named = ", ".join(map(str, zones[1:5]))
+    assert lines[0] == f"7 more refuse likewise (None), and are excluded too: {named} and 3 more"
+    assert len(lines) == 2
+    assert told(shortage, *map(refused, zones), WAIT) == []
+
+
 def test_machines_that_are_waited_for_are_told_though_none_has_come():
     shortage = Shortage()
     told(shortage, *a_round())
     assert told(shortage, Move(offer=offer(POOL)), Resize(size=1)) == []
     booting = Wait(why="waiting for machines")
     assert told(shortage, booting, size=1, later=9.9) == []
-    assert told(shortage, booting, size=1, later=10.0) == ["turning", "asking"]
+    assert told(shortage, booting, size=1, later=10.0)[1:] == ["turning", "asking"]
     assert told(shortage, booting, size=1, later=11.0) == []
 
 
 def test_an_attempt_ends_a_shortage_and_machines_that_are_given_back_are_told():
     shortage = Shortage()
     told(shortage, *a_round())
-    assert told(shortage, Resize(size=0), machines=[up("a")], size=2) == ["asking"]
+    assert told(shortage, Resize(size=0), machines=[up("a")], size=2)[1:] == ["asking"]  # and who else refused
     told(shortage, OpenAttempt(number=1, node_ids=("a",)), machines=[up("a")], size=1)
     assert told(shortage, refused(POOL)) == ["excluded"]
 

@@ -165,14 +165,13 @@ def train(target: str | None, asked: Asked, *, on: Cloud | None, as_json: bool) 
     def start() -> Begun:
         read = read_target(cloud, target, on)
         profiled = replace(read, job=replace(read.job, profile_steps=asked.profile_steps))
-        return begin(cloud, profiled, start_request, again=asked.again)
+        driven = (lasting is not None or asked.detach) and cloud.unable(profiled.job) is None
+        return begin(cloud, profiled, start_request, again=asked.again, driven=driven)
 
     def go(begun: Begun) -> int:
         if lasting is not None:
             _say_unkept(begun)
-        if asked.detach:
-            return _leave_going(begun, as_json=as_json)
-        return _supervise(begun, as_json=as_json)
+        return _leave_going(begun, as_json=as_json) if asked.detach else _supervise(begun, as_json=as_json)
 
     return _unless_over(lambda: _once(start, go, as_json=as_json))
 
@@ -277,8 +276,10 @@ def _require_able(cloud: Gpucloud, read: Target, asked: Asked, lasting: timedelt
         raise UsageError(f"--drill: {why}", hint=f"gpucloud train {read.file}{hint}")
 
 
-def begin(cloud: Gpucloud, read: Target, start_request: StartRequest, *, again: bool = False) -> Begun:
-    """Start or continue a run of the job, its plan told; nothing is rented yet. `again`: what is over, once more.
+def begin(
+    cloud: Gpucloud, read: Target, start_request: StartRequest, *, again: bool = False, driven: bool = False
+) -> Begun:
+    """Start or continue a run, its plan told; nothing is rented yet. `again`: what is over; `driven`: by its machines.
 
     Whatever can refuse it here does so before anything is written: of a refused job no order counts anywhere.
     """
@@ -299,7 +300,7 @@ def begin(cloud: Gpucloud, read: Target, start_request: StartRequest, *, again: 
         _say_what_trains(prospect, cloud, cloud.known(read.job, prospect.name, read.file))
         if prospect.plan is not None:
             cloud.require_room(read.job)
-            for line in plan_text(prospect.plan, protection, width_of(sys.stderr)).splitlines():
+            for line in plan_text(prospect.plan, protection, width_of(sys.stderr), driven=driven).splitlines():
                 tell(line)
             if not read.job.trial:
                 warn(protection)

@@ -22,9 +22,12 @@ _WHY_ON_DEMAND = {
 }
 
 
-def plan_text(plan: Plan, protection: Protection, width: int | None = None) -> str:
-    """Return the plan: what, at what price, the ceiling, and how the script saves; for a terminal so wide."""
-    rows = {**plan_rows(plan), **saved_rows(protection)}
+def plan_text(plan: Plan, protection: Protection, width: int | None = None, *, driven: bool = False) -> str:
+    """Return the plan: what, at what price, the ceiling, and how the script saves; for a terminal so wide.
+
+    `driven`: its machines are to drive the job themselves.
+    """
+    rows = {**plan_rows(plan), **saved_rows(protection, driven=driven)}
     if plan.deadline is not None:
         ends = "the job ends, done or not, and saves first if its script does"
         rows["deadline"] = f"{format_span(plan.deadline)} after its first start {ends}"
@@ -34,16 +37,21 @@ def plan_text(plan: Plan, protection: Protection, width: int | None = None) -> s
     return labelled(f"plan for {plan.job}", rows, width)
 
 
-def saved_rows(protection: Protection) -> dict[str, str]:
-    """Return a plan's lines about what is left of the script's work: after an interruption, and at its end."""
+def saved_rows(protection: Protection, *, driven: bool = False) -> dict[str, str]:
+    """Return a plan's lines about what is left of the script's work: after an interruption, and at its end.
+
+    Machines that drive the job bring results to its store, and the next command here brings them home.
+    """
     rows = {"saves": protection.row}
     if not protection.comes_home:
         rows["results"] = f"NOTHING comes home: {NOTHING_COMES_HOME}"
     elif protection.outputs:
         comes = "comes" if len(protection.outputs) == 1 else "come"
-        rows["results"] = (
-            f"{', '.join(protection.outputs)} {comes} home {COMES_HOME}{ENDED_FOR_OUTPUTS.get(protection.saving, '')}"
-        )
+        ended = ENDED_FOR_OUTPUTS.get(protection.saving, "")
+        it = "it" if len(protection.outputs) == 1 else "them"
+        then = f"; from there the next `train`, `reconcile` or `down` here brings {it} home" if driven else ""
+        where = "into the job's store" if driven else "home"
+        rows["results"] = f"{', '.join(protection.outputs)} {comes} {where} {COMES_HOME}{ended}{then}"
     return rows
 
 

@@ -318,8 +318,8 @@ def _order_for_the_unprepared(attempt: Attempt, snapshot: Snapshot, limits: Limi
     if not bad:
         return None
     minutes = limits.boot.total_seconds() / 60
-    error = next((node.error for node in snapshot.nodes if node.node.id == bad[0] and node.error), "it failed")
-    message = f"{bad[0]} could not be prepared for {minutes:.0f} min: {error}"
+    errors = {node.node.id: node.error or "it failed" for node in snapshot.nodes}
+    message = "; ".join(f"{one} could not be prepared for {minutes:.0f} min: {errors[one]}" for one in bad)
     return EndAttempt(how=_how(attempt, snapshot, limits), reason=ExitReason.LOST, message=message)
 
 

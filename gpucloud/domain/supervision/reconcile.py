@@ -320,9 +320,9 @@ def _inspect(opening: OpenAttempt, snapshot: Snapshot, limits: Limits) -> Action
         return None
     if last.over_at is not None and snapshot.now - last.over_at >= limits.ask_again:
         return Inspect(number=opening.number, node_ids=opening.node_ids)
-    one = last.in_use[0]
-    until = format_moment(one.since + limits.in_use, snapshot.now)
-    return Wait(why=f"{IN_USE} {until}: {one.node_id}: {in_one_line(one.why)}")
+    until = format_moment(min(one.since for one in last.in_use) + limits.in_use, snapshot.now)
+    used = "; ".join(f"{one.node_id}: {in_one_line(one.why)}" for one in last.in_use)
+    return Wait(why=f"{IN_USE} {until}: {used}")
 
 
 # When a job needs nobody outside any more: its machines are there, paid, and have shown that they can drive it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -16,10 +15,9 @@ from gpucloud.domain.errors import (
     ProvisionError,
 )
 from gpucloud.domain.job.quantities import format_moment
-from gpucloud.domain.job.spec import Market, Resources
+from gpucloud.domain.job.spec import Market
 from gpucloud.domain.money.costs import drill_charges
-from gpucloud.domain.node.node import GroupView
-from gpucloud.domain.offer import Offer, Pool, PricePoint
+from gpucloud.domain.offer import Pool
 from gpucloud.domain.state.order import UNDRILLED
 from gpucloud.domain.state.state import UsageInterval
 from gpucloud.domain.supervision import transitions
@@ -43,7 +41,7 @@ from gpucloud.domain.supervision.membership import barred
 from gpucloud.domain.supervision.self_driving import arming, most_machines, newest_of, tells_of
 from gpucloud.domain.supervision.snapshot import Snapshot, left_on_hosts
 from gpucloud.domain.supervision.strays import JOB, STORE, as_listed, ended
-from gpucloud.ports import ClusterSpec, MarketData, NodeGroup
+from gpucloud.ports import ClusterSpec
 from gpucloud.usecases.jobstore.lease import Lease
 from gpucloud.usecases.money.spend import SpendTracker
 from gpucloud.usecases.services import Services, Watcher
@@ -296,106 +294,26 @@ class MachineProvisioner:
         )
 
 
-# What a machine that drives its own job may do to its cloud: its group's level and nodes, and no later shut-off.
-
-
-_OUTSIDE = "run `gpucloud train` outside"
-
-
-class OwnGroup:
-    """Implements `NodeGroup` for one group only, its shut-off never later than it is. Raises ProvisionError."""
-
-    def __init__(self, groups: NodeGroup, own: str) -> None:
-        self._groups = groups
-        self._own = own
-
-    def describe(self, group: str) -> GroupView:
-        """Return the group as the cloud lists it now."""
-        return self._groups.describe(self._checked(group))
-
-    def arm(self, group: str, until: datetime) -> None:
-        """Move the shut-off closer."""
-        armed = self._groups.describe(self._checked(group)).armed_until
-        if armed is None or until > armed:
-            raise ProvisionError(f"{group}: a machine may not move its shut-off from {armed} to {until}", hint=_OUTSIDE)
-        self._groups.arm(group, until)
-
-    def resize(self, group: str, size: int, pool: Pool, *, cap_usd_per_hour: Decimal | None = None) -> None:
-        """Set the level."""
-        self._groups.resize(self._checked(group), size, pool, cap_usd_per_hour=cap_usd_per_hour)
-
-    def relieve(self, group: str, node_id: str, *, cap_usd_per_hour: Decimal | None = None) -> None:
-        """Count a node that is being interrupted no more."""
-        self._groups.relieve(self._checked(group), node_id, cap_usd_per_hour=cap_usd_per_hour)
-
-    def terminate(self, group: str, node_id: str, *, bad: bool = False) -> None:
-        """End one node by choice."""
-        self._groups.terminate(self._checked(group), node_id, bad=bad)
-
-    def purge(self, group: str, *, keep: tuple[tuple[str, str], ...] = ()) -> None:  # noqa: ARG002
-        """Refused: whoever ends all machines and waits for it is none of them."""
-        raise ProvisionError(f"{group}: a machine cannot see its own group end", hint=_OUTSIDE)
-
-    def interrupt(self, group: str, node_id: str, *, notice: bool) -> str | None:
-        """Ask the cloud to take a node, as a drill."""
-        return self._groups.interrupt(self._checked(group), node_id, notice=notice)
-
-    def _checked(self, group: str) -> str:
-        if group != self._own:
-            raise ProvisionError(f"{group}: a machine of {self._own} may not touch it", hint=_OUTSIDE)
-        return group
-
-
-class OwnMarket:
-    """Implements `MarketData` where nothing is bought: what machines cost, and no offer of others."""
-
-    def __init__(self, market: MarketData) -> None:
-        self._market = market
-
-    def offers(self, wanted: Resources) -> tuple[Offer, ...]:  # noqa: ARG002
-        """Return none."""
-        return ()
-
-    def prices(self, pool: Pool, start: datetime, end: datetime) -> tuple[PricePoint, ...]:
-        """Return the pool's price points that cover start..end, in order."""
-        return self._market.prices(pool, start, end)
-
-
-class OwnProvisioner:
-    """Implements `Provisioner` where nothing can be made or removed: machines have no Terraform."""
-
-    def __init__(self, own: str) -> None:
-        self._own = own
-
-    def group(self, name: str, region: str) -> str:  # noqa: ARG002  there is only one
-        """Return the machine's own group."""
-        return self._own
-
-    def image(self, region: str) -> None:
-        """Return None: what there is was chosen outside."""
-
-    def ensure(self, spec: ClusterSpec, *, story: Callable[[str], None]) -> str:  # noqa: ARG002
-        """Refused."""
-        raise ProvisionError(f"{spec.name}: a machine cannot make its own group", hint=_OUTSIDE)
-
-    def destroy(self, group: str, *, story: Callable[[str], None]) -> None:  # noqa: ARG002
-        """Refused."""
-        raise ProvisionError(f"{group}: a machine cannot remove its own group", hint=_OUTSIDE)
-
-
 # The story of a shortage: pools that refuse are asked again and again, and only what changes is told.
 
 
 _COMES_WITHIN = timedelta(seconds=10)
+_NAMED = 4
+"""Of those that refuse likewise; the others are counted."""
 
 
 @dataclass(slots=True)
 class Shortage:
-    """Which pools have refused was told once each; a try is told when machines come of it, or are waited for."""
+    """Which pools have refused is told once: the first with its words, those that refuse likewise in one line after it.
+
+    A try is told when machines come of it, or are waited for.
+    """
 
     told_until: datetime | None = None
     """Until when the machines are paid, as it was told last."""
     _refused: set[tuple[Pool, str]] = field(default_factory=set)
+    _likewise: dict[str, list[Pool]] = field(default_factory=dict)
+    """Those that refused as another did, and of which nothing was told yet, by the code."""
     _tries: dict[type[Action], tuple[Action, str]] = field(default_factory=dict)
     """What would be told of the try that goes on: the newest action of each kind."""
     _since: datetime | None = None
@@ -412,10 +330,12 @@ class Shortage:
         renews = isinstance(action, Arm) and snapshot.state.attempt is not None
         match action:
             case CoolDown(pool=pool, code=code):
-                known = (pool, code) in self._refused
+                known, is_first = (pool, code) in self._refused, all(code != one for _, one in self._refused)
                 self._refused.add((pool, code))
                 self._tries.clear()
-                return () if known else self._say(*news)
+                if not known and not is_first:
+                    self._likewise.setdefault(code, []).append(pool)
+                return self._say(*news) if is_first else ()
             case Move() | Arm() | Resize() if self._refused and not renews and not self._gives_back(action, snapshot):
                 if isinstance(action, Move) or not self._tries:
                     self._tries.clear()
@@ -424,15 +344,23 @@ class Shortage:
                 return ()
             case Wait(why=why) if self._refused and not self._told and why.startswith(NO_CAPACITY):
                 self._told = True
-                return (f"{why}; until then only what changes is told",)
+                return (*self._of_others(), f"{why}; until then only what changes is told")
         late = self._since is not None and snapshot.now - self._since >= _COMES_WITHIN and snapshot.group.size > 0
         tries = tuple(self._tries.values()) if late or counted > self._counted else ()
         if tries:
             self._tries.clear()
-        if isinstance(action, OpenAttempt) or counted >= nodes > 0:
+        is_over = isinstance(action, OpenAttempt) or counted >= nodes > 0
+        rests = isinstance(action, Wait) and action.why.startswith(NO_CAPACITY)
+        others = self._of_others() if tries or news or is_over or rests else ()
+        if is_over:
             self._refused.clear()
             self._told = False
-        return self._say(*tries, *news)
+        return (*others, *self._say(*tries, *news))
+
+    def _of_others(self) -> tuple[str, ...]:
+        """Return how many more refuse as the one that was told, a line for each way, and forget that they are many."""
+        found, self._likewise = self._likewise, {}
+        return tuple(_likewise_line(code, pools) for code, pools in found.items())
 
     def _say(self, *news: tuple[Action, str]) -> tuple[str, ...]:
         for action, _ in news:
@@ -443,3 +371,10 @@ class Shortage:
     @staticmethod
     def _gives_back(action: Action, snapshot: Snapshot) -> bool:
         return isinstance(action, Resize) and action.size < snapshot.group.size and bool(snapshot.group.counted)
+
+
+def _likewise_line(code: str, pools: list[Pool]) -> str:
+    named, more = ", ".join(map(str, pools[:_NAMED])), len(pools) - _NAMED
+    which = f"{named} and {more} more" if more > 0 else named
+    verb = "1 more refuses" if len(pools) == 1 else f"{len(pools)} more refuse"
+    return f"{verb} likewise ({code}), and {'is' if len(pools) == 1 else 'are'} excluded too: {which}"
