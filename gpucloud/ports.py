@@ -275,12 +275,14 @@ class Brought:
     """What became of a job's outputs: where they are now, and what of them is missing.
 
     `size` is how many bytes came, without those that were here already; `set_aside` are files that lay in the place of
-    others and differed, by the names that they have now.
+    others and differed, by the names that they have now. `renamed` are those that the disk takes for others' names, and
+    what came has instead.
     """
 
     paths: tuple[str, ...] = ()
     size: int = 0
     set_aside: tuple[str, ...] = ()
+    renamed: tuple[tuple[str, str], ...] = ()
     missing: tuple[MissingOutput, ...] = ()
 
 

@@ -1,4 +1,4 @@
-"""Large files of a known size that are filled in any order, by several threads, and then appear whole."""
+"""Files that are filled in pieces, and then appear whole: large ones by several threads, and parts of what lands."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from pathlib import Path
 
 from gpucloud.domain.errors import StoreError
 from gpucloud.domain.job.quantities import format_size
-from gpucloud.store.contract import RESERVED
+from gpucloud.store.contract import RESERVED, ObjectStore
 from gpucloud.store.directory import create, create_unnamed, name_it, sync_folder
+from gpucloud.system.wholefile import new_or_own
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_PIECE_BYTES = 16 << 20
 _NO_ROOM_KEPT = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
@@ -98,3 +100,59 @@ def take_room(descriptor: int, size: int) -> None:
         except OSError as error:
             if error.errno not in _NO_ROOM_KEPT:
                 raise
+
+
+class Part:
+    """A file on its way, under a name of our own. Methods raise OSError."""
+
+    def __init__(self, folder: int, name: str) -> None:
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        self.descriptor = new_or_own(name, flags, folder)
+
+    def __enter__(self) -> Part:
+        """Nothing to do."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it; it stays."""
+        self.close()
+
+    def close(self) -> None:
+        """Close it; it stays."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def length(self) -> int:
+        """Return how much of it is there."""
+        return os.fstat(self.descriptor).st_size
+
+    def write(self, at: int, data: memoryview | bytes) -> None:
+        """Write the bytes at that place."""
+        left = memoryview(data)
+        while left:
+            done = os.pwrite(self.descriptor, left, at)
+            left, at = left[done:], at + done
+
+    def fill(self, store: ObjectStore, key: str, size: int, *, start: int = 0) -> bool:
+        """Write an object of that size from `start` on, piece by piece; False when it ends before. StoreError."""
+        room = memoryview(bytearray(min(_PIECE_BYTES, size)))
+        for at in range(start, size, _PIECE_BYTES):
+            piece = room[: min(_PIECE_BYTES, size - at)]
+            if not store.read_into(key, at, piece):
+                return False
+            self.write(at, piece)
+        return True
+
+    def read_into(self, at: int, into: memoryview) -> bool:
+        """Fill `into` with what is there from `at` on; False when it ends before."""
+        while into:
+            done = os.preadv(self.descriptor, [into], at)
+            if done == 0:
+                return False
+            into, at = into[done:], at + done
+        return True
+
+    def cut(self, size: int) -> None:
+        """Leave so much of it, or make it as long."""
+        os.ftruncate(self.descriptor, size)

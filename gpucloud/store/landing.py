@@ -10,16 +10,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import os
+import posixpath
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from gpucloud.domain.errors import LandingRefused, RemoteCommandFailed, StoreError
 from gpucloud.domain.job.quantities import format_size
-from gpucloud.domain.untrusted import STAGING, Arriving, Tree, judge, judge_together, landing_of, parent_of, shown
-from gpucloud.store.contract import ObjectStore
+from gpucloud.domain.untrusted import STAGING, Arriving, Tree, fold, judge, judge_together, landing_of, parent_of, shown
+from gpucloud.store.filling import Part
 from gpucloud.system.processes import try_lock
 from gpucloud.system.wholefile import (
     FOLDER,
@@ -29,12 +32,10 @@ from gpucloud.system.wholefile import (
     is_file,
     is_there,
     made_and_opened,
-    new_or_own,
     opened_below,
     same,
 )
 
-_PIECE_BYTES = 16 << 20
 _STAGINGS = 16  # copies into one folder at once
 _MOST_LINKS = 40  # after one another, as Linux counts
 _LATEST_NS = 253_402_300_799 * 10**9  # the end of the year 9999
@@ -48,7 +49,9 @@ class Landing:
     Enter it, `expect` the tree, fill a `part` for each file, `keep` it, and `settle`. Left before that, it has changed
     nothing; with `resumes`, what was cut off is there for the next landing of the same files in the same folder, though
     not when what was sent is at fault. With `aside`, what lies in a file's place and differs is kept, by that ending of
-    its name. `heard` is called while files are read here, at least once a GiB: that takes minutes, and nothing moves.
+    its name. With `adapts`, what this disk alone cannot have keeps nothing else from coming: `renamed` says which names
+    of the tree come under which others, and `left_out` which links do not come, and why. `heard` is called while files
+    are read here, at least once a GiB: that takes minutes, and nothing moves.
     Errors: LandingRefused for what the sender named, StoreError for what is in the way here.
     """
 
@@ -58,12 +61,15 @@ class Landing:
         *,
         resumes: bool = False,
         aside: str | None = None,
+        adapts: bool = False,
         heard: Callable[[], None] = lambda: None,
     ) -> None:
         self.root = root
         self.set_aside: list[Path] = []
+        self.renamed, self.left_out = dict[str, str](), dict[str, str]()
         self._resumes = resumes
         self._aside = aside
+        self._adapts = adapts
         self._heard = heard
         self._tree = Tree()
         self._own_parts: set[str] = set()
@@ -101,14 +107,24 @@ class Landing:
         with self.explained():
             self._open()
             if self._folds():
-                judge_together(tree, folded=True)
+                if not self._adapts:
+                    judge_together(tree, folded=True)
+                self.renamed = unfolded(tree)
+                self._tree = placed(tree, self.renamed)
             self._require_places()
-            links = dict(tree.links)
-            for name, target in tree.links:
-                if not self._leads_inside(links, name):
-                    through = f"leads out through a link in {self.root}"
-                    raise LandingRefused(f"{shown(name)} is a link to {shown(target)}, which {through}")
+            self._judge_links()
         self.require_room(tree.files)
+
+    def _judge_links(self) -> None:
+        """Leave out, or refuse, links that lead out by way of what is here; another one may lead there by way of it."""
+        links, names = dict(self._tree.links), {place: name for name, place in self.renamed.items()}
+        while out := [place for place in links if not self._leads_inside(links, place)]:
+            for place in out:
+                name, to = names.get(place, place), shown(links.pop(place))
+                self.left_out[name] = f"a link to {to}, which leads out through a link in {self.root}"
+                if not self._adapts:
+                    raise LandingRefused(f"{shown(name)} is {self.left_out[name]}")
+        self._tree = replace(self._tree, links=tuple(links.items()))
 
     def require_room(self, files: tuple[Arriving, ...]) -> None:
         """Raise StoreError when the disk has no room for these files."""
@@ -125,7 +141,7 @@ class Landing:
     def has(self, file: Arriving, content: str) -> bool:
         """Whether the file is there already, with that content (`content_of`)."""
         with self.explained(), contextlib.suppress(FileNotFoundError):
-            descriptor = opened_below(self._top, file.name)
+            descriptor = opened_below(self._top, self._place(file))
             if descriptor is None:
                 return False
             try:
@@ -159,7 +175,10 @@ class Landing:
                 os.utime(part.descriptor, ns=(moment, moment))
             if durable:
                 os.fsync(part.descriptor)
-        self._kept[file.name] = _part_name(file.name, content)
+        self._kept[self._place(file)] = _part_name(file.name, content)
+
+    def _place(self, file: Arriving) -> str:
+        return self.renamed.get(file.name, file.name)
 
     def settle(self) -> None:
         """Move everything that was kept to its place, and make the tree's folders and links."""
@@ -346,62 +365,6 @@ class Landing:
             raise StoreError(f"cannot write to {self.root}: {error.strerror}", hint=hint) from error
 
 
-class Part:
-    """A file on its way, under a name of our own. Methods raise OSError."""
-
-    def __init__(self, folder: int, name: str) -> None:
-        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        self.descriptor = new_or_own(name, flags, folder)
-
-    def __enter__(self) -> Part:
-        """Nothing to do."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close it; it stays."""
-        self.close()
-
-    def close(self) -> None:
-        """Close it; it stays."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
-
-    def length(self) -> int:
-        """Return how much of it is there."""
-        return os.fstat(self.descriptor).st_size
-
-    def write(self, at: int, data: memoryview | bytes) -> None:
-        """Write the bytes at that place."""
-        left = memoryview(data)
-        while left:
-            done = os.pwrite(self.descriptor, left, at)
-            left, at = left[done:], at + done
-
-    def fill(self, store: ObjectStore, key: str, size: int, *, start: int = 0) -> bool:
-        """Write an object of that size from `start` on, piece by piece; False when it ends before. StoreError."""
-        room = memoryview(bytearray(min(_PIECE_BYTES, size)))
-        for at in range(start, size, _PIECE_BYTES):
-            piece = room[: min(_PIECE_BYTES, size - at)]
-            if not store.read_into(key, at, piece):
-                return False
-            self.write(at, piece)
-        return True
-
-    def read_into(self, at: int, into: memoryview) -> bool:
-        """Fill `into` with what is there from `at` on; False when it ends before."""
-        while into:
-            done = os.preadv(self.descriptor, [into], at)
-            if done == 0:
-                return False
-            into, at = into[done:], at + done
-        return True
-
-    def cut(self, size: int) -> None:
-        """Leave so much of it, or make it as long."""
-        os.ftruncate(self.descriptor, size)
-
-
 class _Current:
     """The folder that was needed last stays open: most files lie beside the one before."""
 
@@ -431,6 +394,52 @@ class _Current:
         if self._names is None:
             self._names = sorted(os.listdir(self._descriptor))
         return self._names
+
+
+# Names that a disk cannot have beside each other, for it takes them for the same.
+
+
+def unfolded(tree: Tree) -> dict[str, str]:
+    """Return the names of a tree that come under others, with these: one of those that are alike stays as it is.
+
+    The same tree has the same ones whenever it comes.
+    """
+    places, taken = {"": ""}, set[str]()
+    own = {fold(name) for name in tree.names()}
+
+    def find(name: str) -> str:
+        if name not in places:
+            as_it_is = "/".join(filter(None, (find(parent_of(name)), name.rpartition("/")[2])))
+            endings = (f".{number}" for number in itertools.count(2))
+            free = (one for one in endings if not {fold(as_it_is + one), fold(name + one)} & (taken | own))
+            places[name] = as_it_is if fold(as_it_is) not in taken else as_it_is + next(free)
+            taken.add(fold(places[name]))
+        return places[name]
+
+    for name in sorted(tree.names()):
+        find(name)
+    return {name: place for name, place in places.items() if place != name}
+
+
+def placed(tree: Tree, renamed: Mapping[str, str]) -> Tree:
+    """Return the tree by its new names; a link leads to what it led to."""
+
+    def place_of(name: str) -> str:
+        if name in renamed or not name:
+            return renamed.get(name, "")
+        return "/".join(filter(None, (place_of(parent_of(name)), name.rpartition("/")[2])))
+
+    def leading(name: str, target: str) -> str:
+        led = "/".join(landing_of(name, target) or ())
+        if name not in renamed and place_of(led) == led:
+            return target
+        return posixpath.relpath(f"/{place_of(led)}", f"/{parent_of(place_of(name))}")
+
+    return Tree(
+        files=tuple(replace(file, name=place_of(file.name)) for file in tree.files),
+        links=tuple((place_of(name), leading(name, target)) for name, target in tree.links),
+        folders=tuple((place_of(name), mode) for name, mode in tree.folders),
+    )
 
 
 def _part_name(name: str, content: str) -> str:

@@ -21,7 +21,9 @@ from gpucloud.domain.errors import LandingRefused, NodeError, StoreError
 from gpucloud.domain.state.state import MissingOutput
 from gpucloud.ports import Brought, Host, Outputs
 from gpucloud.store.directory import DirectoryStore
+from gpucloud.store.landing import Landing
 from gpucloud.system import wholefile
+from gpucloud.usecases.supervise.story import brought_lines, missing_line
 from tests.fakes.nodes import node_at
 from tests.fakes.shell import FakeShell
 
@@ -218,6 +220,43 @@ def test_what_an_earlier_attempt_left_in_the_store_comes_home_before_what_is_new
     assert found == {"tool": "two", "tool.before-attempt-2": "one"}
     assert brought.set_aside == (str(home / "results" / "tool.before-attempt-2"),)
     assert store.list("jobs/") == ()
+
+
+def test_one_name_that_the_disk_at_home_cannot_have_keeps_no_other_result_from_coming(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hosts: tuple[Host, Host]
+) -> None:
+    """Straight, and out of the store, where a machine had put them as they were."""
+    code, home, store = tmp_path / "code", tmp_path / "home", DirectoryStore(tmp_path / "store")
+    (code / "results").mkdir(parents=True)
+    for name in ("Best.pt", "best.pt"):
+        (code / "results" / name).write_text(name)
+    (code / "results" / "out").symlink_to("mine/file")
+    outputs = OutputsFolder(("results/",), home / "o", python=sys.executable)
+    by_store = StoredOutputs(store, "digits", None, lambda to: OutputsFolder(("results/",), to, python=sys.executable))
+    by_store.bring_home(hosts[0], str(code), 1)
+    for folder in ("o", "s"):
+        (home / folder / "results").mkdir(parents=True)
+        (home / folder / "results" / "mine").symlink_to("/")
+    monkeypatch.setattr(Landing, "_folds", lambda _: True)
+
+    for brought, to in (
+        (outputs.bring_home(hosts[0], str(code), 1), "o"),
+        (bring_stored_home(store, "digits", home / "s"), "s"),
+    ):
+        found = home / to / "results"
+        assert {path.name: path.read_text() for path in found.glob("*est*")} == {
+            "Best.pt": "Best.pt",
+            "best.pt.2": "best.pt",
+        }
+        assert brought.renamed == (("results/best.pt", "results/best.pt.2"),)
+        (missing,) = brought.missing
+        assert missing_line(missing).startswith(
+            "outputs: results/out was left out: it is a link to 'mine/file', which leads out through a link in "
+        )
+        assert "results/best.pt came as results/best.pt.2: the disk here takes its name for another's" in brought_lines(
+            brought
+        )
+        assert not any(path.endswith("/out") for path in brought.paths)
 
 
 def test_outputs_find_another_place_where_those_of_an_earlier_attempt_are_refused(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -114,6 +115,45 @@ def test_names_that_the_disk_takes_for_the_same_are_refused_where_it_does(
     monkeypatch.setattr(Landing, "_folds", lambda _: True)
     with pytest.raises(LandingRefused, match="comes twice"):
         land(here, files(*names))
+
+
+def test_results_whose_names_the_disk_takes_for_the_same_come_under_others_with_what_links_lead_to(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them were refused for one, and their machine was ended with them."""
+    monkeypatch.setattr(Landing, "_folds", lambda _: True)
+    found = files("r/Best.pt", "r/best.pt", "r/best.pt.2", "R/log", "R/deep/log")
+    links = (("r/last", "best.pt"), ("r/first", "Best.pt"), ("top", "r/deep/log"))
+    tree = replace(found, links=links, folders=(("r", 0o755), ("R", 0o755), ("R/deep", 0o755)))
+    for _ in range(2):  # the same names whenever they come
+        with Landing(here, adapts=True, aside="before") as landing:
+            landing.expect(tree)
+            for file in tree.files:
+                with landing.part(file, "x") as part:
+                    part.write(0, file.name[-4:].encode())
+                landing.keep(file, "x")
+            landing.settle()
+        assert landing.set_aside == []
+    assert landing.renamed == {
+        "r": "r.2",
+        "r/Best.pt": "r.2/Best.pt",
+        "r/best.pt": "r.2/best.pt.3",
+        "r/best.pt.2": "r.2/best.pt.2",
+        "r/first": "r.2/first",
+        "r/last": "r.2/last",
+    }
+    assert (here / "r.2" / "last").readlink() == Path("best.pt.3")
+    assert (here / "r.2" / "first").readlink() == Path("Best.pt")
+    assert (here / "R" / "deep" / "log").is_file()
+
+
+def test_a_link_that_would_lead_out_here_alone_is_left_out_of_results_and_keeps_nothing_else_back(here: Path) -> None:
+    (here / "mine").symlink_to("/")
+    with Landing(here, adapts=True) as landing:
+        landing.expect(Tree(links=(("x", "mine/etc"), ("y", "x"), ("z", "a")), folders=(("a", 0o755),)))
+        landing.settle()
+    assert landing.left_out["x"] == f"a link to 'mine/etc', which leads out through a link in {here}"
+    assert everything(here) == sorted({"a", "mine", "z", *({"y"} - landing.left_out.keys())})
 
 
 def test_more_than_anyone_needs_is_refused() -> None:

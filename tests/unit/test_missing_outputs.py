@@ -165,7 +165,8 @@ def looks_at(count: int, monkeypatch: pytest.MonkeyPatch, folder: Path) -> int:
         nonlocal calls
         calls += 1
 
-    host = cast("Host", SimpleNamespace(node=node_at(0, None)))
+    bare = Completed(exit_code=1, stdout=b"", stderr=b"")
+    host = cast("Host", SimpleNamespace(node=node_at(0, None), run=lambda *_, **__: bare))
     sys.setprofile(count_one)
     try:
         brought = OutputsFolder(("r", "s/*", "t/*", "s/1"), folder).bring_home(host, "code", 1)

@@ -46,8 +46,17 @@ from gpucloud.domain.supervision.capacity import cooled
 from gpucloud.domain.supervision.membership import hang_limit, hung
 from gpucloud.domain.supervision.quarantine import failures
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.renewal import asked_of, lost_outputs, to_bring
-from gpucloud.domain.supervision.snapshot import Goal, Homecoming, Limits, NodeSnapshot, Readiness, Rules, left_on_hosts
+from gpucloud.domain.supervision.renewal import lost_outputs, to_bring
+from gpucloud.domain.supervision.snapshot import (
+    Goal,
+    Homecoming,
+    Limits,
+    NodeSnapshot,
+    Readiness,
+    Rules,
+    asked_of,
+    left_on_hosts,
+)
 from gpucloud.ports import Brought
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.money.spend import SpendTracker

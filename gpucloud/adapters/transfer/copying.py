@@ -223,22 +223,31 @@ class Copier:
         return self._stats([(path, "")])[0][1]
 
     def fetch(
-        self, found: Listing, root: Path, place_of: Callable[[str], str], aside: str | None = None
+        self,
+        found: Listing,
+        root: Path,
+        place_of: Callable[[str], str],
+        aside: str | None = None,
+        adapted: Callable[[Landing], None] | None = None,
     ) -> tuple[int, tuple[Path, ...], tuple[str, ...]]:
         """Make what lies below `root` equal to what was found.
 
         Returns the bytes that moved, what was set aside, and the node's paths of what was deleted there meanwhile.
         `place_of` says where each `top` goes: a path below `root`, empty for it. Nothing is changed before all is here
-        and whole. With `aside`, what lies there and differs is kept, by that ending of its name. LandingRefused
-        for what would leave `root`, StoreError for what is in its way, RemoteCommandFailed for what never holds still.
+        and whole. With `aside`, what lies there and differs is kept, by that ending of its name. With
+        `adapted`, which hears of the landing then, what this disk alone cannot have keeps nothing else back.
+        LandingRefused for what would leave `root`, StoreError for what is in its way, RemoteCommandFailed for what does
+        not hold still.
         """
         files, tree = _placed(found, place_of)
         if not (found.files or found.links or found.folders):
             return 0, (), ()
-        with Landing(root, resumes=True, aside=aside, heard=self._heard) as landing:
+        with Landing(root, resumes=True, aside=aside, adapts=adapted is not None, heard=self._heard) as landing:
             landing.expect(tree)
             moved, gone = self._fetch_rounds(landing, files)
             landing.settle()
+        if adapted is not None:
+            adapted(landing)
         return moved, tuple(landing.set_aside), gone
 
     def send(self, files: Sequence[Sent], links: Sequence[tuple[str, str]] = ()) -> int:

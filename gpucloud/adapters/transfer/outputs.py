@@ -82,8 +82,8 @@ class OutputsFolder:
         except LandingRefused as error:  # these are not to blame, and find a place elsewhere
             raise StoreError(str(error), hint=error.hint) from error
         brought, found = self._bring(host, code, paths, "", attempt, moves)
-        torn = _torn(found, _written(host, attempt))
-        return replace(_together(earlier, brought), missing=(*_not_there(found), *_left_out(found), *torn))
+        both, torn = _together(earlier, brought), _torn(found, _written(host, attempt))
+        return replace(both, missing=(*both.missing, *_not_there(found), *_left_out(found), *torn))
 
     def bring_profile(self, host: Host, attempt: int) -> tuple[str, ...]:
         """Return what of the attempt's profiles arrived from the host, below `profile/attempt-<n>`."""
@@ -113,7 +113,8 @@ class OutputsFolder:
         def place_of(top: str) -> str:
             return "/".join((*below.split("/"), *(part for part in top.split("/") if part != "."))).strip("/")
 
-        _, set_aside, gone = copier.fetch(found, self._target, place_of, _before(attempt))
+        adapted: list[Landing] = []
+        _, set_aside, gone = copier.fetch(found, self._target, place_of, _before(attempt), adapted.append)
         deleted = frozenset(gone)  # a script chooses how many files there are
         came = tuple(file for file in found.files if file.path not in deleted)
         away = [file for file in found.files if file.path in deleted]
@@ -125,9 +126,9 @@ class OutputsFolder:
         tops = dict.fromkeys(place_of(top) for top in found.asked_folders)
         files = dict.fromkeys(place_of(file.top) for file in found.files if not file.inner)
         others = [name for name in files if not _is_below_any(name, tops)]
-        paths = tuple(str(self._target / name) for name in (*tops, *others))
         size = max(new) - sum(file.size for file in away)
-        return Brought(paths=paths, size=size, set_aside=tuple(map(str, set_aside))), found
+        brought = Brought(paths=(*tops, *others), size=size, set_aside=tuple(map(str, set_aside)))
+        return _as_it_lies(brought, self._target, adapted[0] if adapted else None), found
 
 
 def _before(attempt: int) -> str:
@@ -370,20 +371,30 @@ def _stored(store: ObjectStore, job: str) -> tuple[_Stored, ...]:
 
 def _copy(place: _Stored, tree: Tree, unnoted: tuple[MissingOutput, ...], target: Path) -> Brought:
     """Return what is here now, of what that attempt has left."""
-    with Landing(target, aside=_before(place.attempt)) as landing:
+    with Landing(target, aside=_before(place.attempt), adapts=True) as landing:
         landing.expect(tree)
         for file in tree.files:
             _receive(place.store, place.files + file.name, file, landing)
         landing.settle()
     names = (*(file.name for file in tree.files), *(name for name, _ in tree.links))
-    paths, size = tuple(str(target / name) for name in names), sum(file.size for file in tree.files)
-    return Brought(paths=paths, size=size, set_aside=tuple(map(str, landing.set_aside)), missing=unnoted)
+    size, aside = sum(file.size for file in tree.files), tuple(map(str, landing.set_aside))
+    return _as_it_lies(Brought(paths=names, size=size, set_aside=aside, missing=unnoted), target, landing)
+
+
+def _as_it_lies(brought: Brought, target: Path, landing: Landing | None) -> Brought:
+    """Return what came, its names as paths: by those that it has on this disk, and without what that cannot have."""
+    renamed, left_out = (landing.renamed, landing.left_out) if landing is not None else ({}, {})
+    paths = (str(target / renamed.get(name, name)) for name in brought.paths if name not in left_out)
+    missing = (MissingOutput(path=_told(name), why=f"was left out: it is {why}") for name, why in left_out.items())
+    others = tuple((_told(name), _told(place)) for name, place in renamed.items())
+    return replace(brought, paths=tuple(paths), renamed=others, missing=(*brought.missing, *missing))
 
 
 def _together(one: Brought, other: Brought) -> Brought:
     paths = tuple(dict.fromkeys((*one.paths, *other.paths)))
     aside, missing = (*one.set_aside, *other.set_aside), (*one.missing, *other.missing)
-    return Brought(paths=paths, size=one.size + other.size, set_aside=aside, missing=missing)
+    renamed = (*one.renamed, *other.renamed)
+    return Brought(paths=paths, size=one.size + other.size, set_aside=aside, renamed=renamed, missing=missing)
 
 
 def _tree(place: _Stored) -> tuple[Tree, tuple[MissingOutput, ...]]:

@@ -23,7 +23,8 @@ from gpucloud.domain.untrusted import Arriving, Tree, fitting
 from gpucloud.ports import PortForward, Shell
 from gpucloud.store import ObjectStore
 from gpucloud.store.contract import Stored, TooLarge
-from gpucloud.store.landing import Landing, Part
+from gpucloud.store.filling import Part
+from gpucloud.store.landing import Landing
 from gpucloud.usecases.job.jobs import Asker, with_forecast
 from gpucloud.usecases.jobstore.condition import Condition
 from gpucloud.usecases.jobstore.report import JobReport

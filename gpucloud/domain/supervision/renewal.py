@@ -10,7 +10,7 @@ from gpucloud.domain.job.quantities import format_moment, format_span, span_of
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.money.budget import PrepaidRule, may_launch, sooner
 from gpucloud.domain.node.node import Node, NodeState
-from gpucloud.domain.node.status import LEAVES_AHEAD, LEAVES_SHARE, SAVES, Outcome, Stop
+from gpucloud.domain.node.status import LEAVES_AHEAD, LEAVES_SHARE, SAVES, Stop
 from gpucloud.domain.offer import Pool
 from gpucloud.domain.state.state import NOT_THERE, Attempt, ExitReason, InterruptionKind, JobState, MissingOutput
 from gpucloud.domain.supervision.action import (
@@ -45,6 +45,7 @@ from gpucloud.domain.supervision.snapshot import (
     Readiness,
     Rules,
     Snapshot,
+    asked_of,
     is_awaited,
     place_of,
     waits,
@@ -343,17 +344,6 @@ def _lower(snapshot: Snapshot, payable: datetime) -> Arm | None:
 FindNode = Callable[[str], Node | None]
 
 
-def asked_of(attempts: Sequence[Attempt], outputs: tuple[str, ...]) -> tuple[str, ...]:
-    """Return which outputs the last attempt's script was to make; `outputs` are those of the job's order of now.
-
-    Those of the job file that it was started under, and where the script is the same one, those of now too.
-    """
-    last = attempts[-1] if attempts else None
-    if last is None or not last.outputs:
-        return outputs
-    return last.outputs if last.outdated else tuple(dict.fromkeys((*last.outputs, *outputs)))
-
-
 def to_bring(attempts: Sequence[Attempt], outputs: tuple[str, ...], known: FindNode) -> tuple[str, ...]:
     """Return what is brought home of the last attempt where it is there, and of those before that lie beside it."""
     own = (path for one in _beside(attempts, known) for path in one.outputs)
@@ -410,11 +400,3 @@ def rank_0_answering(attempt: Attempt, snapshot: Snapshot) -> Node | None:
     frozen = {i.node_id for i in snapshot.state.interruptions if i.kind is not InterruptionKind.NOTICE}
     heard = first is not None and not is_gone(first) and not first.silent_for and first.node.id not in frozen
     return first.node if first is not None and heard else None
-
-
-def lost_with_machines(attempt: Attempt) -> str:
-    """Return why outputs are missing that nobody brought home in time: they were there if the script had ended."""
-    went = f"the machines of attempt {attempt.number}"
-    if all(member.outcome is Outcome.DONE for member in attempt.members):
-        return f"lost with {went}"
-    return f"did not come home: whatever the script had written there by then went with {went}"

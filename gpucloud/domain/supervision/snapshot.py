@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -90,6 +90,17 @@ def place_of(node_id: str, known: Callable[[str], Node | None]) -> str:
     """Return what nodes on one disk have in common."""
     node = known(node_id)
     return node.place if node is not None else node_id
+
+
+def asked_of(attempts: Sequence[Attempt], outputs: tuple[str, ...]) -> tuple[str, ...]:
+    """Return which outputs the last attempt's script was to make; `outputs` are those of the job's order of now.
+
+    Those of the job file that it was started under, and where the script is the same one, those of now too.
+    """
+    last = attempts[-1] if attempts else None
+    if last is None or not last.outputs:
+        return outputs
+    return last.outputs if last.outdated else tuple(dict.fromkeys((*last.outputs, *outputs)))
 
 
 class Readiness(str, Enum):

@@ -38,8 +38,7 @@ from gpucloud.domain.supervision.budget import overdue
 from gpucloud.domain.supervision.capacity import cooled, with_distance
 from gpucloud.domain.supervision.membership import is_broken, outcomes_of, progress_of, shown_of, timed, unit_of
 from gpucloud.domain.supervision.quarantine import why_replaced
-from gpucloud.domain.supervision.renewal import asked_of, lost_with_machines
-from gpucloud.domain.supervision.snapshot import Homecoming, Snapshot
+from gpucloud.domain.supervision.snapshot import Homecoming, Snapshot, asked_of
 from gpucloud.domain.supervision.strays import as_listed
 from gpucloud.domain.untrusted import in_one_line
 
@@ -271,6 +270,14 @@ def abandon(state: JobState, now: datetime, outputs: tuple[str, ...] = ()) -> Jo
     asked = asked_of(state.attempts, outputs)
     missing = tuple(MissingOutput(path=path, why=why, attempt=state.attempt.number) for path in asked)
     return close_attempt(state, CloseAttempt(reason=ExitReason.STOPPED), now, missing)
+
+
+def lost_with_machines(attempt: Attempt) -> str:
+    """Return why outputs are missing that nobody brought home in time: they were there if the script had ended."""
+    went = f"the machines of attempt {attempt.number}"
+    if all(member.outcome is Outcome.DONE for member in attempt.members):
+        return f"lost with {went}"
+    return f"did not come home: whatever the script had written there by then went with {went}"
 
 
 def reopen(state: JobState) -> JobState:

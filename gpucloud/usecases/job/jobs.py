@@ -25,9 +25,8 @@ from gpucloud.domain.state.state import Attempt, CheckpointRef, ExitReason, JobS
 from gpucloud.domain.supervision.budget import resumption, told_of_money, with_leaving
 from gpucloud.domain.supervision.capacity import standing
 from gpucloud.domain.supervision.membership import time_to_go
-from gpucloud.domain.supervision.renewal import asked_of
 from gpucloud.domain.supervision.self_driving import hands_over, makes_itself_fit
-from gpucloud.domain.supervision.snapshot import Rules
+from gpucloud.domain.supervision.snapshot import Rules, asked_of
 from gpucloud.domain.supervision.strays import as_listed
 from gpucloud.domain.supervision.transitions import with_commit
 from gpucloud.ports import Clock, MarketData, NodeGroup

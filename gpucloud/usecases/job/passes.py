@@ -37,9 +37,8 @@ from gpucloud.domain.supervision.budget import (
     rules_for,
     shutdown_at,
 )
-from gpucloud.domain.supervision.renewal import asked_of
 from gpucloud.domain.supervision.self_driving import Arming, arming, most_machines
-from gpucloud.domain.supervision.snapshot import Rules
+from gpucloud.domain.supervision.snapshot import Rules, asked_of
 from gpucloud.ports import Clock
 from gpucloud.usecases.checkpoint.checkpoints import StoredCheckpoints
 from gpucloud.usecases.job.jobs import Asker

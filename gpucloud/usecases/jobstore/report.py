@@ -27,9 +27,8 @@ from gpucloud.domain.state.state import (
 )
 from gpucloud.domain.supervision.budget import Resumption
 from gpucloud.domain.supervision.membership import unit_of
-from gpucloud.domain.supervision.renewal import lost_with_machines
 from gpucloud.domain.supervision.snapshot import Limits
-from gpucloud.domain.supervision.transitions import as_told
+from gpucloud.domain.supervision.transitions import as_told, lost_with_machines
 from gpucloud.usecases.jobstore.condition import (
     USUAL,
     Condition,

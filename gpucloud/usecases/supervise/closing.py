@@ -17,7 +17,6 @@ from gpucloud.domain.state.state import Attempt, ExitReason, JobState, MissingOu
 from gpucloud.domain.supervision.action import CloseAttempt
 from gpucloud.domain.supervision.membership import NOTICE, TAKEN_WITHIN, is_gone
 from gpucloud.domain.supervision.renewal import (
-    asked_of,
     is_beside,
     lost_outputs,
     rank_0_answering,
@@ -25,7 +24,15 @@ from gpucloud.domain.supervision.renewal import (
     to_bring,
     without_unasked,
 )
-from gpucloud.domain.supervision.snapshot import Homecoming, NodeSnapshot, Readiness, Snapshot, is_awaited, waits
+from gpucloud.domain.supervision.snapshot import (
+    Homecoming,
+    NodeSnapshot,
+    Readiness,
+    Snapshot,
+    asked_of,
+    is_awaited,
+    waits,
+)
 from gpucloud.domain.untrusted import KEPT_OUTPUT_BYTES
 from gpucloud.ports import Brought, Host, Outputs
 from gpucloud.system.retries import Retry

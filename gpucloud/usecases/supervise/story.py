@@ -201,19 +201,20 @@ def decision_line(made: CapacityDecision, now: datetime | None) -> str:
 
 def missing_line(output: MissingOutput) -> str:
     """Return which output did not come home, or not whole, and what may have been meant."""
-    nearest = f"; nearest: {output.nearest}" if output.nearest else ""
-    return f"outputs: {output.path} {output.why}{nearest}"
+    return f"outputs: {output.path} {output.why}{f'; nearest: {output.nearest}' if output.nearest else ''}"
 
 
 def brought_lines(brought: Brought) -> tuple[str, ...]:
-    """Return what came home, and in one line what lay there before and has another name now."""
-    kept = brought.set_aside
-    if not kept:
-        return tuple(map(brought_line, brought.paths))
-    more = f" and {len(kept) - 1} more of that ending" if len(kept) > 1 else ""
-    were = "1 file that lay there was" if len(kept) == 1 else f"{len(kept)} files that lay there were"
-    aside = f"{were} not written over: kept as {kept[0]}{more}"
-    return (*map(brought_line, brought.paths), aside)
+    """Return what came home, and in one line each what of it has another name here, and what lay there before."""
+    lines, kept = list(map(brought_line, brought.paths)), brought.set_aside
+    for name, place in brought.renamed[:1]:
+        more = f" and {len(brought.renamed) - 1} more likewise" if brought.renamed[1:] else ""
+        lines.append(f"{name} came as {place}{more}: the disk here takes its name for another's")
+    if kept:
+        more = f" and {len(kept) - 1} more of that ending" if len(kept) > 1 else ""
+        were = "file that lay there was" if len(kept) == 1 else "files that lay there were"
+        lines.append(f"{len(kept)} {were} not written over: kept as {kept[0]}{more}")
+    return tuple(lines)
 
 
 def brought_line(path: str) -> str:
