@@ -37,7 +37,17 @@ from gpucloud.agent.metrics.node_metrics import NodeMetrics
 from gpucloud.agent.network import watcher_from
 from gpucloud.agent.single_process import agent_process
 from gpucloud.domain.node.node import Notice
-from gpucloud.domain.node.status import LEAVES_AHEAD, OUTPUT, AttemptStatus, Launch, Outcome, RunState, Status
+from gpucloud.domain.node.status import (
+    LEAVES_AHEAD,
+    LEAVES_MEASURED_SHARE,
+    LEAVES_SHARE,
+    OUTPUT,
+    AttemptStatus,
+    Launch,
+    Outcome,
+    RunState,
+    Status,
+)
 from gpucloud.system import processes
 
 _NONE = OwnEnd()
@@ -208,7 +218,7 @@ class Agent:
         self._node_metrics = node_metrics
         self._boot_id = processes.boot_id()
         self._prepaid: Prepaid | None = None
-        self._leaves_s: tuple[float, float] | None = None
+        self._leaves_s: tuple[float, float, float] | None = None
         self._powered_off = False
         self._saved_early: tuple[datetime, int] | None = None
         self._running: RunningAttempt | None = None
@@ -356,17 +366,19 @@ class Agent:
     def _saving(self) -> Saving | None:
         return self._running.folder.saving() or self._saving_before if self._running else None
 
-    def _leaves(self, prepaid: Prepaid, running: RunningAttempt) -> tuple[float, float]:
-        """Return how long before its paid time ends what runs leaves, now and at the most; 0 where it trains on.
+    def _leaves(self, prepaid: Prepaid, running: RunningAttempt) -> tuple[float, float, float]:
+        """Return how long before its paid time ends what runs leaves, now and at the most, and the share of that time.
 
+        All are 0 where it trains on.
         Where nothing is saved and outputs are to come home, its supervisor ends it as early.
         """
         told = self._attempt.shown if self._attempt is not None else None
         if told is not None and told.phase == OUTPUT and not running.leaves_early:
-            return 0.0, 0.0
+            return 0.0, 0.0, 0.0
         saving = self._saving()
         at_most = saving.most_ahead if saving is not None else LEAVES_AHEAD
-        return prepaid.ahead(saving).total_seconds(), at_most.total_seconds()
+        share = LEAVES_MEASURED_SHARE if saving is not None else LEAVES_SHARE
+        return prepaid.ahead(saving).total_seconds(), at_most.total_seconds(), share
 
     def _report(self) -> None:
         self._measure()
@@ -385,6 +397,7 @@ class Agent:
             rebalance=self._rebalance(),
             leaves_s=self._leaves_s[0] if self._leaves_s else None,
             leaves_at_most_s=self._leaves_s[1] if self._leaves_s else None,
+            leaves_share=self._leaves_s[2] if self._leaves_s else None,
         )
         self._outbox.publish(status, now_s=time.monotonic())
 

@@ -173,18 +173,18 @@ def test_a_late_start_is_refused_no_earlier_for_what_an_earlier_attempt_measured
 
 def told_by(bench):
     status = status_from_json(bench.desired.with_name("status.json").read_text())
-    return status.leaves_s, status.leaves_at_most_s
+    return status.leaves_s, status.leaves_at_most_s, status.leaves_share
 
 
 def test_an_attempt_that_has_not_saved_leaves_at_the_last_fifth_of_its_time_and_a_minute_before_at_the_most(bench):
     bench.told(0, 120, launch=True)
-    assert told_by(bench) == (24, 60)
+    assert told_by(bench) == (24, 60, 0.2)
     bench.agent._running.folder.measured = Saving(save=timedelta(seconds=2), step=timedelta(seconds=1))
     bench.told(1, 160, launch=True)
-    assert told_by(bench) == (11, 11)
+    assert told_by(bench) == (11, 11, 0.4)
 
 
-@pytest.mark.parametrize(("leaves_early", "told"), [(False, (0, 0)), (True, (24, 60))])
+@pytest.mark.parametrize(("leaves_early", "told"), [(False, (0, 0, 0)), (True, (24, 60, 0.2))])
 def test_a_script_that_prints_its_steps_alone_leaves_early_for_its_saves_or_outputs(
     bench, monkeypatch, leaves_early, told
 ):

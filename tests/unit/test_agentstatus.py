@@ -95,6 +95,16 @@ def test_a_loss_that_is_not_a_number_is_valid_json_and_comes_back():
     assert again.step_seconds == math.inf
 
 
+@pytest.mark.parametrize(("share", "is_so"), [(0.0, True), (0.4, True), (0.5, False), (-0.1, False)])
+def test_a_share_of_the_paid_time_that_no_agent_leaves_early_is_believed_of_none(share, is_so):
+    said = status_to_json(Status(heartbeat=1, epoch=1, boot_id="b", notice=None, attempt=None, leaves_share=share))
+    if is_so:
+        assert status_from_json(said).leaves_share == share
+    else:
+        with pytest.raises(Malformed):
+            status_from_json(said)
+
+
 @pytest.mark.parametrize("key", ["leaves_s", "leaves_at_most_s"])
 @pytest.mark.parametrize(("leaves_s", "is_so"), [(0.0, True), (720.0, True), (-1.0, False), (1e300, False)])
 def test_a_time_to_leave_that_cannot_be_is_believed_of_no_node(key, leaves_s, is_so):

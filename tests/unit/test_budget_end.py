@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from gpucloud.agent.attempt.decide import Prepaid, PrepaidPhase, Saving
 from gpucloud.domain.job.spec import MarketPolicy, Resources
 from gpucloud.domain.market.plan import make_plan
-from gpucloud.domain.money.budget import PrepaidRule, Spend, paid_until, reserve_usd
+from gpucloud.domain.money.budget import PrepaidRule, Prolonged, Spend, paid_until, reserve_usd
 from gpucloud.domain.money.ledger import ZERO, usd_for
-from gpucloud.domain.node.status import LEAVES_AHEAD
+from gpucloud.domain.node.status import LEAVES_AHEAD, LEAVES_MEASURED_SHARE, LEAVES_SHARE
 from gpucloud.domain.state.state import ExitReason
 from gpucloud.domain.supervision.action import Arm, EndAttempt
 from gpucloud.domain.supervision.reconcile import decide
@@ -94,6 +94,7 @@ class Machines:
             off_at=self.armed,
             leaves=leaves if prices.leaves_early else timedelta(0),
             leaves_at_most=most if prices.leaves_early else timedelta(0),
+            leaves_share=LEAVES_MEASURED_SHARE if prices.saving else LEAVES_SHARE,
         ).for_job_of(timedelta(days=1000))
 
     def _is_over(self):
@@ -144,6 +145,7 @@ class Machines:
 
 
 def saves_of(seconds):
+    """Those of 27 s are asked for a minute before the end at the most, as where none was measured."""
     return Saving(save=timedelta(seconds=seconds), step=timedelta(seconds=0.5))
 
 
@@ -156,7 +158,7 @@ def jobs(draw):
     paid = rule.start + rule.least + timedelta(minutes=draw(st.integers(0, 15)))
     budget = usd_for(cap * nodes, paid) + reserve_usd(nodes, cap, rule) + Decimal("0.00000002")
     saves, outputs = draw(st.sampled_from(((True, False), (True, True), (False, False), (False, True))))
-    saving = draw(st.sampled_from((None, None, saves_of(0.2), saves_of(30)))) if saves else None
+    saving = draw(st.sampled_from((None, None, saves_of(0.2), saves_of(27), saves_of(30)))) if saves else None
     return Prices(nodes, usd, cap, budget, rule, saving, saves, outputs)
 
 
@@ -186,3 +188,11 @@ def test_a_job_trains_for_as_long_as_its_plan_says(prices):
     trained = machines.asked_at() - machines.begins
 
     assert plan.trains - 2 * PASS <= trained <= plan.trains + prices.late
+
+
+def test_the_share_of_a_longer_time_that_is_kept_for_a_save_is_that_of_measured_saves_whatever_they_take():
+    paid, hour = timedelta(minutes=2), Decimal(60)
+    plain = {"usd": Decimal(10), "usd_per_hour": hour, "cap_usd_per_hour": hour, "paid": paid, "gain": timedelta(0)}
+    for most in (59, 60, 61):
+        at_most = {"leaves": timedelta(seconds=24), "leaves_at_most": timedelta(seconds=most)}
+        assert Prolonged(**plain, **at_most, leaves_share=0.05).leaves_then == timedelta(seconds=48)

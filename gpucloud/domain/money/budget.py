@@ -18,7 +18,7 @@ from itertools import product
 
 from gpucloud.domain.job.quantities import format_usd, span_of
 from gpucloud.domain.money.ledger import ZERO, usd_for
-from gpucloud.domain.node.status import LEAVES_AHEAD, LEAVES_MEASURED_SHARE, LEAVES_SHARE
+from gpucloud.domain.node.status import LEAVES_AHEAD, LEAVES_SHARE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +83,8 @@ class Spend:
     """How long before its paid time ends the job is asked to save and leave, as that time is now."""
     leaves_at_most: timedelta = timedelta(0)
     """The same at the most, once that time has been prolonged."""
+    leaves_share: float = LEAVES_SHARE
+    """Which share of a shorter paid time that is at the most."""
     gain: timedelta = timedelta(0)
     """By less than that, paid time is not prolonged at the end of the budget."""
     ahead_usd: Decimal = ZERO
@@ -145,6 +147,7 @@ class Spend:
             paid=self.off_at - self.as_of if self.off_at and self.as_of else timedelta(0),
             leaves=self.leaves,
             leaves_at_most=self.leaves_at_most,
+            leaves_share=self.leaves_share,
             gain=self.gain,
         )
 
@@ -193,6 +196,7 @@ class Prolonged:
     leaves: timedelta
     leaves_at_most: timedelta
     gain: timedelta
+    leaves_share: float = LEAVES_SHARE
 
     @property
     def asked_in(self) -> timedelta:
@@ -209,15 +213,13 @@ class Prolonged:
     def leaves_then(self) -> timedelta:
         """How long before their paid time ends they are asked, as that will be at the end of the money.
 
-        Of each second that is paid in addition a share is for the last save, at the highest price: the larger one where
-        a save was measured.
+        Of each second that is paid in addition `leaves_share` is for the last save, at the highest price.
         """
         if not self.usd_per_hour or self.leaves_at_most <= self.leaves:
             return self.leaves
         trains = span_of(float((self.usd - usd_for(self.cap_usd_per_hour, self.gain)) * 3600 / self.usd_per_hour))
         dearer = float(self.cap_usd_per_hour / self.usd_per_hour) - 1
-        share = LEAVES_SHARE if self.leaves_at_most == LEAVES_AHEAD else LEAVES_MEASURED_SHARE
-        grown = (self.leaves + share * (trains - self.paid)) / (1 + share * dearer)
+        grown = (self.leaves + self.leaves_share * (trains - self.paid)) / (1 + self.leaves_share * dearer)
         return min(self.leaves_at_most, max(self.leaves, grown))
 
 

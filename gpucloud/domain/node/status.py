@@ -267,6 +267,8 @@ class Status:
     """How long before its paid time ends what runs, or ran last, is asked to save and leave; None where nothing was."""
     leaves_at_most_s: float | None = None
     """The same once that time has been prolonged for long; None where nothing was."""
+    leaves_share: float | None = None
+    """Which share of a shorter time that is at the most: of more, where a save was measured."""
 
 
 def desired_to_json(desired: Desired) -> str:
@@ -346,6 +348,7 @@ def _is_possible(status: Status) -> bool:
         and (status.attempt is None or is_possible_part(status.attempt))
         and 0 <= (status.leaves_s or 0.0) <= _LONGEST_LEAVING_S
         and 0 <= (status.leaves_at_most_s or 0.0) <= _LONGEST_LEAVING_S
+        and 0 <= (status.leaves_share or 0.0) <= LEAVES_MEASURED_SHARE
         and all(len(text) <= _LONGEST_TEXT for text in texts)
         and len(status.gpus) <= _MOST_GPUS
         and all(0 <= sample.index < _MOST_GPUS for sample in status.gpus)

@@ -176,7 +176,9 @@ def with_leaving(spend: Spend, statuses: Iterable[Status | None]) -> Spend:
     told = [status for status in statuses if status is not None]
     leaves_s = max((status.leaves_s or 0.0 for status in told), default=0.0)
     at_most_s = max((status.leaves_at_most_s or 0.0 for status in told), default=0.0)
-    return replace(spend, leaves=timedelta(seconds=leaves_s), leaves_at_most=timedelta(seconds=at_most_s))
+    share = max((status.leaves_share or 0.0 for status in told), default=0.0)
+    most = timedelta(seconds=at_most_s)
+    return replace(spend, leaves=timedelta(seconds=leaves_s), leaves_at_most=most, leaves_share=share)
 
 
 def used_up(
