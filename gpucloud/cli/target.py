@@ -57,10 +57,10 @@ def read_target(cloud: Gpucloud, target: str | None, on: Cloud | None = None) ->
     return Target(file=path, job=replace(job, cloud=on) if on is not None else job, spec=path.read_bytes())
 
 
-def known_job(cloud: Gpucloud, target: str | None) -> KnownJob:
+def known_job(cloud: Gpucloud, target: str | None, *, only_own: bool = False, adopts: bool = False) -> KnownJob:
     """Return the run that is meant: a job's newest, `JOB@1` its first, or the one of that name. UsageError if unknown.
 
-    A file means the newest run of the job that it names.
+    A file means the newest run of the job that it names. With `only_own` not a stranger's, unless one is adopted.
     """
     if target is not None and not _is_file(target):
         return _newest(cloud, _run_named(cloud, target), target)
@@ -78,9 +78,15 @@ def known_job(cloud: Gpucloud, target: str | None) -> KnownJob:
     mine = (
         f", {called(cloud, max(own, key=lambda one: run_of(read.job.name, one.name) or 0))} this file's" if own else ""
     )
-    way = f"named instead of the file, {called(cloud, cloud.known(read.job, found.name, read.file))} is that run{mine}"
-    require_own(found, read.job, sha256_of(read.spec), cloud.home.identity, way)
-    return cloud.known(read.job, found.name, read.file)
+    meant = cloud.known(read.job, found.name, read.file)
+    if adopts:
+        return meant
+    way = f"named instead of the file, {called(cloud, meant)} is that run{mine}"
+    if only_own and cloud.home.find(meant.name) is None:  # its name says nothing here
+        way = f"{' '.join(filter(None, ('gpucloud down', target)))} --adopt ends that run"
+    reader = cloud.reader() if only_own else None
+    require_own(found, read.job, sha256_of(read.spec), cloud.home.identity, way, reader)
+    return meant
 
 
 def of_another_file(cloud: Gpucloud, read: Target) -> KnownJob | None:

@@ -99,6 +99,12 @@ class Gpucloud:
         jobs = JobStore(self.store_of(known), known.name)
         return Orders(jobs=jobs, clock=self.store_clock(jobs), signer=self.signer(), reader=self.reader())
 
+    def is_strangers(self, known: KnownJob) -> bool:
+        """Whether the job's newest order was given from another home, by nobody who is trusted here."""
+        from gpucloud.usecases.jobstore.orders import is_strangers
+
+        return is_strangers(self.orders(known).newest(), self.home.identity, self.reader())
+
     def ordered(self, known: KnownJob) -> OrderedJob:
         """Return a known job by its orders and its file here. Raises CredentialsError."""
         from gpucloud.usecases.job.ordered import OrderedJob

@@ -409,7 +409,7 @@ def a_run_without_a_step_succeeded(original: Any) -> Any:
 def a_name_is_enough(original: Any) -> Any:
     """A job file goes on with any run of its name."""
     del original
-    return lambda order, job, spec_sha256, *, is_there: False
+    return lambda order, job, spec_sha256, **_: False
 
 
 @seeded("domain.checkpoint.protection:must_be_meant", "pytest", "tests/unit/test_protection.py")

@@ -18,7 +18,7 @@ from gpucloud.store import Conflict, open_store
 from gpucloud.system import processes
 from gpucloud.system.retries import SystemClock
 from gpucloud.usecases.jobstore.jobstore import JobStore
-from gpucloud.usecases.jobstore.lease import take
+from gpucloud.usecases.jobstore.lease import require_free, take
 from tests.unit.worlds import NOW, state
 
 CLOCK = SystemClock()
@@ -94,6 +94,16 @@ def test_an_owner_elsewhere_is_followed_when_its_lease_is_over_by_the_stores_clo
         except LeaseHeld:
             time.sleep(0.05)
     pytest.fail("the lease never ended")
+
+
+def test_a_strangers_job_that_is_supervised_is_not_said_to_be_ended_by_down(jobs):
+    with take(jobs, CLOCK):
+        with pytest.raises(LeaseHeld) as mine:
+            require_free(jobs, is_strangers=False)
+        with pytest.raises(LeaseHeld) as strangers:
+            require_free(jobs, is_strangers=True)
+    assert "gpucloud down" in mine.value.hint
+    assert strangers.value.hint.startswith("it is somebody else's: another `name:` trains beside it; if it is dead, ")
 
 
 def test_a_held_lease_is_renewed_for_as_long_as_it_is_held(jobs):

@@ -509,7 +509,17 @@ def test_exit_codes_are_told_apart_and_passed_on(tmp_path, where, code, told):
 
     assert done.returncode == code
     assert told in done.stdout
-    assert (tmp_path / "asked").read_text() == "train gpucloud.yaml --again --json\n"
+    assert (tmp_path / "asked").read_text() == "train gpucloud.yaml --again --adopt --json\n"
+
+
+@both
+def test_with_a_key_of_all_runners_only_their_own_runs_are_gone_on_with_and_ended(tmp_path, where):
+    stand_in(tmp_path)
+    (tmp_path / "gpucloud.yaml").write_text("name: digits\ncloud: aws\n")
+    (tmp_path / "started").touch()
+    for script in (train_of(where), down_of(where)):
+        run_shell(script, tmp_path, {"GITHUB_OUTPUT": "output", "GPUCLOUD_SSH_KEY": "key"})
+    assert (tmp_path / "asked").read_text() == "train gpucloud.yaml --again --json\ndown gpucloud.yaml\n"
 
 
 @both
@@ -536,7 +546,7 @@ def test_an_end_that_is_incomplete_fails_the_pipeline(tmp_path, where, trained, 
     done = run_shell(down_of(where), tmp_path, {"TRAINED": "" if trained is None else str(trained)})
 
     assert done.returncode == code
-    assert (tmp_path / "asked").read_text() == "down gpucloud.yaml\n"
+    assert (tmp_path / "asked").read_text() == "down gpucloud.yaml --adopt\n"
     assert ("MACHINES MAY STILL COST MONEY" in done.stdout) == (code != 0)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from gpucloud.adapters.home import Home
+from gpucloud.adapters.keys import KeyRing
 from gpucloud.cli.commands import checkpoints
 from gpucloud.cli.commands.asking import Asked, cost, status
 from gpucloud.cli.commands.passes import rm
@@ -35,14 +36,16 @@ from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.domain.job.spec import KnownJob
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.node import NO_GROUP
+from gpucloud.domain.state.order import opened, sealed
 from gpucloud.domain.state.state import ExitReason, JobStatus
 from gpucloud.store import open_store
 from gpucloud.usecases.jobstore.jobstore import JobStore
-from gpucloud.usecases.jobstore.orders import Orders
+from gpucloud.usecases.jobstore.orders import Given, Orders, Reader, is_strangers
 from gpucloud.usecases.jobstore.report import JobReport, report
 from gpucloud.wiring import Gpucloud
 from gpucloud.wiring.found import jobs_in, sweepers
-from tests.unit.worlds import NOW, put_job, state
+from gpucloud.wiring.jobs import starter
+from tests.unit.worlds import NOW, order, put_job, state
 
 BASES = {"boom": "boom", "boom-2": "boom", "boom-10": "boom", "other-2": "other-2", "other": "other"}
 
@@ -249,6 +252,70 @@ def test_a_file_whose_jobs_newest_run_is_another_files_is_answered_with_both_run
     assert refused.value.hint == (
         "name: live-mine in this file; named instead of the file, live-2 is that run, live@1 this file's"
     )
+
+
+def signed_by_a_stranger(tmp_path: Path, run: str, host: str = "elsewhere") -> Any:
+    """Have the run's order be one that somebody gave in another home, signed by a key of his; return the key's line."""
+    his = KeyRing(tmp_path / "his", {})
+    jobs = JobStore(open_store(Gpucloud().home.store), run)
+    envelope, version = jobs.order()
+    given = replace(opened(envelope), host=host)
+    jobs.put_order(sealed(given, his.signer().key_id, his.signer().sign(sealed(given).signed)), version)
+    return his.signer().line
+
+
+def test_a_clone_at_the_same_path_and_with_the_same_file_is_no_word_for_a_strangers_run(
+    two_files: tuple[Gpucloud, Path, Path], tmp_path: Path
+) -> None:
+    cloud, _, other = two_files
+    assert known_job(cloud, str(other), only_own=True).name == "live-2"
+    signed_by_a_stranger(tmp_path, "live-2")
+    assert known_job(cloud, str(other)).name == "live-2"  # to look at
+    with pytest.raises(UsageError, match=f"live-2 is a run of {other} of me@here, unfinished, ordered") as refused:
+        known_job(cloud, str(other), only_own=True)
+    assert "`gpucloud keys add NAME KEY` with what `gpucloud keys` shows there" in str(refused.value.hint)
+    assert str(refused.value.hint).endswith("; named instead of the file, live-2 is that run, live-2 this file's")
+    assert known_job(cloud, "live-2", only_own=True).name == "live-2"  # its name is meant
+    cloud.home.forget(cloud.home.find("live-2"))
+    with pytest.raises(UsageError) as refused:
+        known_job(cloud, str(other), only_own=True)
+    assert str(refused.value.hint).endswith(f"; gpucloud down {other} --adopt ends that run")
+    assert known_job(cloud, str(other), only_own=True, adopts=True).name == "live-2"
+
+
+def test_a_start_goes_on_with_no_strangers_run_until_his_key_is_trusted(
+    two_files: tuple[Gpucloud, Path, Path], tmp_path: Path
+) -> None:
+    cloud, _, other = two_files
+    read = read_target(cloud, str(other))
+    key = signed_by_a_stranger(tmp_path, "live-2")
+    with pytest.raises(UsageError, match="ordered from another home by nobody whom you trust") as refused:
+        starter(cloud, read.job).found(read.job, read.spec)
+    assert str(refused.value.hint).endswith("; gpucloud train gpucloud.yaml --adopt takes that run over")
+    assert starter(cloud, read.job).found(read.job, read.spec, adopts=True) is not None
+    cloud.keys().add("he", key)
+    assert starter(cloud, read.job).found(read.job, read.spec) is not None
+
+
+@pytest.mark.parametrize(
+    ("host", "signed", "ends", "strangers"),
+    [
+        ("here", False, True, False),  # one home, whoever wrote to it last
+        ("here", True, False, False),
+        ("elsewhere", True, False, True),
+        ("elsewhere", False, False, False),  # of before orders were signed
+        ("elsewhere", False, True, True),  # somebody without a say has ended it, and leaves it unsigned
+    ],
+)
+def test_a_run_is_a_strangers_by_home_and_signature(
+    tmp_path: Path, host: str, signed: bool, ends: bool, strangers: bool
+) -> None:
+    given, his = order(host=host, end=ExitReason.STOPPED if ends else None), KeyRing(tmp_path / "his", {}).signer()
+    envelope = sealed(given, his.key_id, his.sign(sealed(given).signed)) if signed else sealed(given)
+    found = Given(order=given, envelope=envelope, version="1")
+    reader = Reader(trust=KeyRing(tmp_path / "mine", {}).trust(), marks=Home(tmp_path).order_marks)
+    assert is_strangers(found, "here", reader) is strangers
+    assert not is_strangers(found, "here", None)  # where nobody verifies
 
 
 def test_a_plan_knows_whose_name_it_is(two_files: tuple[Gpucloud, Path, Path]) -> None:

@@ -222,11 +222,11 @@ def _change_row(change: BudgetChange) -> tuple[str, ...]:
 # `down`: saves and ends a job, and shows that nothing of it is left.
 
 
-def down(target: str | None, *, as_json: bool) -> int:
+def down(target: str | None, *, adopts: bool = False, as_json: bool) -> int:
     """Save and end the job, end its machines, and show that nothing is left; return the exit code."""
     cloud = Gpucloud()
     cloud.home.give_reserve()
-    known = known_job(cloud, target)
+    known = known_job(cloud, target, only_own=True, adopts=adopts)
     ender = ender_of(cloud, known)
     try:
         with onlooker(cloud.limits_of(known)) as shown, obeyed(shown, asks=False) as interrupts:
@@ -275,7 +275,7 @@ def rm(target: str | None, *, with_checkpoints: bool, with_outputs: bool, yes: b
     UsageError while anything of it is alive, and for checkpoints or results that nobody said may go.
     """
     cloud = Gpucloud()
-    known = known_job(cloud, target)
+    known = known_job(cloud, target, only_own=True)
     require_one_run(cloud, target, "gpucloud rm JOB")
     name = called(cloud, known)
     if cloud.is_deleted(known):

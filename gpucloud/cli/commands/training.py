@@ -359,7 +359,7 @@ def _say_what_trains(prospect: Prospect, cloud: Gpucloud, known: KnownJob) -> No
 
 def _require_free(prospect: Prospect, cloud: Gpucloud, known: KnownJob) -> None:
     if prospect.state is not None:
-        require_free(asker_of(cloud, known).jobs)
+        require_free(asker_of(cloud, known).jobs, is_strangers=cloud.is_strangers(known))
 
 
 def _require_able_to_begin(cloud: Gpucloud, read: Target, name: str, state: JobState | None) -> None:

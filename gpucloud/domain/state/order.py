@@ -152,13 +152,14 @@ def run_of(base: str, name: str) -> int | None:
     return int(number[1]) if number is not None else None
 
 
-def is_of_another_file(order: Order, job: Job, spec_sha256: str, *, is_there: bool) -> bool:
+def is_of_another_file(order: Order, job: Job, spec_sha256: str, *, is_there: bool, is_strangers: bool = False) -> bool:
     """Whether another job file than the job's began the run; `is_there`: that one is here, beside the job's own.
 
-    Paths mean something on one machine alone, and a file that is gone was moved: then what it said tells.
+    Paths mean something on one machine alone, and a file that is gone was moved: then what it said tells. A stranger's
+    may be a clone of the same, at the same path.
     """
-    if order.resolved.source == job.source:
-        return False
+    if is_strangers or order.resolved.source == job.source:
+        return is_strangers
     return is_there or (order.spec_sha256 != spec_sha256 and order.resolved.run != job.run)
 
 

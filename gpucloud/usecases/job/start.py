@@ -211,7 +211,7 @@ class Starter:
             anew = found.begins_anew(job, self.clock.now(), again=again)
             does = "begins its next run" if anew else "takes that run over"
             way = f"gpucloud train {job.source.name} --adopt {does}"
-            require_own(found, job, sha256_of(spec), self.host, way)
+            require_own(found, job, sha256_of(spec), self.host, way, self.reader)
         return found
 
     def _kept(self, found: Found) -> Kept | None:

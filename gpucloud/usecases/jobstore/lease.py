@@ -185,11 +185,11 @@ def take(
     return Lease(jobs, clock, taken, version, uptime, started)
 
 
-def require_free(jobs: JobStore) -> None:
+def require_free(jobs: JobStore, *, is_strangers: bool) -> None:
     """Raise LeaseHeld where somebody supervises the job: what a start says of it beforehand would come to nothing."""
     loaded = jobs.believed()
     if loaded is not None and not is_over(*loaded):
-        raise _held(jobs.job, *loaded)
+        raise _held(jobs.job, *loaded, is_strangers=is_strangers)
 
 
 def is_over(state: JobState, stored: Stored) -> bool:
@@ -224,17 +224,21 @@ def _me(clock: Clock, node: str, *, leaves: bool) -> Owner:
     )
 
 
-def _held(job: str, state: JobState | None, stored: Stored | None) -> LeaseHeld:
+def _held(job: str, state: JobState | None, stored: Stored | None, *, is_strangers: bool = False) -> LeaseHeld:
     owner = state.owner if state is not None else None
     if state is None or owner is None or stored is None:
         return LeaseHeld(f"another supervisor took {job} over", hint=f"gpucloud status {job}")
     age = (stored.store_time - stored.modified).total_seconds()
     since = format_moment(owner.since, stored.store_time)
     free_in = max(1, math.ceil(state.lease_s - age))
+    ways = (
+        f"gpucloud logs -f {job} follows it, gpucloud budget {job} SUM changes its budget, gpucloud down {job} ends it"
+    )
+    if is_strangers:  # who takes a run over need not mean to end it for whoever trains it
+        ways = "it is somebody else's: another `name:` trains beside it"
     return LeaseHeld(
         f"{job} is supervised by {supervised_by(owner)} since {since} (last sign {age:.0f} s ago)",
-        hint=f"gpucloud logs -f {job} follows it, gpucloud budget {job} SUM changes its budget, gpucloud down {job}"
-        f" ends it; if it is dead, the same command takes over in {free_in} s",
+        hint=f"{ways}; if it is dead, the same command takes over in {free_in} s",
     )
 
 

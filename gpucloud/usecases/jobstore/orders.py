@@ -147,10 +147,7 @@ class Orders:
 
     def signed_by(self, given: Given) -> str | None:
         """Return whose key signed the order, of those that are trusted here; None for nobody's."""
-        sealed_in = given.envelope
-        if self.reader is None:
-            return None
-        return self.reader.trust.verify(sealed_in.signed, sealed_in.key, sealed_in.signature_bytes)
+        return signer_of(given, self.reader) if self.reader is not None else None
 
     def first(self, order: Order) -> Given:
         """Give a new run its first order; over what a start left that made no state. Raises OrderChanged."""
@@ -266,6 +263,22 @@ class Orders:
         return Given(order=order, envelope=envelope, version=version)
 
 
+def signer_of(given: Given, reader: Reader) -> str | None:
+    """Return whose key signed the order, of those that the reader trusts; None for nobody's."""
+    sealed_in = given.envelope
+    return reader.trust.verify(sealed_in.signed, sealed_in.key, sealed_in.signature_bytes)
+
+
+def is_strangers(given: Given, host: str, reader: Reader | None) -> bool:
+    """Whether another gpucloud home than `host` gave the order, and nobody whom the reader trusts signed it.
+
+    What was never signed tells nothing, unless somebody without a say has ended it, who leaves it unsigned.
+    """
+    if reader is None or given.order.host == host or signer_of(given, reader) is not None:
+        return False
+    return bool(given.envelope.key) or given.order.end is not None
+
+
 def caller() -> str:
     """Return who asks, for the record: user and host."""
     try:
@@ -326,21 +339,25 @@ def current_run(store: ObjectStore, base: str, clock: Clock) -> Found | None:
     return max(found, key=lambda one: one.given.order.run, default=None)
 
 
-def require_own(found: Found, job: Job, spec_sha256: str, host: str, way: str) -> None:
+def require_own(found: Found, job: Job, spec_sha256: str, host: str, way: str, reader: Reader | None = None) -> None:
     """UsageError for a run that another job file began: two jobs of one name would go on with each other's weights.
 
-    `way` is how it can be meant all the same.
+    `way` is how it can be meant all the same. With a `reader`, a stranger's run is another's, whatever its file.
     """
     order, other = found.given.order, found.given.order.resolved.source
     is_there = order.host == host and other.is_file() and not other.samefile(job.source)
-    if not is_of_another_file(order, job, spec_sha256, is_there=is_there):
+    strangers = is_strangers(found.given, host, reader)
+    if not is_of_another_file(order, job, spec_sha256, is_there=is_there, is_strangers=strangers):
         return
     whose = f"{other}" if order.host == host else f"{other} of {order.by}"
     stands = f", {found.state.status.value if found.state.status.ended else 'unfinished'}{_at_step(found.state)}"
-    folder = re.sub(r"[^a-z0-9]+", "-", job.source.parent.name.lower()).strip("-") or "2"
+    mine, whence, same = job.source.parent.name, f", and {job.source} is another job file of that name", ""
+    if strangers:
+        mine, whence = caller().partition("@")[0], ", ordered from another home by nobody whom you trust"
+        same = "; if you gave it elsewhere, `gpucloud keys add NAME KEY` with what `gpucloud keys` shows there"
+    free = re.sub(r"[^a-z0-9]+", "-", mine.lower()).strip("-") or "2"
     raise UsageError(
-        f"{found.name} is a run of {whose}{stands}, and {job.source} is another job file of that name",
-        hint=f"name: {job.name}-{folder} in this file; {way}",
+        f"{found.name} is a run of {whose}{stands}{whence}", hint=f"name: {job.name}-{free} in this file{same}; {way}"
     )
 
 
