@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,8 +17,8 @@ from gpucloud.domain.checkpoint.manifest import Why
 from gpucloud.domain.errors import UsageError
 from gpucloud.resume.folder import AttemptFolder
 from gpucloud.resume.save import agreement
-from gpucloud.resume.save.agreement import Agreed, Agreement, Call, News
-from gpucloud.resume.save.cadence import Window
+from gpucloud.resume.save.agreement import Agreed, Agreement, Call, Here, News
+from gpucloud.resume.save.cadence import Cadence, Window
 from tests.standins.saved_runs import SavedRun, forking
 
 _WITHIN_S = 30.0
@@ -80,14 +82,36 @@ class Node:
         folder.mkdir()
         self.folder = folder
         self.agreement = Agreement(Rank(talk), AttemptFolder(folder))  # type: ignore[arg-type]
+        self.step = 0
 
     def passes(self, **options: Any) -> bool:
-        told = {"due": False, "soon": False, "generation": 1, "window": Window.CLOSED}
-        return self.agreement.passes(**{**told, **options})
+        """Come to the end of the next step."""
+        self.step += 1
+        return self.agreement.is_silent() or self.agreement.passes(self.here(**options))
 
-    def reach(self, **options: Any) -> Agreed:
-        told = {"due": False, "soon": False, "generation": 1, "news": News(), "window": Window.CLOSED}
-        return self.agreement.reach(**{**told, **options})
+    def reach(self, call: Call = Call.STEP, **options: Any) -> Agreed:
+        """Agree at the end of that step."""
+        return self.agreement.reach(self.here(**options), News(), call)
+
+    def here(self, *, window: Window = Window.CLOSED, due: bool = False, free: int = 1000) -> Here:
+        return Here(self.step, window, due, free, 1)
+
+    def train(self, steps: int, cadence: Cadence, each: Callable[[int], None] = lambda _: None) -> list[str]:
+        """Return what became of each step, until one is to stop."""
+        found = []
+        while len(found) < steps:
+            each(step := self.step + 1)
+            silent = self.agreement.is_silent()
+            due, free = cadence.falls_on(step), cadence.free_after(step)
+            if silent or self.passes(due=due, free=free):
+                self.step = step
+                found.append("silent" if silent else "passes")
+                continue
+            agreed = self.reach(due=due, free=free)
+            found.append("stop" if agreed.stop else "save" if agreed.due else "waits")
+            if agreed.stop:
+                break
+        return found
 
 
 @pytest.fixture
@@ -144,7 +168,7 @@ def test_a_wish_for_a_save_is_waited_for_until_it_is_granted_and_then_no_more(no
 
 def test_a_save_by_the_number_of_steps_is_made_at_that_step(nodes: tuple[Node, Node]) -> None:
     first, second = nodes
-    assert [first.passes(soon=True), second.passes()] == [True, True]
+    assert [first.passes(free=0), second.passes()] == [True, True]
     assert [first.passes(due=True), second.passes()] == [False, False]
     assert [agreed.due for agreed in both(lambda: first.reach(due=True), second.reach)] == [True, True]
 
@@ -174,8 +198,47 @@ def test_where_one_rank_is_elsewhere_both_are_told(nodes: tuple[Node, Node], cal
 
 
 def test_a_lone_rank_has_nobody_to_ask(nodes: tuple[Node, Node]) -> None:
+    assert not nodes[0].agreement.is_alone
     nodes[0].agreement._ranks.world = 1
-    assert not nodes[0].passes()
+    assert nodes[0].agreement.is_alone
+
+
+@pytest.mark.parametrize("cadence", [Cadence(), Cadence(every_steps=7), Cadence(every_steps=1)])
+def test_at_quick_steps_ranks_are_silent_at_the_same_ones_and_act_at_the_same(
+    nodes: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch, cadence: Cadence
+) -> None:
+    monkeypatch.setattr(agreement, "LOOK_S", 0.02)
+    first, second = nodes
+    wish_at = 400
+
+    def wish(step: int) -> None:
+        time.sleep(0.02 / 10)
+        if step == wish_at:
+            (second.folder / "stop.json").write_text('{"reason": "notice", "at": null}')
+
+    found, other = both(lambda: first.train(500, cadence), lambda: second.train(500, cadence, wish))
+    assert found == other
+    if cadence.every_steps:
+        due = range(cadence.every_steps, len(found) + 2, cadence.every_steps)
+        assert all(found[step - 3] == "save" for step in due if step > 3)  # the third is the first of them
+    if cadence.every_steps != 1:
+        assert found.count("silent") > len(found) / 3
+        runs = [len(list(steps)) for kind, steps in itertools.groupby(found) if kind == "silent"]
+        assert max(runs) <= 4
+    assert found[-1] == "stop"
+    # What is wished is looked for after 20 ms, told at a step that is not silent, and known to all at the next.
+    assert wish_at - 2 <= len(found) <= wish_at + 40
+
+
+def test_where_one_rank_saves_at_a_silent_step_of_the_other_or_elsewhere_both_are_told(
+    nodes: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = nodes
+    monkeypatch.setattr(agreement, "LOOK_S", 1000.0)
+    assert [first.passes(), second.passes()] == [True, True]  # told
+    assert [first.passes(), second.passes()] == [True, True]  # silent
+    with pytest.raises(UsageError, match="one rank is at step 4 while another is at step 5"):
+        both(lambda: (first.passes(), first.reach(call=Call.SAVE)), lambda: second.reach(call=Call.SAVE))
 
 
 def test_ranks_of_which_one_is_asked_to_stop_leave_at_the_same_step_and_end_with_the_same_bits(tmp_path: Path) -> None:

@@ -20,7 +20,12 @@ LOOK_S = 0.05
 _QUICK_S = 0.1
 """After a step that took as long, the next waits for what the others say: it is nothing beside such steps."""
 
+_MOST_SILENT = 4
+"""Of quick steps, so many at most go by with nothing told: should they be slow ones all at once, no more are late."""
+
+_LEAST_S = 1e-6
 _FOREVER_S = 10.0**7
+_IN_ORDER = "call run.step, run.save and run.done on every rank, in the same order"
 _STOPS = (None, Why.STOP, Why.BUDGET, Why.NOTICE)
 """As ranks tell each other; where nodes have different reasons, the one that leaves the least time holds."""
 
@@ -67,15 +72,31 @@ class Call(IntEnum):
         return ("run.step()", "run.step() after run.save()", "run.save()", "the run's end")[self]
 
 
+class Here(NamedTuple):
+    """Where a rank is: at the end of which step, with which window, and what it knows of saves.
+
+    `due`: a save is; `free`: for so many steps after this one, none is to wait for the others.
+    """
+
+    step: int
+    window: Window
+    due: bool
+    free: int
+    generation: int
+
+
 class _Told(NamedTuple):
     """The numbers that ranks compare, of which the highest over all ranks counts."""
 
     first: int  # the lowest call, as a negative number
     last: int
+    least_step: int  # as a negative number
+    most_step: int
     window: int
     stop: int
     due: int
     soon: int
+    silent: int  # for how many steps to come nothing need be told, as a negative number
     generation: int
     asked: int
     busy: int
@@ -89,7 +110,9 @@ class Agreement:
     While a window of gradients is open nothing is saved; what was due or wished for then is so at its end.
 
     At a quick step no rank waits for the others: what they tell is looked at after the next one. As long as that shows
-    no wish, all go on so; where it shows one, they do not, and agree on what to do. So they act at the same step.
+    no wish, all go on so; where it shows one, they do not, and agree on what to do. So they act at the same step. Where
+    steps are so quick that several pass between two looks for wishes, nothing is told at some of them: at the same ones
+    on all ranks, as they have told each other.
     """
 
     def __init__(self, ranks: Ranks, folder: AttemptFolder) -> None:
@@ -98,32 +121,45 @@ class Agreement:
         self._granted = self._asked = self._due = 0
         self._before = ranks.comparison(len(_Told._fields))  # what is told at a quick step
         self._is_calm = False  # nothing is wanted anywhere, as all ranks know
+        self._silent = 0  # steps to come at which nothing is told, as all ranks know
         self._stop = self._save = 0  # this node's wishes, when they were looked for last
         self._looked_at = -math.inf
-        self._told_at = -math.inf
+        self._told_at, self._told_step = -math.inf, 0
 
-    def passes(self, *, due: bool, soon: bool, generation: int, window: Window) -> bool:
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is no other rank to agree with."""
+        return self._ranks.world == 1
+
+    def is_silent(self) -> bool:
+        """Whether to go on with the next step, nothing being told at this one, which counts as it is asked.
+
+        UsageError as in `reach`.
+        """
+        if not self._silent:
+            self._look_back()
+        if not self._silent:
+            return False
+        self._silent -= 1
+        return True
+
+    def passes(self, here: Here) -> bool:
         """Whether to go on with the next step, nothing being wanted; no rank has waited for what the others say of it.
 
-        `soon`: the next step is to wait. False where all ranks have to `reach`. UsageError as there.
+        False where all ranks have to `reach`. UsageError as there.
         """
-        if self._ranks.world == 1:
-            return False
         self._look_back()
         if self._is_calm:
-            self._before.begun(self._told(Call.STEP, window, due=due, soon=soon, generation=generation))
+            self._before.begun(self._told(here, Call.STEP))
         return self._is_calm
 
-    def reach(
-        self, *, due: bool, soon: bool, generation: int, news: News, window: Window, call: Call = Call.STEP
-    ) -> Agreed:
+    def reach(self, here: Here, news: News, call: Call = Call.STEP) -> Agreed:
         """Return what holds for this step; a wish holds until `granted`, and so does what was due in a window.
 
         UsageError, on all ranks, where they are not at the same.
         """
         self._look_back()
-        told = self._told(call, window, due=due, soon=soon, generation=generation, news=news)
-        all_of = self._learn(_Told(*self._ranks.highest(*told)))
+        all_of = self._learn(_Told(*self._ranks.highest(*self._told(here, call, news))))
         is_due = bool(self._due)
         self._due = self._due if all_of.window else 0
         return Agreed(
@@ -150,16 +186,17 @@ class Agreement:
         (least,) = self._ranks.highest(-round(1000 * own))
         return math.inf if -least >= 1000 * _FOREVER_S else -least / 1000
 
-    def _told(
-        self, call: Call, window: Window, *, due: bool, soon: bool, generation: int, news: News = _NO_NEWS
-    ) -> tuple[int, ...]:
+    def _told(self, here: Here, call: Call, news: News = _NO_NEWS) -> tuple[int, ...]:
         now = time.monotonic()
         if now - self._looked_at >= LOOK_S or call is not Call.STEP:
             self._looked_at = now
             self._stop, self._save = _STOPS.index(self._folder.stop_asked()), self._folder.save_asked()
-        soon = soon or now - self._told_at >= _QUICK_S
-        self._told_at = now
-        return -call, call, window, self._stop, due, soon, generation, self._save, *news.numbers()
+        took, steps = now - self._told_at, here.step - self._told_step
+        self._told_at, self._told_step = now, here.step
+        soon = not here.free or took >= _QUICK_S
+        silent = max(0, min(here.free - 1, _MOST_SILENT, int(LOOK_S * steps / max(took, _LEAST_S)) - 1))
+        who = -call, call, -here.step, here.step, here.window
+        return *who, self._stop, here.due, soon, -silent, here.generation, self._save, *news.numbers()
 
     def _look_back(self) -> None:
         """Learn what ranks said at the step before. UsageError where they were not at the same."""
@@ -170,9 +207,14 @@ class Agreement:
         if -told.first != told.last:
             raise UsageError(
                 f"one rank is at {Call(-told.first).named} while another is at {Call(told.last).named}",
-                hint="call run.step, run.save and run.done on every rank, in the same order",
+                hint=_IN_ORDER,
+            )
+        if -told.least_step != told.most_step:
+            raise UsageError(
+                f"one rank is at step {-told.least_step} while another is at step {told.most_step}", hint=_IN_ORDER
             )
         self._asked = max(self._asked, told.asked)
         self._due = max(self._due, told.due)
         self._is_calm = not (told.stop or told.soon or self._due or self._asked > self._granted)
+        self._silent = -told.silent if self._is_calm else 0
         return told

@@ -18,6 +18,7 @@ FIRST_SAVE_S = 2.0
 """A fresh job saves this early, so that its first minutes are not lost and a store that refuses is found out."""
 
 _LEAST_S = 1.0
+_ALL = 10**6  # steps: more than anybody asks about
 _ANEW_FITS = 1.25  # times what a save takes: for another writer to start, and for a store that was quicker before
 
 
@@ -27,6 +28,14 @@ class Cadence:
 
     every_s: float | None = None
     every_steps: int | None = None
+
+    def falls_on(self, step: int) -> bool:
+        """Whether a save is due after this step by its number."""
+        return self.every_steps is not None and step % self.every_steps == 0
+
+    def free_after(self, step: int) -> int:
+        """Return for how many steps after this one no save is due by its number."""
+        return _ALL if self.every_steps is None else self.every_steps - step % self.every_steps - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +78,7 @@ def is_due(cadence: Cadence, moment: Moment) -> bool:
     minutes: `plan` names the `every:` that costs least where it saves more than a fifth.
     """
     if cadence.every_steps is not None:
-        return moment.step % cadence.every_steps == 0
+        return cadence.falls_on(moment.step)
     if cadence.every_s is not None:
         return moment.since_save_s >= cadence.every_s
     if not moment.anything_saved and moment.since_start_s >= FIRST_SAVE_S:

@@ -19,7 +19,7 @@ from gpucloud.domain.errors import UsageError
 from gpucloud.resume.folder import AttemptFolder, Progress, say
 from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.save import agreement
-from gpucloud.resume.save.agreement import Agreed, Agreement, Call
+from gpucloud.resume.save.agreement import Agreed, Agreement, Call, Here
 from gpucloud.resume.save.cadence import Cadence, Window
 from gpucloud.resume.save.saving import PendingSave, Saver
 from gpucloud.store.checkpoints import Checkpoints
@@ -202,37 +202,32 @@ class SaveDecider:
 
     def _passes(self, step: int, window: Window) -> bool:
         """Whether nothing is wanted at this step, as all ranks know without waiting for each other."""
-        if not self._prepared or self._saver.in_flight:
+        if self._agreement.is_alone or not self._prepared or self._saver.in_flight:
             return False
-        due, soon = self._due(step)
-        return self._agreement.passes(due=due, soon=soon, generation=self._checkpoints.generation, window=window)
+        if self._agreement.is_silent():
+            return True
+        return self._agreement.passes(self._here(step, window))
 
     def _agree(self, step: int, window: Window = Window.CLOSED, call: Call = Call.STEP) -> Agreed:
         """Agree with the other ranks, and go on with the save that is under way."""
-        due, soon = self._due(step)
-        agreed = self._agreement.reach(
-            due=due,
-            soon=soon,
-            generation=self._checkpoints.generation,
-            news=self._saver.news(),
-            window=window,
-            call=call,
-        )
+        agreed = self._agreement.reach(self._here(step, window), self._saver.news(), call)
         self._generation = agreed.generation
         self._told(lambda: self._saver.advance(agreed.news))
         return agreed
 
-    def _due(self, step: int) -> tuple[bool, bool]:
-        """Return whether a save is due at this step, and whether one will be at the next: only rank 0 says so."""
-        if self._ranks.rank > 0:
-            return False, False
+    def _here(self, step: int, window: Window) -> Here:
+        due = self._ranks.rank == 0 and self._due(step)
+        return Here(step, window, due, self._cadence.free_after(step), self._checkpoints.generation)
+
+    def _due(self, step: int) -> bool:
+        """Whether a save is due at this step, as only rank 0 says."""
         if self._cadence.every_steps is not None:
-            return self._saver.due(self._cadence, step), self._saver.due(self._cadence, step + 1)
+            return self._cadence.falls_on(step)
         now = time.monotonic()
         if self._saver.in_flight or now - self._reckoned_at < agreement.LOOK_S:
-            return False, False
+            return False
         self._reckoned_at = now
-        return self._saver.due(self._cadence, step), False
+        return self._saver.due(self._cadence, step)
 
     def _save(self, agreed: Agreed, now: Callable[[], Moment]) -> None:
         """Begin to save this step. For a save under way training waits only where the user set a number of steps."""
