@@ -119,7 +119,7 @@ def test_progress_tells_the_steps_the_phase_and_what_counts(job):
     last = report(job)
     assert set(last) == {
         "step", "first_step", "total_steps", "loss", "phase", "committed_step", "step_seconds", "waiting_share",
-        "longest_s", "written_at",
+        "longest_s", "unsaved", "written_at",
     }  # fmt: skip
     assert (last["step"], last["total_steps"], last["committed_step"], last["phase"]) == (5, 5, 5, "done")
     assert last["loss"] == losses[-1]
