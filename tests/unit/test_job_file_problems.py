@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -516,7 +517,7 @@ BROKEN: list[tuple[str, list[str]]] = [
         ['5:20: container.login: "PASS" is not in `secrets`: add it there'],
     ),
     (
-        "name: a\nrun: ./a.out\nbudget: 1 USD\nlauncher: torchrun\n",
+        "name: a\nrun: ./a.out\nbudget: 1 USD\nlauncher: torchrun\nsetup: make\n",
         ["4:11: launcher: torchrun starts a Python script, and `run` is a command line: plain or mpi"],
     ),
     (HEAD + "env: {A: 1}\nsecrets: [A]\n", ['5:11: secrets[0]: "A" is in env too: keep it in one of them']),
@@ -634,6 +635,79 @@ def test_a_script_line_that_needs_a_shell_is_refused_where_it_stands(tmp_path: P
     file.write_text("name: a\nbudget: 1 USD\nrun: train.py > log\n")
     with pytest.raises(JobFileError, match=r':3:6: run: "train.py > log": a script gets no shell'):
         read_job(file)
+
+
+@pytest.fixture
+def code(folder: Path) -> Path:
+    """A folder with a script, a program that may be executed and one that may not, and a package of its own."""
+    for name in ("go.sh", "run/all.sh", "net/__init__.py", "net/train.py", "plain/train.py", "old/train.py"):
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    (folder / "run" / "all.sh").chmod(0o755)
+    (folder / ".gitignore").write_text("old/\n")
+    (folder / "run" / ".gpucloudignore").write_text("kept.py\n")
+    (folder / "run" / "kept.py").touch()
+    return folder
+
+
+_NEAR = 'there is no file "{}" in the code folder (did you mean "{}"?)'.format
+_HOME = '"{}" is not sent to machines: {} keeps it here (take it out of {})'.format
+_NOT_THERE = [
+    ("python trian.py", _NEAR("trian.py", "train.py")),
+    ("python3.11 -u -W ignore trian.py --lr 1", _NEAR("trian.py", "train.py")),
+    ("torchrun --nproc_per_node 4 trian.py", _NEAR("trian.py", "train.py")),
+    ("accelerate launch --config_file a.yaml net/trian.py", _NEAR("net/trian.py", "net/train.py")),
+    ("mpirun -np 4 python trian.py", _NEAR("trian.py", "train.py")),
+    ("env LR=1 python trian.py", _NEAR("trian.py", "train.py")),
+    ("bash og.sh", _NEAR("og.sh", "go.sh")),
+    ("bash -eu run/al.sh", _NEAR("run/al.sh", "run/all.sh")),
+    ("./run/al.sh", _NEAR("./run/al.sh", "./run/all.sh")),
+    ("./trainer", 'there is no file "./trainer" in the code folder (`code:` names its folder)'),
+    ("gone.sh", _NEAR("gone.sh", "go.sh")),
+    ("python -m net.trian", _NEAR("net/trian.py", "net/train.py")),
+    ("torchrun -m net.trian", _NEAR("net/trian.py", "net/train.py")),
+    ("go.sh --lr 1", '"go.sh" is a file here, and without a path is looked for as a command (run: bash go.sh --lr 1)'),
+    ("./go.sh", '"./go.sh" may not be executed (chmod +x ./go.sh)'),
+    ("old/train.py", _HOME("old/train.py", ".gitignore", ".gitignore")),
+    ("python ./old/train.py", _HOME("./old/train.py", ".gitignore", ".gitignore")),
+    ("python run/kept.py", _HOME("run/kept.py", "run/.gpucloudignore", "run/.gpucloudignore")),
+]
+
+
+@pytest.mark.parametrize(("run", "expected"), _NOT_THERE)
+def test_a_line_whose_file_is_on_no_machine_is_refused_where_it_stands(code: Path, run: str, expected: str) -> None:
+    assert problems(f"name: a\nrun: {run}\nbudget: 1 USD\n".encode()) == [f"2:6: run: {expected}"]
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        *("python train.py", "python -m net.train", "torchrun --standalone -m net.train", "./run/all.sh", "bash go.sh"),
+        *("python -m plain.gone", "python -m torch.distributed.run gone.py", "python -m gone", "python -c 'x.py'"),
+        *("python /opt/gone.py", "/opt/gone.sh", "bash ~/gone.sh", "cd run && python gone.py", "bash gone", "gone"),
+        *("python $WHERE/gone.py", "python ${WHERE}.py", "python gone.py | tee log", "A=1 python gone.py"),
+        *("bash -c 'python gone.py'", "bash -lc './gone.sh'", "mpirun -wdir /x python gone.py", "python ../gone.py"),
+        *("torchrun --no-python gone.py", "python train.py --out gone.py", "bash -o pipefail go.sh gone.sh"),
+        *("uv --directory x run python gone.py", "make train", "python plain", "python -um net.train"),
+    ],
+)
+def test_what_may_be_there_on_the_machine_is_not_refused(code: Path, run: str) -> None:
+    Path("job.yaml").write_text(f"name: a\nrun: {json.dumps(run)}\nbudget: 1 USD\n")
+    assert read_job(Path("job.yaml")).run == run
+
+
+def test_what_a_setup_may_make_is_not_refused_and_a_setup_that_installs_makes_none(code: Path) -> None:
+    for run in ("gone.py", "python gone.py", "./gone.sh", "./go.sh", "old/train.py"):
+        Path("job.yaml").write_text(f"name: a\nrun: {run}\nbudget: 1 USD\nsetup: make\n")
+        assert read_job(Path("job.yaml")).run == run
+        assert problems(f"name: a\nrun: {run}\nbudget: 1 USD\nsetup: uv pip install numpy\n".encode())
+
+
+def test_a_bare_script_may_be_of_an_image_or_of_the_users_own_machines(code: Path) -> None:
+    for more in ("image: a/b:1", "cloud: ssh\nssh: {hosts: [me@gpu1]}"):
+        Path("job.yaml").write_text(f"name: a\nrun: gone.sh\nbudget: 1 USD\n{more}\n")
+        assert read_job(Path("job.yaml")).run == "gone.sh"
 
 
 class Inner(BaseModel):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import posixpath
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
@@ -18,9 +19,12 @@ from typing import Any
 from gpucloud.adapters.jobfile import values
 from gpucloud.adapters.jobfile.values import Fault, nearest
 from gpucloud.adapters.jobfile.values import Path as Key
+from gpucloud.adapters.scripts import Started, is_there, started_by
+from gpucloud.adapters.transfer.localfiles import kept_at_home_by
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.spec import CHECKPOINT, Cloud
 from gpucloud.domain.node.container import OF_THE_CLIENT
+from gpucloud.domain.node.layer import setup_uses_tree
 from gpucloud.domain.node.member import needs_shell
 from gpucloud.domain.node.status import MOST_PATTERNS
 from gpucloud.domain.untrusted import quoted
@@ -33,6 +37,7 @@ _IN_LINE = re.compile(rf"\$(?:{GPUCLOUD_RESUME_ARGS}\b|\{{{GPUCLOUD_RESUME_ARGS}
 _QUOTED_IN_LINE = re.compile(rf"[\"']\$\{{?{GPUCLOUD_RESUME_ARGS}\}}?[\"']")
 _OF_A_SCRIPT = re.compile(r"\.py\b(?:(?!\s\d?[<>])[^|;&<>\n])*")
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
+_OWNED = [cloud.value for cloud in Cloud if cloud.traits.owned]
 _SHOWN = 3
 KEY = "[key]"  # at the end of a path: the key itself, as pydantic writes it
 Report = Callable[[Key, str], Fault]
@@ -104,18 +109,56 @@ def _run(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fault
     if script is not None and needs_shell(run):
         yield fault(("run",), f"{quoted(run)}: a script gets no shell; put 'single quotes' around $ ` * ? ; | # …")
         return
-    place = beside(folder, code)
+    place, setup = beside(folder, code), root.get("setup")
     if not _is_folder(place):
         return
+    made = isinstance(setup, str) and setup_uses_tree(setup)  # by what runs before the script
     if script is None:
         yield from _unquoted(run, place, fault)
+        started = started_by(run)
+        elsewhere = root.get("image") is not None or root.get("cloud") in _OWNED
+        if started is not None and (started.sure or not elsewhere):
+            yield from _started(run, started, place, fault, made=made)
     elif script.startswith("/") or ".." in script.split("/"):
         yield fault(("run",), f"{quoted(script)} is not a script inside the code folder")
-    elif not os.path.isfile(place / script):  # noqa: PTH113  answers False for every name that no file can have
-        told = fault(("run",), f"there is no script {quoted(script)} in the code folder")
-        there = sorted(_scripts_beside(place / script, place))
-        others = f"there is {', '.join(there[:_SHOWN])}" if there else "`code:` names its folder; gpucloud init --list"
-        yield replace(told, hint=nearest(script, there) or others)
+    elif os.path.isfile(place / script):  # noqa: PTH113  answers False for every name that no file can have
+        yield from _kept_at_home(script, place, fault, made=made)
+    elif not made:
+        yield _missing("script", script, place, fault)
+
+
+def _started(run: str, started: Started, place: Path, fault: Report, *, made: bool) -> Iterator[Fault]:
+    """What a command line starts, as far as that is surely a file of the code."""
+    file = place / started.path
+    if started.itself and not started.sure and os.path.isfile(file):  # noqa: PTH113  never raises
+        told = fault(("run",), f"{quoted(started.path)} is a file here, and without a path is looked for as a command")
+        yield replace(told, hint=f"run: bash {run.strip()}")
+    elif not is_there(place, started):
+        if not made:
+            yield _missing("file", started.path, place, fault)
+    elif os.path.isfile(file):  # noqa: PTH113  never raises
+        yield from _kept_at_home(started.path, place, fault, made=made)
+        if started.itself and not made and not os.access(file, os.X_OK):
+            told = fault(("run",), f"{quoted(started.path)} may not be executed")
+            yield replace(told, hint=f"chmod +x {shlex.quote(started.path)}")
+
+
+def _missing(kind: str, path: str, place: Path, fault: Report) -> Fault:
+    told = fault(("run",), f"there is no {kind} {quoted(path)} in the code folder")
+    ending = os.path.splitext(path)[1]  # noqa: PTH122  of any text
+    here = "./" if path.startswith("./") else ""
+    there = sorted(here + name for name in _files_beside(place / path, place, ending))
+    folder = "`code:` names its folder" + ("; gpucloud init --list" if kind == "script" else "")
+    others = f"there is {', '.join(there[:_SHOWN])}" if there else folder
+    return replace(told, hint=nearest(path, there) or others)
+
+
+def _kept_at_home(path: str, place: Path, fault: Report, *, made: bool) -> Iterator[Fault]:
+    """A file that an ignore file names is on no machine."""
+    by = None if made else kept_at_home_by(place, posixpath.normpath(path))
+    if by is not None:
+        told = fault(("run",), f"{quoted(path)} is not sent to machines: {by} keeps it here")
+        yield replace(told, hint=f"take it out of {by}" if by != "gpucloud" else "move it to another folder")
 
 
 def _unquoted(run: str, place: Path, fault: Report) -> Iterator[Fault]:
@@ -129,10 +172,15 @@ def _unquoted(run: str, place: Path, fault: Report) -> Iterator[Fault]:
         yield replace(told, hint=f"run: {json.dumps(shlex.quote(found[1]) + found[2], ensure_ascii=False)}")
 
 
-def _scripts_beside(script: Path, code: Path) -> list[str]:
-    """Return the scripts of the folder in which that one would be, as `run` names them."""
+def _files_beside(file: Path, code: Path, ending: str) -> list[str]:
+    """Return the files with that ending of the folder in which that one would be, as `run` names them."""
     try:
-        return [str(one.relative_to(code)) for one in script.parent.glob("*.py")]
+        there = (
+            one
+            for one in file.parent.glob(f"*{ending}")
+            if one.is_file() and one.suffix == ending and one.name[0] != "."
+        )
+        return [str(one.relative_to(code)) for one in there]
     except (OSError, ValueError):
         return []
 

@@ -10,6 +10,7 @@ import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from gpucloud.domain.errors import UsageError
@@ -158,6 +159,36 @@ def read_content(root: Path, entry: Entry) -> bytes:
 class _Found:
     path: str
     status: os.stat_result
+
+
+def kept_at_home_by(root: Path, path: str) -> str | None:
+    """Return the ignore file, relative to the code folder, or the rule, by which one of its files is not sent."""
+    rules, folder, parts = IgnoreRules(), "", path.split("/")
+    for at, name in enumerate(parts):
+        read = []
+        for ignore in IGNORE_FILES:
+            file = root / folder / ignore
+            if file.is_file():
+                rules = rules.with_file(folder, file.read_text(encoding="utf-8-sig", errors="surrogateescape"))
+                read.append(f"{folder}/{ignore}" if folder else ignore)
+        place = f"{folder}/{name}" if folder else name
+        if rules.ignored(place, is_folder=at < len(parts) - 1):
+            return _naming(root, place, is_folder=at < len(parts) - 1)
+        folder = place
+    return None
+
+
+def _naming(root: Path, path: str, *, is_folder: bool) -> str:
+    """Return the nearest ignore file that alone keeps the path at home."""
+    folders = ["", *accumulate(path.split("/")[:-1], "{}/{}".format)]
+    for folder in reversed(folders):
+        for name in reversed(IGNORE_FILES):
+            file = root / folder / name
+            if file.is_file():
+                text = file.read_text(encoding="utf-8-sig", errors="surrogateescape")
+                if IgnoreRules().with_file(folder, text).ignored(path, is_folder=is_folder):
+                    return f"{folder}/{name}" if folder else name
+    return "gpucloud"
 
 
 def _walk(root: Path) -> Iterator[_Found]:
