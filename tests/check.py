@@ -46,8 +46,8 @@ QUICK_STAGES = ("ruff format", "ruff check", "mypy", "lint-imports", "site")
 _BESIDE = ["--dist", "loadfile", "--no-loadscope-reorder"]
 TESTS = {
     "tests": ["-m", "not alone and not slow and not cloud and not emulated", "-n", "4", *_BESIDE],
-    "tests alone": ["-m", "alone and not slow and not cloud and not emulated"],
-    "tests on AWS": ["-m", "emulated and not slow and not cloud", "-n", "4", *_BESIDE],
+    "tests alone": ["-m", "alone and not slow and not cloud and not emulated", "--marked=alone"],
+    "tests on AWS": ["-m", "emulated and not slow and not cloud", "--marked=emulated", "-n", "4", *_BESIDE],
 }
 QUICK_FOLDERS = ("tests/unit", "tests/contract")
 # These compute more than they wait.

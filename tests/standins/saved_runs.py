@@ -132,7 +132,6 @@ def forking() -> Iterator[None]:
     torch.set_num_threads(1)
     gc.freeze()
     yield
-    gc.unfreeze()
 
 
 def restored(store: ObjectStore) -> Restored | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import check
+from tests.conftest import names_mark
 
 
 @pytest.fixture
@@ -39,3 +40,11 @@ def test_a_memory_with_little_room_is_left_to_others(environment, monkeypatch):
     monkeypatch.setattr(check, "ENOUGH_BYTES", 1 << 62)
     with check.quick_files():
         assert environment["TMPDIR"] == "/tmp"
+
+
+def test_a_file_is_opened_for_a_mark_that_it_or_its_folder_names():
+    tests = check.ROOT / "tests"
+    assert names_mark(tests / "functional/aws/test_aws_wall.py", "emulated")
+    assert names_mark(tests / "functional/test_metrics.py", "alone")
+    assert not names_mark(tests / "functional/test_metrics.py", "emulated")
+    assert not names_mark(tests / "unit/test_check.py", "alone")
