@@ -193,7 +193,7 @@ def report_of(cloud: Gpucloud, known: KnownJob, *, visits: bool = False) -> JobR
         superseded=_is_superseded(cloud, known, report),
     )
     report = replace(report, message=_message_here(report))
-    if report.status.ended and report.torn_down and report.outputs and cloud.has_stored_outputs(known):
+    if report.status.ended and report.torn_down and report.ever_outputs and cloud.has_stored_outputs(known):
         return with_stored_outputs(report)
     if visits or report.supervisor is None:
         report = visited_report(cloud, known, report)

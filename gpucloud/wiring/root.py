@@ -245,13 +245,13 @@ class Gpucloud:
 
     def bring_stored_home(self, job: Job, name: str) -> Brought:
         """Bring home what a machine that drove the job put into the store; return where it is now."""
+        from gpucloud.adapters.transfer.outputs import bring_stored_home, has_stored
         from gpucloud.ports import Brought
 
-        if not job.outputs and job.profile_steps is None:
+        store, names_any = self.store(job), bool(job.outputs) or job.profile_steps is not None
+        if not names_any and not has_stored(store, name):  # those of an attempt before, whose job file named some
             return Brought()
-        from gpucloud.adapters.transfer.outputs import bring_stored_home
-
-        return bring_stored_home(self.store(job), name, job.source.parent / "outputs" / name, marks=True)
+        return bring_stored_home(store, name, job.source.parent / "outputs" / name, marks=True)
 
     def is_deleted(self, known: KnownJob) -> bool:
         """Return whether a job's store is there and has nothing of it; False where that cannot be told from here."""

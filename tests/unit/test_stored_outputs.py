@@ -49,6 +49,50 @@ def outside(tmp_path: Path) -> Outside:
     return found
 
 
+@pytest.fixture
+def without_key(outside: Outside) -> Outside:
+    """The same, and its job file had no `outputs:` when it was started last: an attempt before had."""
+    other = Outside(outside.folder / "other")
+    assert command(other, "train", str(other.file)).code == 0
+    for key in outside.store.list(_ROOT):
+        stored = outside.store.get(key)
+        assert stored is not None
+        other.store.put(key, stored.data)
+    key = f"jobs/{JOB}/state.json"
+    kept = other.store.get(key)
+    assert kept is not None
+    state = json.loads(kept.data)
+    (last,) = state["attempts"]
+    assert last["outputs"] == []
+    state["attempts"] = [{**last, "outputs": ["results/"]}, {**last, "number": 2}]
+    other.store.put(key, json.dumps(state).encode())
+    return other
+
+
+@pytest.mark.parametrize("words", ["down small", "reconcile small", "reconcile --all", "train small"])
+def test_results_that_the_job_file_names_no_more_come_home_too(without_key: Outside, words: str) -> None:
+    """`rm` is refused for them and sends to `down`, which did nothing."""
+    assert "brought home: " in command(without_key, *words.split()).stderr
+    check_whole(without_key.file.parent / "outputs" / JOB)
+    assert without_key.store.list(_ROOT) == ()
+
+
+def test_status_tells_of_results_in_the_store_that_the_job_file_names_no_more(without_key: Outside) -> None:
+    assert _WAITING in command(without_key, "status", JOB).stdout
+    told = json.loads(command(without_key, "status", JOB, "--json").stdout)
+    assert (told["condition"], [one["path"] for one in told["missing_outputs"]]) == ("results_in_store", ["results/"])
+
+
+def test_status_of_a_job_that_never_had_results_does_not_ask_the_store_for_any(tmp_path: Path) -> None:
+    plain = Outside(tmp_path)
+    assert command(plain, "train", str(plain.file)).code == 0
+    asked: list[str] = []
+    listed = plain.store.list
+    plain.store.list = lambda prefix: asked.append(prefix) or listed(prefix)  # type: ignore[func-returns-value, method-assign, assignment]
+    command(plain, "status", JOB)
+    assert not [one for one in asked if "/outputs/" in one]
+
+
 def check_whole(folder: Path) -> None:
     model = folder / "results" / "model"
     assert (model.read_bytes(), stat.S_IMODE(model.stat().st_mode)) == (b"weights", 0o640)

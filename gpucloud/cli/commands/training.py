@@ -312,8 +312,7 @@ def begin(
     start = starter(cloud, read.job).start(read.job, read.spec, start_request, check)
     cloud.home.remember(cloud.known(read.job, start.name, read.file))
     if (last := start.last) is not None:
-        wanted = replace(read.job, outputs=last.resolved.outputs, profile_steps=last.resolved.profile_steps)
-        bring_stored_home(cloud, wanted, cloud.known(read.job, last.job, read.file))
+        bring_stored_home(cloud, read.job, cloud.known(read.job, last.job, read.file))
     for line in start.changed:
         tell(f"changed: {line}")
     if not start.order.code_sha256:

@@ -283,7 +283,7 @@ def _at_the_end(report: JobReport) -> str:
         f"gpucloud cp -r {report.job}:@store/outputs FOLDER copies what is in its store: its own folder is not here"
     )
     down = [f"gpucloud down {report.job} {removes}"] if removes else []
-    return "\n".join([*down, copies] if report.outputs else down)
+    return "\n".join([*down, copies] if report.ever_outputs else down)
 
 
 def _ago(report: JobReport) -> str:

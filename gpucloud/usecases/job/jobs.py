@@ -381,7 +381,7 @@ def with_stored_outputs(report: JobReport) -> JobReport:
     copies = f"cp -r {report.job}:@store/outputs FOLDER copies it"
     why = f"in the job's store: gpucloud {f'down {report.job} brings it home' if report.has_home else copies}"
     known = {missing.path for missing in report.missing_outputs if missing.attempt is None}
-    stored = tuple(MissingOutput(path=path, why=why) for path in report.outputs if path not in known)
+    stored = tuple(MissingOutput(path=path, why=why) for path in report.ever_outputs if path not in known)
     return replace(report, has_stored_outputs=True, missing_outputs=(*report.missing_outputs, *stored))
 
 

@@ -62,25 +62,21 @@ class JobReport:
     checkpoint: CheckpointRef | None
     spend: Spend
     paid_until: datetime | None
-    nodes: tuple[Node, ...]
-    """Those that are alive."""
-    charges: tuple[Charge, ...]
-    """All so far."""
+    nodes: tuple[Node, ...]  # those that are alive
+    charges: tuple[Charge, ...]  # all so far
     intervals: tuple[UsageInterval, ...] = ()
     """The lives of all its machines, those that are off too."""
     cooldowns: tuple[Cooldown, ...]
     quarantined: tuple[Quarantine, ...] = ()
     tags: tuple[tuple[str, str], ...] = ()
-    standing: tuple[NodeStanding, ...] = ()
-    """Of nodes that were asked."""
+    standing: tuple[NodeStanding, ...] = ()  # of nodes that were asked
     backoff: tuple[str, ...] = ()
     """How it stands with interruptions that come thick."""
     signed_by: str | None = None
     """Whose trusted key signed the order in force: a name of `gpucloud keys`, `own`, None for nobody's."""
     capacity_decision: CapacityDecision | None = None
     """What one with a deadline runs on."""
-    missing_outputs: tuple[MissingOutput, ...] = ()
-    """Of the last attempt."""
+    missing_outputs: tuple[MissingOutput, ...] = ()  # of the last attempt
     started_at: datetime | None = None
     """When its first order was given."""
     ordered_at: datetime | None = None
@@ -194,6 +190,11 @@ class JobReport:
         """Outputs that may come home yet: from the machine of rank 0, or the store of one that drives itself."""
         first = {attempt.members[0].node_id for attempt in self.attempts[-1:]}
         return self.outputs if self.drives_itself or self.owned or any(node.id in first for node in self.nodes) else ()
+
+    @property
+    def ever_outputs(self) -> tuple[str, ...]:
+        """The outputs of its job file, and of those that its attempts were started under."""
+        return tuple(dict.fromkeys((*self.outputs, *(path for one in self.attempts for path in one.outputs))))
 
     @property
     def condition(self) -> Condition:
