@@ -83,12 +83,16 @@ def least_to_lower_to(state: JobState, standing: Standing, rules: Rules) -> Deci
         return standing.spent_usd + saving + reserve_usd(standing.alive, cap, prepaid_rule)
     if state.status.ended:
         return standing.spent_usd
-    return least_to_go_on(state, standing, rules)
+    return standing.spent_usd + least_to_go_on(state, standing.needed, prepaid_rule, keeps=False)
 
 
-def least_to_go_on(state: JobState, standing: Standing, rules: Rules) -> Decimal:
-    """Return the least budget with which a job without machines starts once more."""
-    return standing.spent_usd + least_budget_usd(standing.needed, state.dearest_usd_per_hour, rules.prepaid_rule)
+def least_to_go_on(state: JobState, nodes: int, prepaid_rule: PrepaidRule, *, keeps: bool = True) -> Decimal:
+    """Return the least sum beside what is spent with which a job starts once more, on so many machines.
+
+    Where it `keeps` those that it has, their start is spent already.
+    """
+    lengths = prepaid_rule_for(state, prepaid_rule) if keeps else prepaid_rule
+    return least_budget_usd(nodes, state.dearest_usd_per_hour, lengths)
 
 
 _UPLOAD = timedelta(minutes=2)
@@ -147,8 +151,7 @@ class Resumption:
 
 def resumption(state: JobState, order: Order, used: Used, prepaid_rule: PrepaidRule, now: datetime) -> Resumption:
     """Return what the run would go on with now, where it has ended."""
-    lengths, nodes = prepaid_rule_for(state, prepaid_rule), order.resolved.resources.nodes
-    least_usd = used.usd + least_budget_usd(nodes, state.dearest_usd_per_hour, lengths)
+    least_usd = used.usd + least_to_go_on(state, order.resolved.resources.nodes, prepaid_rule)
     is_short = order.budget_usd < least_usd
     return Resumption(
         budget_usd=least_usd if is_short else None,
@@ -198,7 +201,7 @@ def used_up(
     """
     cap_usd, members = state.dearest_usd_per_hour, len(state.attempts[-1].members) if state.attempts else nodes
     nodes = max(nodes, members)
-    start_usd = least_budget_usd(nodes, cap_usd, prepaid_rule)
+    start_usd = least_to_go_on(state, nodes, prepaid_rule, keeps=False)
     rest_usd, reserve = budget_usd - used.usd, reserve_usd(nodes, cap_usd, prepaid_rule)
     train = Resumption(is_late=is_late).command(state.job)
     if cap_usd > 0 and rest_usd >= start_usd:

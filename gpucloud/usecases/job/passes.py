@@ -135,7 +135,8 @@ class BudgetChanger:
         self.await_order(order, rules)
         for change in order.budget_changes[-1:] if is_news else ():
             self.tell(budget_line(change))
-        if not standing.alive and wanted < (least := least_to_go_on(state, standing, rules)):
+        start_usd = least_to_go_on(state, standing.needed, rules.prepaid_rule, keeps=False)
+        if not standing.alive and wanted < (least := standing.spent_usd + start_usd):
             on = f"on {state.pool}, as last, " if state.group is None else ""  # others may do with less
             self.tell(f"that is too little to go on with: {on}the least is {in_cents(least)} USD")
 

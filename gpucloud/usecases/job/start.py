@@ -14,7 +14,7 @@ from gpucloud.domain.job.code import LARGEST_CODE_BYTES
 from gpucloud.domain.job.quantities import in_cents
 from gpucloud.domain.job.spec import Cloud, Job
 from gpucloud.domain.market.plan import Plan, make_plan
-from gpucloud.domain.money.budget import NOTHING_USED, Used, least_budget_usd
+from gpucloud.domain.money.budget import NOTHING_USED, Used
 from gpucloud.domain.money.ledger import ZERO, Terms
 from gpucloud.domain.node.node import NO_GROUP, GroupView
 from gpucloud.domain.state.order import (
@@ -27,7 +27,7 @@ from gpucloud.domain.state.order import (
     with_budget,
 )
 from gpucloud.domain.state.state import JobState
-from gpucloud.domain.supervision.budget import least_to_lower_to, prepaid_rule_for, refusal, rules_for
+from gpucloud.domain.supervision.budget import least_to_go_on, least_to_lower_to, prepaid_rule_for, refusal, rules_for
 from gpucloud.domain.supervision.snapshot import Rules, Snapshot
 from gpucloud.ports import Account, Clock, MarketData, NodeGroup, Signer
 from gpucloud.store import Conflict, ObjectStore
@@ -340,8 +340,7 @@ class Starter:
     def _require_rest(self, state: JobState, order: Order, spent: Decimal) -> None:
         """A run that goes on has what is left of its budget, which may be less than a start costs."""
         rest, nodes = order.budget_usd - spent, order.resolved.resources.nodes
-        prepaid_rule = prepaid_rule_for(state, self.rules.prepaid_rule)
-        least_usd = least_budget_usd(nodes, state.dearest_usd_per_hour, prepaid_rule)
+        least_usd = least_to_go_on(state, nodes, self.rules.prepaid_rule)
         if rest < least_usd:
             anew = f"; or a new run: gpucloud train {state.job} --again" if state.script_failed else ""
             raise BudgetTooSmall(
