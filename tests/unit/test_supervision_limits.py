@@ -1277,3 +1277,11 @@ def test_one_pass_waits_for_what_comes_from_a_machine_with_a_notice_no_longer_th
     assert home.busy
     home.services.clock = SimpleNamespace(now=lambda: NOW + timedelta(minutes=3))
     assert not home.busy
+
+
+def test_a_pause_is_in_the_books_with_what_its_machines_may_take_with_them():
+    job = state(attempts=(opened("a"), replace(opened("b"), number=2)))
+    lost = (MissingOutput(path="results/", why="its machine may go"),)
+    assert transitions.pause(job, "why") == replace(job, message="why")
+    paused = transitions.pause(job, "why", lost)
+    assert (paused.message, [one.missing_outputs for one in paused.attempts]) == ("why", [(), lost])

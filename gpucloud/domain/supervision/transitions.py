@@ -247,6 +247,13 @@ def finish(state: JobState, action: Finish, now: datetime) -> JobState:
     )
 
 
+def pause(state: JobState, message: str, missing_outputs: tuple[MissingOutput, ...] | None = None) -> JobState:
+    """Return the state of a job that its machines drive no more; what is missing of its last attempt, where known."""
+    if missing_outputs is not None:
+        state = _with_attempt(state, replace(state.attempts[-1], missing_outputs=missing_outputs))
+    return replace(state, message=message)
+
+
 def left_behind(state: JobState, outputs: tuple[str, ...]) -> JobState:
     """Return the state of a job that ended between two attempts, in which all its outputs are missing.
 

@@ -386,7 +386,7 @@ class Actor:
                 ended = self._with_money(transitions.finish(state, action, snapshot.now), snapshot, goal)
                 self.lease.write(transitions.left_behind(ended, self.services.job.outputs))
             case Pause(message=message):
-                self.lease.write(replace(state, message=message))
+                self.lease.write(transitions.pause(state, message))
 
     def _with_money(self, state: JobState, snapshot: Snapshot, goal: Goal) -> JobState:
         """Say of a job that ended at its budget what became of that, and with how much it comes to its end."""
@@ -437,9 +437,9 @@ class Actor:
             case BringHome(message=message):
                 # What has not come when this machine goes is lost, and nobody is left to say so.
                 if message is not None:
-                    state, last = self.lease.state, self.lease.state.attempts[-1]
-                    last = replace(last, missing_outputs=self.closing.home.lost(state.attempts))
-                    self.lease.write(replace(state, message=message, attempts=(*state.attempts[:-1], last)))
+                    state = self.lease.state
+                    lost = self.closing.home.lost(state.attempts)
+                    self.lease.write(transitions.pause(state, message, lost))
                 self.closing.home.start(snapshot)
             case Tell(node_ids=node_ids):
                 self.bootstrapper.tell(node_ids, self.lease.state)
