@@ -26,6 +26,10 @@ IN_ORDER = (
 )
 """The pages' files as they are best read."""
 
+IN_CHINESE = ("zh/README.md", "zh/getting-started.md")
+"""Translations, called `zh` and `zh-getting-started`: they are found by their whole names, or by any Chinese word."""
+
+_CHINESE = re.compile("[\u4e00-\u9fff]")
 _FENCED_OR_TITLE = re.compile(r"^```.*?^```$|^(#{2,4}) ([^\n]+)$", re.MULTILINE | re.DOTALL)
 
 
@@ -45,14 +49,27 @@ class Page:
 
 def pages() -> tuple[Page, ...]:
     """Return the whole pages in the order in which they are best read; GpucloudError when one is missing."""
+    return _read(IN_ORDER)
+
+
+def translations() -> tuple[Page, ...]:
+    """Return the pages in other languages; GpucloudError when one is missing."""
+    return _read(IN_CHINESE)
+
+
+def _read(files: Sequence[str]) -> tuple[Page, ...]:
     folder = Path(gpucloud.__file__).resolve().parent / "docs"
     try:
-        return tuple(page(Path(file).stem, (folder / file).read_text(encoding="utf-8")) for file in IN_ORDER)
+        return tuple(page(_name(file), (folder / file).read_text(encoding="utf-8")) for file in files)
     except FileNotFoundError as error:
         raise GpucloudError(
             f"this installation of gpucloud lacks docs/{Path(error.filename).name}",
             hint="install gpucloud anew, from a wheel or a whole checkout",
         ) from error
+
+
+def _name(file: str) -> str:
+    return file.removesuffix(".md").removesuffix("/README").replace("/", "-")
 
 
 def page(name: str, text: str) -> Page:
@@ -65,15 +82,17 @@ def find(known: Sequence[Page], topic: str) -> Page:
     """Return the page or section that a topic means; UsageError, with the nearest, for one that means none or several.
 
     A whole name counts before a part of one, and then a page before a section. A part is the beginning of a page's
-    name, of a word in it, or of a heading.
+    name, of a word in it, or of a heading. A translation is meant by its own name alone.
     """
-    wanted = _slug(topic) or "-"
-    sections = [section for one in known for section in _sections(one)]
+    wanted = "zh" if _CHINESE.search(topic) else _slug(topic) or "-"
+    plain = [one for one in known if one.name.partition("-")[0] != "zh"]
+    sections = [section for one in plain for section in _sections(one)]
     for meant in (
         [one for one in known if one.name == wanted],
         [one for one in sections if _called(one) == wanted],
-        [one for one in known if f"-{one.name}".find(f"-{wanted}") >= 0],
+        [one for one in plain if f"-{one.name}".find(f"-{wanted}") >= 0],
         [one for one in sections if _called(one).startswith(wanted)],
+        [one for one in known if one.name.startswith(wanted)],
     ):
         if len(meant) == 1:
             return meant[0]

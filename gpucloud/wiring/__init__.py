@@ -71,10 +71,10 @@ def install_pipeline(folder: Path, *, github: bool, gitlab: bool, force: bool) -
 
 
 def handbook() -> tuple[Page, ...]:
-    """Return the handbook's pages, in order."""
-    from gpucloud.adapters.handbook import pages
+    """Return the handbook's pages, in order, and then its translations."""
+    from gpucloud.adapters.handbook import pages, translations
 
-    return pages()
+    return (*pages(), *translations())
 
 
 def find_page(known: tuple[Page, ...], topic: str) -> Page:

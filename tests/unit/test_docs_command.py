@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import gpucloud
-from gpucloud.adapters.handbook import Page, find, page, pages
+from gpucloud.adapters.handbook import Page, find, page, pages, translations
 from gpucloud.cli.app import app
 from gpucloud.cli.commands import reading
 from gpucloud.cli.help import GROUPS
@@ -76,6 +76,24 @@ def test_a_topic_that_means_none_or_several_is_refused_with_the_nearest(topic: s
     assert refused.value.hint == hint
 
 
+@pytest.mark.parametrize(
+    ("topic", "name"),
+    [
+        *(("zh", "zh"), ("ZH", "zh"), ("中文", "zh"), ("中文说明", "zh")),
+        *(("zh/getting-started", "zh-getting-started"), ("zh getting", "zh-getting-started")),
+        *(("getting-started", "getting-started"), ("getting", "getting-started"), ("aws", "aws")),
+    ],
+)
+def test_a_translation_is_meant_by_its_own_name_alone(topic: str, name: str) -> None:
+    found = find((*pages(), *translations()), topic)
+    assert (found.name, found.section) == (name, None)
+
+
+def test_the_list_names_the_chinese_pages_and_they_are_shown() -> None:
+    assert "\nzh " in asked()
+    assert asked("zh").startswith("# gpucloud 中文说明")
+
+
 @pytest.mark.parametrize("command", [name for group in GROUPS.values() for name in group])
 def test_a_command_s_name_is_a_topic(command: str) -> None:
     found = find(pages(), command)
@@ -91,7 +109,7 @@ def test_a_heading_that_two_pages_have_is_named_with_both() -> None:
 def test_without_a_topic_each_page_is_one_line() -> None:
     first, *rest = asked().splitlines()
     assert first.startswith("getting-started          How to run gpucloud for the first time, ")
-    assert len(rest) == 10
+    assert [line.split()[0] for line in rest] == [one.name for one in (*pages()[1:], *translations())]
 
 
 def test_in_a_pipe_a_page_is_its_own_text() -> None:

@@ -15,10 +15,10 @@ from gpucloud.adapters.aws.prices.catalog import load
 from gpucloud.adapters.aws.session import partition_of, require_region
 from gpucloud.adapters.home import Home
 from gpucloud.adapters.jobfile import read_job
-from gpucloud.cli.commands import reaching
+from gpucloud.cli.commands import reaching, setting_up
 from gpucloud.cli.target import sum_of
 from gpucloud.domain.errors import JobFileError, PlanRefused, UsageError
-from gpucloud.domain.job.spec import AwsChoices, Cloud, Job, Resources
+from gpucloud.domain.job.spec import AwsChoices, Cloud, Job, OwnHost, Resources, SshChoices
 from gpucloud.domain.market.plan import make_plan
 from gpucloud.domain.money.budget import PrepaidRule
 from gpucloud.wiring import Gpucloud
@@ -41,6 +41,32 @@ def test_a_script_of_a_similar_name_in_the_same_folder_is_named(tmp_path: Path) 
         JobFileError, match=r'no script "src/trian.py" in the code folder \(did you mean "src/train.py"\?'
     ):
         read_job(file)
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("n--fol-der", "n-fol-der"),
+        ("My  Folder", "my-folder"),
+        ("__x__y__", "x-y"),
+        ("---", "job"),
+        ("a" * 39 + "--b", "a" * 39),
+    ],
+)
+def test_a_folders_name_becomes_a_jobs_without_dashes_in_a_row(folder: str, name: str) -> None:
+    assert setting_up._name_of(Path("/work") / folder) == name
+
+
+def test_ssh_where_access_on_aws_is_meant_is_told_its_key(tmp_path: Path) -> None:
+    file = tmp_path / "gpucloud.yaml"
+    for more, hint in (
+        ("ssh: private", "did you mean `aws: {access: private}`?"),
+        ("aws: {ssh: private}", 'did you mean "access"?'),
+    ):
+        file.write_text(f"name: a\nrun: echo\nbudget: 1 USD\ncloud: aws\n{more}\n")
+        with pytest.raises(JobFileError) as refused:
+            read_job(file)
+        assert [one.hint for one in refused.value.problems] == [hint]
 
 
 def test_a_gpu_that_nobody_has_is_refused_with_the_nearest() -> None:
@@ -109,6 +135,23 @@ def test_the_users_own_region_is_refused_by_who_names_it(gpucloud: Gpucloud, mon
     here = replace(job, resources=Resources(regions=("eu-west-1",)))
     gpucloud.require_regions(here)  # the job's own count alone
     gpucloud.require_regions(replace(job, cloud=Cloud.LOCAL))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "said", "hint"),
+    [
+        (0, "3 nodes wanted, and the job file has no hosts", "ssh: {hosts: [user@address]}"),
+        (2, "3 nodes wanted, and the job file has 2 hosts", "ssh: {hosts: [user@address]}, or `nodes: 2`"),
+    ],
+)
+def test_fewer_nodes_are_advised_where_there_are_hosts_for_some(
+    tmp_path: Path, hosts: int, said: str, hint: str
+) -> None:
+    own = SshChoices(hosts=tuple(OwnHost(address=f"gpu{number}") for number in range(hosts)))
+    job = Job(name="a", run="echo", budget_usd=Decimal(1), source=tmp_path, code=tmp_path, cloud=Cloud.SSH, ssh=own)
+    with pytest.raises(PlanRefused) as refused:
+        make_plan(replace(job, resources=Resources(nodes=3)), (), NOW, PrepaidRule())
+    assert (refused.value.message, refused.value.hint) == (said, hint)
 
 
 def test_a_bare_number_is_asked_for_with_its_unit() -> None:

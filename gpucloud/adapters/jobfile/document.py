@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from gpucloud.adapters.jobfile.model import JobKeys
 from gpucloud.adapters.jobfile.rules import KEY
 from gpucloud.adapters.jobfile.values import Fault, Location, Path, Refused, Unreadable, Wanted, nearest
+from gpucloud.domain.job.spec import Access
 from gpucloud.domain.untrusted import brief, quoted
 
 _DEEPEST = 12
@@ -234,6 +235,7 @@ def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
         yield from _models_in(argument)
 
 
+_ACCESS = [word.value for word in Access]
 _MODELS: Mapping[Path, type[BaseModel]] = dict(sections(JobKeys))
 
 
@@ -277,7 +279,9 @@ def _refusal(path: Path, location: Location, error: object) -> Fault:
 
 def _wrong_kind(path: Path, location: Location, wanted: str) -> Fault:
     hint = None
-    if location.scalar and wanted == "text":
+    if path == ("ssh",) and location.text in _ACCESS:
+        hint = f"did you mean `aws: {{access: {location.text}}}`?"
+    elif location.scalar and wanted == "text":
         hint = f"without quotes it means yes or no in YAML: write {quoted(location.text)}"
     elif re.fullmatch(r'"[0-9]+"', location.text):
         hint = "remove the quotes"
@@ -289,6 +293,8 @@ def _nearest_key(place: Path) -> str | None:
     here, word = tuple(part for part in place[:-1] if isinstance(part, str)), str(place[-1])
     if (here, word) == (("checkpoint",), "none"):
         return "without braces: `checkpoint: none`"
+    if (here, word) == (("aws",), "ssh"):
+        return 'did you mean "access"?'
     word = re.sub("_count$", "s", word)  # as others call theirs: gpu_count, node_count
     if here in _MODELS and word in _keys(_MODELS[here]):
         return f'did you mean "{word}"?'

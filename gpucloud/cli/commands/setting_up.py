@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from dataclasses import dataclass
 from enum import Enum
@@ -110,7 +111,7 @@ def _script_of(folder: Path) -> str:
 
 def _name_of(folder: Path) -> str:
     """Return the folder's name in the letters that a job's name may have."""
-    letters = "".join(c if c.isascii() and c.isalnum() else "-" for c in folder.name.lower())
+    letters = re.sub(r"[^a-z0-9]+", "-", folder.name.lower())
     return letters.strip("-")[:40].strip("-") or "job"
 
 

@@ -11,7 +11,7 @@ from itertools import combinations, product
 from typing import Any
 
 from gpucloud.domain.errors import BudgetTooSmall, GpucloudError, NoCapacity, PlanRefused
-from gpucloud.domain.job.quantities import format_span, format_usd, in_cents
+from gpucloud.domain.job.quantities import counted, format_span, format_usd, in_cents
 from gpucloud.domain.job.spec import Cloud, Job, Market, Model, Resources
 from gpucloud.domain.market.catalog import Headroom
 from gpucloud.domain.market.policies import Reason
@@ -253,8 +253,10 @@ def _refuse_what_is_not_offered(job: Job) -> None:
     hosts = job.hosts_on(job.cloud)
     if job.cloud.traits.owned and len(hosts) < job.resources.nodes:
         raise PlanRefused(
-            f"{job.resources.nodes} nodes are wanted, and the job file has {len(hosts) or 'no'} hosts",
-            hint=f"{job.cloud.traits.section}: {{hosts: [user@address]}}, or fewer `nodes`",
+            f"{counted(job.resources.nodes, 'node')} wanted, and the job file has"
+            f" {counted(len(hosts), 'host') if hosts else 'no hosts'}",
+            hint=f"{job.cloud.traits.section}: {{hosts: [user@address]}}"
+            + (f", or `nodes: {len(hosts)}`" if hosts else ""),
         )
     if job.cloud is Cloud.AWS and job.store is not None and not job.store.startswith("s3://"):
         raise PlanRefused(
