@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
@@ -17,6 +17,14 @@ from gpucloud.domain.job.quantities import format_size
 
 RESERVED = ".gpucloud-"
 """File names that begin so belong to the store itself: no key may have them, no listing shows them."""
+
+
+Heard = Callable[[], None]
+Pieces = Sequence[memoryview]
+
+
+def unheard() -> None:
+    """Nobody wants to hear how a write goes on."""
 
 
 class Conflict(Exception):
@@ -99,11 +107,12 @@ class ObjectStore(Protocol):
         """
         ...
 
-    def write(self, key: str, pieces: Sequence[memoryview]) -> Sums:
+    def write(self, key: str, pieces: Sequence[memoryview], heard: Heard = unheard) -> Sums:
         """Write the pieces, one after the other, as one object, whole and durably, whatever is there.
 
         Made for large ones: nothing is copied, several parts move at once. What it returns was computed from the
-        bytes as they were sent.
+        bytes as they were sent. `heard` is called by several threads, once for each part that has moved; what it raises
+        ends the write.
         """
         ...
 
@@ -216,10 +225,10 @@ class CountingStore:
         self._tally.add(puts=1)
         return self._store.put(key, data, if_absent=if_absent, if_version=if_version, private=private)
 
-    def write(self, key: str, pieces: Sequence[memoryview]) -> Sums:
+    def write(self, key: str, pieces: Sequence[memoryview], heard: Heard = unheard) -> Sums:
         """Write the pieces as one object."""
         self._tally.add(puts=puts_of(bytes_in(pieces)))
-        return self._store.write(key, pieces)
+        return self._store.write(key, pieces, heard)
 
     def read_into(self, key: str, at: int, into: memoryview) -> bool:
         """Fill `into` with the object's bytes from `at` on; False when it is missing or shorter."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from gpucloud.domain.checkpoint.objects import PART_BYTES, Part, Sums, bytes_in, cut
 from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.domain.untrusted import most_of
-from gpucloud.store.contract import RESERVED, Conflict, Stored, TooLarge, checked, within
+from gpucloud.store.contract import RESERVED, Conflict, Heard, Pieces, Stored, TooLarge, checked, unheard, within
 from gpucloud.store.parts import all_done, crc32_of
 from gpucloud.system.processes import try_lock
 
@@ -113,11 +113,11 @@ class DirectoryStore:
         A `private` one can be read by its owner only (mode 0600).
         """
         mode = 0o600 if private else 0o666
-        return self._written(key, (memoryview(data),), mode, if_absent=if_absent, if_version=if_version)[0]
+        return self._written(key, (memoryview(data),), mode, unheard, if_absent=if_absent, if_version=if_version)[0]
 
-    def write(self, key: str, pieces: Sequence[memoryview]) -> Sums:
+    def write(self, key: str, pieces: Sequence[memoryview], heard: Heard = unheard) -> Sums:
         """Write the pieces, one after the other, as one object, whole and durably, whatever is there."""
-        return self._written(key, pieces, 0o666, if_absent=False, if_version=None)[1]
+        return self._written(key, pieces, 0o666, heard, if_absent=False, if_version=None)[1]
 
     def read_into(self, key: str, at: int, into: memoryview) -> bool:
         """Fill `into` with the object's bytes from `at` on; False when it is missing or shorter."""
@@ -204,7 +204,7 @@ class DirectoryStore:
         return self.root / checked(key)
 
     def _written(
-        self, key: str, pieces: Sequence[memoryview], mode: int, *, if_absent: bool, if_version: str | None
+        self, key: str, pieces: Pieces, mode: int, heard: Heard, *, if_absent: bool, if_version: str | None
     ) -> tuple[str, Sums]:
         path = self._path(key)
         self._require_root()
@@ -217,7 +217,7 @@ class DirectoryStore:
             descriptor = create(beside, mode) if unnamed is None else unnamed
             try:
                 try:
-                    sums = write_parts(descriptor, pieces)
+                    sums = write_parts(descriptor, pieces, heard)
                     os.fsync(descriptor)
                     if unnamed is not None:
                         name_it(descriptor, beside)
@@ -311,7 +311,7 @@ def user_path(written: str | Path, what: str) -> Path:
 _NO_ROOM_KEPT = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
 
-def write_parts(descriptor: int, pieces: Sequence[memoryview]) -> Sums:
+def write_parts(descriptor: int, pieces: Sequence[memoryview], heard: Heard = unheard) -> Sums:
     """Fill the empty file with the pieces, one after the other, and return their sums. Raises OSError."""
     parts = tuple(cut(pieces))
     size = bytes_in(pieces)
@@ -319,6 +319,7 @@ def write_parts(descriptor: int, pieces: Sequence[memoryview]) -> Sums:
 
     def write(number: int) -> int:
         _write(descriptor, parts[number], number * PART_BYTES)
+        heard()
         return crc32_of(parts[number])
 
     return Sums(size=size, crc32=tuple(all_done(write, range(len(parts)))))

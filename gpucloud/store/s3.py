@@ -18,7 +18,7 @@ from gpucloud.domain.checkpoint.objects import PART_BYTES, Sums
 from gpucloud.domain.errors import CredentialsError, StoreError, ToolMissing
 from gpucloud.domain.job.quantities import format_size
 from gpucloud.domain.untrusted import OBJECT_BYTES, most_of
-from gpucloud.store.contract import Conflict, NoBucket, Stored, TooLarge, checked, within
+from gpucloud.store.contract import Conflict, Heard, NoBucket, Stored, TooLarge, checked, unheard, within
 from gpucloud.store.parts import Pace
 from gpucloud.store.s3client import Door, authorities, error_code, is_aws, make_client, make_signer, may_pass, refusal
 from gpucloud.system.retries import Retry
@@ -140,11 +140,11 @@ class S3Store:
                         return self._version_after(error, key, body, repeated=collided)
                     collided = True
 
-    def write(self, key: str, pieces: Sequence[memoryview]) -> Sums:
+    def write(self, key: str, pieces: Sequence[memoryview], heard: Heard = unheard) -> Sums:
         """Write the pieces, one after the other, as one object, whole and durably, whatever is there."""
         name = self._name(key)
         with self._explained("write", key):
-            return self._parts().write(name, pieces)[1]
+            return self._parts().write(name, pieces, heard)[1]
 
     def read_into(self, key: str, at: int, into: memoryview) -> bool:
         """Fill `into` with the object's bytes from `at` on; False when it is missing or shorter."""

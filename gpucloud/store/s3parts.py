@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpucloud.domain.checkpoint.objects import PART_BYTES, Part, Sums, bytes_in, count_of, cut
 from gpucloud.domain.errors import StoreError
+from gpucloud.store.contract import Heard, unheard
 from gpucloud.store.parts import THREADS, Pace, all_done, crc32_of
 from gpucloud.store.s3client import FAILURES, Door, Reply, Wire, behind_a_proxy, error_code
 from gpucloud.system.retries import Retry
@@ -55,7 +56,7 @@ class S3Parts:
     moves: S3Moves
     threads: int = THREADS
 
-    def write(self, name: str, pieces: Sequence[memoryview]) -> tuple[str, Sums]:
+    def write(self, name: str, pieces: Sequence[memoryview], heard: Heard = unheard) -> tuple[str, Sums]:
         """Write the pieces, one after the other, as one object; return its ETag and its sums."""
         size = bytes_in(pieces)
         if count_of(size) > MOST_PARTS:
@@ -66,8 +67,9 @@ class S3Parts:
         parts = tuple(cut(pieces))
         if len(parts) < 2:
             sent = self.moves.send("put_object", {"Key": name}, parts[0] if parts else ())
+            heard()
             return sent.etag, Sums(size=size, crc32=tuple(sent.crc32 for _ in parts))
-        etag, all_sent = self._in_parts(name, parts, again=True)
+        etag, all_sent = self._in_parts(name, parts, heard, again=True)
         return etag, Sums(size=size, crc32=tuple(sent.crc32 for sent in all_sent))
 
     def read_into(self, name: str, at: int, into: memoryview) -> bool:
@@ -86,13 +88,15 @@ class S3Parts:
         self.moves.wire.close()
         self.door.signer.close()
 
-    def _in_parts(self, name: str, parts: tuple[Part, ...], *, again: bool) -> tuple[str, list[Sent]]:
+    def _in_parts(self, name: str, parts: tuple[Part, ...], heard: Heard, *, again: bool) -> tuple[str, list[Sent]]:
         verified = {"ChecksumAlgorithm": "CRC32"} if self.door.verifies else {}
         made = self.door.client.create_multipart_upload(Bucket=self.door.bucket, Key=name, **verified)
         upload = {"Key": name, "UploadId": made["UploadId"]}
 
         def send(number: int) -> Sent:
-            return self.moves.send("upload_part", {**upload, "PartNumber": number + 1}, parts[number])
+            sent = self.moves.send("upload_part", {**upload, "PartNumber": number + 1}, parts[number])
+            heard()
+            return sent
 
         try:
             sent = all_done(send, range(len(parts)), threads=self.threads)
@@ -102,7 +106,7 @@ class S3Parts:
             with contextlib.suppress(*self.door.errors):
                 self.door.client.abort_multipart_upload(Bucket=self.door.bucket, **upload)
             raise
-        return (etag, sent) if etag is not None else self._in_parts(name, parts, again=False)
+        return (etag, sent) if etag is not None else self._in_parts(name, parts, heard, again=False)
 
     def _completed(self, upload: dict[str, Any], sent: list[Sent], *, lost_is_none: bool) -> str | None:
         """Return the ETag of the object; None when the upload is gone and nobody can tell what became of it."""

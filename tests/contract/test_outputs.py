@@ -20,6 +20,7 @@ from gpucloud.adapters.transfer.outputs import OutputsFolder, StoredOutputs, bri
 from gpucloud.domain.errors import LandingRefused, NodeError, StoreError
 from gpucloud.domain.state.state import MissingOutput
 from gpucloud.ports import Brought, Host, Outputs
+from gpucloud.store import PART_BYTES
 from gpucloud.store.directory import DirectoryStore
 from gpucloud.store.landing import Landing
 from gpucloud.system import wholefile
@@ -357,3 +358,46 @@ def test_a_file_that_was_being_written_when_its_script_was_killed_is_named(
     )
     for attempt in (2, 3, 4):
         assert case.outputs.bring_home(hosts[0], str(code), attempt).missing == ()
+
+
+def test_what_lies_at_home_already_is_not_read_from_the_store_again(
+    tmp_path: Path, hosts: tuple[Host, Host], code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, home = DirectoryStore(tmp_path / "store"), tmp_path / "outputs"
+    by_store = StoredOutputs(store, "digits", None, lambda to: OutputsFolder(NAMED, to, python=sys.executable))
+    read: list[str] = []
+    plain = store.read_into
+
+    def counted(key: str, at: int, into: memoryview) -> bool:
+        read.append(key.rpartition("/")[2])
+        return plain(key, at, into)
+
+    monkeypatch.setattr(store, "read_into", counted)
+    by_store.bring_home(hosts[0], str(code), 1)
+    (home / "results").mkdir(parents=True)
+    (home / "results" / "tool").write_text("results/tool")
+    (home / "run.sh").write_text("run.SH")  # as long, and another
+    brought = bring_stored_home(store, "digits", home)
+    assert ("tool" in read, "run.sh" in read, "model" in read) == (False, True, True)
+    assert (home / "run.sh").read_text() == "run.sh"
+    assert str(home / "results" / "tool") in brought.paths
+    assert brought.size == len("results/deep/model") + len("run.sh")
+    assert store.list("jobs/digits/outputs/") == ()
+
+
+def test_a_large_file_that_goes_into_the_store_is_heard_of_part_by_part(
+    tmp_path: Path, hosts: tuple[Host, Host], code: Path
+) -> None:
+    with (code / "best.pt").open("wb") as file:
+        file.truncate(70 << 20)
+    store, heard = DirectoryStore(tmp_path / "store"), []
+    put = partial(StoredOutputs(store, "digits", None, OutputsFolder)._put, "jobs/digits/outputs/files/best.pt")
+    put(code / "best.pt", lambda: heard.append(1))
+    assert len(heard) == -(-(70 << 20) // PART_BYTES)
+    assert (store.root / "jobs/digits/outputs/files/best.pt").stat().st_size == 70 << 20
+
+    def another_try() -> None:
+        raise NodeError("another try brings the outputs")
+
+    with pytest.raises(NodeError):
+        put(code / "best.pt", another_try)

@@ -25,12 +25,16 @@ from gpucloud.domain.node.status import WRITING
 from gpucloud.domain.state.state import NOT_THERE, MissingOutput
 from gpucloud.domain.untrusted import Arriving, Tree, parent_of, shown
 from gpucloud.ports import Brought, Host, Outputs
-from gpucloud.store import ObjectStore
+from gpucloud.store import PART_BYTES, ObjectStore
+from gpucloud.store.contract import Heard, unheard
 from gpucloud.store.landing import Landing
+from gpucloud.system.wholefile import content_of
 
 _NAME_CHARS = 200
 """A node chooses its names: a longer one is nothing to tell."""
 _MOST_READ = 1 << 18
+_TORN = "was being written when the script was ended: it may be incomplete"
+_UNKNOWN = ""  # no name of a content: an earlier version noted none
 _ELSEWHERE = ", which leads elsewhere or is no file"
 
 
@@ -62,12 +66,7 @@ class OutputsFolder:
         self._marks = marks
 
     def bring_home(
-        self,
-        host: Host,
-        code: str,
-        attempt: int,
-        moves: Callable[[], None] | None = None,
-        paths: tuple[str, ...] = (),
+        self, host: Host, code: str, attempt: int, moves: Heard | None = None, paths: tuple[str, ...] = ()
     ) -> Brought:
         """Return what arrived, as local paths, and what the script did not make.
 
@@ -82,7 +81,7 @@ class OutputsFolder:
         except LandingRefused as error:  # these are not to blame, and find a place elsewhere
             raise StoreError(str(error), hint=error.hint) from error
         brought, found = self._bring(host, code, paths, "", attempt, moves)
-        both, torn = _together(earlier, brought), _torn(found, _written(host, attempt))
+        both, torn = _together(earlier, brought), _torn(found, host, attempt)
         return replace(both, missing=(*both.missing, *_not_there(found), *_left_out(found), *torn))
 
     def bring_profile(self, host: Host, attempt: int) -> tuple[str, ...]:
@@ -98,7 +97,7 @@ class OutputsFolder:
         paths: tuple[str, ...],
         below: str,
         attempt: int,
-        moves: Callable[[], None] | None = None,
+        moves: Heard | None = None,
     ) -> tuple[Brought, Listing]:
         new = [0]
 
@@ -160,24 +159,17 @@ def _left_out(found: Listing) -> Iterator[MissingOutput]:
         yield MissingOutput(path=asked, why=f"came without {name}{many if more else _ELSEWHERE}")
 
 
-def _written(host: Host, attempt: int) -> frozenset[str]:
-    """Return which files the attempt's script was writing when it was killed: a node's word."""
-    done = host.run(("head", "-c", str(_MOST_READ), f"{attempt_folder(host.node.root, attempt)}/{WRITING}"))
+def _torn(found: Listing, host: Host, attempt: int) -> Iterator[MissingOutput]:
+    """Yield one for each output that, by its node's word, was being written when the attempt's script was killed."""
+    said = host.run(("head", "-c", str(_MOST_READ), f"{attempt_folder(host.node.root, attempt)}/{WRITING}")).stdout
+    paths: object = ()
     with contextlib.suppress(ValueError, RecursionError):
-        paths = json.loads(done.stdout[:_MOST_READ]) if done.exit_code == 0 else []
-        return frozenset(one for one in paths if isinstance(one, str)) if isinstance(paths, list) else frozenset()
-    return frozenset()
-
-
-def _torn(found: Listing, written: frozenset[str]) -> Iterator[MissingOutput]:
-    """Yield one for each output that was being written when its script was killed."""
-    code = found.base.rstrip("/").rpartition("/")[2]  # how it is reached may differ: a home may be a link
-    ends = {path.partition(f"/{code}/")[2] for path in written}
+        paths = json.loads(said[:_MOST_READ])
+    code = f"/{found.base.rstrip('/').rpartition('/')[2]}/"  # how it is reached may differ: a home may be a link
+    ends = {str(path).partition(code)[2] for path in paths} if isinstance(paths, list) else set()
     for file in found.files:
         if file.path in ends:
-            name = _told(f"{file.top}/{file.inner}" if file.inner else file.top)
-            why = "was being written when the script was ended: it may be incomplete"
-            yield MissingOutput(path=name, why=why)
+            yield MissingOutput(path=_told(f"{file.top}/{file.inner}".rstrip("/")), why=_TORN)
 
 
 def _told(name: str) -> str:
@@ -195,16 +187,18 @@ def _is_below_any(path: str, tops: Container[str]) -> bool:
 
 
 T = TypeVar("T")
+_Missing = tuple[MissingOutput, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Note:
-    """What a path is beside its bytes: a file of `size`, a link, or else a folder. A machine wrote it."""
+    """What a path is beside its bytes: a file of `size` and `content`, a link, or else a folder. A machine wrote it."""
 
     mode: int = 0o644
     mtime_ns: int | None = None
     size: int | None = None
     link: str | None = None
+    content: str = _UNKNOWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,12 +219,7 @@ class StoredOutputs:
         self._fetching = fetching
 
     def bring_home(
-        self,
-        host: Host,
-        code: str,
-        attempt: int,
-        moves: Callable[[], None] | None = None,
-        paths: tuple[str, ...] = (),
+        self, host: Host, code: str, attempt: int, moves: Heard | None = None, paths: tuple[str, ...] = ()
     ) -> Brought:
         """Return the keys of what was put into the store, and what the script did not make."""
         brought, keys = self._through(
@@ -243,7 +232,7 @@ class StoredOutputs:
         return self._through(lambda outputs: outputs.bring_profile(host, attempt), attempt)[1]
 
     def _through(
-        self, bring: Callable[[Outputs], T], attempt: int, moves: Callable[[], None] | None = None
+        self, bring: Callable[[Outputs], T], attempt: int, moves: Heard | None = None
     ) -> tuple[T, tuple[str, ...]]:
         own = self._folder  # one for each attempt: what comes of one that is over is brought beside the next
         folder = own.with_name(f"{own.name}-{attempt}") if own is not None else self._temporary()
@@ -267,18 +256,16 @@ class StoredOutputs:
         attempt has its own place, so that none writes over what another has left.
         """
         found = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*"))}
-        notes = {**place.read_notes(), **{name: _noted(path) for name, path in found.items()}}
+        notes = {**place.read_notes(), **{name: _noted(path, moves or unheard) for name, path in found.items()}}
         if found:
             self._store.put(place.notes, codec.to_json(_Notes(paths=tuple(notes.items()))).encode())
         for name, path in found.items():
             if notes[name].size is not None:
                 key = f"{place.files}{name}"
-                self._put(key, path)
-                if moves is not None:
-                    moves()
+                self._put(key, path, moves or unheard)
                 yield key
 
-    def _put(self, key: str, path: Path) -> None:
+    def _put(self, key: str, path: Path, heard: Heard) -> None:
         """Write a file as an object without reading it whole: a script chose how large it is."""
         try:
             with path.open("rb") as file:
@@ -287,7 +274,11 @@ class StoredOutputs:
         except OSError as error:
             raise StoreError(f"cannot read {path}: {error.strerror}", hint="the same command again") from error
         # Never closed by hand: an error of the store's keeps what it was sending.
-        self._store.put(key, memoryview(data))
+        if len(data) <= PART_BYTES or path.name == "state.json":  # of that name a bucket takes no plain write
+            self._store.put(key, memoryview(data))
+            heard()
+        else:
+            self._store.write(key, (memoryview(data),), heard)
 
 
 def has_stored(store: ObjectStore, job: str) -> bool:
@@ -308,8 +299,8 @@ def bring_stored_home(store: ObjectStore, job: str, target: Path, *, marks: bool
     """
     brought = Brought()
     for place in _stored(store, job):
-        tree, unnoted = _tree(place)
-        brought = _together(brought, _copy(place, tree, unnoted, target))
+        tree, unnoted, contents = _tree(place)
+        brought = _together(brought, _copy(place, tree, unnoted, contents, target))
         if marks:
             mark_results(target)
         for key in (*(f"{place.files}{file.name}" for file in tree.files), *store.list(place.notes)):
@@ -369,15 +360,17 @@ def _stored(store: ObjectStore, job: str) -> tuple[_Stored, ...]:
     return tuple(_Stored(store=store, job=job, attempt=n, keys=tuple(found)) for n, found in sorted(keys.items()))
 
 
-def _copy(place: _Stored, tree: Tree, unnoted: tuple[MissingOutput, ...], target: Path) -> Brought:
-    """Return what is here now, of what that attempt has left."""
+def _copy(place: _Stored, tree: Tree, unnoted: _Missing, known: dict[str, str], target: Path) -> Brought:
+    """Return what is here now, of what that attempt has left; a file that is here already is not read again."""
+    size = 0
     with Landing(target, aside=_before(place.attempt), adapts=True) as landing:
         landing.expect(tree)
         for file in tree.files:
-            _receive(place.store, place.files + file.name, file, landing)
+            if not landing.has(file, known.get(file.name, _UNKNOWN)):
+                _receive(place.store, place.files + file.name, file, landing)
+                size += file.size
         landing.settle()
-    names = (*(file.name for file in tree.files), *(name for name, _ in tree.links))
-    size, aside = sum(file.size for file in tree.files), tuple(map(str, landing.set_aside))
+    names, aside = (*(one.name for one in tree.files), *dict(tree.links)), tuple(map(str, landing.set_aside))
     return _as_it_lies(Brought(paths=names, size=size, set_aside=aside, missing=unnoted), target, landing)
 
 
@@ -397,8 +390,8 @@ def _together(one: Brought, other: Brought) -> Brought:
     return Brought(paths=paths, size=one.size + other.size, set_aside=aside, renamed=renamed, missing=missing)
 
 
-def _tree(place: _Stored) -> tuple[Tree, tuple[MissingOutput, ...]]:
-    """Return what the store holds, and what of it is left there.
+def _tree(place: _Stored) -> tuple[Tree, _Missing, dict[str, str]]:
+    """Return what the store holds, what of it is left there, and the names of its files' contents.
 
     A file without a note was put there by somebody else, and its size is not known: it keeps nothing else from coming.
     """
@@ -416,7 +409,7 @@ def _tree(place: _Stored) -> tuple[Tree, tuple[MissingOutput, ...]]:
         links=tuple((name, note.link) for name, note in rest.items() if note.link is not None),
         folders=tuple((name, note.mode) for name, note in rest.items() if note.link is None),
     )
-    return tree, unnoted
+    return tree, unnoted, {name: note.content for name, note in notes.items()}
 
 
 def _receive(store: ObjectStore, key: str, file: Arriving, landing: Landing) -> None:
@@ -429,12 +422,16 @@ def _receive(store: ObjectStore, key: str, file: Arriving, landing: Landing) -> 
     landing.keep(file, key, durable=True)
 
 
-def _noted(path: Path) -> _Note:
+def _noted(path: Path, heard: Heard) -> _Note:
     if path.is_symlink():
         return _Note(link=str(path.readlink()))
     status = path.stat()
     mode = stat.S_IMODE(status.st_mode) & 0o777
-    return _Note(mode=mode) if path.is_dir() else _Note(mode=mode, mtime_ns=status.st_mtime_ns, size=status.st_size)
+    if path.is_dir():
+        return _Note(mode=mode)
+    with path.open("rb") as file:
+        content = content_of(file.fileno(), heard)
+    return _Note(mode=mode, mtime_ns=status.st_mtime_ns, size=status.st_size, content=content)
 
 
 def _bare(job: str) -> str:
