@@ -156,7 +156,9 @@ def down(  # noqa: PLR0913, PLR0917  each is an option
 def rm(
     target: Target = None,
     with_checkpoints: Annotated[bool, typer.Option("--with-checkpoints", help="Its checkpoints too.")] = False,
-    with_outputs: Annotated[bool, typer.Option("--with-outputs", help="Results in its store too.")] = False,
+    with_outputs: Annotated[
+        bool, typer.Option("--with-outputs", help="Results in its store too; those on hosts of your own stay there.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,
     as_json: Json = False,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -91,6 +92,27 @@ def test_checkpoints_go_only_where_that_is_said_and_nothing_without_a_yes(outsid
     assert (gone.code, f"{JOB} is deleted: " in gone.stdout) == (0, True), gone.stderr
     assert outside.store.list(f"jobs/{JOB}/") == ()
     assert give(outside, "status", JOB).code == 2
+
+
+def test_results_on_the_users_own_hosts_are_forgotten_only_where_that_is_said_and_their_place_is_told(
+    outside: Outside,
+) -> None:
+    give(outside, "train", "small.yaml")
+    kept = outside.store.get(f"jobs/{JOB}/state.json")
+    assert kept is not None
+    state = json.loads(kept.data)
+    lies = "of attempt 1 did not come home: whatever was written there lies on me@h-1, in ~/.gpucloud/code/aa"
+    missing = {"path": "results/", "why": lies, "nearest": None, "attempt": 1}
+    state["attempts"][-1].update(missing_outputs=[missing], tree="a" * 64)
+    state["pool"]["market"] = "owned"
+    outside.store.put(f"jobs/{JOB}/state.json", json.dumps(state).encode())
+
+    refused = give(outside, "rm", JOB, "--with-checkpoints", "--yes")
+    assert refused.code == 2
+    assert f"results of {JOB} are on your own hosts, and nothing else says where: results/ {lies}" in refused.stderr
+    assert f"gpucloud rm {JOB} --with-outputs leaves them there" in refused.stderr
+    gone = give(outside, "rm", JOB, "--with-checkpoints", "--with-outputs", "--yes")
+    assert (gone.code, f"results stay on your own hosts: results/ {lies}" in gone.stderr) == (0, True), gone.stderr
 
 
 def test_a_job_that_went_on_while_the_question_stood_is_not_deleted(

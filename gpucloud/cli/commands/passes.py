@@ -36,6 +36,8 @@ from gpucloud.domain import codec
 from gpucloud.domain.errors import GpucloudError, LeaseHeld, UsageError
 from gpucloud.domain.job.quantities import format_usd
 from gpucloud.domain.state.order import BudgetChange, Order
+from gpucloud.domain.state.state import MissingOutput
+from gpucloud.domain.supervision.snapshot import outputs_on_hosts
 from gpucloud.usecases.job.jobs import kept_of
 from gpucloud.usecases.jobstore.condition import ConditionKind
 from gpucloud.usecases.jobstore.report import JobReport
@@ -272,7 +274,8 @@ def end_unsaved(cloud: Gpucloud, known: KnownJob) -> None:
 def rm(target: str | None, *, with_checkpoints: bool, with_outputs: bool, yes: bool, as_json: bool) -> int:
     """Delete a job that has ended: its state, output, bills; its checkpoints and results if told so; return the code.
 
-    UsageError while anything of it is alive, and for checkpoints or results that nobody said may go.
+    UsageError while anything of it is alive, and for checkpoints or results that nobody said may go. Results on the
+    user's own hosts stay there.
     """
     cloud = Gpucloud()
     known = known_job(cloud, target, only_own=True)
@@ -290,6 +293,8 @@ def rm(target: str | None, *, with_checkpoints: bool, with_outputs: bool, yes: b
         return 2
     if others := other_runs(cloud, known):
         tell(f"of {len(others) + 1} runs, only {name} is deleted; the others stay: {', '.join(others)}")
+    if lying := outputs_on_hosts(asker_of(cloud, known).state()):
+        tell(f"results stay on your own hosts: {_where(lying)}")
     deleter.delete(stored, name)
     cloud.home.forget(known)
     if deleter.jobs.exists():  # a new run of the name is there by now, and is known by the same entry
@@ -338,6 +343,15 @@ def _require_over(cloud: Gpucloud, known: KnownJob, name: str, *, with_outputs: 
         )
         hint = f"gpucloud {way}; gpucloud rm {name} --with-outputs deletes them too"
         raise UsageError(f"results of {name} are in the store", hint=hint)
+    if not with_outputs and (lying := outputs_on_hosts(state)):
+        raise UsageError(
+            f"results of {name} are on your own hosts, and nothing else says where: {_where(lying)}",
+            hint=f"copy them from there; gpucloud rm {name} --with-outputs leaves them there and forgets where",
+        )
+
+
+def _where(lying: tuple[MissingOutput, ...]) -> str:
+    return "; ".join(f"{one.path} {one.why}" for one in lying)
 
 
 def _not_over(report: JobReport, name: str) -> UsageError:

@@ -19,7 +19,7 @@ from gpucloud.domain.node.status import Status
 from gpucloud.domain.node.use import GpuUse
 from gpucloud.domain.offer import Offer, Pool
 from gpucloud.domain.state.order import BudgetChange, Order, Until
-from gpucloud.domain.state.state import Attempt, CapacityDecision, CheckpointRef, ExitReason, JobState
+from gpucloud.domain.state.state import Attempt, CapacityDecision, CheckpointRef, ExitReason, JobState, MissingOutput
 
 _SSH_PORT = 22
 
@@ -69,9 +69,18 @@ def is_awaited(attempt: Attempt, pool: Pool) -> bool:
 
 def left_on_hosts(state: JobState) -> tuple[tuple[str, str], ...]:
     """Return where results that did not come home lie on the user's own hosts: nodes, each with a path there."""
+    return tuple((one.members[0].node_id, f"code/{one.tree}") for one in _with_left(state))
+
+
+def outputs_on_hosts(state: JobState) -> tuple[MissingOutput, ...]:
+    """Return which results those are, each with where it lies: nothing else says so once the job is deleted."""
+    missing = ((attempt.number, one) for attempt in _with_left(state) for one in attempt.missing_outputs)
+    return tuple(one for number, one in missing if one.attempt == number)
+
+
+def _with_left(state: JobState) -> tuple[Attempt, ...]:
     left = (one for one in state.attempts if _are_left(one) and not one.outputs_came and is_name(one.tree))
-    found = ((one.members[0].node_id, f"code/{one.tree}") for one in left)
-    return tuple(found) if state.pool.market is Market.OWNED else ()
+    return tuple(left) if state.pool.market is Market.OWNED else ()
 
 
 def _are_left(attempt: Attempt) -> bool:

@@ -407,7 +407,7 @@ class Stored:
 class Deleter:
     """Deletes one job that is over.
 
-    `require_over` raises UsageError while anything of it is alive, or results of it are in the store; `clear` deletes
+    `require_over` raises UsageError while anything of it is alive, or results of it would be lost; `clear` deletes
     what this machine has of it, while nobody else can start it.
     """
 
