@@ -18,8 +18,7 @@ from gpucloud.domain.job.quantities import counted, format_size, format_usd, par
 from gpucloud.domain.job.spec import Cloud, Job
 from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.state.order import is_finished, run_of
-from gpucloud.domain.state.state import ExitReason, JobStatus
-from gpucloud.domain.supervision.budget import with_file_named, without_way_on
+from gpucloud.domain.state.state import JobStatus
 from gpucloud.usecases.checkpoint.checkpoints import costs_on
 from gpucloud.usecases.job.jobs import Asker, with_forecast, with_stored_outputs
 from gpucloud.usecases.jobstore.orders import current_run, require_own, sha256_of
@@ -334,13 +333,12 @@ def _is_superseded(cloud: Gpucloud, known: KnownJob, report: JobReport) -> bool:
 
 def _message_here(report: JobReport) -> str | None:
     """Return what the report says, of a used-up budget or deadline with the command that goes on here, if one does."""
-    said = report.message
-    if said is None or report.exit_reason not in (ExitReason.BUDGET, ExitReason.DEADLINE):
-        return said
+    end = report.limit_end
+    if end is None:
+        return report.message
     if report.superseded:
-        return without_way_on(said)
-    named = with_file_named(said) if report.lost_file is not None else said
-    return f"{named}; {report.lost_file}" if named != said else said
+        return end.told  # it goes on with a later run by now
+    return f"{end.said('FILE')}; {report.lost_file}" if report.lost_file is not None else end.said()
 
 
 def _later_runs(cloud: Gpucloud, base: str, store: str | None = None) -> Iterator[KnownJob]:

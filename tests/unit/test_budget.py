@@ -25,14 +25,14 @@ from gpucloud.domain.supervision.action import (
 from gpucloud.domain.supervision.budget import (
     Resumption,
     Standing,
+    ended_at_limit,
+    has_budget_left,
     least_to_lower_to,
     overdue,
     plain_usd,
     refusal,
     shutdown_at,
-    told_of_money,
     used_up,
-    without_way_on,
 )
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.snapshot import Rules
@@ -205,7 +205,7 @@ SAVED = CheckpointRef(step=70, sha256="0" * 64)
 def test_the_end_at_the_wall_says_what_was_kept_aside_and_names_the_command_that_goes_on():
     job = replace(state(attempts=(opened("a", "b"),)), checkpoint=SAVED)
 
-    assert used_up(job, Decimal("0.50"), Used(spent_usd=Decimal("0.395")), RULES.prepaid_rule) == (
+    assert used_up(job, Decimal("0.50"), Used(spent_usd=Decimal("0.395")), RULES.prepaid_rule).said() == (
         "the budget of 0.50 USD pays for no more machine time (0.395 USD spent, 0.105 USD kept aside for the last"
         " save and the machines' end), step 70 is saved: gpucloud train digits --budget '1 USD' goes on from there"
     )
@@ -215,13 +215,13 @@ def test_what_is_too_little_for_another_start_is_not_called_kept_aside():
     assert " (0.36 USD spent, 0.14 USD left, which is too little to start machines and train 1 min on them)," in (
         used_up(
             state(attempts=(opened("a", "b"),)), Decimal("0.50"), Used(spent_usd=Decimal("0.36")), RULES.prepaid_rule
-        )
+        ).said()
     )
 
 
 def test_a_rest_that_is_more_than_what_is_kept_aside_is_told_apart_from_it():
     job = state(attempts=(opened("a"),))
-    said = used_up(job, Decimal("0.09"), Used(spent_usd=Decimal("0.034")), RULES.prepaid_rule)
+    said = used_up(job, Decimal("0.09"), Used(spent_usd=Decimal("0.034")), RULES.prepaid_rule).said()
     assert (
         "(0.0340 USD spent, 0.0525 USD kept aside for the last save and the machines' end, and 0.00350 USD, which is"
         " too little to train 1 min), nothing is saved" in said
@@ -229,36 +229,38 @@ def test_a_rest_that_is_more_than_what_is_kept_aside_is_told_apart_from_it():
     assert said.endswith(" goes on from the beginning")
 
 
-def test_what_was_said_of_money_at_the_end_is_said_anew_by_the_budget_and_sums_of_now():
-    job = replace(state(attempts=(opened("a"),)), exit_reason=ExitReason.BUDGET, status=JobStatus.FAILED)
-    ended = replace(job, message=used_up(job, Decimal("0.09"), Used(spent_usd=Decimal("0.034")), RULES.prepaid_rule))
+def test_what_is_said_of_money_at_the_end_is_said_by_the_budget_and_sums_of_now():
+    ended = replace(state(attempts=(opened("a"),)), exit_reason=ExitReason.BUDGET, status=JobStatus.FAILED)
+    alone, spent = replace(ended, had_budget_left=True), Used(spent_usd=Decimal("0.034"))
 
-    raised = told_of_money(
-        ended, Decimal("0.12"), Used(spent_usd=Decimal("0.034")), RULES.prepaid_rule, nodes=1, again=Resumption()
-    )
-    assert raised == (
+    def said(job, budget, *, is_late=False):
+        again = Resumption(is_late=is_late)
+        end = ended_at_limit(job, Decimal(budget), spent, RULES.prepaid_rule, nodes=1, again=again)
+        return end and end.said()
+
+    assert said(ended, "0.12") == (
         "its budget was used up then (0.0340 USD spent, 0.0860 USD left now), nothing is saved: gpucloud train digits"
         " goes on from the beginning"
     )
-    alone = replace(job, message=used_up(job, Decimal("0.12"), Used(spent_usd=Decimal("0.034")), RULES.prepaid_rule))
-    kept = told_of_money(
-        alone, Decimal("0.13"), Used(spent_usd=Decimal("0.034")), RULES.prepaid_rule, nodes=1, again=Resumption()
+    assert said(ended, "0.09").startswith("the budget of 0.09 USD pays for no more machine time (0.0340 USD spent, ")
+    assert said(alone, "0.13").startswith(
+        "the time that its machines were paid for is over (0.0340 USD spent, 0.0960 USD left), no"
     )
-    assert kept.startswith("the time that its machines were paid for is over (0.0340 USD spent, 0.0960 USD left), no")
-    late = told_of_money(
-        ended,
-        Decimal("0.12"),
-        Used(spent_usd=Decimal("0.034")),
-        RULES.prepaid_rule,
-        nodes=1,
-        again=Resumption(is_late=True),
+    assert said(ended, "0.12", is_late=True).endswith(
+        "nothing is saved: with a later `deadline:`, gpucloud train digits goes on from the beginning"
     )
-    assert late.endswith("nothing is saved: with a later `deadline:`, gpucloud train digits goes on from the beginning")
-    other = replace(job, message="unattended time is over")
-    assert (
-        told_of_money(other, Decimal("0.12"), Used(), RULES.prepaid_rule, nodes=1, again=Resumption())
-        == "unattended time is over"
-    )
+    assert said(replace(ended, message="unattended time is over"), "0.12") is None
+    assert said(replace(ended, exit_reason=ExitReason.STOPPED), "0.12") is None
+
+
+@pytest.mark.parametrize(
+    ("budget", "nodes", "cap", "left"),
+    [("0.1166", 1, "0.9", True), ("0.1164", 1, "0.9", False), ("0.1166", 2, "0.9", False), ("9", 1, "0", False)],
+)
+def test_whether_a_budget_that_ended_a_job_was_enough_for_another_start(budget, nodes, cap, left):
+    """Of one machine at 0.9 USD an hour: 60 s to start, 60 s to train and 210 s kept aside, beside 0.034 USD."""
+    job, spent = state(attempts=(opened("a"),), cap_usd_per_hour=Decimal(cap)), Used(spent_usd=Decimal("0.034"))
+    assert has_budget_left(job, Decimal(budget), spent, RULES.prepaid_rule, nodes) is left
 
 
 def test_what_is_enough_for_another_start_is_never_called_too_little():
@@ -268,10 +270,12 @@ def test_what_is_enough_for_another_start_is_never_called_too_little():
         "the time that its machines were paid for is over (0.0156 USD spent, 0.01 USD unproven, 0.0845 USD left),"
         " step 70 is saved: gpucloud train digits goes on from there"
     )
-    job = replace(state(attempts=(opened("a"),)), checkpoint=SAVED)
+    job = replace(state(attempts=(opened("a"),)), checkpoint=SAVED, had_budget_left=True)
 
-    assert used_up(job, Decimal("0.1101"), left, RULES.prepaid_rule) == told  # the least for one machine is 0.0825 USD
-    assert "pays for no more machine time" in used_up(job, Decimal("0.1101"), left, RULES.prepaid_rule, nodes=2)
+    assert (
+        used_up(job, Decimal("0.1101"), left, RULES.prepaid_rule).said() == told
+    )  # the least for one machine is 0.0825 USD
+    assert "pays for no more machine time" in used_up(job, Decimal("0.1101"), left, RULES.prepaid_rule, nodes=2).told
 
 
 def test_a_budget_that_is_proposed_pays_for_the_steps_to_go_where_they_are_known():
@@ -279,14 +283,13 @@ def test_a_budget_that_is_proposed_pays_for_the_steps_to_go_where_they_are_known
     job = replace(state(attempts=(attempt,)), checkpoint=SAVED)
 
     # from step 70: 600 steps of 6 s, after a start of 60 s, and 210 s are kept aside; 2 machines at 0.9 USD an hour
-    assert used_up(job, Decimal("0.50"), Used(spent_usd=Decimal("0.50")), RULES.prepaid_rule) == (
+    assert used_up(job, Decimal("0.50"), Used(spent_usd=Decimal("0.50")), RULES.prepaid_rule).said() == (
         "the budget of 0.50 USD pays for no more machine time, step 70 is saved:"
         " gpucloud train digits --budget '2.44 USD' goes on from there, and pays for the 1 h to go"
     )
     almost = replace(job, attempts=(replace(attempt, total_steps=71),))  # it is refused for less training than a minute
-    assert "--budget '0.67 USD'" in used_up(
-        almost, Decimal("0.50"), Used(spent_usd=Decimal("0.50")), RULES.prepaid_rule
-    )
+    least = used_up(almost, Decimal("0.50"), Used(spent_usd=Decimal("0.50")), RULES.prepaid_rule)
+    assert least.option == " --budget '0.67 USD'"
 
 
 def test_a_budget_that_is_proposed_starts_all_the_machines_that_the_job_asks_for():
@@ -295,13 +298,12 @@ def test_a_budget_that_is_proposed_starts_all_the_machines_that_the_job_asks_for
     job = replace(state(attempts=(attempt,), cap_usd_per_hour=Decimal(1)), checkpoint=SAVED)
 
     # 60 s to start, 60 s to train and 210 s kept aside of 8 machines at 1 USD an hour are 0.7334 USD
-    told = used_up(job, Decimal(10), Used(spent_usd=Decimal("9.90")), RULES.prepaid_rule, nodes=8)
+    told = used_up(job, Decimal(10), Used(spent_usd=Decimal("9.90")), RULES.prepaid_rule, nodes=8).said()
     assert "--budget '10.74 USD' goes on from there, and pays for the 6 s to go" in told
-    assert "pays for no more machine time" in used_up(
-        job, Decimal("10.63"), Used(spent_usd=Decimal("9.90")), RULES.prepaid_rule, nodes=8
-    )
+    almost = used_up(job, Decimal("10.63"), Used(spent_usd=Decimal("9.90")), RULES.prepaid_rule, nodes=8)
+    assert "pays for no more machine time" in almost.told
     longer = replace(job, attempts=(replace(attempt, total_steps=670),))  # 61 min of 2 machines, and 210 s of all 8
-    told = used_up(longer, Decimal(10), Used(spent_usd=Decimal(10)), RULES.prepaid_rule, nodes=8)
+    told = used_up(longer, Decimal(10), Used(spent_usd=Decimal(10)), RULES.prepaid_rule, nodes=8).said()
     assert "--budget '12.50 USD' goes on from there, and pays for the 1 h to go" in told
 
 
@@ -310,12 +312,15 @@ def test_the_end_at_the_deadline_says_what_is_saved_and_how_the_job_goes_on():
     job = replace(state(attempts=(attempt,)), checkpoint=CheckpointRef(step=70, sha256="0" * 64))
     ended = close_attempt(job, CloseAttempt(reason=ExitReason.DEADLINE), NOW)
 
-    assert ended.message == (
+    def said(again):
+        return ended_at_limit(ended, Decimal(1), Used(), RULES.prepaid_rule, nodes=2, again=again).said()
+
+    assert ended.message is None
+    assert said(Resumption(is_late=True)) == (
         "the deadline is over, step 70 is saved:"
         " with a later one in the job file, gpucloud train digits goes on from there"
     )
-    short = Resumption(budget_usd=Decimal("1.2"), is_late=True)
-    assert told_of_money(ended, Decimal(1), Used(), RULES.prepaid_rule, nodes=2, again=short) == (
+    assert said(Resumption(budget_usd=Decimal("1.2"), is_late=True)) == (
         "the deadline is over, step 70 is saved:"
         " with a later one in the job file, gpucloud train digits --budget '1.20 USD' goes on from there"
     )
@@ -328,8 +333,8 @@ def test_sums_are_written_as_people_do(usd, text):
 
 def test_what_an_earlier_run_ended_for_names_no_command_that_goes_on_with_a_later_one() -> None:
     saved = state(checkpoint=CheckpointRef(step=40, sha256="0" * 64))
-    assert without_way_on(overdue(saved)) == "the deadline is over, step 40 is saved"
+    assert overdue(saved).told == "the deadline is over, step 40 is saved"
     for budget_usd in (Decimal(1), Decimal(9)):
-        told = used_up(saved, budget_usd, Used(spent_usd=Decimal("0.9")), PrepaidRule())
-        assert "gpucloud train" in told
-        assert without_way_on(told).endswith("step 40 is saved")
+        end = used_up(saved, budget_usd, Used(spent_usd=Decimal("0.9")), PrepaidRule())
+        assert end.told.endswith("step 40 is saved")
+        assert end.said("FILE").startswith(f"{end.told}: gpucloud train FILE")

@@ -690,7 +690,7 @@ def test_a_run_whose_machines_are_gone_may_start_on_cheaper_ones_than_its_last()
     assert kept.command("tm") == "gpucloud train tm --budget '1.18 USD'"
     assert gone.command("tm") == "gpucloud train tm"
     assert gone.conditions == ()
-    assert overdue(state(), replace(gone, is_late=True)) == (
+    assert overdue(state(), replace(gone, is_late=True)).said() == (
         "the deadline is over, nothing is saved: with a later one in the job file, gpucloud train digits goes on from"
         " the beginning; on local.p2.xlarge spot in us-east-2a, as last, it takes --budget '1.18 USD'"
     )

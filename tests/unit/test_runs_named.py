@@ -38,6 +38,7 @@ from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.node import NO_GROUP
 from gpucloud.domain.state.order import opened, sealed
 from gpucloud.domain.state.state import ExitReason, JobStatus
+from gpucloud.domain.supervision.budget import LimitEnd
 from gpucloud.store import open_store
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.orders import Given, Orders, Reader, is_strangers
@@ -381,7 +382,9 @@ def test_no_command_that_is_refused_is_named_where_the_job_file_is_gone_or_anoth
 
     ended = replace(listed("live-2", 0, JobStatus.STOPPED), base="live", run=2, supervisor=None)
     way = "the deadline is over, step 4 is saved: gpucloud train {} --budget '2 USD' goes on from there"
-    late = replace(ended, exit_reason=ExitReason.DEADLINE, message=way.format("live-2"))
+    parts = {"told": "the deadline is over, step 4 is saved", "option": " --budget '2 USD'"}
+    end = LimitEnd(job="live-2", **parts, then="goes on from there")
+    late = replace(ended, exit_reason=ExitReason.DEADLINE, message=end.said(), limit_end=end)
     failed = replace(ended, exit_reason=ExitReason.USER_ERROR, status=JobStatus.FAILED)
     found = [late, failed, replace(ended, exit_reason=ExitReason.STOPPED)]
     asked = SimpleNamespace(
@@ -471,7 +474,8 @@ def test_the_message_of_an_earlier_run_names_no_command_that_goes_on_with_a_late
     cloud.read_job = lambda _: SimpleNamespace(name="boom")
     kept = "the deadline is over, step 40 is saved"
     said = f"{kept}: with a later one in the job file, gpucloud train boom goes on from there"
-    ended = replace(ended, message=said, run=int(name.partition("-")[2] or 1))
+    end = LimitEnd(job="boom", told=kept, before="with a later one in the job file, ", then="goes on from there")
+    ended = replace(ended, message=end.said(), limit_end=end, run=int(name.partition("-")[2] or 1))
     asked = SimpleNamespace(
         report=lambda: ended,
         with_stored_checkpoint=lambda told: told,

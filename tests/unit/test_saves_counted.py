@@ -98,7 +98,7 @@ def test_the_story_calls_a_save_what_it_is(checkpoint: CheckpointRef, called: st
     over = replace(attempt, reason=ExitReason.INTERRUPTED, ended_at=NOW)
     again = snapshot(up("a"), state=state(attempts=(over,), checkpoint=checkpoint))
     assert tell_story(OpenAttempt(number=2, node_ids=("a",)), again) == f"attempt 2 starts after {called} on a"
-    assert f"the deadline is over, {called} is saved" in overdue(again.state)
+    assert f"the deadline is over, {called} is saved" in overdue(again.state).told
 
 
 def test_reports_and_lists_call_a_save_what_it_is() -> None:

@@ -408,6 +408,8 @@ class JobState:
     left_usd_per_hour: Decimal = Decimal(0)
     capacity_decision: CapacityDecision | None = None
     enough_at: datetime | None = None
+    had_budget_left: bool = False
+    """Whether a job that ended at its budget had enough for another start: its machines' time was not prolonged."""
 
     @property
     def dearest_usd_per_hour(self) -> Decimal:

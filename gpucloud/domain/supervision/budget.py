@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -19,8 +18,8 @@ from gpucloud.domain.state.state import ExitReason, JobState
 from gpucloud.domain.supervision.action import Arm, ObeyOrder
 from gpucloud.domain.supervision.snapshot import Goal, Rules, Snapshot
 
-_IS_SAVED = " is saved"
-_BUDGET_OF, _TIME_IS_OVER = "the budget of", "the time that its machines were paid for is over"
+_TIME_IS_OVER, _USED_UP_THEN = "the time that its machines were paid for is over", "its budget was used up then"
+_LATER = "with a later `deadline:`, "
 _SHOWN = Decimal("0.0001")
 _ABOUT = Decimal("1.25")
 """Of the reserve: machines end some seconds before nothing else is left."""
@@ -141,8 +140,12 @@ class Resumption:
 
     def command(self, job: str) -> str:
         """Return what is to be typed, and written into the job file before."""
-        option = f" {self._option}" if self._option and self.as_last is None else ""
-        return f"{'with a later `deadline:`, ' if self.is_late else ''}gpucloud train {job}{option}"
+        return f"{_LATER if self.is_late else ''}gpucloud train {job}{self.option}"
+
+    @property
+    def option(self) -> str:
+        """Return what the command takes, with a space before it: the budget, unless other machines may do without."""
+        return f" {self._option}" if self._option and self.as_last is None else ""
 
     @property
     def _option(self) -> str:
@@ -184,6 +187,31 @@ def with_leaving(spend: Spend, statuses: Iterable[Status | None]) -> Spend:
     return replace(spend, leaves=timedelta(seconds=leaves_s), leaves_at_most=most, leaves_share=share)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitEnd:
+    """What there is to say of a job that its budget or its deadline ended, in parts.
+
+    `told` is why, and what is saved; `before` comes before the command that it goes on with, `option` is a part of it,
+    and `then` what that does.
+    """
+
+    job: str
+    told: str
+    before: str = ""
+    option: str = ""
+    then: str
+
+    def said(self, means: str | None = None) -> str:
+        """Return all of it in one line; `means` is what its command takes in place of the job's name."""
+        return f"{self.told}: {self.before}gpucloud train {means or self.job}{self.option} {self.then}"
+
+
+def has_budget_left(state: JobState, budget_usd: Decimal, used: Used, prepaid_rule: PrepaidRule, nodes: int) -> bool:
+    """Whether what is left of the budget is enough for a start with all machines that the job asks for."""
+    start_usd = least_to_go_on(state, max(nodes, _members(state, nodes)), prepaid_rule, keeps=False)
+    return state.dearest_usd_per_hour > 0 and budget_usd - used.usd >= start_usd
+
+
 def used_up(
     state: JobState,
     budget_usd: Decimal,
@@ -192,45 +220,55 @@ def used_up(
     *,
     nodes: int = 1,
     is_late: bool = False,
-) -> str:
-    """Return what to say when a job ends at its budget: what was not spent, and why; what is saved; how it goes on.
+) -> LimitEnd:
+    """Return what to say of a job that ended at its budget: what was not spent, and why; what is saved; how it goes on.
 
     It starts with all `nodes` that it asks for, and what is left may be enough for that: those that drive a job may not
-    have their paid time prolonged, and it may be enough since it was told, by another budget. The sum that it goes on
+    have their paid time prolonged, and it may be enough since it ended, by another budget. The sum that it goes on
     with is enough for the steps that it still has to make on as many machines as last, where these are known.
     """
-    cap_usd, members = state.dearest_usd_per_hour, len(state.attempts[-1].members) if state.attempts else nodes
+    rest_usd, before, then = budget_usd - used.usd, _LATER if is_late else "", _goes_on(state)
+    if has_budget_left(state, budget_usd, used, prepaid_rule, nodes):
+        why, left = (_TIME_IS_OVER, "left") if state.had_budget_left else (_USED_UP_THEN, "left now")
+        told = f"{why} ({used}, {format_usd(rest_usd)} {left}), {_saved(state)}"
+        return LimitEnd(job=state.job, told=told, before=before, then=then)
+    cap_usd, members = state.dearest_usd_per_hour, _members(state, nodes)
     nodes = max(nodes, members)
+    reserve = reserve_usd(nodes, cap_usd, prepaid_rule)
     start_usd = least_to_go_on(state, nodes, prepaid_rule, keeps=False)
-    rest_usd, reserve = budget_usd - used.usd, reserve_usd(nodes, cap_usd, prepaid_rule)
-    train = Resumption(is_late=is_late).command(state.job)
-    if cap_usd > 0 and rest_usd >= start_usd:
-        since = state.message is not None and state.message.startswith(_BUDGET_OF)
-        why, left = ("its budget was used up then", "left now") if since else (_TIME_IS_OVER, "left")
-        return f"{why} ({used}, {format_usd(rest_usd)} {left}), {_saved(state)}: {train} {_goes_on(state)}"
     kept = f" ({used}, {_rest(rest_usd, reserve, prepaid_rule)})" if rest_usd > 0 else ""
-    more_usd, enough = max(budget_usd, start_usd), ""
+    more_usd = max(budget_usd, start_usd)
     if (to_go := to_go_after(state)) is not None:
         trains = prepaid_rule.start + max(to_go, prepaid_rule.least)
         more_usd = max(usd_for(cap_usd * members, trains) + reserve, start_usd)
-        enough = f", and pays for the {format_span(to_go)} to go"
-    return (
-        f"{_BUDGET_OF} {plain_usd(budget_usd)} USD pays for no more machine time{kept}, {_saved(state)}:"
-        f" {train} --budget '{plain_usd(Decimal(in_cents(budget_usd + more_usd)))} USD'"
-        f" {_goes_on(state)}{enough}"
+        then = f"{then}, and pays for the {format_span(to_go)} to go"
+    return LimitEnd(
+        job=state.job,
+        told=f"the budget of {plain_usd(budget_usd)} USD pays for no more machine time{kept}, {_saved(state)}",
+        before=before,
+        option=f" --budget '{plain_usd(Decimal(in_cents(budget_usd + more_usd)))} USD'",
+        then=then,
     )
 
 
-def told_of_money(
+def ended_at_limit(
     state: JobState, budget_usd: Decimal, used: Used, prepaid_rule: PrepaidRule, *, nodes: int, again: Resumption
-) -> str | None:
-    """Return the state's message; what it says of money by the budget and the sums of now, which others say too."""
-    said = state.message
-    if said == overdue(state):
+) -> LimitEnd | None:
+    """Return what to say of the limit that ended the job, by the budget and sums of now; None where that is no limit.
+
+    Where another reason was given with it, that is its message.
+    """
+    if state.message is not None:
+        return None
+    if state.exit_reason is ExitReason.DEADLINE:
         return overdue(state, again)
-    if state.exit_reason is not ExitReason.BUDGET or said is None or not said.startswith((_BUDGET_OF, _TIME_IS_OVER)):
-        return said
+    if state.exit_reason is not ExitReason.BUDGET:
+        return None
     return used_up(state, budget_usd, used, prepaid_rule, nodes=nodes, is_late=again.is_late)
+
+
+def _members(state: JobState, nodes: int) -> int:
+    return len(state.attempts[-1].members) if state.attempts else nodes
 
 
 def _rest(rest_usd: Decimal, reserve: Decimal, prepaid_rule: PrepaidRule) -> str:
@@ -252,31 +290,23 @@ def to_go_after(state: JobState) -> timedelta | None:
     return span_of(max(0, last.total_steps - saved) * pace_s)
 
 
-def overdue(state: JobState, again: Resumption = Resumption(is_late=True)) -> str:
-    """Return what to say when a job ends at its deadline: what is kept, and how it goes on."""
-    later = "with a later one in the job file, " if again.is_late else ""
-    train = replace(again, is_late=False).command(state.job)
-    return f"the deadline is over, {_saved(state)}: {later}{train} {_goes_on(state)}{again.otherwise}"
-
-
-def without_way_on(message: str) -> str:
-    """Return what was said of a used-up budget or deadline, without the command: it goes on with a later run by now."""
-    told, saved, _ = message.partition(f"{_IS_SAVED}: ")
-    return f"{told}{_IS_SAVED}" if saved else message
+def overdue(state: JobState, again: Resumption = Resumption(is_late=True)) -> LimitEnd:
+    """Return what to say of a job that ended at its deadline: what is kept, and how it goes on."""
+    return LimitEnd(
+        job=state.job,
+        told=f"the deadline is over, {_saved(state)}",
+        before="with a later one in the job file, " if again.is_late else "",
+        option=again.option,
+        then=f"{_goes_on(state)}{again.otherwise}",
+    )
 
 
 def _goes_on(state: JobState) -> str:
     return f"goes on from {'there' if state.checkpoint is not None else 'the beginning'}"
 
 
-def with_file_named(message: str) -> str:
-    """Return what was said of a used-up budget or deadline with FILE in the command, in place of a job's name."""
-    told, saved, way = message.partition(f"{_IS_SAVED}: ")
-    return f"{told}{saved}{re.sub(r'gpucloud train [^ ]+', 'gpucloud train FILE', way, count=1)}"
-
-
 def _saved(state: JobState) -> str:
-    return f"{state.checkpoint or 'nothing'}{_IS_SAVED}"
+    return f"{state.checkpoint or 'nothing'} is saved"
 
 
 def plain_usd(usd: Decimal) -> str:

@@ -34,7 +34,6 @@ from gpucloud.domain.supervision.action import (
     QuarantineNodes,
     Replace,
 )
-from gpucloud.domain.supervision.budget import overdue
 from gpucloud.domain.supervision.capacity import cooled, with_distance
 from gpucloud.domain.supervision.membership import is_broken, outcomes_of, progress_of, shown_of, timed, unit_of
 from gpucloud.domain.supervision.quarantine import why_replaced
@@ -236,13 +235,12 @@ def move(state: JobState, action: Move, group: str | None, now: datetime) -> Job
 
 def finish(state: JobState, action: Finish, now: datetime) -> JobState:
     """Return the state of a job that is over; its machines may still have to be ended."""
-    at_the_limit = overdue(state) if action.reason is ExitReason.DEADLINE else None
     return replace(
         state,
         status=action.reason.status,
         exit_reason=action.reason,
         exit_code=action.reason.exit_code,
-        message=action.message or at_the_limit,
+        message=action.message,
         ended_at=now,
     )
 
@@ -305,6 +303,7 @@ def reopen(state: JobState) -> JobState:
         forgiven=len(state.quarantined),
         cooldowns=(),
         failed_bootstraps=(),
+        had_budget_left=False,
     )
 
 

@@ -22,7 +22,7 @@ from gpucloud.domain.node.output import DatedPiece
 from gpucloud.domain.offer import rank
 from gpucloud.domain.state.order import Order, held_until, is_to_end, keeps, undrilled
 from gpucloud.domain.state.state import Attempt, CheckpointRef, ExitReason, JobState, MissingOutput
-from gpucloud.domain.supervision.budget import resumption, told_of_money, with_leaving
+from gpucloud.domain.supervision.budget import ended_at_limit, resumption, with_leaving
 from gpucloud.domain.supervision.capacity import standing
 from gpucloud.domain.supervision.membership import time_to_go
 from gpucloud.domain.supervision.self_driving import hands_over, makes_itself_fit
@@ -148,8 +148,9 @@ class Asker:
             told = replace(told, message=why, exit_code=ExitReason.USER_ERROR.exit_code)
         else:
             nodes = given.order.resolved.resources.nodes
-            said = told_of_money(state, given.order.budget_usd, used, self.rules.prepaid_rule, nodes=nodes, again=again)
-            told = replace(told, message=said)
+            budget_usd, rule = given.order.budget_usd, self.rules.prepaid_rule
+            end = ended_at_limit(state, budget_usd, used, rule, nodes=nodes, again=again)
+            told = replace(told, message=end.said() if end is not None else state.message, limit_end=end)
         told = replace(
             told,
             backoff=standing(state, now, self.rules.limits),

@@ -25,7 +25,7 @@ from gpucloud.domain.state.state import (
     Quarantine,
     UsageInterval,
 )
-from gpucloud.domain.supervision.budget import Resumption
+from gpucloud.domain.supervision.budget import LimitEnd, Resumption
 from gpucloud.domain.supervision.membership import unit_of
 from gpucloud.domain.supervision.snapshot import Limits
 from gpucloud.domain.supervision.transitions import as_told, lost_with_machines
@@ -77,10 +77,8 @@ class JobReport:
     capacity_decision: CapacityDecision | None = None
     """What one with a deadline runs on."""
     missing_outputs: tuple[MissingOutput, ...] = ()  # of the last attempt
-    started_at: datetime | None = None
-    """When its first order was given."""
-    ordered_at: datetime | None = None
-    """When its newest order was given."""
+    started_at: datetime | None = None  # when its first order was given
+    ordered_at: datetime | None = None  # when its newest order was given
     ended_at: datetime | None = None
     held_until: datetime | None = None
     """Until when its machines wait for a mended script; None where they do not."""
@@ -93,6 +91,8 @@ class JobReport:
     """How many machines an attempt takes at the least."""
     resumption: Resumption = field(default_factory=Resumption)
     """What it goes on with once it has ended."""
+    limit_end: LimitEnd | None = None
+    """What its message says, in parts, where its budget or its deadline ended it."""
     owned: bool = False
     """Whether its machines are the user's own hosts: nobody pays for them, and nothing switches them off."""
     rehearses: bool = False

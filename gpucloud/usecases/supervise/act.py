@@ -45,7 +45,7 @@ from gpucloud.domain.supervision.action import (
     Tell,
     Wait,
 )
-from gpucloud.domain.supervision.budget import used_up
+from gpucloud.domain.supervision.budget import has_budget_left
 from gpucloud.domain.supervision.capacity import PAUSING
 from gpucloud.domain.supervision.during import DRILL_WAITS
 from gpucloud.domain.supervision.elastic import AWAITING
@@ -389,12 +389,12 @@ class Actor:
                 self.lease.write(transitions.pause(state, message))
 
     def _with_money(self, state: JobState, snapshot: Snapshot, goal: Goal) -> JobState:
-        """Say of a job that ended at its budget what became of that, and with how much it comes to its end."""
-        if state.exit_reason is not ExitReason.BUDGET or state.message is not None:
+        """Write down of a job that ended at its budget whether enough was left for another start."""
+        if state.exit_reason is not ExitReason.BUDGET:
             return state
         used = Used(spent_usd=snapshot.spent_usd - snapshot.unproven_usd, unproven_usd=snapshot.unproven_usd)
-        message = used_up(state, goal.budget_usd, used, self.services.rules.prepaid_rule, nodes=goal.nodes)
-        return replace(state, message=message)
+        left = has_budget_left(state, goal.budget_usd, used, self.services.rules.prepaid_rule, goal.nodes)
+        return replace(state, had_budget_left=left)
 
     def _keep_failed_setup(self, action: Finish, snapshot: Snapshot) -> None:
         """What a setup wrote is told, and kept before its machine ends, as the output of what came before attempt 1.
