@@ -796,7 +796,7 @@ def landing_goes_through_links(original: Any) -> Any:
     return mode
 
 
-@seeded("store.landing:new_or_own", "pytest", "tests/unit/test_landing.py")
+@seeded("store.filling:new_or_own", "pytest", "tests/unit/test_landing.py")
 def part_written_through_a_link(original: Any) -> Any:
     """A part that is there is opened whatever it is."""
     import os

@@ -266,6 +266,7 @@ def test_the_bucket_goes_only_where_that_is_meant(
     ended: list[bool] = []
     aws = SimpleNamespace(
         aws=SimpleNamespace(region="us-east-1"),
+        require_regions=lambda: None,
         account=lambda: SimpleNamespace(caller=lambda: "111122223333"),
         base_costs=lambda: (),
         end_base=lambda *, with_data, story: ended.append(with_data) or left,
