@@ -412,6 +412,19 @@ def test_edited_code_is_taken_by_the_next_start_which_says_so_and_keeps_the_tree
     assert second.changed == ("the code differs from that of the last start: the next attempt runs it",)
 
 
+def test_a_start_beside_an_attempt_that_trains_says_that_it_goes_on_with_the_script_of_before(pinning):
+    starter, job = pinning
+    starter.start(job, SPEC)
+    put(starter, "digits", attempts=(opened("a"),))
+    assert starter.start(job, SPEC).changed == ()
+    edit(job)
+    _, goes_on = starter.start(job, SPEC).changed
+    assert goes_on == (
+        "attempt 1 goes on as it was started, to the end of its script if nothing interrupts it:"
+        " `gpucloud down digits`, then the same start, has the script run as it is now"
+    )
+
+
 def test_a_job_file_in_the_code_folder_is_no_code_and_is_taken_along(pinning, tmp_path):
     """A script may read it: what is pinned has it as it is now."""
     starter, job = pinning

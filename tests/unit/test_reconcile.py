@@ -958,6 +958,38 @@ def test_a_run_that_is_done_without_its_last_save_tells_which_step_is_saved_and_
     assert closed.message in report_text(told)
 
 
+@pytest.mark.parametrize(
+    ("outcome", "reason", "is_outdated", "said"),
+    [
+        (
+            Outcome.DONE,
+            ExitReason.SUCCEEDED,
+            True,
+            "attempt 1 ran as it was started: what the last start changed has not run",
+        ),
+        (Outcome.DONE, ExitReason.SUCCEEDED, False, None),
+        (
+            Outcome.FAILED,
+            ExitReason.USER_ERROR,
+            True,
+            "ValueError: x; attempt 1 ran as it was started: what the last start changed has not run",
+        ),
+        (Outcome.LEFT, ExitReason.INTERRUPTED, True, None),  # the next attempt runs it
+    ],
+)
+def test_an_end_by_a_script_of_before_the_last_start_says_so(outcome, reason, is_outdated, said):
+    nodes = (up("a", part(1, outcome, 40)), up("b", part(1, outcome)))
+    attempt = replace(opened("a", "b"), first_step=1, last_step=40, outdated=is_outdated)
+    world = running(*nodes, attempt=attempt)
+    over = transitions.close_attempt(world.state, CloseAttempt(reason=reason), NOW, failure="ValueError: x")
+    told = "ValueError: x" if reason is ExitReason.USER_ERROR else None
+    assert over.message == (said or told)
+    assert ("has not run" in tell_story(CloseAttempt(reason=reason), world)) == (said is not None)
+    spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal(0))
+    as_json = report_json(report(over, spend, (), world.group, None))
+    assert (as_json["attempts"][0]["outdated"], as_json["message"]) == (is_outdated, over.message)
+
+
 LOST = f"its last checkpoint is not saved: the store is full; {KEPT} 40"
 
 

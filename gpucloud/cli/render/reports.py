@@ -235,6 +235,7 @@ def _attempt_json(attempt: Attempt, report: JobReport) -> dict[str, Any]:
         **_of_unit(unit, "last", attempt.last_step),
         **_of_unit(unit, "kept_to", report.kept_to(attempt)),
         "began_anew": attempt.begun_anew,
+        "outdated": attempt.outdated,
         "started_at": codec.plain(attempt.started_at),
         "ended_at": codec.plain(attempt.ended_at or done_at),
     }

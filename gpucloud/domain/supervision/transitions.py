@@ -120,7 +120,15 @@ def close_attempt(
         return waiting
     said = state.message if action.reason is last.ending_reason else None
     message = action.message or said or (failure if action.reason.by_script else None)
-    return finish(waiting, Finish(reason=action.reason, message=message), now)
+    told = [line for line in (message, ran_before(last, action.reason)) if line is not None]
+    return finish(waiting, Finish(reason=action.reason, message="; ".join(told) or None), now)
+
+
+def ran_before(attempt: Attempt, reason: ExitReason) -> str | None:
+    """Return what to say of a script that has ended its job though another was meant to run; None for other ends."""
+    if not attempt.outdated or not (reason is ExitReason.SUCCEEDED or reason.by_script):
+        return None
+    return f"attempt {attempt.number} ran as it was started: what the last start changed has not run"
 
 
 def last_steps_unsaved(attempt: Attempt, snapshot: Snapshot, *, saves_alone: bool) -> str | None:

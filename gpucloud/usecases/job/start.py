@@ -309,7 +309,7 @@ class Starter:
             )
         )
         self._pin(jobs, order.code_sha256, packed)
-        changed = () if ends else changes_between(before, order, resumes=self._resumes(state, job))
+        changed = () if ends else changes_between(before, order, state.attempt, resumes=self._resumes(state, job))
         if not trusted:
             changed = (*changed, _UNTRUSTED if newer is None else _PUT_BACK.format(number=found.given.order.number))
         return Start(

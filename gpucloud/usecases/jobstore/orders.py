@@ -36,7 +36,7 @@ from gpucloud.domain.state.order import (
     run_of,
     sealed,
 )
-from gpucloud.domain.state.state import ExitReason, JobState
+from gpucloud.domain.state.state import Attempt, ExitReason, JobState
 from gpucloud.domain.supervision.membership import since_anew, unit_of
 from gpucloud.ports import Clock, Signer, Trust
 from gpucloud.store import Conflict, ObjectStore
@@ -379,10 +379,10 @@ def may_be_run(base: str, name: str) -> bool:
     return run_of(base, name) is not None
 
 
-def changes_between(before: Order, order: Order, *, resumes: bool) -> tuple[str, ...]:
+def changes_between(before: Order, order: Order, running: Attempt | None, *, resumes: bool) -> tuple[str, ...]:
     """Return what an order has otherwise than the one before, a sentence each, as its user is told.
 
-    Where nothing can be resumed, nothing is said of how exact that is.
+    Where nothing can be resumed, nothing is said of how exact that is. An attempt that is `running` goes on without it.
     """
     changes = []
     if order.spec_sha256 != before.spec_sha256:
@@ -392,6 +392,11 @@ def changes_between(before: Order, order: Order, *, resumes: bool) -> tuple[str,
     if _has_other_code(before, order):
         how = ", and resumes best effort, not exact" if resumes else ""
         changes.append(f"the code differs from that of the last start: the next attempt runs it{how}")
+    if running is not None and runs_otherwise(before, order):
+        changes.append(
+            f"attempt {running.number} goes on as it was started, to the end of its script if nothing interrupts it:"
+            f" `gpucloud down {order.job}`, then the same start, has the script run as it is now"
+        )
     if order.budget_usd != before.budget_usd:
         changes.append(f"budget: {format_usd(before.budget_usd)} → {format_usd(order.budget_usd)}")
     return tuple(changes)

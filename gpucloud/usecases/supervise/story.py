@@ -59,7 +59,7 @@ from gpucloud.domain.supervision.membership import members_of, part_of, progress
 from gpucloud.domain.supervision.quarantine import why_replaced
 from gpucloud.domain.supervision.renewal import ended_words, undone_work
 from gpucloud.domain.supervision.snapshot import Limits, NodeSnapshot, Snapshot
-from gpucloud.domain.supervision.transitions import with_commit
+from gpucloud.domain.supervision.transitions import ran_before, with_commit
 from gpucloud.ports import Brought, Host, Shell
 from gpucloud.usecases.jobstore.jobstore import JobStore
 
@@ -362,7 +362,8 @@ def _closed(reason: ExitReason, snapshot: Snapshot) -> str:
     kept = f", checkpoint at {saved}" if saved else ", nothing saved" if step and reason.retried else ""
     if step and reason is ExitReason.LOST and (saved is None or saved.step != attempt.last_step):
         return f"attempt {attempt.number} ended: {reason.value}, last heard at {step}{kept}"
-    return f"attempt {attempt.number} ended{f' at {step}' if step else ''}: {reason.value}{kept}"
+    before = f"; {old}" if (old := ran_before(attempt, reason)) else ""
+    return f"attempt {attempt.number} ended{f' at {step}' if step else ''}: {reason.value}{kept}{before}"
 
 
 # What a failed script said: its exception in one line, and its output where nobody has seen that already.
