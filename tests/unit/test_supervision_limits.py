@@ -1031,6 +1031,31 @@ def test_outputs_of_a_machine_that_goes_make_way_for_those_of_the_next_attempt()
     assert home.with_rescued(closed) == closed
 
 
+def test_what_comes_of_an_attempt_before_is_waited_for_when_the_next_one_is_over_at_once():
+    """It was given up, and told as lost, while its machine was up, paid and sending."""
+    home, told, closed = rescuing()
+    both = replace(closed, attempts=(*closed.attempts, replace(opened("b"), number=2)))
+    there = snapshot(up("a"), up("b", part(2, Outcome.FAILED)), state=both)
+    away = replace(there.group, nodes=(gone("a").node, there.group.nodes[1]))
+    assert home.stands(both, there.group, NOW) is Homecoming.ON_THE_WAY
+    assert home.stands(both, away, NOW) is Homecoming.NO
+    home.pool.do()
+    assert home.stands(both, there.group, NOW) is Homecoming.NO
+    home.start(there)
+    assert [one.missing_outputs for one in home.with_rescued(both).attempts] == [MISSING, ()]
+    assert LOST not in told
+
+
+def test_what_stands_still_of_an_attempt_before_holds_nobody_up():
+    home, told, closed = rescuing()
+    home._rescue = replace(home._rescue, until=None)
+    both = replace(closed, attempts=(*closed.attempts, replace(opened("b"), number=2)))
+    there = snapshot(up("a"), up("b", part(2, Outcome.FAILED)), state=both)
+    assert home.stands(both, there.group, NOW) is Homecoming.ON_THE_WAY
+    assert home.stands(both, there.group, NOW + timedelta(minutes=10)) is Homecoming.NO
+    assert told[-1] == LOST
+
+
 def test_outputs_that_came_a_moment_before_they_would_be_given_up_have_come():
     home, told, closed = rescuing()
     home.pool.do()

@@ -92,8 +92,7 @@ class OutputsHome:
     """What came of machines that went, by the attempt."""
     _left: dict[int, _Lost] = field(default_factory=dict)
     """What did not come, by the attempt."""
-    _billed: set[int] = field(default_factory=set)
-    """Of which of them that is billed."""
+    _billed: set[int] = field(default_factory=set)  # of which of them that is billed
 
     @property
     def busy(self) -> bool:
@@ -125,8 +124,10 @@ class OutputsHome:
         if not asked or attempt is None or group.there(attempt.members[0].node_id) is None:
             return Homecoming.DONE
         if self._work is None or self._attempt != attempt.number:
+            first = self._rescue if self.busy else None  # of an attempt before, whose machine is paid, and sends
             preparing = self.bootstrapper.readiness(attempt.members[0].node_id) is Readiness.PREPARING
-            return Homecoming.ON_THE_WAY if preparing else Homecoming.NO  # nothing comes before that is over
+            comes_first = preparing or (first is not None and group.there(first.node_id) is not None)
+            return Homecoming.ON_THE_WAY if comes_first else Homecoming.NO
         if not self._work.done() and not self._stands_still(attempt.number, attempt.members[0].node_id, asked[0], now):
             return Homecoming.ON_THE_WAY
         error = self._work.exception() if self._work.done() else None
