@@ -19,6 +19,7 @@ import pytest
 
 from gpucloud.adapters.home import bundled
 from gpucloud.adapters.terraform import TerraformProvisioner, find_terraform
+from gpucloud.adapters.terraform.program import environment
 from gpucloud.domain.errors import ProvisionError, ToolMissing
 from gpucloud.domain.job.spec import Market
 from gpucloud.ports import ClusterSpec
@@ -284,6 +285,11 @@ def test_settings_of_the_caller_that_would_break_terraform_are_left_out(stand_in
     assert stand_in.clusters() == {"digits": SPEC}
     (log,) = (stand_in.root / "work" / "digits" / "logs").iterdir()
     assert all(line.startswith("{") for line in log.read_text().splitlines())
+
+
+@pytest.mark.parametrize(("callers", "given"), [({}, "400"), ({"GOGC": "50"}, "50")])
+def test_go_collects_garbage_seldom_unless_the_caller_says_how_often(callers: dict[str, str], given: str) -> None:
+    assert environment(callers)["GOGC"] == given
 
 
 def test_a_failure_names_its_log(stand_in: StandIn) -> None:
