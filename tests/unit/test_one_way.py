@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,13 @@ PACKAGE = Path(gpucloud.__file__).parent
 SENT_ALONE = frozenset({"adapters/hosts/onhost.py", "adapters/transfer/node_trees.py"})
 
 
+@cache
+def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree))
+
+
 def calls(tree: ast.AST) -> Iterator[ast.Call]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return (node for node in nodes(tree) if isinstance(node, ast.Call))
 
 
 def locks(tree: ast.AST) -> Iterator[ast.Call]:
@@ -44,11 +50,16 @@ PUT_IN_PLACE = {
 }
 
 
+def called(call: ast.Call) -> str:
+    """Return the last word of what is called, where it is an attribute."""
+    return call.func.attr if isinstance(call.func, ast.Attribute) else ""
+
+
 def puts(tree: ast.AST) -> Iterator[ast.Call]:
     """Find `path.replace(other)` and its kin; `replace` of texts has two arguments, that of dates and values names."""
     for call in calls(tree):
-        if isinstance(call.func, ast.Attribute) and (
-            (call.func.attr in ("replace", "rename") and len(call.args) == 1 and not call.keywords)
+        if called(call) in ("replace", "rename", "renames") and (
+            (called(call) != "renames" and len(call.args) == 1 and not call.keywords)
             or ast.unparse(call.func) in ("os.replace", "os.rename", "os.renames")
         ):
             yield call
@@ -56,7 +67,7 @@ def puts(tree: ast.AST) -> Iterator[ast.Call]:
 
 def names(tree: ast.AST) -> Iterator[ast.Constant]:
     """Find whole names of variables of ours; those in texts for users are none of these."""
-    texts = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    texts = (node for node in nodes(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
     return (node for node in texts if re.fullmatch("GPUCLOUD_[A-Z_]+", node.value))
 
 
@@ -75,10 +86,12 @@ NO_RETRIES = {
 
 def retries(tree: ast.AST) -> Iterator[ast.AST]:
     """Find loops in which an error is caught and then time is let pass."""
-    for loop in (node for node in ast.walk(tree) if isinstance(node, ast.While | ast.For)):
+    for loop in (node for node in nodes(tree) if isinstance(node, ast.While | ast.For)):
         within = list(inside(loop))
-        waits = {ast.unparse(call.func).rpartition(".")[2].strip("_") for call in within if isinstance(call, ast.Call)}
-        if waits & {"sleep", "wait"} and any(isinstance(one, ast.ExceptHandler) for one in within):
+        names = {called(call) or ast.unparse(call.func) for call in within if isinstance(call, ast.Call)}
+        if {name.strip("_") for name in names} & {"sleep", "wait"} and any(
+            isinstance(one, ast.ExceptHandler) for one in within
+        ):
             yield loop
 
 
@@ -90,13 +103,17 @@ def inside(node: ast.AST) -> Iterator[ast.AST]:
             yield from inside(child)
 
 
-def found(wanted) -> set[str]:
+@cache
+def trees() -> dict[str, ast.AST]:
+    """The package's modules, each parsed once."""
     files = (path for path in PACKAGE.rglob("*.py") if "bundled" not in path.parts)
-    return {
-        path.relative_to(PACKAGE).as_posix()
-        for path in files
-        if any(True for _ in wanted(ast.parse(path.read_text(encoding="utf-8"))))
-    }
+    return {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in files}
+
+
+@cache
+def found(wanted: Callable[[ast.AST], Iterator[ast.AST]]) -> frozenset[str]:
+    tree_of = trees()
+    return frozenset(path for path in tree_of if any(True for _ in wanted(tree_of[path])))
 
 
 def test_files_are_locked_by_one_module():
