@@ -120,7 +120,7 @@ def _paid_beyond(wish: Wish, snapshot: Snapshot) -> str:
 def _wanted(wish: Wish, snapshot: Snapshot) -> str:
     if wish.end:
         return "to end"
-    return f"{wish.until}, drill" if wish.drill and not snapshot.state.drilled else wish.until
+    return f"{wish.until}, drill" if wish.drill and snapshot.state.drilled is None else wish.until
 
 
 def _between(wish: Wish, snapshot: Snapshot, limits: Limits) -> tuple[str, ...]:

@@ -478,7 +478,7 @@ def test_an_attempt_runs_otherwise_under_an_order_of_other_code_or_of_keys_that_
 
 
 def test_who_leaves_a_job_after_its_drill_has_no_second_one() -> None:
-    drilled = state(attempts=(opened("a", "b"),), drilled=True)
+    drilled = state(attempts=(opened("a", "b"),), drilled=1)
     left = without_drill_done(order(drill=True), drilled)
-    assert adopt(drilled, None, drills=left.drill).drilled
+    assert adopt(drilled, None, drills=left.drill).drilled == 1
     assert without_drill_done(order(drill=True), state()).drill

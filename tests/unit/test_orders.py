@@ -172,8 +172,8 @@ def test_a_run_belongs_to_the_job_file_that_began_it(changes, spec, is_there, ot
     assert is_of_another_file(order(), job(**changes), spec * 64, is_there=is_there) is other
 
 
-def part_of(first_step, reason=None):
-    return Attempt(number=1, members=(), port=1, started_at=NOW, first_step=first_step, reason=reason)
+def part_of(first_step):
+    return Attempt(number=1, members=(), port=1, started_at=NOW, first_step=first_step)
 
 
 def lived(market):
@@ -181,30 +181,28 @@ def lived(market):
 
 
 @pytest.mark.parametrize(
-    ("drill", "drilled", "steps", "why", "reason"),
+    ("drill", "drilled", "attempts", "why"),
     [
-        (True, False, None, "the drill did not take place: the script was over before it told a step", None),
-        (True, False, 1, "the drill did not take place: the script came to its end too soon", None),
-        (True, True, 1, None, ExitReason.INTERRUPTED),
-        (True, True, 1, None, ExitReason.RESIZED),
+        (True, None, (None,), "the drill did not take place: the script was over before it told a step"),
+        (True, None, (1,), "the drill did not take place: the script came to its end too soon"),
+        (True, 1, (1, 20), None),
         (
             True,
-            True,
-            1,
-            "the drill did not take place: the script came to its end as a machine was being taken, and no attempt "
-            "went on after it",
-            ExitReason.SUCCEEDED,
+            2,
+            (1, 20),
+            "the drill did not take place: the script came to its end as a machine was being taken, "
+            "and no attempt went on after it",
         ),
-        (False, False, 1, None, None),
+        (False, None, (1,), None),
     ],
 )
-def test_a_drill_that_did_not_take_place_is_said(drill, drilled, steps, why, reason):
+def test_a_drill_that_did_not_take_place_is_said(drill, drilled, attempts, why):
     done = state(
         status=JobStatus.SUCCEEDED,
         exit_reason=ExitReason.SUCCEEDED,
         exit_code=0,
         drilled=drilled,
-        attempts=(part_of(steps, reason),),
+        attempts=tuple(replace(part_of(first), number=number) for number, first in enumerate(attempts, 1)),
     )
     assert undrilled(order(drill=drill), done) == why
     assert undrilled(order(drill=True), state()) is None

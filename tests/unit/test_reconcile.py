@@ -1082,7 +1082,7 @@ def test_a_goal_says_what_is_known_of_how_the_script_saves(saving, uses_library,
 def test_a_drill_takes_the_last_member_once_in_mid_run():
     nodes = (up("a", part(1, step=40)), up("b", part(1)))
     goal = replace(GOAL, drill=True)
-    drilled = replace(running(*nodes), state=state(attempts=(opened("a", "b"),), drilled=True))
+    drilled = replace(running(*nodes), state=state(attempts=(opened("a", "b"),), drilled=1))
 
     assert decide(goal, running(up("a", part(1, step=39)), nodes[1]), RULES) == Wait(why="running")
     assert decide(goal, running(*nodes), RULES) == Drill(node_id="b")

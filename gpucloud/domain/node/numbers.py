@@ -119,8 +119,8 @@ class Printed:
             self._points.clear()  # counted from the beginning again: in another phase, or by another rank
         elif self._points:
             self._longest_s = max(self._longest_s or 0.0, now_s - self._points[-1][1])
-        begun = [one for one in (self._first, _count(found[STEP][0])) if one is not None]
-        self._first = min([step, *begun])
+        begun = _count(found[STEP][0]) if self._first is None else self._first
+        self._first = min(step, begun if begun is not None else step)
         self._points.append((step, now_s))
 
     def forget(self, name: str) -> None:

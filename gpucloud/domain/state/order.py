@@ -183,10 +183,10 @@ _SPOT_ALONE = "AWS takes spot machines alone"
 
 def undrilled(order: Order, state: JobState) -> str | None:
     """Return why the drill of a job that has succeeded did not take place; None where it did, or none was wanted."""
-    went_on = any(attempt.reason is not None and attempt.reason.retried for attempt in state.attempts)
-    if not order.drill or state.exit_reason is not ExitReason.SUCCEEDED or (state.drilled and went_on):
+    went_on = state.drilled is not None and any(attempt.number > state.drilled for attempt in state.attempts)
+    if not order.drill or state.exit_reason is not ExitReason.SUCCEEDED or went_on:
         return None
-    if state.drilled:
+    if state.drilled is not None:
         return f"{UNDRILLED}: the script came to its end as a machine was being taken, and no attempt went on after it"
     drives_itself, aws = order.unattended is not None, order.resolved.cloud is Cloud.AWS
     # For want of a role AWS itself refuses it, once it is asked.
@@ -206,7 +206,7 @@ def _ended_too_soon(state: JobState) -> str:
 
 def without_drill_done(order: Order, state: JobState) -> Order:
     """Return the order to give again by who goes on under it: a drill that took place is wanted no second time."""
-    return replace(order, drill=order.drill and not state.drilled)
+    return replace(order, drill=order.drill and state.drilled is None)
 
 
 def is_same_request(one: Order, other: Order) -> bool:

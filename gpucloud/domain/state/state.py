@@ -353,14 +353,15 @@ class CheckpointRef:
 class JobState:
     """What happened to a job, all that must outlive its supervisor. Written whole, by compare-and-swap only.
 
-    What is wanted of it stands in its `Order`; `order_number` is that of the newest one that was acted on. An ended job
-    still has machines until it is `torn_down`, unless its order wants them kept. `images` pins the machine image of
-    each region; `pool_at` is when the job turned to its pool, `efa` the layouts of EFA interfaces that its group is
-    made for; `gpu` is the model that the job pays for, if it pays for one; `forgiven` is how many of the `quarantined`
-    there were when the user had the job go on. `drives_itself`: its machines were told to. `drill_refused` is why the
-    cloud took no machine for a drill, `left_usd_per_hour` the highest price of machines that may still live in pools
-    that the job has left; `capacity_decision` is None without a deadline to keep. `tags` are those of the job file that
-    it began with. `enough_at` is since when a job on a range of nodes has had enough for its next attempt, and not all.
+    What is wanted of it stands in its `Order`; `order_number` is that of the newest one that was acted on. An ended
+    job still has machines until it is `torn_down`, unless its order wants them kept. `images` pins the machine image
+    of each region; `pool_at` is when the job turned to its pool, `efa` the layouts of EFA interfaces that its group
+    is made for; `gpu` is the model that the job pays for, if it pays for one; `forgiven` is how many of the
+    `quarantined` there were when the user had the job go on. `drives_itself`: its machines were told to. `drilled` is
+    the attempt that a drill took a machine of, `drill_refused` why the cloud took none, `left_usd_per_hour` the
+    highest price of machines that may still live in pools that the job has left; `capacity_decision` is None without
+    a deadline to keep. `tags` are those of the job file that it began with. `enough_at` is since when a job on a
+    range of nodes has had enough for its next attempt, and not all.
     """
 
     job: str
@@ -398,7 +399,7 @@ class JobState:
     forgiven: int = 0
     checkpoint: CheckpointRef | None = None
     reopened_after: int = 0
-    drilled: bool = False
+    drilled: int | None = None
     drill_refused: str | None = None
     torn_down: bool = False
     drives_itself: bool = False

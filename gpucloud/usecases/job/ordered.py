@@ -288,7 +288,7 @@ def adopt(
     message = going_on.message if going_on.attempt is not None else None  # what stopped it before is over
     adopted = replace(going_on, message=message)
     if drills:
-        adopted = replace(adopted, drilled=False, drill_refused=None)
+        adopted = replace(adopted, drilled=None, drill_refused=None)
     adopted = outdated(adopted) if reruns else adopted
     if adopted.group is not None or offer is None:
         return adopted

@@ -165,7 +165,7 @@ class MachineProvisioner:
         jobs, number = self.services.jobs, len(self.lease.state.attempts)
         rates, what = self.services.terms.rates_in(self.lease.state.pool.region), f"drill-{number:06d}"
         charges = drill_charges(number, self.services.clock.now(), rates)
-        self.lease.write(replace(self.lease.state, drilled=True))
+        self.lease.write(replace(self.lease.state, drilled=number))
         if charges:
             jobs.bill_outside_budget(what, charges)
         try:
@@ -173,7 +173,7 @@ class MachineProvisioner:
         except (ProvisionError, CredentialsError) as error:
             hint = f" ({error.hint})" if error.hint else ""
             why = None if error.may_pass else f"{error}{hint}"
-            self.lease.write(replace(self.lease.state, drilled=False, drill_refused=why))
+            self.lease.write(replace(self.lease.state, drilled=None, drill_refused=why))
             if charges:
                 jobs.withdraw_outside_budget(what)
             if why is None:
