@@ -310,7 +310,10 @@ def test_a_drill_that_the_cloud_may_have_begun_counts_and_is_paid(
     monkeypatch.setattr(_Cloud, "cloud_profile", replace(_Cloud.cloud_profile, terms=Terms(rates=(rates,))))
     monkeypatch.setattr(outside.cloud, "interrupt", lambda *_, **__: "the cloud does not say yet that it does")
     ended = give(outside, "train", "small.yaml", "--drill")
-    assert (ended.code, ended.stderr.count("drill: the cloud does not say yet that it does\n")) == (20, 1)  # none was taken
+    assert (ended.code, ended.stderr.count("drill: the cloud does not say yet that it does\n")) == (
+        20,
+        1,
+    )  # none was taken
     assert [one.usd for one in jobs(outside).charges() if one.kind is ChargeKind.DRILL] == [Decimal("0.2")]
 
 

@@ -427,7 +427,9 @@ def _only_given_up(attempt: Attempt, members: tuple[NodeSnapshot | None, ...], s
 def _drill(attempt: Attempt, goal: Goal, snapshot: Snapshot, limits: Limits) -> Drill | Wait | None:
     """A job with no machine that its cloud takes now may have one in a later attempt."""
     state, progress, young = snapshot.state, progress_of(attempt, snapshot), snapshot.now - attempt.started_at
-    if not goal.drill or state.drilled is not None or state.drill_refused is not None:
+    if not goal.drill or attempt.ending_reason is not None:
+        return None
+    if state.drilled is not None or state.drill_refused is not None:
         return None
     node_id = _last_to_take(attempt, goal, snapshot)
     if node_id is None:
