@@ -248,11 +248,11 @@ class Leaving:
         """
         self._profiling.close()
         is_saved = self._decider.last(step, self._moment, Why.LAST)
-        progress.done(None if is_saved else self._tell_unsaved(step))
+        progress.done(None if is_saved else self._tell_unsaved(step, progress))
         self._folder.write(f"done-{self._ranks.rank}.json", self._standing(step))
         self._close()
 
-    def _tell_unsaved(self, step: int) -> str:
+    def _tell_unsaved(self, step: int, progress: Progress) -> str:
         """Say that the final state is not saved, and return why; StoreError where the run is not trained for that."""
         lacking, committed = self._decider.no_memory, self._decider.committed
         lacks, refused = self._ranks.highest(int(lacking is not None), int(self._decider.is_refused))
@@ -267,6 +267,7 @@ class Leaving:
                     f"{beside}what the script has exported or written into `outputs:` is all that there is of it"
                 )
             return (lacking or "another rank has no memory for it")[:_LONGEST_WHY]
+        progress.unsaved((self._decider.failure or "the save of another rank failed")[:_LONGEST_WHY])
         again = "start the job again: it continues from its last checkpoint"
         error = StoreError(
             f"the final checkpoint, of step {step}, could not be committed",

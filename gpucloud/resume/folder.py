@@ -275,6 +275,11 @@ class Progress:
         self._phase, self._over, self._unsaved = "done", True, unsaved
         self.write()
 
+    def unsaved(self, why: str) -> None:
+        """The script has come to its end, and its last step is not saved: it ends by that, and is not done."""
+        self._unsaved = why
+        self.write()
+
     def write(self) -> None:
         """Report now."""
         if self._folder.path is not None:

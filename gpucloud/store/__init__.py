@@ -12,7 +12,7 @@ from gpucloud.store.checkpoints import newest_commit
 from gpucloud.store.contract import Conflict, ObjectStore, Stored, TooLarge, TooMany, get_small, put_once
 from gpucloud.store.directory import DirectoryStore, user_path
 from gpucloud.store.s3 import S3Store
-from gpucloud.store.s3client import error_code
+from gpucloud.store.s3client import error_code, is_full
 
 __all__ = [
     "PART_BYTES",
@@ -29,8 +29,12 @@ __all__ = [
     "put_once",
 ]
 
-_MENDED_BY_SOMEBODY = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
-_UNWILLING = ("AccessDenied", "AllAccessDisabled", "NoSuchBucket", "QuotaExceeded")
+_MENDED_BY_SOMEBODY = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
+_UNWILLING = {
+    "AccessDenied", "AllAccessDisabled", "AccountProblem", "NotSignedUp", "NoSuchBucket", "EntityTooLarge",
+    "QuotaExceeded", "XMinioAdminBucketQuotaExceeded", "XMinioStorageFull",
+    "KMS.DisabledException", "KMS.NotFoundException", "KMS.KMSInvalidStateException", "KMS.InvalidKeyUsageException",
+}  # fmt: skip
 """As S3 and servers like it say that the same will be refused again."""
 
 
@@ -57,7 +61,9 @@ def open_store(url: str, *, profile: str | None = None, bytes_per_s: float | Non
 def lasts(error: BaseException) -> bool:
     """Whether what failed will be refused until somebody mends that: the store, or the disk, is full, or forbids it.
 
-    All else may pass. Credentials may be renewed, or others' be given to the next attempt.
+    All else may pass, as far as is known: the job tries it with one more attempt. Credentials may be renewed, or
+    others' be given to that one.
     """
     cause = error.__cause__ if isinstance(error, StoreError) else error
-    return getattr(cause, "errno", None) in _MENDED_BY_SOMEBODY or error_code(cause) in _UNWILLING
+    told = getattr(cause, "errno", None) in _MENDED_BY_SOMEBODY or error_code(cause) in _UNWILLING
+    return told or is_full(cause)

@@ -13,6 +13,7 @@ import threading
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -97,10 +98,20 @@ def error_code(error: Any) -> str:
 
 def may_pass(error: Any) -> bool:
     """Whether the server was busy or could not be reached, rather than unwilling."""
-    response = getattr(error, "response", None)
-    if not isinstance(response, dict):
+    status = _status(error)
+    if status is None:
         return any(word in type(error).__name__ for word in ("Connect", "Timeout", "Endpoint", "HTTPClient"))
-    return response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) >= 500 or error_code(error) in _BUSY
+    return status >= 500 or error_code(error) in _BUSY
+
+
+def is_full(error: Any) -> bool:
+    """Whether the server has no room, whatever it calls that."""
+    return _status(error) == HTTPStatus.INSUFFICIENT_STORAGE
+
+
+def _status(error: Any) -> int | None:
+    response = getattr(error, "response", None)
+    return response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) if isinstance(response, dict) else None
 
 
 def _plain(config: Any) -> Any:

@@ -315,16 +315,25 @@ def test_a_job_is_not_done_while_its_final_state_cannot_be_saved(job, monkeypatc
     assert ("mend what" in refused.value.hint) is (number == errno.ENOSPC)
     assert not (job / "attempt" / "done-0.json").exists()
     assert supervised(job) == becomes
+    told = json.loads((job / "attempt/progress.json").read_text())
+    assert (told["phase"] != "done", told["unsaved"]) == (True, "no space left (free some)")
 
 
 def test_what_a_store_answers_once_may_be_answered_otherwise_later_but_for_a_missing_right_or_bucket():
-    def told(code):
+    def told(code, status=400):
         error = StoreError("refused")
-        error.__cause__ = ClientError({"Error": {"Code": code}}, "PutObject")
+        said = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+        error.__cause__ = ClientError(said, "PutObject")
         return lasts(error)
 
-    codes = ("AccessDenied", "NoSuchBucket", "TooManyRequests", "429", "BadDigest", "RequestTimeTooSkewed", "SlowDown")
-    assert [code for code in codes if told(code)] == ["AccessDenied", "NoSuchBucket"]
+    lasting = (
+        "AccessDenied", "NoSuchBucket", "QuotaExceeded", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded",
+        "KMS.DisabledException", "KMS.NotFoundException", "KMS.KMSInvalidStateException", "EntityTooLarge",
+    )  # fmt: skip
+    passing = ("TooManyRequests", "429", "BadDigest", "RequestTimeTooSkewed", "SlowDown", "KMS.ThrottlingException")
+    assert [code for code in (*lasting, *passing) if told(code)] == list(lasting)
+    assert told("507", 507)  # a full server, whatever it calls that
+    assert not told("503", 503)
     assert not lasts(StoreError("for whatever else"))
 
 

@@ -999,7 +999,7 @@ LOST = f"its last checkpoint is not saved: the store is full; {KEPT} 40"
         ((Outcome.DONE, Outcome.DONE), ExitReason.SUCCEEDED, LOST),
         ((Outcome.FAILED, Outcome.DONE), ExitReason.USER_ERROR, LOST),
         ((Outcome.DONE, Outcome.FAILED), ExitReason.USER_ERROR, None),  # its own exception says why
-        ((Outcome.BARRED, Outcome.DONE), ExitReason.LOST, None),
+        ((Outcome.BARRED, Outcome.DONE), ExitReason.LOST, LOST),  # another attempt may save it
     ],
 )
 def test_that_a_directory_s_last_checkpoint_is_not_saved_is_the_message_of_its_end(outcomes, reason, said):
@@ -1008,6 +1008,47 @@ def test_that_a_directory_s_last_checkpoint_is_not_saved_is_the_message_of_its_e
     world = running(*nodes, attempt=opened("a", "b"), checkpoint=ref, failed_for=timedelta(9))
     closed = decide(replace(GOAL, saves_alone=True), world, RULES)
     assert closed == CloseAttempt(reason=reason, message=said)
+
+
+def ended_unsaved(number, saved, **changes):
+    ends = {"reason": ExitReason.LOST, "unsaved": "its last checkpoint is not saved: away", "saved_step": saved}
+    return replace(opened("a", number=number), ended_at=NOW - timedelta(minutes=1), **{**ends, **changes})
+
+
+@pytest.mark.parametrize("saves_alone", [True, False])
+@pytest.mark.parametrize(
+    ("before", "saved", "reason"),
+    [
+        ((), 40, ExitReason.LOST),
+        ((ended_unsaved(1, 30),), 40, ExitReason.LOST),  # the store has taken one since
+        ((ended_unsaved(1, 40),), 40, ExitReason.USER_ERROR),
+        ((ended_unsaved(1, None),), None, ExitReason.USER_ERROR),
+        ((ended_unsaved(1, 40), ended_unsaved(2, 40, unsaved=None)), 40, ExitReason.USER_ERROR),  # that was interrupted
+        ((ended_unsaved(1, 40, unsaved=None),), 40, ExitReason.LOST),
+        (tuple(ended_unsaved(number, 9 * number) for number in range(1, 5)), 40, ExitReason.USER_ERROR),  # each anew
+    ],
+)
+def test_a_last_save_that_its_store_refuses_has_the_training_paid_once_more_and_no_oftener(
+    before, saved, reason, saves_alone
+):
+    ref = CheckpointRef(step=saved, sha256="a" * 64) if saved is not None else None
+    number = len(before) + 1
+    told = part(number, Outcome.BARRED, 50, phase=UNTOLD if saves_alone else "train", unsaved="the store said 507")
+    begun = (*before, replace(opened("a", number=number), last_step=50))
+
+    def closed(**changes):
+        world = snapshot(up("a", told), state=state(attempts=begun, **changes), checkpoint=ref, failed_for=None)
+        return decide(replace(GOAL, nodes=1, saves_alone=saves_alone), world, RULES), world
+
+    decided, world = closed()
+    kept = f"the newest checkpoint is that of step {saved}" if saved is not None else "nothing is saved"
+    what = "last checkpoint is not saved:" if saves_alone else "last step, 50, is not saved, as"
+    assert decided == CloseAttempt(reason=reason, message=f"its {what} the store said 507; {kept}")
+    over = transitions.close_attempt(world.state, decided, NOW)
+    assert (over.message, over.attempts[-1].unsaved) == (
+        (decided.message, None) if reason is ExitReason.USER_ERROR else (None, decided.message)
+    )
+    assert closed(reopened_after=len(before))[0].reason is ExitReason.LOST  # what was refused before is mended
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,7 @@ class Attempt:
     outdated: bool = False
     """Whether the next one runs other code, or runs it otherwise: how many steps it had counts until its end alone."""
     unsaved: str | None = None
-    """Why its last steps are not saved, of a script that was done, or ended with 0; None where they are."""
+    """Why its last steps are not saved, of a script that came to its end; None where they are."""
 
     @property
     def ends_for_good(self) -> bool:

@@ -42,7 +42,19 @@ from gpucloud.domain.supervision.membership import (
     some_leave,
 )
 from gpucloud.domain.supervision.quarantine import in_a_row, note_bad, to_replace
-from gpucloud.domain.supervision.renewal import for_results, make_room, prepare, renew, tell, unfit, worth_a_start
+from gpucloud.domain.supervision.renewal import (
+    UNTRAINED,
+    for_results,
+    is_refused,
+    make_room,
+    prepare,
+    renew,
+    tell,
+    trained_nothing,
+    unfit,
+    worth_a_start,
+    worth_another_save,
+)
 from gpucloud.domain.supervision.snapshot import Goal, Homecoming, Limits, NodeSnapshot, Readiness, Rules, Snapshot
 from gpucloud.domain.supervision.transitions import last_steps_unsaved
 
@@ -141,28 +153,18 @@ def _close(
 ) -> Action:
     reason, message = _reason(attempt, members, snapshot, rules.prepaid_rule), None
     failed_to_save = goal.saves_alone and outcomes_of(attempt, snapshot)[0] is Outcome.FAILED
-    if reason is ExitReason.SUCCEEDED or (reason is ExitReason.USER_ERROR and failed_to_save):
+    refused = reason is ExitReason.LOST and is_refused(attempt, snapshot)
+    if reason is ExitReason.SUCCEEDED or refused or (reason is ExitReason.USER_ERROR and failed_to_save):
         message = last_steps_unsaved(attempt, snapshot, saves_alone=goal.saves_alone)
-    if reason is ExitReason.SUCCEEDED and _trained_nothing(attempt, goal, snapshot):
+    if reason is ExitReason.SUCCEEDED and trained_nothing(attempt, goal, snapshot):
         reason, message = ExitReason.USER_ERROR, UNTRAINED
+    elif refused and not worth_another_save(attempt, snapshot, rules.limits):
+        reason = ExitReason.USER_ERROR
     elif reason is ExitReason.USER_ERROR and not _is_settled(members, snapshot, rules.limits):
         # A script also fails because a peer's machine went: give the cloud a moment to say so.
         return Wait(why="a script failed; asking the cloud whether a machine went first", briefly=True)
     home = None if reason.retried else _bring_home(attempt, goal, snapshot, rules)
     return home or CloseAttempt(reason=reason, message=message)
-
-
-def _trained_nothing(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> bool:
-    """Whether a script that counts its steps has ended without one, in this attempt and in all before it.
-
-    What it said last counts, of which the state may know nothing yet. One that goes on from a checkpoint of an earlier
-    attempt has trained, whatever was seen of that.
-    """
-    progress = progress_of(attempt, snapshot)
-    if progress is None or goal.saves_alone or any(one.last_step is not None for one in snapshot.state.attempts):
-        return False
-    is_first = progress.first_step <= 1 or len(snapshot.state.attempts) == 1
-    return is_first and progress.step < progress.first_step
 
 
 def _bring_home(attempt: Attempt, goal: Goal, snapshot: Snapshot, rules: Rules) -> Action | None:
@@ -226,7 +228,6 @@ def _reason_of_interruptions(attempt: Attempt, snapshot: Snapshot) -> ExitReason
 
 
 DRILL_WAITS = "the drill waits for the script's first step"
-UNTRAINED = "the script ended without having trained a step"
 
 _FIRMNESS = {Stop.NO: 0, Stop.SAVE: 1, Stop.ABORT: 2, Stop.KILL: 3}
 

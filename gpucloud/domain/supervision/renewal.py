@@ -1,4 +1,7 @@
-"""What goes on beside attempts: prepaid time, machines in place of interrupted ones, bootstrap, telling; results."""
+"""What goes on beside attempts: prepaid time, machines in place of interrupted ones, bootstrap, telling; results.
+
+And whether another attempt is worth its start.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from gpucloud.domain.job.quantities import format_moment, format_span, span_of
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.money.budget import PrepaidRule, may_launch, sooner
 from gpucloud.domain.node.node import Node, NodeState
-from gpucloud.domain.node.status import LEAVES_AHEAD, LEAVES_SHARE, SAVES, Stop
+from gpucloud.domain.node.status import LEAVES_AHEAD, LEAVES_SHARE, SAVES, Outcome, Stop
 from gpucloud.domain.offer import Pool
 from gpucloud.domain.state.state import NOT_THERE, Attempt, ExitReason, InterruptionKind, JobState, MissingOutput
 from gpucloud.domain.supervision.action import (
@@ -31,6 +34,7 @@ from gpucloud.domain.supervision.membership import (
     is_gone,
     is_out_of_reach,
     members_of,
+    outcomes_of,
     progress_of,
     quarantined,
     some_leave,
@@ -323,6 +327,44 @@ def worth_a_start(snapshot: Snapshot, prepaid_rule: PrepaidRule) -> bool:
     prolonged = armed is not None and armed - snapshot.now >= least
     payable = snapshot.payable_until is not None and snapshot.payable_until - snapshot.now >= least
     return payable and (can_renew(snapshot) or prolonged)
+
+
+def is_refused(attempt: Attempt, snapshot: Snapshot) -> bool:
+    """Whether its script has come to its end, and the store did not take its last state, which another time may do."""
+    progress = progress_of(attempt, snapshot)
+    unsaved = progress.unsaved if progress is not None else attempt.unsaved
+    return unsaved is not None and Outcome.BARRED in outcomes_of(attempt, snapshot)
+
+
+def worth_another_save(attempt: Attempt, snapshot: Snapshot, limits: Limits) -> bool:
+    """Whether another attempt follows one whose last state the store did not take.
+
+    It pays once more for all that was trained since the newest checkpoint. Once that is worth it: an outage passes.
+    What has refused a second one, and has taken no checkpoint between, somebody has to mend. A script that begins anew
+    each time makes checkpoints each time: so it goes on no oftener than attempts that make nothing.
+    """
+    saved = snapshot.checkpoint or snapshot.state.checkpoint
+    newest = saved.step if saved is not None else 0
+    before = snapshot.state.attempts[snapshot.state.reopened_after :]
+    refused = [one for one in before if one.number != attempt.number and one.unsaved is not None]
+    again = any((one.saved_step or 0) >= newest for one in refused)
+    return not again and len(refused) + 1 < limits.fruitless_attempts
+
+
+UNTRAINED = "the script ended without having trained a step"
+
+
+def trained_nothing(attempt: Attempt, goal: Goal, snapshot: Snapshot) -> bool:
+    """Whether a script that counts its steps has ended without one, in this attempt and in all before it.
+
+    What it said last counts, of which the state may know nothing yet. One that goes on from a checkpoint of an earlier
+    attempt has trained, whatever was seen of that.
+    """
+    progress = progress_of(attempt, snapshot)
+    if progress is None or goal.saves_alone or any(one.last_step is not None for one in snapshot.state.attempts):
+        return False
+    is_first = progress.first_step <= 1 or len(snapshot.state.attempts) == 1
+    return is_first and progress.step < progress.first_step
 
 
 def _is_unfit(node: NodeSnapshot, snapshot: Snapshot, limits: Limits) -> bool:

@@ -113,7 +113,7 @@ def close_attempt(
         ended_at=now,
         reason=action.reason,
         missing_outputs=missing_outputs,
-        unsaved=action.message if action.reason is ExitReason.SUCCEEDED else None,
+        unsaved=action.message if action.reason is ExitReason.SUCCEEDED or action.reason.retried else None,
     )
     waiting = replace(_with_attempt(state, attempt), status=JobStatus.WAITING, message=None)
     if action.reason.retried:
@@ -140,7 +140,7 @@ def last_steps_unsaved(attempt: Attempt, snapshot: Snapshot, *, saves_alone: boo
     progress, saved = progress_of(attempt, snapshot), snapshot.checkpoint or snapshot.state.checkpoint
     kept = f"the newest checkpoint is that of {saved}" if saved is not None else "nothing is saved"
     why, reached = attempt.unsaved, attempt.last_step or 0
-    if progress is not None and (saves_alone or progress.phase == DONE):
+    if progress is not None and (saves_alone or progress.phase == DONE or progress.unsaved is not None):
         why, reached = progress.unsaved, max(progress.step, reached)
     if saves_alone:
         return f"its last checkpoint is not saved: {in_one_line(why)}; {kept}" if why is not None else None

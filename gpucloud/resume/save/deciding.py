@@ -84,6 +84,11 @@ class SaveDecider:
         return self._saver.no_memory
 
     @property
+    def failure(self) -> str | None:
+        """Why the newest save failed on this rank; None where it did not, or nobody waited for it."""
+        return self._saver.failure
+
+    @property
     def is_refused(self) -> bool:
         """Whether the newest save failed, on this rank, by what the store refuses until somebody mends it."""
         return self._saver.is_refused

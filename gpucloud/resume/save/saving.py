@@ -48,8 +48,8 @@ class Saver:
     """Saves, one at a time; one that fails is dropped on all ranks alike, and training goes on.
 
     `committed` is the newest step that counts; `longest_s` is how long a save took from its copy to its commit at most,
-    None before the first; `no_memory` says what the newest save lacked, None where it had it; `is_refused`: it failed
-    here by what the store will refuse until somebody mends it.
+    None before the first; `no_memory` says what the newest save lacked, None where it had it; `failure` why it failed
+    here, None where it did not; `is_refused`: by what the store will refuse until somebody mends it.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class Saver:
         self.committed = committed
         self.longest_s: float | None = None
         self.no_memory: str | None = None
+        self.failure: str | None = None
         self.is_refused = False
         self._dispatch = Dispatch(checkpoints, writer, ranks)
         self._capture = capture
@@ -234,7 +235,7 @@ class Saver:
         pending, self._pending, self._stage = self._pending, None, _Stage.IDLE
         if pending is None:
             return
-        self.is_refused = pending.refused
+        self.failure, self.is_refused = pending.failure, pending.refused
         if outcome is Outcome.FENCED:
             raise Fenced(
                 f"another attempt has taken over from generation {pending.commit.generation}",
@@ -284,7 +285,8 @@ class PendingSave:
     """The save that is under way since `began`, by this process's monotonic clock.
 
     `entry` is what this rank has for the manifest, None until it is written; `given_up` has no time left; what is
-    `torn` was found to be no copy of what the GPU had; `refused`, by a store that will refuse the next one as well.
+    `torn` was found to be no copy of what the GPU had; `failure` is why it was dropped here; `refused`, by a store that
+    will refuse the next one as well.
     """
 
     commit: Commit
@@ -299,6 +301,7 @@ class PendingSave:
     size: int = 0
     given_up: bool = False
     torn: bool = False
+    failure: str | None = None
     refused: bool = False
 
 
@@ -412,6 +415,7 @@ class Dispatch:
         return None
 
     def _dropped(self, pending: PendingSave, why: str) -> bytes:
+        pending.failure = why
         say(f"rank {self._ranks.rank} could not save step {pending.commit.step}: {why}")
         return FAILED
 
