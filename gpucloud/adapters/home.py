@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import gpucloud
@@ -28,7 +29,7 @@ from gpucloud.domain.state.order import OrderMark
 from gpucloud.domain.supervision.strays import Owner
 from gpucloud.domain.variables import GPUCLOUD_HOME, GPUCLOUD_SSH_KEY
 from gpucloud.store import ObjectStore
-from gpucloud.store.directory import DirectoryStore, user_path
+from gpucloud.store.directory import AWAY_HINT, DirectoryStore, user_path
 from gpucloud.system.processes import locked
 from gpucloud.system.wholefile import write_whole
 
@@ -169,13 +170,25 @@ class Home:
 
     def require_same(self, store: ObjectStore, jobs: Iterable[KnownJob]) -> ObjectStore:
         """Return the store, which is away where its folder is not the one that these jobs are in."""
+        if not isinstance(store, DirectoryStore):
+            return store
         there = [one for one in jobs if one.store == store.url and one.store_identity is not None]
-        if isinstance(store, DirectoryStore) and there:
-            entries = " ".join(shlex.quote(str(self._index / f"{one.name}.json")) for one in there)
-            forgets = f"rm {entries} forgets what was in it: {', '.join(one.name for one in there)}"
-            hint = f"mount it again, or put it back where it was; if it is lost for good, {forgets}"
-            store.expect((one.store_identity for one in there if one.store_identity is not None), hint)
+        hint = self._hint_of_away(there) if there else AWAY_HINT
+        identities = (one.store_identity for one in there if one.store_identity is not None)
+        store.expect(identities, hint, partial(self._objects_in, store.url))
         return store
+
+    def _hint_of_away(self, jobs: list[KnownJob]) -> str:
+        entries = " ".join(shlex.quote(str(self._index / f"{one.name}.json")) for one in jobs)
+        forgets = f"rm {entries} forgets what was in it: {', '.join(one.name for one in jobs)}"
+        return f"{AWAY_HINT}; if it is lost for good, {forgets}"
+
+    def _objects_in(self, url: str) -> dict[str, str]:
+        """Return where which store has the objects of each known job that is at this address."""
+        with contextlib.suppress(StoreError):  # of a damaged entry all else that reads it says so
+            there = [one for one in self.known() if one.store == url]
+            return {f"jobs/{one.name}": one.store_identity for one in there if one.store_identity is not None}
+        return {}
 
     def find(self, name: str) -> KnownJob | None:
         """Return the known job of that name."""

@@ -8,20 +8,23 @@ import hashlib
 import os
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
-from gpucloud.domain.checkpoint.objects import PART_BYTES, Part, Sums, bytes_in, cut
+from gpucloud.domain.checkpoint.objects import PART_BYTES, Sums, bytes_in
 from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.domain.untrusted import most_of
 from gpucloud.store.contract import RESERVED, Conflict, Heard, Pieces, Stored, TooLarge, checked, unheard, within
-from gpucloud.store.parts import all_done, crc32_of
+from gpucloud.store.parts import read_parts, write_parts
 from gpucloud.system.processes import try_lock
 
 _LOCKS = f"{RESERVED}locks"
-_MARKER = f"{RESERVED}store"
-_AWAY_HINT = "mount it again, or put it back where it was"
+_MARKER = "gpucloud-store"
+"""No hidden file: those are left behind where `store/*` is copied."""
+_HIDDEN_MARKER = f"{RESERVED}store"
+"""Where the marker was before; read, and no more written."""
+AWAY_HINT = "mount it again, or put it, or a link to it, back where it was"
 _LOCK_LIMIT_S = 10.0
 _LOCK_POLL_S = 0.002
 _HINTS = {
@@ -48,7 +51,8 @@ class DirectoryStore:
 
     With its first object a store gets an identity, in a file of its root. A root that was there and is gone, or has
     another identity or none any more, as where nothing is mounted, or another disk, is not written to: what is in the
-    store is away, and not deleted. A store of which `identities` are given was there before this process.
+    store is away, and not deleted. One that lacks the file alone, and has a known job's objects, is the store still,
+    and gets it anew. A store of which `identities` are given was there before this process.
     """
 
     def __init__(self, root: Path, identities: Iterable[str] = ()) -> None:
@@ -56,7 +60,8 @@ class DirectoryStore:
         self.url = self.root.as_uri()
         self._was_there = False
         self._identities = frozenset(identities)
-        self._away_hint = _AWAY_HINT
+        self._away_hint = AWAY_HINT
+        self._known: Callable[[], Mapping[str, str]] = dict
 
     @property
     def address(self) -> str:
@@ -67,17 +72,19 @@ class DirectoryStore:
     @property
     def identity(self) -> str | None:
         """What tells the store that is there from every other one; None where nothing was written yet."""
-        path = self.root / _MARKER
-        with _explained("read", path):
-            try:
-                return path.read_text(errors="replace").strip() or None
-            except (FileNotFoundError, NotADirectoryError):
-                return None
+        for path in (self.root / _MARKER, self.root / _HIDDEN_MARKER):
+            with _explained("read", path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                if identity := path.read_text(errors="replace").strip():
+                    return identity
+        return None
 
-    def expect(self, identities: Iterable[str], hint: str) -> None:
-        """Take the store for away where what is there has none of these identities; `hint` is what helps then."""
+    def expect(self, identities: Iterable[str], hint: str, known: Callable[[], Mapping[str, str]] = dict) -> None:
+        """Take the store for away where what is there has none of these identities; `hint` is what helps then.
+
+        `known` gives, by their prefixes, of what jobs that are known to be in it which store has the objects.
+        """
         self._identities |= frozenset(identities)
-        self._away_hint = hint
+        self._away_hint, self._known = hint, known
 
     def get(self, key: str) -> Stored | None:
         """Return the object, or None when there is none."""
@@ -89,7 +96,7 @@ class DirectoryStore:
                     is_small = about.st_size <= most_of(key)
                     data = file.read(about.st_size) if is_small else b""
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-                self._require_root()
+                self._require_root(key)
                 return None
         self._was_there = True
         now = datetime.now(timezone.utc)
@@ -126,7 +133,7 @@ class DirectoryStore:
             try:
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except (FileNotFoundError, NotADirectoryError):
-                self._require_root()
+                self._require_root(key)
                 return False
             try:
                 return read_parts(descriptor, at, into)
@@ -139,9 +146,10 @@ class DirectoryStore:
         """Return every key that starts with `prefix`, sorted; TooMany for more than `LISTED_KEYS`."""
         folder = prefix.rpartition("/")[0]
         top = self._path(folder) if folder else self.root
-        self._require_root()
+        self._require_root(prefix)
         with _explained("list", top):
-            return within((path[len(str(self.root)) + 1 :] for path in files(str(top))), prefix)
+            keys = (path[len(str(self.root)) + 1 :] for path in files(str(top)))
+            return within((key for key in keys if key != _MARKER), prefix)
 
     def delete(self, key: str) -> None:
         """Remove the object; one that is gone already is no error."""
@@ -150,7 +158,7 @@ class DirectoryStore:
             try:
                 path.unlink()
             except (FileNotFoundError, NotADirectoryError):
-                self._require_root()
+                self._require_root(key)
                 return
             sync_folder(path.parent)
         for folder in path.parents:
@@ -166,10 +174,10 @@ class DirectoryStore:
         with _explained("list", self.root):
             return not self.root.is_dir() or next(self.root.iterdir(), None) is None
 
-    def _require_root(self) -> None:
+    def _require_root(self, key: str) -> None:
         """Remember which store is there; StoreError where one was, and it is not there, or another is."""
         known, was_there = self._identities, self._was_there  # ahead of the look: another thread may make it meanwhile
-        found = self.identity
+        found = self.identity or self._unmarked(key, known)
         if found is not None and (not known or found in known):
             self._identities = frozenset({found})
         elif found is not None:
@@ -181,24 +189,35 @@ class DirectoryStore:
             raise self._away("has nothing of the store that it was")
         self._was_there = self._was_there or found is not None or self.root.is_dir()
 
+    def _unmarked(self, key: str, known: frozenset[str]) -> str | None:
+        """Return which store has lost its marker: that which has objects of a known job, of this one's first."""
+        own = "/".join(key.split("/")[:2])
+        ours = [(own, identity) for identity in known] if "/" in own and len(known) == 1 else []
+        for prefix, identity in (*ours, *self._known().items()):
+            with _explained("list", self.root / prefix):
+                if next(files(str(self.root / prefix)), None) is not None:
+                    return identity
+        return None
+
     def _away(self, how: str) -> StoreError:
         return StoreError(f"{self.root}, the store's folder, {how}", hint=self._away_hint, may_pass=True)
 
-    def _mark(self) -> None:
-        """Give the store its identity, once. One that cannot have one is used as it is."""
+    def _mark(self, key: str) -> None:
+        """Give the store its identity, once, or anew that which it had. One that cannot have one is used as it is."""
         beside = self.root / f"{RESERVED}{secrets.token_hex(8)}.tmp"
+        [identity] = self._identities or {secrets.token_hex(16)}
         with contextlib.suppress(OSError):
             descriptor = create(beside, 0o644)
             try:
                 os.fchmod(descriptor, 0o644)  # for all who use the store, whatever their umask
-                os.write(descriptor, f"{secrets.token_hex(16)}\n".encode())
+                os.write(descriptor, f"{identity}\n".encode())
                 os.fsync(descriptor)
                 os.link(beside, self.root / _MARKER)
                 sync_folder(self.root)
             finally:
                 os.close(descriptor)
                 beside.unlink(missing_ok=True)
-        self._require_root()
+        self._require_root(key)
 
     def _path(self, key: str) -> Path:
         return self.root / checked(key)
@@ -207,9 +226,9 @@ class DirectoryStore:
         self, key: str, pieces: Pieces, mode: int, heard: Heard, *, if_absent: bool, if_version: str | None
     ) -> tuple[str, Sums]:
         path = self._path(key)
-        self._require_root()
-        if not self._identities:
-            self._mark()
+        self._require_root(key)
+        if not (self.root / _MARKER).exists():
+            self._mark(key)
         beside = path.with_name(f"{RESERVED}{secrets.token_hex(8)}.tmp")
         with _explained("write", path):
             # What a killed writer leaves of a large object would fill the disk.
@@ -302,65 +321,6 @@ def user_path(written: str | Path, what: str) -> Path:
     except RuntimeError as error:
         user = Path(written).parts[0]
         raise UsageError(f"{what} is in {user}, and there is no such user here", hint="write the whole path") from error
-
-
-# Large objects between memory and a file: several parts at once, each at its place, none of them copied.
-
-
-# A file system that cannot set room aside says so in one of these ways.
-_NO_ROOM_KEPT = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
-
-
-def write_parts(descriptor: int, pieces: Sequence[memoryview], heard: Heard = unheard) -> Sums:
-    """Fill the empty file with the pieces, one after the other, and return their sums. Raises OSError."""
-    parts = tuple(cut(pieces))
-    size = bytes_in(pieces)
-    _keep_room(descriptor, size)
-
-    def write(number: int) -> int:
-        _write(descriptor, parts[number], number * PART_BYTES)
-        heard()
-        return crc32_of(parts[number])
-
-    return Sums(size=size, crc32=tuple(all_done(write, range(len(parts)))))
-
-
-def read_parts(descriptor: int, at: int, into: memoryview) -> bool:
-    """Fill `into` with the file's bytes from `at` on; False when it ends before that. Raises OSError."""
-    parts = tuple(cut((into,)))
-
-    def read(number: int) -> bool:
-        return _read(descriptor, parts[number][0], at + number * PART_BYTES)
-
-    return all(all_done(read, range(len(parts))))
-
-
-def _keep_room(descriptor: int, size: int) -> None:
-    """A full disk is met before the first byte, and the file lies in few stretches."""
-    if size > PART_BYTES and hasattr(os, "posix_fallocate"):
-        try:
-            os.posix_fallocate(descriptor, 0, size)
-        except OSError as error:
-            if error.errno not in _NO_ROOM_KEPT:
-                raise
-
-
-def _write(descriptor: int, part: Part, at: int) -> None:
-    for view in part:
-        rest = view
-        while rest:
-            done = os.pwrite(descriptor, rest, at)
-            rest, at = rest[done:], at + done
-
-
-def _read(descriptor: int, into: memoryview, at: int) -> bool:
-    rest = into
-    while rest:
-        done = os.preadv(descriptor, [rest], at)
-        if done == 0:
-            return False
-        rest, at = rest[done:], at + done
-    return True
 
 
 # Folders of the directory store: made durably, looked through, and new files in them.

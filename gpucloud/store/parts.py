@@ -1,20 +1,36 @@
 """Parts of objects: several moved at once by a few threads, no faster than they may leave; and sums over their bytes.
 
-Sums are made as quickly as this machine can: fingerprints of tensors by NumPy, CRC32 by ISA-L.
+Between memory and a file each part has its place. Sums are made as quickly as this machine can: fingerprints of tensors
+by NumPy, CRC32 by ISA-L.
 """
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpucloud.domain.checkpoint import objects
-from gpucloud.domain.checkpoint.objects import ITEM_BYTES, NOTHING, Fingerprint, Header, Tensor, fingerprint
+from gpucloud.domain.checkpoint.objects import (
+    ITEM_BYTES,
+    NOTHING,
+    PART_BYTES,
+    Fingerprint,
+    Header,
+    Part,
+    Sums,
+    Tensor,
+    bytes_in,
+    cut,
+    fingerprint,
+)
 from gpucloud.domain.errors import StoreError
+from gpucloud.store.contract import Heard, unheard
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -215,3 +231,62 @@ except ImportError:  # the numbers are the same
 
 crc32_of = functools.partial(objects.crc32_of, crc32=crc32)
 """`objects.crc32_of`, quicker."""
+
+
+# Large objects between memory and a file: several parts at once, each at its place, none of them copied.
+
+
+# A file system that cannot set room aside says so in one of these ways.
+_NO_ROOM_KEPT = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+
+
+def write_parts(descriptor: int, pieces: Sequence[memoryview], heard: Heard = unheard) -> Sums:
+    """Fill the empty file with the pieces, one after the other, and return their sums. Raises OSError."""
+    parts = tuple(cut(pieces))
+    size = bytes_in(pieces)
+    _keep_room(descriptor, size)
+
+    def write(number: int) -> int:
+        _write(descriptor, parts[number], number * PART_BYTES)
+        heard()
+        return crc32_of(parts[number])
+
+    return Sums(size=size, crc32=tuple(all_done(write, range(len(parts)))))
+
+
+def read_parts(descriptor: int, at: int, into: memoryview) -> bool:
+    """Fill `into` with the file's bytes from `at` on; False when it ends before that. Raises OSError."""
+    parts = tuple(cut((into,)))
+
+    def read(number: int) -> bool:
+        return _read(descriptor, parts[number][0], at + number * PART_BYTES)
+
+    return all(all_done(read, range(len(parts))))
+
+
+def _keep_room(descriptor: int, size: int) -> None:
+    """A full disk is met before the first byte, and the file lies in few stretches."""
+    if size > PART_BYTES and hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except OSError as error:
+            if error.errno not in _NO_ROOM_KEPT:
+                raise
+
+
+def _write(descriptor: int, part: Part, at: int) -> None:
+    for view in part:
+        rest = view
+        while rest:
+            done = os.pwrite(descriptor, rest, at)
+            rest, at = rest[done:], at + done
+
+
+def _read(descriptor: int, into: memoryview, at: int) -> bool:
+    rest = into
+    while rest:
+        done = os.preadv(descriptor, [rest], at)
+        if done == 0:
+            return False
+        rest, at = rest[done:], at + done
+    return True

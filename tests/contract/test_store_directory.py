@@ -65,7 +65,7 @@ def test_a_disk_that_does_not_write_is_explained_and_leaves_the_old_object(store
     assert hint in raised.value.hint
     assert raised.value.may_pass is may_pass
     assert store.get("key").data == b"old"
-    assert sorted(path.name for path in store.root.iterdir()) == [".gpucloud-locks", ".gpucloud-store", "key"]
+    assert sorted(path.name for path in store.root.iterdir()) == [".gpucloud-locks", "gpucloud-store", "key"]
 
 
 def test_a_folder_made_by_delete_and_put_at_once_is_there(store):
@@ -106,7 +106,7 @@ def _emptied(root):
 
 def _swapped(root):
     _emptied(root)
-    (root / ".gpucloud-store").write_text(f"{OTHER}\n")
+    (root / "gpucloud-store").write_text(f"{OTHER}\n")
 
 
 @pytest.mark.parametrize(
@@ -149,16 +149,59 @@ def test_a_store_gets_one_identity_with_its_first_object_and_an_old_one_with_its
     first = store.identity
     assert first
     assert store.address == f"{store.url}#{first}"
-    (store.root / ".gpucloud-store").unlink()  # as before stores had one
+    (store.root / "gpucloud-store").unlink()  # as before stores had one
     old = open_store(store.url)
     assert old.get("1").data == b""
     assert old.put("new", b"")
     assert old.identity not in (None, first)
 
 
+def _copied_without_hidden_files(root):
+    subprocess.run(f"mkdir {root}-new && cp -r {root}/* {root}-new/", shell=True, check=True)
+    shutil.rmtree(root)
+    root.with_name(f"{root.name}-new").rename(root)
+
+
+def test_a_store_that_was_copied_without_its_hidden_files_is_that_store(store):
+    store.put("jobs/a/state.json", b"1")
+    address = store.address
+    _copied_without_hidden_files(store.root)
+    assert open_store(store.url).put("jobs/b/state.json", b"2")  # by one that knows no identity
+    seen = open_store(address)
+    assert seen.list("") == ("jobs/a/state.json", "jobs/b/state.json")
+    assert seen.put("jobs/a/order.json", b"")
+    assert seen.address == address
+
+
+@pytest.mark.parametrize("is_new_process", [False, True])
+def test_a_store_that_lacks_its_marker_alone_is_the_store_and_gets_that_marker_again(store, *, is_new_process):
+    store.put("jobs/a/state.json", b"1")
+    address = store.address
+    seen = open_store(address) if is_new_process else store
+    (store.root / "gpucloud-store").rename(store.root / ".gpucloud-store")  # where it was before
+    _copied_without_hidden_files(store.root)
+    assert seen.list("jobs/a/") == ("jobs/a/state.json",)
+    assert seen.get("jobs/a/none") is None
+    with pytest.raises(StoreError, match="has nothing of the store that it was"):  # of `b` nothing is there
+        open_store(address).get("jobs/b/state.json")
+    assert seen.put("jobs/a/order.json", b"")
+    assert open_store(store.url).address == address
+    assert open_store(address).get("jobs/b/state.json") is None
+
+
+def test_a_marker_where_it_was_before_is_read_and_put_where_it_is_copied_along(store):
+    store.put("a", b"1")
+    address = store.address
+    (store.root / "gpucloud-store").rename(store.root / ".gpucloud-store")
+    assert open_store(address).get("b") is None
+    assert open_store(store.url).put("b", b"2")
+    assert (store.root / "gpucloud-store").read_text() == (store.root / ".gpucloud-store").read_text()
+    assert open_store(address).list("") == ("a", "b")
+
+
 def test_a_store_that_may_not_be_given_an_identity_is_used_as_it_is(store, monkeypatch):
     store.put("a", b"1")
-    (store.root / ".gpucloud-store").unlink()
+    (store.root / "gpucloud-store").unlink()
     monkeypatch.setattr("gpucloud.store.directory._MARKER", "no/such/folder")
     other = open_store(store.url)
     assert (other.list(""), other.address) == (("a",), store.url)
@@ -211,7 +254,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_large_object_leaves_nothing_behi
     assert "free some space" in raised.value.hint
     assert written
     assert store.get("key").data == b"before"
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [".gpucloud-store", "key"]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["gpucloud-store", "key"]
 
 
 def test_room_for_a_large_object_is_asked_for_before_it_is_written(tmp_path, monkeypatch):

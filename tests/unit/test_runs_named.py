@@ -190,6 +190,45 @@ def test_a_known_job_whose_store_is_away_is_neither_deleted_nor_begun_anew_by_an
     assert status(None, history=False, every=False, as_json=False) == 0
 
 
+def test_a_new_job_marks_a_store_that_lost_its_marker_as_the_known_jobs_in_it_know_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud, store = _live(tmp_path, monkeypatch)
+    (store / "gpucloud-store").unlink()
+    (tmp_path / "new.yaml").write_text(f"{FILE.replace('live', 'new')}store: {store}\n")
+    new = cloud.read_job(tmp_path / "new.yaml")
+    cloud.store(new).put("jobs/new/state.json", b"{}")
+    assert cloud.known(new, "new", tmp_path / "new.yaml").store_identity == cloud.home.known()[0].store_identity
+    assert status("live", history=False, every=False, as_json=False) == 0
+
+
+def test_of_a_store_that_was_moved_it_is_said_how_its_run_goes_on_and_a_link_to_it_will_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud, store = _live(tmp_path, monkeypatch)
+    moved = store.rename(tmp_path / "moved")
+    orders = Orders(jobs=JobStore(open_store(str(moved)), "live"), clock=cloud.clock)
+    for asked in (orders.given, partial(cloud.store_of(cloud.home.known()[0]).list, "")):
+        with pytest.raises(StoreError) as refused:
+            asked()
+        assert "a link to it" in (refused.value.hint or "")
+    store.symlink_to(moved)
+    assert status("live", history=False, every=False, as_json=False) == 0
+
+
+def _live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Gpucloud, Path]:
+    """Return a home that knows an unfinished job, and the folder of its store."""
+    monkeypatch.setenv("GPUCLOUD_HOME", str(tmp_path / "home"))
+    store, file = tmp_path / "disk", tmp_path / "gpucloud.yaml"
+    (tmp_path / "train.py").touch()
+    file.write_text(f"{FILE}store: {store}\n")
+    cloud = Gpucloud()
+    job = cloud.read_job(file)
+    put_job(JobStore(open_store(str(store)), "live"), state(job="live"), resolved=job)
+    cloud.home.remember(cloud.known(job, "live", file))
+    return cloud, store
+
+
 def test_a_job_known_without_its_stores_identity_is_read_as_before_and_its_next_start_notes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,7 +239,7 @@ def test_a_job_known_without_its_stores_identity_is_read_as_before_and_its_next_
     cloud = Gpucloud()
     job = cloud.read_job(file)
     put_job(JobStore(open_store(str(store)), "live"), state(job="live"), resolved=job)
-    (store / ".gpucloud-store").unlink()
+    (store / "gpucloud-store").unlink()
     cloud.home.remember(cloud.known(job, "live", file))
     assert cloud.home.known()[0].store_identity is None
     assert status(None, history=False, every=False, as_json=False) == 0

@@ -108,7 +108,10 @@ class Orders:
             hint = f"gpucloud down {self.jobs.job}"
             raise OrderUnreadable(f"{self.jobs.order_url} cannot be read: {error}", hint=hint) from error
         if (order.job, order.store) != (self.jobs.job, self.jobs.store.url):
-            raise StoreError(f"{self.jobs.order_url} is an order for {order.job} in {order.store}")
+            raise StoreError(
+                f"{self.jobs.order_url} is an order for {order.job} in {order.store}",
+                hint="a store that was moved is put back where it was, or a link to it is",
+            )
         return Given(order=order, envelope=envelope, version=version)
 
     def newest(self) -> Given:
