@@ -1,7 +1,7 @@
 """Bucket, base and cluster on an emulated AWS, by the real Terraform: made once, found again, removed whole.
 
-Terraform's provider takes seconds to start, for every command: the tests share one AWS. Each first has the cluster
-stand, which costs nothing where the test before it left one.
+Terraform's provider takes seconds to start: the tests share one, and one AWS. Each first has the cluster stand, which
+costs nothing where the test before it left one.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from tests.awsrig import (
 )
 from tests.iam.printed import let_as_printed
 from tests.lab.aws import Lab
+from tests.lab.aws.plugins import standing_provider
 from tests.lab.aws.world import SECRET_KEY
 
 # Connections of clients that nobody closes: boto3 leaves that to the end of the process.
@@ -70,7 +71,10 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
         for name, value in lab.settings.items():
             patch.setenv(name, value)
         let_as_printed(lab, region=None)
-        yield Standing(lab, folder / "home")
+        with standing_provider(lab.env) as attached:
+            for name, value in attached.items():
+                patch.setenv(name, value)
+            yield Standing(lab, folder / "home")
 
 
 @pytest.fixture

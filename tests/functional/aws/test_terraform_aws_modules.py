@@ -15,7 +15,7 @@ import pytest
 
 from gpucloud.adapters.home import bundled
 from tests.lab.aws import Lab
-from tests.lab.aws.plugins import plugin_folder
+from tests.lab.aws.plugins import plugin_folder, standing_provider
 
 ROOT = Path(__file__).resolve().parents[3]
 GROUP = "gpucloud-digits"
@@ -104,10 +104,16 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 @pytest.fixture(scope="module")
-def standing(lab: Lab, providers: Path, tmp_path_factory: pytest.TempPathFactory) -> Standing:
+def attached(lab: Lab) -> Iterator[dict[str, str]]:
+    with standing_provider(lab.env) as attached:
+        yield attached
+
+
+@pytest.fixture(scope="module")
+def standing(lab: Lab, attached: dict[str, str], providers: Path, tmp_path_factory: pytest.TempPathFactory) -> Standing:
     """Both stacks of us-east-1: a public network, and a cluster for types with no EFA interface and with one."""
-    folder = tmp_path_factory.mktemp("standing")
-    base, cluster = Stack(folder, "base", providers, lab.env), Stack(folder, "cluster", providers, lab.env)
+    folder, env = tmp_path_factory.mktemp("standing"), lab.env | attached
+    base, cluster = Stack(folder, "base", providers, env), Stack(folder, "cluster", providers, env)
     base.set(base_variables("us-east-1"))
     made = base.apply()
     variables = cluster_variables(lab, "us-east-1", network_of(made), efa=[{"interfaces": 0}, {"interfaces": 1}])
@@ -150,8 +156,10 @@ def images(lab: Lab, region: str) -> list[str]:
 
 
 @pytest.mark.parametrize("module", ["base", "cluster"])
-def test_what_the_module_says_is_what_was_decided(module: str, providers: Path, tmp_path: Path) -> None:
-    stack = Stack(tmp_path, module, providers, clean_environment())
+def test_what_the_module_says_is_what_was_decided(
+    module: str, attached: dict[str, str], providers: Path, tmp_path: Path
+) -> None:
+    stack = Stack(tmp_path, module, providers, clean_environment() | attached)
 
     done = stack.run("test")
 
