@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import pwd
-import shlex
 import shutil
 import stat
 import sys
@@ -179,9 +178,8 @@ class Home:
         return store
 
     def _hint_of_away(self, jobs: list[KnownJob]) -> str:
-        entries = " ".join(shlex.quote(str(self._index / f"{one.name}.json")) for one in jobs)
-        forgets = f"rm {entries} forgets what was in it: {', '.join(one.name for one in jobs)}"
-        return f"{AWAY_HINT}; if it is lost for good, {forgets}"
+        ways = " and ".join(f"gpucloud rm {one.name} --forget" for one in jobs)
+        return f"{AWAY_HINT}; if it is lost for good, {ways} forget{'s' if len(jobs) == 1 else ''} what was in it"
 
     def _objects_in(self, url: str) -> dict[str, str]:
         """Return where which store has the objects of each known job that is at this address."""

@@ -159,12 +159,15 @@ def rm(
     with_outputs: Annotated[
         bool, typer.Option("--with-outputs", help="Results in its store too; those on hosts of your own stay there.")
     ] = False,
+    forget: Annotated[bool, typer.Option("--forget", help="Its store is lost: what is kept here alone.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,
     as_json: Json = False,
 ) -> None:
     """Delete what is kept of a job that is over."""
     from gpucloud.cli.commands import passes
 
+    if forget:
+        raise typer.Exit(passes.forget(target, yes=yes, as_json=as_json))
     raise typer.Exit(
         passes.rm(target, with_checkpoints=with_checkpoints, with_outputs=with_outputs, yes=yes, as_json=as_json)
     )

@@ -218,7 +218,8 @@ def reports_of_all(cloud: Gpucloud) -> tuple[list[JobReport], list[Unread]]:
                 tell(f"{called(cloud, known)}: {deleted_words(called(cloud, known))}")
                 continue
             unread.append(Unread(job=called(cloud, known), error=known_error(fault)))
-            tell(f"{unread[-1].job}: {unread[-1].error}")
+            hint = f" ({unread[-1].error.hint})" if unread[-1].error.hint else ""
+            tell(f"{unread[-1].job}: {unread[-1].error}{hint}")
     return reports, unread
 
 

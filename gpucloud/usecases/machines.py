@@ -285,7 +285,9 @@ class Sweeper:
             state, job = self._state(cluster), self._jobs(cluster).job
             if state is None and job in self.known:
                 away = f"nothing of {job} is in {self.store.url}, and it is known here: is the store away?"
-                self.story(f"{away} What is there of {cluster} is left alone (gpucloud rm {job} forgets the job)")
+                self.story(
+                    f"{away} What is there of {cluster} is left alone (gpucloud rm {job} --forget forgets the job)"
+                )
                 return claimed
             claimed = claim(cluster, state, regional=self.census.regional)
             if claimed is not None:

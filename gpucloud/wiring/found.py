@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -22,12 +23,14 @@ from gpucloud.domain.node.bootstrap.steps import MINIMUM_FREE_BYTES
 from gpucloud.domain.node.gate.report import GateOrder, GateWanted
 from gpucloud.domain.state.order import Refusal, ending_cloud
 from gpucloud.domain.state.state import JobState
+from gpucloud.domain.supervision.strays import Owner, Thing, is_owned
 from gpucloud.store import Stored, open_store
 from gpucloud.store.directory import DirectoryStore
 from gpucloud.system import smi
 from gpucloud.usecases.jobstore.jobstore import JobStore, job_names
 from gpucloud.usecases.jobstore.orders import may_be_run
 from gpucloud.usecases.machines import Check, Here, Sweeper, aws_check, disk_check, store_check, terraform_check
+from gpucloud.usecases.services import cluster_of
 from gpucloud.usecases.supervise.needs import parse_checked
 from gpucloud.wiring.root import Gpucloud
 
@@ -136,6 +139,39 @@ def sweepers(
                     story=story,
                     known=frozenset(one.name for one in known if one.store == kept.url),
                 )
+
+
+def what_stays(gpucloud: Gpucloud, known: KnownJob) -> Iterator[str]:
+    """Say what may still run, and cost, of a job whose store is away, and how that is ended once it is forgotten."""
+    if known.cloud.traits.owned:
+        yield "what runs of it on your own hosts ends within half an hour; results that lie there stay"
+    else:
+        yield from _what_runs(gpucloud, known)
+    if known.store.startswith("s3://"):
+        yield f"what is in {known.store} stays there, and is paid as long as it does"
+
+
+def _what_runs(gpucloud: Gpucloud, known: KnownJob) -> Iterator[str]:
+    cluster, things = cluster_of(known.name), list[Thing]()
+    ends = f"gpucloud gc --cloud {known.cloud.value} --store {shlex.quote(known.store)}"
+    ends = f"AWS_PROFILE={shlex.quote(known.profile)} {ends}" if known.profile else ends
+    try:
+        for one in sweepers(gpucloud, (known.cloud,), known.store, (), lambda _: None):
+            if isinstance(one, Unasked):
+                raise one.error
+            owner = Owner(account=one.census.account, store=one.store.url)
+            things += (thing for thing in one.census.things() if thing.cluster == cluster and is_owned(thing, owner))
+    except GpucloudError as error:
+        yield f"its machines may still run, and cost: {error}. Once it is forgotten, `{ends} --wait --yes` ends them"
+        return
+    if not things:
+        yield f"no machine of it is listed ({known.cloud.value})"
+        return
+    regions = dict.fromkeys(thing.region for thing in things if known.cloud is CloudName.AWS)
+    ends = " ".join((ends, *(f"--region {region}" for region in regions)))
+    listed = ", ".join(f"{thing.kind} {thing.id}" for thing in things)
+    costs = ", and paid" if known.cloud is CloudName.AWS else ""
+    yield f"still there{costs}: {listed}. Once the job is forgotten, `{ends} --wait --yes` ends that"
 
 
 def swept_clouds(gpucloud: Gpucloud, clouds: tuple[CloudName, ...]) -> tuple[CloudName, ...]:

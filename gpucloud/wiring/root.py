@@ -14,8 +14,8 @@ from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.job.spec import AwsChoices, Job, KnownJob, Resources, SshChoices
 from gpucloud.domain.job.spec import Cloud as CloudName
 from gpucloud.domain.state.order import run_of
-from gpucloud.store import ObjectStore, open_store
-from gpucloud.store.directory import DirectoryStore
+from gpucloud.store import ObjectStore, TooMany, open_store
+from gpucloud.store.directory import AWAY_HINT, DirectoryStore
 from gpucloud.system.retries import SystemClock
 from gpucloud.wiring.clouds import Cloud, CloudProfile, LocalCloud, SshCloud
 
@@ -260,6 +260,18 @@ class Gpucloud:
             is_there = not isinstance(store, DirectoryStore) or not store.is_empty()
             return is_there and not store.list(f"jobs/{known.name}/")
         return False
+
+    def why_away(self, known: KnownJob) -> GpucloudError | None:
+        """Return why nothing of a job can be read in its store, None where something is there of it."""
+        try:
+            if self.store_of(known).list(f"jobs/{known.name}/"):
+                return None
+        except TooMany:
+            return None
+        except GpucloudError as error:
+            return error
+        forgets = f"gpucloud rm {known.name} --forget forgets the job"
+        return UsageError(f"{known.store} has nothing of {known.name}", hint=f"{AWAY_HINT}; if it is lost, {forgets}")
 
     def has_home(self, known: KnownJob) -> bool:
         """Return whether the folder of a job's file is here, for its outputs to come home to."""

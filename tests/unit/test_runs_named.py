@@ -16,9 +16,11 @@ import pytest
 
 from gpucloud.adapters.home import Home
 from gpucloud.adapters.keys import KeyRing
+from gpucloud.adapters.local.market import LocalCensus
 from gpucloud.cli.commands import checkpoints
 from gpucloud.cli.commands.asking import Asked, cost, status
-from gpucloud.cli.commands.passes import rm
+from gpucloud.cli.commands.machines import Sweep, gc
+from gpucloud.cli.commands.passes import forget, rm
 from gpucloud.cli.commands.training import plan
 from gpucloud.cli.render.bills import money_json
 from gpucloud.cli.render.reports import jobs_text, newest_first, report_json, report_text
@@ -33,12 +35,13 @@ from gpucloud.cli.target import (
     require_one_run,
 )
 from gpucloud.domain.errors import StoreError, UsageError
-from gpucloud.domain.job.spec import KnownJob
+from gpucloud.domain.job.spec import Cloud, KnownJob
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.node import NO_GROUP
 from gpucloud.domain.state.order import opened, sealed
 from gpucloud.domain.state.state import ExitReason, JobStatus
 from gpucloud.domain.supervision.budget import LimitEnd
+from gpucloud.domain.supervision.strays import CLUSTER, JOB, MANAGED, STORE, Thing
 from gpucloud.store import open_store
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.orders import Given, Orders, Reader, is_strangers
@@ -174,7 +177,7 @@ def test_a_known_job_whose_store_is_away_is_neither_deleted_nor_begun_anew_by_an
     [known] = cloud.home.known()
     assert not cloud.is_deleted(known)
     assert status(None, history=False, every=False, as_json=False) == 15
-    assert f"live: {store}, the store's folder, {why}\n" in capsys.readouterr().err
+    assert f"live: {store}, the store's folder, {why} (mount it again" in capsys.readouterr().err
     for asked in (
         partial(rm, "live", with_checkpoints=True, with_outputs=True, yes=True, as_json=False),
         partial(known_job, cloud, str(file)),
@@ -184,7 +187,7 @@ def test_a_known_job_whose_store_is_away_is_neither_deleted_nor_begun_anew_by_an
     ):
         with pytest.raises(StoreError, match=why) as refused:
             asked()
-        assert f"rm {cloud.home.root}/index/live.json forgets what was in it: live" in (refused.value.hint or "")
+        assert "if it is lost for good, gpucloud rm live --forget forgets what was in it" in (refused.value.hint or "")
     shutil.rmtree(store)
     (tmp_path / "moved").rename(store)
     assert status(None, history=False, every=False, as_json=False) == 0
@@ -214,6 +217,55 @@ def test_of_a_store_that_was_moved_it_is_said_how_its_run_goes_on_and_a_link_to_
         assert "a link to it" in (refused.value.hint or "")
     store.symlink_to(moved)
     assert status("live", history=False, every=False, as_json=False) == 0
+
+
+@pytest.mark.parametrize("by", ["away", "wiped", "another"])
+def test_a_job_whose_store_is_lost_is_forgotten_when_that_is_asked_and_is_begun_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], by: str
+) -> None:
+    cloud, store = _live(tmp_path, monkeypatch)
+    key = cloud.home.key("live")
+    key.parent.mkdir(parents=True)
+    key.touch()
+    with pytest.raises(UsageError, match="is there, and has something of live"):
+        forget("live", yes=True, as_json=False)
+    shutil.rmtree(store)
+    if by != "away":
+        store.mkdir()
+    if by == "another":
+        open_store(str(store)).put("jobs/other/state.json", b"{}")
+    with pytest.raises(StoreError) as refused:
+        rm("live", with_checkpoints=True, with_outputs=True, yes=True, as_json=False)
+    assert "gpucloud rm live --forget forgets" in (refused.value.hint or "")
+    capsys.readouterr()
+    assert forget("live", yes=False, as_json=False) == 2  # nobody is there to be asked
+    told = capsys.readouterr().err.splitlines()
+    assert told[0].startswith(f"live: {store}, the store's folder, ")
+    assert told[1] == "no machine of it is listed (local)"
+    assert key.exists()
+    assert forget("live", yes=True, as_json=False) == 0
+    assert capsys.readouterr().out == "live is forgotten: its store is away\n"
+    assert (cloud.home.find("live"), key.exists()) == (None, False)
+    assert status(None, history=False, every=False, as_json=False) == 0
+    job = cloud.read_job(tmp_path / "gpucloud.yaml")
+    assert cloud.store(job).put("jobs/live/state.json", b"{}")
+
+
+def test_what_still_runs_of_a_job_that_is_forgotten_is_named_and_gc_ends_it_as_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cloud, store = _live(tmp_path, monkeypatch)
+    url = cloud.home.known()[0].store
+    tags = ((MANAGED, "true"), (CLUSTER, "gpucloud-live"), (JOB, "live"), (STORE, url))
+    node = Thing(kind="node", id="i-1", account="embedded", region="local", tags=tags)
+    monkeypatch.setattr(LocalCensus, "things", lambda _: (node, replace(node, id="i-2", tags=tags[:3])))
+    shutil.rmtree(store)
+    assert forget("live", yes=True, as_json=False) == 0
+    way = f"gpucloud gc --cloud local --store {url}"
+    told = f"still there: node i-1. Once the job is forgotten, `{way} --wait --yes` ends that\n"
+    assert told in capsys.readouterr().err
+    assert gc(Sweep(clouds=(Cloud.LOCAL,), store=url), as_json=False) == 30
+    assert "i-1" in capsys.readouterr().out
 
 
 def _live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Gpucloud, Path]:

@@ -43,7 +43,7 @@ from gpucloud.usecases.jobstore.condition import ConditionKind
 from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.usecases.supervise.story import missing_line
 from gpucloud.wiring import Gpucloud, KnownJob
-from gpucloud.wiring.found import FoundJob, jobs_in
+from gpucloud.wiring.found import FoundJob, jobs_in, what_stays
 from gpucloud.wiring.jobs import asker_of, budget_changer, deleter_of, ender_of, leftovers, reconciler_of
 
 if TYPE_CHECKING:
@@ -283,6 +283,8 @@ def rm(target: str | None, *, with_checkpoints: bool, with_outputs: bool, yes: b
     name = called(cloud, known)
     if cloud.is_deleted(known):
         return _forget(cloud, known, name, yes=yes, as_json=as_json)
+    if (away := cloud.why_away(known)) is not None:
+        raise away
     deleter = deleter_of(cloud, known, lambda: _require_over(cloud, known, name, with_outputs=with_outputs))
     deleter.require_over()
     stored = deleter.stored()
@@ -306,17 +308,36 @@ def rm(target: str | None, *, with_checkpoints: bool, with_outputs: bool, yes: b
     return 0
 
 
-def _forget(cloud: Gpucloud, known: KnownJob, name: str, *, yes: bool, as_json: bool) -> int:
-    """Remove what this machine keeps of a job that was deleted elsewhere; return the exit code."""
-    tell(f"{name}: nothing of it is in {known.store}; what is kept here of it, the key to its machines, goes too")
-    if not yes and not is_meant(f"gpucloud rm {name} --yes"):
+def forget(target: str | None, *, yes: bool, as_json: bool) -> int:
+    """Remove what this machine keeps of a job whose store is away, or is another by now; return the exit code.
+
+    What may still run of it, and cost, is said first. UsageError where its store is there, and has something of it.
+    """
+    cloud = Gpucloud()
+    known = known_job(cloud, target)
+    if (away := cloud.why_away(known)) is None:
+        raise UsageError(
+            f"{known.store} is there, and has something of {known.name}",
+            hint=f"gpucloud down {known.name} ends it, gpucloud rm {known.name} deletes it",
+        )
+    tell(f"{known.name}: {away}")
+    for line in what_stays(cloud, known):
+        tell(line)
+    return _forget(cloud, known, known.name, yes=yes, as_json=as_json, way=" --forget")
+
+
+def _forget(cloud: Gpucloud, known: KnownJob, name: str, *, yes: bool, as_json: bool, way: str = "") -> int:
+    """Remove what this machine keeps of a job of which its store has nothing; return the exit code."""
+    kept = "what is kept here of it, the key to its machines, goes"
+    tell(kept if way else f"{name}: nothing of it is in {known.store}; {kept} too")
+    if not yes and not is_meant(f"gpucloud rm {name}{way} --yes"):
         return 2
     cloud.home.clear(known)
     cloud.home.forget(known)
     if as_json:
         say_json({"job": known.name, "store": known.store, "objects": 0, "bytes": 0})
     else:
-        say(f"{name} is forgotten: nothing of it was in its store")
+        say(f"{name} is forgotten: {'its store is away' if way else 'nothing of it was in its store'}")
     return 0
 
 
