@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -42,6 +43,9 @@ def standing_provider(env: Mapping[str, str]) -> Iterator[dict[str, str]]:
             assert found is not None, f"{programs[0]} -debug ended"
             yield {"TF_REATTACH_PROVIDERS": found[1]}
         finally:
+            process.send_signal(signal.SIGINT)  # it removes its socket
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(10)
             process.kill()
 
 
