@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -204,7 +204,8 @@ def aws_check(caller: Callable[[], str] | None) -> Check:
 class Swept:
     """What one look found: strays, when each was first seen, and those that may be removed.
 
-    `owned` and `foreign` are the keys of all that is listed: of this store's jobs, and of others.
+    `owned` and `foreign` are the keys of all that is listed: of this store's jobs, and of others. `away` is why the
+    store could not be asked what its jobs have; nothing of them is a stray then.
     """
 
     strays: tuple[Thing, ...]
@@ -212,6 +213,7 @@ class Swept:
     ripe: tuple[Ripe, ...]
     owned: frozenset[str]
     foreign: frozenset[str]
+    away: GpucloudError | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,14 +235,14 @@ class Sweeper:
         owner = Owner(account=self.census.account, store=self.store.url)
         things = self.census.things()
         clusters = sorted({thing.cluster for thing in things if is_owned(thing, owner)})
-        claims = (self._claim(one) for one in clusters)
-        found, now = strays(things, tuple(one for one in claims if one is not None), owner), self.clock.now()
+        claims, away = self._claims(clusters)
+        found, now = strays(things, claims, owner), self.clock.now()
         first_seen = sighted(found, self.sightings.load(owner), now)
         self.sightings.save(owner, first_seen)
         listed = frozenset(thing.key for thing in things)
         owned = frozenset(thing.key for thing in things if is_owned(thing, owner))
         able = ripe(found, first_seen, now)
-        return Swept(strays=found, first_seen=first_seen, ripe=able, owned=owned, foreign=listed - owned)
+        return Swept(strays=found, first_seen=first_seen, ripe=able, owned=owned, foreign=listed - owned, away=away)
 
     def wait_for_a_second_look(self, swept: Swept) -> Swept:
         """Wait until the youngest stray was first seen a minute ago, and look again."""
@@ -277,6 +279,14 @@ class Sweeper:
     def _end(self, one: Ripe) -> None:
         self.story(f"removing {one.cluster} in {one.region}: {', '.join(f'{t.kind} {t.id}' for t in one.things)}")
         self.census.remove(one.cluster, one.region, one.things, story=self.story)
+
+    def _claims(self, clusters: Sequence[str]) -> tuple[tuple[Claim, ...], GpucloudError | None]:
+        """Return what jobs have; of a store that is away, or does not answer, each may have all that bears its name."""
+        try:
+            claims = [self._claim(one) for one in clusters]
+        except GpucloudError as error:
+            return tuple(Claim(cluster=one, regions=None) for one in clusters), error
+        return tuple(one for one in claims if one is not None), None
 
     def _claim(self, cluster: str) -> Claim | None:
         """A job whose state or order cannot be read may live: all that bears its name is left to `down`."""

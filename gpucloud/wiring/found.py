@@ -100,10 +100,11 @@ _SWEPT = (CloudName.LOCAL, CloudName.AWS)  # what stands on the user's own hosts
 
 @dataclass(frozen=True, slots=True)
 class Unasked:
-    """An AWS profile by which nobody could be asked, and why: what stands in its account is not known."""
+    """What could not be asked, and why, so that it is not known what stands there: AWS by a profile, or a store."""
 
     profile: str | None
     error: GpucloudError
+    store: str | None = None
 
 
 def sweepers(

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpucloud.cli.commands.machines import Sweep, gc
-from gpucloud.domain.errors import CredentialsError, UsageError
+from gpucloud.domain.errors import CredentialsError, GpucloudError, ProvisionError, StoreError, UsageError
 from gpucloud.domain.job.spec import Cloud, KnownJob
 from gpucloud.domain.supervision.strays import Claim, Owner, Thing, claim, is_owned, ripe, sighted, strays
 from gpucloud.usecases.jobstore.jobstore import JobStore
@@ -303,6 +303,67 @@ def test_a_living_job_without_an_order_is_left_alone_and_said_with_what_ends_it(
     [line] = told
     assert "order.json is" in line
     assert line.endswith("what is there of gpucloud-digits is left alone (gpucloud down digits)")
+
+
+@dataclass
+class Unwell:
+    """A store that is away, or a cloud that does not answer."""
+
+    error: GpucloudError
+    url: str = "file:///disk"
+    account: str = OWNER.account
+    regional: bool = False
+    regions: tuple[str, ...] = ()
+    asked: int = 0
+
+    def get(self, _key):
+        self.asked += 1
+        raise self.error
+
+    def things(self):
+        raise self.error
+
+
+AWAY = StoreError("/disk, the store's folder, is not there", hint="mount it again", may_pass=True)
+TAKEN = (thing("i-1", gpucloud_store="file:///disk"), thing("i-2", gpucloud_store="file:///disk"))
+
+
+@pytest.mark.parametrize(
+    "unwell",
+    [
+        {
+            "store": Unwell(AWAY),
+            "census": Account(
+                (*TAKEN, thing("i-3", gpucloud_store="file:///disk", gpucloud_cluster="gpucloud-x", gpucloud_job="x"))
+            ),
+        },
+        {"store": Unwell(CredentialsError("nobody may")), "census": Account(TAKEN)},
+        {"store": MemoryStore(JumpingClock(NOW)), "census": Unwell(ProvisionError("no answer"))},
+    ],
+)
+def test_what_cannot_be_asked_is_left_alone_with_one_line_and_keeps_no_stray_elsewhere_from_being_found(
+    tmp_path, monkeypatch, capsys, unwell
+):
+    monkeypatch.setenv("GPUCLOUD_HOME", str(tmp_path))
+    [healthy] = looks(FLEET)
+    unwell["store"].url = "file:///disk"
+    first = replace(healthy, **unwell)
+    error = unwell["store"].error if isinstance(unwell["store"], Unwell) else unwell["census"].error
+    for there, code in ((), error.exit_code), ((thing(account="embedded"),), 30):
+        monkeypatch.setattr(
+            "gpucloud.cli.commands.machines.sweepers",
+            lambda *_, there=there: [first, replace(healthy, census=Account(there, *FLEET))],
+        )
+        assert gc(Sweep(), as_json=False) == code
+        said = capsys.readouterr()
+        assert ("i-1" in said.out, "i-2" in said.out) == (bool(there), False)
+        line = f"NOT LOOKED AT: what jobs in file:///disk have, which is left alone: {error}"
+        assert [one for one in said.err.splitlines() if "file:///disk" in one] == [line]
+        assert gc(Sweep(), as_json=True) == code
+        [unread] = json.loads(capsys.readouterr().out)["unread"]
+        assert (unread["store"], unread["error"], unread["profile"]) == ("file:///disk", error.code, None)
+    if isinstance(unwell["store"], Unwell):
+        assert unwell["store"].asked == 4  # once a look
 
 
 @pytest.mark.parametrize(("known", "found"), [(frozenset({"digits"}), 0), (frozenset({"other"}), 1)])

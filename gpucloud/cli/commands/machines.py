@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gpucloud.cli.render.words import error_fields, say, say_json, table, tell, usd
 from gpucloud.cli.target import group_of, known_job, none_is_up, one_node
 from gpucloud.domain import codec
-from gpucloud.domain.errors import UsageError
+from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.job.quantities import format_moment, format_span, format_usd, parse_span
 from gpucloud.domain.job.spec import AwsChoices, Cloud, Resources
 from gpucloud.domain.money.ledger import ZERO
@@ -189,9 +189,9 @@ class Sweep:
 
 
 def gc(asked: Sweep, *, as_json: bool) -> int:
-    """Look for strays and answer; return 30 while there are any, else 0, or the code of an account that did not tell.
+    """Look for strays and answer; return 30 while there are any, else 0, or the code of what could not be asked.
 
-    Raises that account's error where there was nothing else to look at.
+    That, an account or a store, keeps nobody from the others. Raises its error where there was nothing else to look at.
     """
     cloud = Gpucloud()
     if asked.regions:
@@ -203,16 +203,23 @@ def gc(asked: Sweep, *, as_json: bool) -> int:
         if isinstance(one, Unasked):
             unasked.append(one)
             continue
+        try:
+            swept = _sweep(one, asked)
+        except GpucloudError as error:
+            unasked.append(Unasked(None, error, one.store.url))
+            continue
         looks.append(one.census)
-        results.append(_sweep(one, asked))
+        results.append(swept)
+        if swept.away is not None:
+            unasked.append(Unasked(None, swept.away, one.store.url))
     if unasked and not looks:
         raise unasked[0].error
     found = tuple(thing for swept in results for thing in swept.strays)
     tell(_looked_at(looks, may_name=not asked.clouds and Cloud.AWS not in swept_clouds(cloud, ())))
     for missing in unasked:
-        tell(f"NOT LOOKED AT: AWS{_by_profile(missing)}: {missing.error}")
+        tell(f"NOT LOOKED AT: {_place(missing)}: {missing.error}")
     if as_json:
-        unread = [{"profile": one.profile, **error_fields(one.error)} for one in unasked]
+        unread = [{"profile": one.profile, "store": one.store, **error_fields(one.error)} for one in unasked]
         strays = [_json(thing, swept) for swept in results for thing in swept.strays]
         say_json({"strays": strays, "looked_at": _looked_at_json(looks), "unread": unread})
     else:
@@ -254,8 +261,10 @@ def _looked_at_json(looks: Sequence[Census]) -> list[dict[str, Any]]:
     ]
 
 
-def _by_profile(one: Unasked) -> str:
-    return f" by profile {one.profile}" if one.profile else ""
+def _place(one: Unasked) -> str:
+    if one.store is not None:
+        return f"what jobs in {one.store} have, which is left alone"
+    return f"AWS by profile {one.profile}" if one.profile else "AWS"
 
 
 def _foreign(results: list[Swept]) -> frozenset[str]:
