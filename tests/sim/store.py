@@ -70,7 +70,7 @@ class StoreLine(WholeObjects):
     is refused by its own effect."""
 
     def __init__(self, store: Store, process: Process, dice: random.Random, faults: Faults) -> None:
-        self.url = store.url
+        self.url = self.address = store.url
         self._store = store
         self._process = process
         self._dice = dice

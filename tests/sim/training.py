@@ -67,7 +67,7 @@ class Part:
     def abort(self) -> None:
         self.end(Outcome.KILLED)
 
-    def kill(self) -> None:
+    def kill(self, *, gently: bool = False) -> None:
         self.end(Outcome.KILLED)
 
     def end(self, outcome: Outcome) -> None:

@@ -383,7 +383,7 @@ def test_machines_that_cannot_be_made_ready_to_take_over_are_given_back_and_thei
     action = decide(GOAL, failed, RULES)
     assert isinstance(action, CoolDown)
     assert (action.pool, action.code, action.message) == (DEAR_POOL, "Unprepared", "d could not be made ready")
-    assert (action.length, action.longest) == (timedelta(minutes=5), timedelta(minutes=5))
+    assert (action.length, action.longest) == (timedelta(minutes=5), timedelta(minutes=30))
     own = up("e", pool=POOL, readiness=Readiness.FAILED)
     beside = works(POOL, WANTED, fresh("c"), fresh("d", readiness=Readiness.PREPARING), own, of_state=asked())
     assert decide(GOAL, beside, RULES) == Wait(why="running")

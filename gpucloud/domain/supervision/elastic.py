@@ -312,7 +312,7 @@ def _unfit_beside(snapshot: Snapshot, limits: Limits) -> CoolDown | None:
         code="Unprepared",
         message=f"{bad} could not be made ready",
         length=limits.cooldown,
-        longest=limits.cooldown,  # and no longer each time: it may be the only pool for a deadline
+        longest=limits.cooldown_longest,  # all of them are paid each time, unlike machines that a cloud has not
     )
 
 
