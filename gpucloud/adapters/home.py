@@ -116,8 +116,12 @@ class Home:
         return self.root / "specs" / job / "gpucloud.yaml"
 
     def has_folder_of(self, file: Path) -> bool:
-        """Whether the folder of a job file is here, for results to come home to: nobody would find them elsewhere."""
-        return file.parent.is_dir() and not file.is_relative_to(self.root / "specs")
+        """Whether the folder of a job file is here, for results to come home to: nobody would find them elsewhere.
+
+        The file tells: where its disk is not mounted, a folder may be there still.
+        """
+        there = os.path.isfile(file)  # noqa: PTH113  this never raises
+        return there and not file.is_relative_to(self.root / "specs")
 
     def require_room(self, least: int) -> None:
         """Have room set aside by which a job can be ended on a full disk. StoreError where less than that is free.

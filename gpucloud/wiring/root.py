@@ -274,7 +274,7 @@ class Gpucloud:
         return UsageError(f"{known.store} has nothing of {known.name}", hint=f"{AWAY_HINT}; if it is lost, {forgets}")
 
     def has_home(self, known: KnownJob) -> bool:
-        """Return whether the folder of a job's file is here, for its outputs to come home to."""
+        """Return whether a job's file, and so its folder, is here, for its outputs to come home to."""
         return self.home.has_folder_of(known.file)
 
     def has_stored_outputs(self, known: KnownJob) -> bool:

@@ -77,7 +77,7 @@ def compose_services(
 
     def require_home() -> None:
         if not environment.home.has_folder_of(job.source):
-            raise StoreError(f"there is no folder {job.source.parent} here", hint="run the command where it is")
+            raise StoreError(f"{job.source} is not here", hint="run the command where it is")
 
     services = Services(
         job=job,

@@ -226,7 +226,7 @@ def test_a_job_that_is_over_and_not_torn_down_says_what_brings_its_results_home(
     moved = replace(driven, has_home=False, outputs=("results/",))
     assert report_text(moved).split("\n\n")[1].splitlines() == [
         "gpucloud down live removes what is left on the cloud",
-        "gpucloud cp -r live:@store/outputs FOLDER copies what is in its store: its own folder is not here",
+        "gpucloud cp -r live:@store/outputs FOLDER copies what is in its store: its job file is not here",
     ]
     tears_down = replace(driven, supervisor="process 1 on vm", nodes=(up("a").node,))
     assert report_text(tears_down).startswith("live: succeeded, ending its machines, supervised by process 1 on vm")

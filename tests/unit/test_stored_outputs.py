@@ -158,9 +158,7 @@ def test_results_whose_folder_was_moved_are_told_and_deleted_by_a_word_of_their_
     told = command(outside, "status", JOB, "--json").stdout
     assert json.loads(told)["condition"] == "results_in_store"
     assert json.loads(told)["missing_outputs"][0]["why"] == f"in the job's store: {copies} copies it"
-    assert (
-        f"{copies} copies what is in its store: its own folder is not here\n" in command(outside, "status", JOB).stdout
-    )
+    assert f"{copies} copies what is in its store: its job file is not here\n" in command(outside, "status", JOB).stdout
     ended = command(outside, "down", JOB)
     assert (ended.code, f"`{copies}` copies them" in ended.stderr) == (0, True)
     refused = command(outside, "rm", JOB, "--with-checkpoints", "--yes")
@@ -173,15 +171,14 @@ def test_results_whose_folder_was_moved_are_told_and_deleted_by_a_word_of_their_
     assert outside.store.list(f"jobs/{JOB}/") == ()
 
 
-@pytest.mark.parametrize("file", ["moved/digits.yaml", "home/specs/digits/gpucloud.yaml"])
-def test_results_and_profiles_go_to_the_store_where_the_folder_of_their_job_file_is_not(
-    tmp_path: Path, file: str
-) -> None:
-    """A pass over a store's jobs in a runner, or a folder that was moved meanwhile: nobody would find them there.
+@pytest.mark.parametrize("file", ["moved/digits.yaml", "unmounted/digits.yaml", "home/specs/digits/gpucloud.yaml"])
+def test_results_and_profiles_go_to_the_store_where_their_job_file_is_not(tmp_path: Path, file: str) -> None:
+    """A pass over a store's jobs in a runner, or a folder that was moved, or is away: nobody would find them there.
 
     What an older gpucloud made of a job whose file was not here is no home either.
     """
     (tmp_path / "home" / "specs" / "digits").mkdir(parents=True)
+    (tmp_path / "unmounted").mkdir()
     store = f"file://{tmp_path}/store"
     job = worlds.job(source=tmp_path / file, store=store, cloud=Cloud.LOCAL, outputs=("w.pt",))
     services = Gpucloud(Home(tmp_path / "home")).services(job, "digits", goes_on=False)
@@ -196,11 +193,11 @@ def test_results_and_profiles_go_to_the_store_where_the_folder_of_their_job_file
         lambda: services.outputs.bring_home(host, str(code), 2),
         lambda: services.outputs.bring_profile(host, 2),
     ):
-        with pytest.raises(StoreError, match="there is no folder"):
+        with pytest.raises(StoreError, match="is not here"):
             bring()
     assert "jobs/digits/outputs/files/attempt-1/w.pt" in services.store.list("jobs/digits/outputs")
     assert not (tmp_path / "moved").exists()
-    assert not list((tmp_path / "home" / "specs" / "digits").iterdir())
+    assert not [*(tmp_path / "home" / "specs" / "digits").iterdir(), *(tmp_path / "unmounted").iterdir()]
 
 
 class Profiled:
@@ -214,7 +211,7 @@ class Profiled:
 
 
 def test_a_profile_that_finds_no_place_at_home_goes_to_the_store() -> None:
-    ways: Any = Profiled(StoreError("there is no folder /moved here")), SimpleNamespace(host=lambda _: None)
+    ways: Any = Profiled(StoreError("/moved/small.yaml is not here")), SimpleNamespace(host=lambda _: None)
     told = list(bring_profiles(*ways, (node_at(22, None),), 1, stored=Profiled()))  # type: ignore[arg-type]
     assert told[1].endswith(" is in the store instead, and comes home when the job has ended")
     ways = Profiled(StoreError("full")), SimpleNamespace(host=lambda _: None)

@@ -172,13 +172,13 @@ def say_what_is_lost(begun: Begun, protection: Protection) -> None:
 def bring_stored_home(cloud: Gpucloud, job: Job, known: KnownJob) -> None:
     """Bring home what was put into the store: a machine knows no folder of the user's, and the user's may be full.
 
-    What cannot come stays there and is told; how the job ended is no other for that. Where the folder of the job file
-    is not, nobody would find it: it stays too.
+    What cannot come stays there and is told; how the job ended is no other for that. Where the job file is
+    not, nobody would find it: it stays too.
     """
     if not cloud.has_home(known):
         if cloud.has_stored_outputs(known):
             tell(
-                f"the outputs of {known.name} stay in its store: there is no folder {known.file.parent};"
+                f"the outputs of {known.name} stay in its store: {known.file} is not here;"
                 f" `gpucloud cp -r {called(cloud, known)}:@store/outputs FOLDER` copies them"
             )
         return

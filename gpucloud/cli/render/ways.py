@@ -279,9 +279,7 @@ def _at_the_end(report: JobReport) -> str:
     removes = "" if report.has_stored_outputs else "removes what is left on the cloud"
     if report.has_home:
         return f"gpucloud down {report.job} brings home what is in its store{f', and {removes}' if removes else ''}"
-    copies = (
-        f"gpucloud cp -r {report.job}:@store/outputs FOLDER copies what is in its store: its own folder is not here"
-    )
+    copies = f"gpucloud cp -r {report.job}:@store/outputs FOLDER copies what is in its store: its job file is not here"
     down = [f"gpucloud down {report.job} {removes}"] if removes else []
     return "\n".join([*down, copies] if report.ever_outputs else down)
 
