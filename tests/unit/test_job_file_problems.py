@@ -697,11 +697,31 @@ def test_what_may_be_there_on_the_machine_is_not_refused(code: Path, run: str) -
     assert read_job(Path("job.yaml")).run == run
 
 
-def test_what_a_setup_may_make_is_not_refused_and_a_setup_that_installs_makes_none(code: Path) -> None:
-    for run in ("gone.py", "python gone.py", "./gone.sh", "./go.sh", "old/train.py"):
-        Path("job.yaml").write_text(f"name: a\nrun: {run}\nbudget: 1 USD\nsetup: make\n")
+@pytest.mark.parametrize(
+    "setup",
+    [
+        *("make", "git clone --depth 1 https://a.example/net old", "curl -LO https://a.example/gone.sh", "bash get.sh"),
+        *("pip install numpy && curl -o gone.py https://a.example/x", "wget https://a.example/gone.py", "mkdir -p x"),
+        *("echo 'print(1)' > gone.py", "cat <<END > gone.py\nEND", "pip install -t . gone", "pip download gone"),
+        *("apt-get download gone", "conda create -p env python", "python -m venv .venv", "uv venv", "pip install -e ."),
+    ],
+)
+def test_what_a_setup_may_make_is_not_refused(code: Path, setup: str) -> None:
+    for run in ("gone.py", "python gone.py", "./gone.sh", "./go.sh", "old/train.py", ".venv/bin/gone"):
+        Path("job.yaml").write_text(f"name: a\nrun: {run}\nbudget: 1 USD\nsetup: {json.dumps(setup)}\n")
         assert read_job(Path("job.yaml")).run == run
-        assert problems(f"name: a\nrun: {run}\nbudget: 1 USD\nsetup: uv pip install numpy\n".encode())
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [
+        *("uv pip install numpy", "pip install -q 'torch>2' -r requirements.txt >/dev/null 2>&1", "conda install x"),
+        *("set -e\nsudo apt-get -y update && sudo apt-get install -y libgl1 # gone.py", "export A=1; pip install a"),
+    ],
+)
+def test_a_setup_that_installs_alone_makes_no_script(code: Path, setup: str) -> None:
+    for run in ("gone.py", "python gone.py", "./gone.sh", "./go.sh", "old/train.py"):
+        assert problems(f"name: a\nrun: {run}\nbudget: 1 USD\nsetup: {json.dumps(setup)}\n".encode())
 
 
 def test_a_bare_script_may_be_of_an_image_or_of_the_users_own_machines(code: Path) -> None:

@@ -24,7 +24,7 @@ from gpucloud.adapters.transfer.localfiles import kept_at_home_by
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.spec import CHECKPOINT, Cloud
 from gpucloud.domain.node.container import OF_THE_CLIENT
-from gpucloud.domain.node.layer import setup_uses_tree
+from gpucloud.domain.node.layer import only_installs
 from gpucloud.domain.node.member import needs_shell
 from gpucloud.domain.node.status import MOST_PATTERNS
 from gpucloud.domain.untrusted import quoted
@@ -112,7 +112,7 @@ def _run(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fault
     place, setup = beside(folder, code), root.get("setup")
     if not _is_folder(place):
         return
-    made = isinstance(setup, str) and setup_uses_tree(setup)  # by what runs before the script
+    made = isinstance(setup, str) and not only_installs(setup)  # by what runs before the script
     if script is None:
         yield from _unquoted(run, place, fault)
         started = started_by(run)

@@ -45,6 +45,11 @@ _OF_NO_TREE = frozenset(
     | {"export", "unset", "mkdir", "curl", "wget", "cat", "ls", "which", "date", "nvidia-smi", "sleep", "test", "["}
 )
 _MODULES = frozenset({"ensurepip", "spacy", "nltk.downloader"})
+_PACKAGE_MANAGERS = frozenset({"apt", "apt-get", "dnf", "yum", "apk", "conda", "mamba", "micromamba"})
+_THEIR_INSTALLS = frozenset({"install", "update", "upgrade", "add", "remove", "clean", "makecache"})
+_QUIET = frozenset({"echo", "printf", "true", ":", "set", "export", "unset", "which", "date", "nvidia-smi", "sleep"})
+_INTO_A_FOLDER = re.compile(r"-[tep]|--(?:target|prefix|root|src|editable)(?:=|$)")
+_INTO_NOWHERE = re.compile(r"\d*>+[ \t]*/dev/null(?![\w/.-])|\d*>&[ \t]*\d")
 # Of the job's variables, those that builds of packages read and that say where packages come from.
 _BUILD_VARIABLES = re.compile(
     r"PIP_|UV_|CONDA_|MAMBA_|CMAKE|SKBUILD|CC$|CXX$|NVCC|\w*(?:FLAGS|BUILD|CUDA|ROCM|ARCH|FORCE|SKIP|COMPILE)"
@@ -121,6 +126,15 @@ def setup_uses_tree(setup: str) -> bool:
     return commands is None or any(map(_may_use_tree, commands))
 
 
+def only_installs(setup: str) -> bool:
+    """Whether a setup text is known to do nothing but install packages: any other may make files in the tree.
+
+    It runs there: what it clones (`git clone`), downloads (`curl -O`) or writes is beside the script.
+    """
+    commands, into = _commands(setup), _SHELL.finditer(_INTO_NOWHERE.sub("", setup))
+    return commands is not None and all(map(_only_installs, commands)) and not any(found["into"] for found in into)
+
+
 def setup_variables(setup: str, env: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
     """Return those of the job's variables on which it depends what a setup makes.
 
@@ -174,6 +188,16 @@ def _may_use_tree(words: tuple[str, ...]) -> bool:
             return any(map(_is_in_tree, rest))
         case _:
             return words[0] not in _OF_NO_TREE or any(map(_is_in_tree, words[1:]))
+
+
+def _only_installs(words: tuple[str, ...]) -> bool:
+    if words[0] in _QUIET:
+        return True
+    if _may_use_tree(words) or any(map(_INTO_A_FOLDER.match, words)):
+        return False
+    if words[0] in _PACKAGE_MANAGERS:
+        return next((word for word in words[1:] if not word.startswith("-")), "") in _THEIR_INSTALLS
+    return _asked_of_pip(words) is not None
 
 
 def _asked_of_pip(words: tuple[str, ...]) -> tuple[str, ...] | None:
