@@ -28,6 +28,7 @@ from tests.standins.bucket import serving
 from tests.standins.kept_script import KEEP, PREFIX, KeptScript, until
 
 KINDS = ("file", "hf", "done")
+EXPORTS = "zipfile.ZipFile({path!r}, 'w').writestr('a', 'b'); time.sleep({stays_s}); "
 
 
 @pytest.fixture
@@ -385,6 +386,29 @@ def test_files_that_may_belong_together_are_not_taken_and_the_user_hears_why(mak
     assert script.ended() == 0
     assert script.said().count("nothing is saved: do ckpt.pt and optimizer.pt belong together?") == 1
     assert script.committed() == ()
+
+
+@pytest.mark.parametrize("stays_s", [0, 1.5])
+@pytest.mark.parametrize("export", ["model.pt", "model-00001-of-00002.pt"])
+def test_a_model_that_is_exported_beside_the_last_checkpoint_does_not_leave_that_unsaved(make, export, stays_s):
+    script = make()
+    script.start(steps=30, waits=True, then=EXPORTS.format(path=f"out/{export}", stays_s=stays_s))
+    assert script.outcome() is Outcome.DONE
+    assert (script.newest_content(), script.told().unsaved) == (30, None)
+    assert "its last checkpoint is not saved" not in script.said()
+    assert "nothing is saved" not in script.said()
+    assert script.said().count("nothing more is saved: ") == 1
+
+
+@pytest.mark.parametrize("stays_s", [0, 1.5])
+def test_a_checkpoint_that_is_written_after_the_last_save_and_not_understood_is_told_as_unsaved(make, stays_s):
+    script = make()
+    again = EXPORTS.format(path="out/model.pt", stays_s=0) + EXPORTS.format(path="out/ckpt.pt", stays_s=stays_s)
+    script.start(steps=30, waits=True, then=again)
+    assert script.outcome() is Outcome.DONE  # another attempt would not understand it either
+    assert script.newest_content() == 30
+    assert script.told().unsaved.startswith("do ckpt.pt and model.pt belong together?")
+    assert "its last checkpoint is not saved: do ckpt.pt and model.pt belong together?" in script.said()
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,7 @@ while step < total:
             time.sleep(0.01)
     if os.environ.get("hangs_at") == str(step):
         time.sleep(600)
+exec(os.environ.get("then", ""))
 if "exit" in os.environ:
     sys.exit(int(os.environ["exit"]))
 '''

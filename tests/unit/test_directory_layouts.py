@@ -200,6 +200,23 @@ def test_what_is_older_than_the_newest_that_was_taken_is_never_offered():
     assert not settling.unsettled(sets, files)
 
 
+@pytest.mark.parametrize(
+    ("then", "has_newest"),
+    [
+        ({}, True),
+        ({"model.pt": 9}, True),  # an export
+        ({"ckpt_100.pt": 0}, True),  # passed over
+        ({"ckpt_200.pt": 9}, False),  # written again
+        ({"ckpt_300.pt": 9, "model.pt": 9}, False),
+    ],
+)
+def test_the_newest_checkpoint_is_taken_until_another_of_its_name_is_there(then, has_newest):
+    settling, files = Settling(0.0), listing("ckpt_200.pt", at={"ckpt_200.pt": 5})
+    sets = find_sets(Rule(), files).sets
+    settling.take(sets[0], sets[0].content(files))
+    assert settling.has_newest({**files, **listing(*then, at=then)}) is has_newest
+
+
 def test_the_newest_of_several_is_first():
     settling, files = Settling(0.0), listing("checkpoint-9/trainer_state.json", "checkpoint-10/trainer_state.json")
     assert [one.step for one in settling.look(find_sets(Rule(), files).sets, files, 0.0)] == [10, 9]

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from gpucloud.agent.scripts.script import CheckpointLocation, Texts, look, move, put_time
+from gpucloud.agent.scripts.script import CheckpointLocation, Reporting, Texts, look, move, put_time
+from gpucloud.agent.scripts.taking import Answering, Calling, Taking
 from gpucloud.domain.checkpoint.directory import (
     OURS,
     Listing,
@@ -30,7 +31,15 @@ from gpucloud.domain.checkpoint.directory import (
     readdressed,
     written_before,
 )
-from gpucloud.domain.checkpoint.layouts import Rule, checkpoints_of, find_sets, leftovers, newest_checkpoint
+from gpucloud.domain.checkpoint.layouts import (
+    Additions,
+    KeepOrder,
+    Rule,
+    checkpoints_of,
+    find_sets,
+    leftovers,
+    newest_checkpoint,
+)
 from gpucloud.domain.checkpoint.manifest import Commit, Counts, Manifest, Piece
 from gpucloud.domain.checkpoint.objects import PART_BYTES
 from gpucloud.domain.errors import StoreError
@@ -260,3 +269,97 @@ def _drop_empty(directory: Path) -> None:
 def _brief(paths: Iterable[str]) -> str:
     first, *more = sorted({path.split("/")[0] for path in paths})
     return f"{first} and {len(more)} more" if more else first
+
+
+# Where all nodes begin.
+
+
+_JOIN_S = 0.5
+
+
+class Stopped(Exception):
+    """The end was asked for before anything began."""
+
+
+class Start:
+    """Puts the directory back, from the same commit on every node.
+
+    `base` is the checkpoint that was, and `added` what the launch then gets beside.
+    """
+
+    def __init__(self, order: KeepOrder, reporting: Reporting) -> None:
+        self._order = order
+        self._reporting = reporting
+        self._location = CheckpointLocation(order.store, order.prefix, keep=order.keep)
+        self._checkpoints = self._location.checkpoints
+        self._directory = directory_of(order)
+        self._copies = Path(order.folder) / "copies"
+        self.base: Commit | None = None
+        self.added = Additions()
+
+    def taking(self) -> Taking | None:
+        """Return what takes this node's sets, None where they are not wanted. Raises StoreError, OSError, Stopped."""
+        order, rule = self._order, self._order.rule
+        if order.rank == 0:
+            patiently(lambda: self._checkpoints.announce(order.attempt))
+        found = patiently(self._newest)
+        if rule.per_node and order.rank != 0:
+            return self._answering(found)
+        base = self._place(found)
+        if order.rank != 0:
+            return None
+        counts = found.counts if found else Counts.STEPS
+        self._begin(base, counts)
+        kind = Calling if rule.per_node else Taking
+        taking = kind(self._location, self._copies, rule, self._reporting.say, base=base)
+        taking.counts = counts
+        return taking
+
+    def _newest(self) -> Fetched | None:
+        # Node 0 says for all that a commit is whole: what others alone will read is read by it too.
+        whole = self._order.rule.per_node and self._order.rank == 0
+        return self._directory.fetch_newest(self._location, self._reporting.say, whole=whole)
+
+    def _answering(self, found: Fetched | None) -> Answering:
+        """Node 0 decides where all begin, and says so by the generation's record."""
+        while not patiently(lambda: self._checkpoints.join(self._order.attempt)):
+            if self._reporting.stop() is not None:
+                raise Stopped
+            time.sleep(_JOIN_S)
+        base = self._checkpoints.base
+        if base != (found.commit if found else None):
+            found = None if base is None else patiently(lambda: self._just(base))
+        self._place(found)
+        rule, attempt = self._order.rule, self._order.attempt
+        return Answering(self._location, self._copies, rule, self._reporting.say, attempt=attempt)
+
+    def _place(self, found: Fetched | None) -> Commit | None:
+        self.base = self._directory.place(found, self._reporting.say)
+        if found is not None and self._order.additions != Additions():
+            self.added = self._order.additions.after(self._directory.newest(found))
+        return self.base
+
+    def _just(self, base: Commit) -> Fetched:
+        manifest = self._checkpoints.manifest(base)
+        found = self._directory.fetch(self._location, manifest) if manifest else None
+        if found is None:
+            raise StoreError(
+                f"the checkpoint numbered {base.step}, from which node 0 begins, is not as it was written",
+                hint="gpucloud checkpoints --verify says what is damaged",
+            )
+        return found
+
+    def _begin(self, base: Commit | None, counts: Counts) -> None:
+        say = self._reporting.say
+        if not self._checkpoints.begin(base=base, attempt=self._order.attempt):
+            say("this store ignores conditional writes: two attempts at once would not notice each other")
+        if base is not None:
+            self._reporting.first_step = base.step + 1
+            adds = f"; the script gets {self.added}" if self.added != Additions() else ""
+            say(f"put back the checkpoint of {counts.named(base.step)}: best effort, what your script saves{adds}")
+        self._reporting.progress(base.step if base else 0, counts)
+
+
+def directory_of(order: KeepOrder) -> Directory:
+    """Return the directory that is kept."""
+    return Directory(Path(order.directory), Path(order.code), order.rule)

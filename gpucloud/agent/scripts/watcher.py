@@ -15,12 +15,11 @@ from pathlib import Path
 from gpucloud.agent.attempt.files import LEFT_EXIT_CODE
 from gpucloud.agent.scripts import script
 from gpucloud.agent.scripts.counters import counters_of
-from gpucloud.agent.scripts.putting import Directory, Fetched, patiently
-from gpucloud.agent.scripts.script import CheckpointLocation, Reporting, look
-from gpucloud.agent.scripts.taking import Answering, Calling, Content, Taking, Took
+from gpucloud.agent.scripts.putting import Directory, Start, Stopped, directory_of
+from gpucloud.agent.scripts.script import Reporting, look
+from gpucloud.agent.scripts.taking import Content, Taking, Took
 from gpucloud.domain.checkpoint.directory import AfterScript, FileSet, Listing, Settling, Unsaved, after_script
 from gpucloud.domain.checkpoint.layouts import (
-    Additions,
     Counters,
     Found,
     KeepOrder,
@@ -36,18 +35,16 @@ from gpucloud.store import lasts
 from gpucloud.store.checkpoints import Fenced
 from gpucloud.system.retries import Retry, Tries
 
-_JOIN_S = 0.5
-
 
 def keep(order: KeepOrder, words: tuple[str, ...]) -> int:
     """Return the exit code of the attempt on this node."""
     # Ranks are made to tell where they are by SIGABRT; with `launcher: plain` this process bears a rank's variables.
     signal.signal(signal.SIGABRT, lambda *_: None)
     reporting = Reporting(Path(order.folder), rank=order.first_rank)
-    start = _Start(order, reporting)
+    start = Start(order, reporting)
     try:
         taking = start.taking()
-    except _Stopped:
+    except Stopped:
         return LEFT_EXIT_CODE
     except (GpucloudError, OSError) as error:
         hint = f" ({error.hint})" if isinstance(error, GpucloudError) else ""
@@ -56,96 +53,9 @@ def keep(order: KeepOrder, words: tuple[str, ...]) -> int:
             reporting.barred(str(error))
         return 1
     env = {**os.environ, **dict(start.added.variables)}
-    return CheckpointWatcher(order, _directory(order), reporting, taking, base=start.base).run(
+    return CheckpointWatcher(order, directory_of(order), reporting, taking, base=start.base).run(
         (*words, *start.added.words), env
     )
-
-
-class _Stopped(Exception):
-    """The end was asked for before anything began."""
-
-
-class _Start:
-    """Puts the directory back, from the same commit on every node.
-
-    `base` is the checkpoint that was, and `added` what the launch then gets beside.
-    """
-
-    def __init__(self, order: KeepOrder, reporting: Reporting) -> None:
-        self._order = order
-        self._reporting = reporting
-        self._location = CheckpointLocation(order.store, order.prefix, keep=order.keep)
-        self._checkpoints = self._location.checkpoints
-        self._directory = _directory(order)
-        self._copies = Path(order.folder) / "copies"
-        self.base: Commit | None = None
-        self.added = Additions()
-
-    def taking(self) -> Taking | None:
-        """Return what takes this node's sets, None where they are not wanted. Raises StoreError, OSError, _Stopped."""
-        order, rule = self._order, self._order.rule
-        if order.rank == 0:
-            patiently(lambda: self._checkpoints.announce(order.attempt))
-        found = patiently(self._newest)
-        if rule.per_node and order.rank != 0:
-            return self._answering(found)
-        base = self._place(found)
-        if order.rank != 0:
-            return None
-        counts = found.counts if found else Counts.STEPS
-        self._begin(base, counts)
-        kind = Calling if rule.per_node else Taking
-        taking = kind(self._location, self._copies, rule, self._reporting.say, base=base)
-        taking.counts = counts
-        return taking
-
-    def _newest(self) -> Fetched | None:
-        # Node 0 says for all that a commit is whole: what others alone will read is read by it too.
-        whole = self._order.rule.per_node and self._order.rank == 0
-        return self._directory.fetch_newest(self._location, self._reporting.say, whole=whole)
-
-    def _answering(self, found: Fetched | None) -> Answering:
-        """Node 0 decides where all begin, and says so by the generation's record."""
-        while not patiently(lambda: self._checkpoints.join(self._order.attempt)):
-            if self._reporting.stop() is not None:
-                raise _Stopped
-            time.sleep(_JOIN_S)
-        base = self._checkpoints.base
-        if base != (found.commit if found else None):
-            found = None if base is None else patiently(lambda: self._just(base))
-        self._place(found)
-        rule, attempt = self._order.rule, self._order.attempt
-        return Answering(self._location, self._copies, rule, self._reporting.say, attempt=attempt)
-
-    def _place(self, found: Fetched | None) -> Commit | None:
-        self.base = self._directory.place(found, self._reporting.say)
-        if found is not None and self._order.additions != Additions():
-            self.added = self._order.additions.after(self._directory.newest(found))
-        return self.base
-
-    def _just(self, base: Commit) -> Fetched:
-        manifest = self._checkpoints.manifest(base)
-        found = self._directory.fetch(self._location, manifest) if manifest else None
-        if found is None:
-            raise StoreError(
-                f"the checkpoint numbered {base.step}, from which node 0 begins, is not as it was written",
-                hint="gpucloud checkpoints --verify says what is damaged",
-            )
-        return found
-
-    def _begin(self, base: Commit | None, counts: Counts) -> None:
-        say = self._reporting.say
-        if not self._checkpoints.begin(base=base, attempt=self._order.attempt):
-            say("this store ignores conditional writes: two attempts at once would not notice each other")
-        if base is not None:
-            self._reporting.first_step = base.step + 1
-            adds = f"; the script gets {self.added}" if self.added != Additions() else ""
-            say(f"put back the checkpoint of {counts.named(base.step)}: best effort, what your script saves{adds}")
-        self._reporting.progress(base.step if base else 0, counts)
-
-
-def _directory(order: KeepOrder) -> Directory:
-    return Directory(Path(order.directory), Path(order.code), order.rule)
 
 
 # Runs a script beside its directory: whole checkpoints are committed, and the last one before the node goes.
@@ -254,8 +164,7 @@ class CheckpointWatcher:
         self._finish(taking)
         listing = look(self._directory.path)
         found = self._sets(taking, listing)
-        if found.unclear is not None:
-            self._tell_unsaved("nothing is saved", Unsaved(why=found.unclear))
+        self._tell_unclear(taking, found, listing)
         ready = self._settling.look(found.sets, listing, now_s)
         self._pending = self._settling.unsettled(found.sets, listing)
         if self._under_way is not None or not ready or self._is_written_to(ready[0], listing):
@@ -292,6 +201,15 @@ class CheckpointWatcher:
             hint = f" ({error.hint})" if isinstance(error, GpucloudError) else ""
             unsaved = Unsaved(why=f"{error}{hint}", lasts=lasts(error), paths=one.paths)
             self._tell_unsaved("a checkpoint could not be saved", unsaved)
+
+    def _tell_unclear(self, taking: Taking, found: Found, listing: Listing) -> None:
+        """Say what is not understood: the last checkpoint where there is one after what was saved, or nothing was."""
+        if found.unclear is None:
+            return
+        if taking.committed and self._settling.has_newest(listing):
+            self._reporting.say_once(f"nothing more is saved: {found.unclear}")
+        elif self._unsaved is None or not self._unsaved.paths:  # what the store refused may be saved another time
+            self._tell_unsaved("nothing is saved", Unsaved(why=found.unclear))
 
     def _tell_unsaved(self, what: str, unsaved: Unsaved) -> None:
         self._unsaved = unsaved
@@ -416,8 +334,9 @@ class CheckpointWatcher:
         torn = _TORN.begin()
         while True:
             listing = look(self._directory.path)
-            sets = self._sets(taking, listing).sets
-            newest = [one for one in sets if one.complete and self._settling.unsettled((one,), listing)]
+            found = self._sets(taking, listing)
+            self._tell_unclear(taking, found, listing)
+            newest = [one for one in found.sets if one.complete and self._settling.unsettled((one,), listing)]
             newest.sort(key=lambda one: one.written_ns(listing), reverse=True)
             troubles = list[Unsaved]()
             for one in newest:

@@ -242,6 +242,19 @@ class Settling:
         for one in sets:
             self._taken[one.name] = one.content(listing), one.named
 
+    def has_newest(self, listing: Listing) -> bool:
+        """Whether of the files that are named as those that were taken none is there which is newer, or was changed.
+
+        An export beside them, or a last evaluation's numbers, is no checkpoint.
+        """
+        taken = dict(row for content, _ in self._taken.values() for row in content)
+        families = set(map(family, taken))
+        return all(
+            taken.get(path) == about or about.mtime_ns < self._newest_ns
+            for path, about in listing.items()
+            if family(path) in families
+        )
+
     def _is_ready(self, one: FileSet, listing: Listing, now_s: float) -> bool:
         at_rest = now_s - self._seen[one.name].since_s >= self._settle_s
         return one.complete and at_rest and self._is_new(one, listing)
