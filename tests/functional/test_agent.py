@@ -381,6 +381,9 @@ while True:
 """
 
 
+OF_OURS = "import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:]))"
+
+
 @pytest.mark.parametrize(
     ("word", "stop", "named", "holds"),
     [
@@ -401,6 +404,75 @@ def test_a_script_that_is_killed_may_end_what_it_writes_and_else_that_is_written
     written = json.loads(note.read_text()) if note.exists() else []
     assert written == [str(node.root / name) for name in named]
     assert (node.root / "torn.pt").read_bytes() == holds
+
+
+# A script without a handler, whose worker has one, as torch's loaders of data have: it closes its files in mid-write
+# when the worker goes. And a program that has one, and ends its script by the same signal, as torchrun does.
+BREAKS = """
+import os, signal, subprocess, sys, time
+word = sys.argv[1]
+if word == "worker":
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
+    print("writing", flush=True)
+    time.sleep(600)
+if word == "launcher":
+    child = subprocess.Popen([sys.executable, __file__, "deaf"])
+    def end(*_):
+        child.terminate(), child.wait()
+        sys.exit(1)
+    signal.signal(signal.SIGTERM, end)
+    while True:
+        time.sleep(0.1)
+torn, last = open("torn.pt", "wb"), open("last.pt", "wb")
+torn.write(b"half"), torn.flush()
+if word == "deaf":
+    print("writing", flush=True)
+    time.sleep(600)
+worker = subprocess.Popen([sys.executable, __file__, "worker"])
+try:
+    worker.wait()
+    raise RuntimeError("a worker is gone")
+finally:
+    last.write(b"a summary"), torn.close(), last.close()
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("deaf-with-a-worker",), ["last.pt", "torn.pt"]),
+        (("launcher",), ["last.pt", "torn.pt"]),
+    ],
+)
+def test_a_script_is_asked_to_end_by_itself_alone_and_what_breaks_off_beside_is_written_down(node, words, named):
+    node.start()
+    (node.root / "breaks.py").write_text(BREAKS)
+    launch = replace(node.launch(1, sys.executable, str(node.root / "breaks.py"), *words, RANK="0"), outputs=True)
+    node.want(launch)
+    node.wait_running(1)
+    wait_until(lambda: "writing" in (node.folder(1) / "launcher.log").read_text(), "the script")
+    node.want(launch, stop=Stop.KILL)
+    assert node.wait_exited(1).attempt.outcome is Outcome.KILLED
+    assert json.loads((node.folder(1) / "writing.json").read_text()) == [str(node.root / name) for name in named]
+    assert (node.root / "torn.pt").read_bytes() == b"half"
+    assert (node.root / "last.pt").read_bytes() == b""  # nobody broke into it
+    assert "a worker is gone" not in (node.folder(1) / "launcher.log").read_text()
+
+
+@pytest.mark.parametrize("before", [("/bin/sh", "-c", '"$@"; true', "sh"), ("{}", "-c", OF_OURS)])
+def test_a_script_is_asked_to_end_behind_a_shell_and_behind_the_checkpoint_watcher(node, before):
+    node.start()
+    own = tuple(word.format(sys.executable) if word == "{}" else word for word in before)
+    launch = node.launch(1, sys.executable, "-c", WRITES, "heeds", RANK="0")
+    launch = replace(launch, outputs=True, wrapper=own if before[0] == "{}" else ())
+    launch = launch if launch.wrapper else replace(launch, argv=(*own, *launch.argv))
+    node.want(launch)
+    node.wait_running(1)
+    wait_until(lambda: "writing" in (node.folder(1) / "launcher.log").read_text(), "the script")
+    node.want(launch, stop=Stop.KILL)
+    node.wait_exited(1)
+    assert (node.root / "torn.pt").read_bytes() == b"half+rest"
 
 
 def test_a_script_that_does_not_leave_at_sigterm_is_killed_after_a_moment_and_at_once_where_nothing_is_paid(node):

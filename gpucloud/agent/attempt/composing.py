@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from gpucloud.agent.network import carrying
 from gpucloud.domain.codec import Malformed, from_json, to_json
@@ -265,7 +266,10 @@ def chosen_runtime(wanted: ContainerRuntime) -> ContainerRuntime:
 # rank's output), asked to end what they write, and looked at for what that is.
 
 
+# The variables that tell a rank, by what started it: torchrun (accelerate, Lightning), mpirun, or ourselves.
 _RANK = "RANK="
+_OF_A_RANK = ("TORCHELASTIC_RUN_ID=", "OMPI_COMM_WORLD_RANK=", _RANK)
+_SHELLS = ("sh", "dash", "bash", "zsh", "ash")
 _NO_CORE = 1  # bytes; core(5): a limit of 1 keeps the kernel from feeding a core dump to a program, too
 
 
@@ -291,6 +295,40 @@ def told_of(folder: Path) -> tuple[int, ...]:
     return tuple(pid for pid in processes.marked(MARK, str(folder)) if processes.has_variable(pid, _RANK))
 
 
+def ranks(folder: Path, wrapper: int | None = None) -> tuple[int, ...]:
+    """Return the pids of the attempt's ranks: neither what started them, nor the workers that they started.
+
+    Nor the process `wrapper`, which is ours and may bear a rank's variables.
+
+    In containers too: their processes are seen from outside, by the attempt's mark.
+    """
+    listing = {process.pid: process for process in processes.listing()}
+    ours = {pid for pid in processes.marked(MARK, str(folder)) if pid in listing and pid != wrapper}
+    for variable in _OF_A_RANK:
+        bearing = {pid for pid in ours if processes.has_variable(pid, variable)}
+        programs = {pid for pid in bearing if not _is_shell(pid)}
+        outermost = tuple(pid for pid in sorted(programs) if not _has_above(pid, programs, listing))
+        if outermost:
+            return outermost
+    return ()
+
+
+def _is_shell(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip() in _SHELLS
+    except OSError:
+        return False
+
+
+def _has_above(pid: int, programs: set[int], listing: dict[int, processes.Process]) -> bool:
+    above = listing[pid].parent
+    while above in listing:
+        if above in programs:
+            return True
+        above = listing[above].parent
+    return False
+
+
 def _without_core(pid: int) -> None:
     """A core of a process that holds a GPU's buffers takes minutes to write, and nobody asked for it."""
     if sys.platform.startswith("linux"):
@@ -300,21 +338,31 @@ def _without_core(pid: int) -> None:
 _MOST_WRITTEN = 100
 
 
-def ask_to_end(folder: Path) -> frozenset[int]:
+Writing = Mapping[int, tuple[str, ...]]
+"""Which files each process was writing, by its pid."""
+
+
+def ask_to_end(folder: Path, wrapper: int | None = None) -> tuple[frozenset[int], Writing]:
     """Send SIGTERM to the ranks that have a handler for it and return their pids: any other it would just end.
 
-    What such a process has started, as torch's loaders of data, is its own to end.
+    What a rank has started is its own to end, also where it has no handler: without its loaders of data, which have
+    one, a script of torch would break off. With them come the files that processes without a handler are writing: what
+    the asked end in their turn, as a launcher does, breaks off too.
     """
-    heeding = {pid for pid in told_of(folder) if processes.handles(pid, signal.SIGTERM)}
-    asked = heeding - {below for pid in heeding for below in processes.descendants(pid)}
+    deaf = {pid: processes.writing(pid) for pid in told_of(folder) if not processes.handles(pid, signal.SIGTERM)}
+    asked = frozenset(ranks(folder, wrapper)) - deaf.keys()
     for pid in asked:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGTERM)
-    return frozenset(asked)
+    return asked, deaf
 
 
-def note_writing(folder: Path) -> None:
-    """Write down which files the ranks are writing: they are killed in the middle, and the files may be torn."""
-    found = sorted({path for pid in told_of(folder) for path in processes.writing(pid)})
+def note_writing(folder: Path, before: Writing = MappingProxyType({})) -> None:
+    """Write down which files the ranks are writing: they are killed in the middle, and the files may be torn.
+
+    So may those that were being written `before`, by processes that are gone since.
+    """
+    now = {pid: processes.writing(pid) for pid in told_of(folder)}
+    found = sorted({path for writing in ({**before, **now}).values() for path in writing})
     with contextlib.suppress(OSError):  # a full disk keeps nobody from being killed
         write_whole(folder / WRITING, json.dumps(found[:_MOST_WRITTEN]))

@@ -52,6 +52,7 @@ class RunningAttempt:
         self._killing = self._gently = False
         self._brings = launch.outputs
         self._asked: tuple[frozenset[int], float] | None = None
+        self._wrapped, self._broken_off = bool(launch.wrapper), dict[int, tuple[str, ...]]()
         self._aborting_since: float | None = None
         self._ended_beside = False
         self.room = OutputRoom(folder.path)
@@ -137,20 +138,26 @@ class RunningAttempt:
                 os.waitpid(ended.si_pid, 0)
 
     def _may_be_killed(self) -> bool:
-        """Whether the end is asked for, and nothing more is waited for; what is being written then is noted."""
+        """Whether the end is asked for, and nothing more is waited for."""
         if not self._killing or not self._brings or self._aborting_since is not None or self._ended_beside:
             return self._killing
         if self._asked is None:
-            self._asked = ask_to_end(self.folder.path) if self._gently else frozenset(), time.monotonic()
+            self._asked = self._ask() if self._gently else frozenset(), time.monotonic()
         asked, since = self._asked
-        if self._gently and time.monotonic() - since < _LEAVING_S and not asked.isdisjoint(told_of(self.folder.path)):
-            return False
-        note_writing(self.folder.path)
-        return True
+        patient = self._gently and time.monotonic() - since < _LEAVING_S
+        return not patient or asked.isdisjoint(told_of(self.folder.path))
+
+    def _ask(self) -> frozenset[int]:
+        wrapper = self._launcher.pid if self._launcher is not None and self._wrapped else None
+        asked, writing = ask_to_end(self.folder.path, wrapper)
+        self._broken_off.update(writing)
+        return asked
 
     def _swept(self, spare: frozenset[int]) -> bool:
         """Whether nothing of the attempt is alive any more; call it again until it says so."""
         if not self._ended_beside:
+            if self._asked is not None:
+                note_writing(self.folder.path, self._broken_off)
             end_beside(self.folder)
             self._ended_beside = True
         return sweep(self.folder, spare=spare)

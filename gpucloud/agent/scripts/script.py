@@ -18,7 +18,7 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 
-from gpucloud.agent.attempt.composing import MARK
+from gpucloud.agent.attempt.composing import MARK, ranks
 from gpucloud.domain.checkpoint.directory import OURS, Listing, Signature
 from gpucloud.domain.checkpoint.layouts import TORCH_FILES
 from gpucloud.domain.checkpoint.manifest import CounterDrop, Counts, Why
@@ -28,26 +28,7 @@ from gpucloud.store.checkpoints import Checkpoints, under
 from gpucloud.system import processes
 from gpucloud.system.wholefile import read_text, write_whole
 
-# The variables that tell a rank, by what started it: torchrun (accelerate, Lightning), mpirun, or ourselves.
-_OF_A_RANK = ("TORCHELASTIC_RUN_ID=", "OMPI_COMM_WORLD_RANK=", "RANK=")
-_SHELLS = ("sh", "dash", "bash", "zsh", "ash")
 _PROC = Path("/proc")
-
-
-def ranks(folder: Path) -> tuple[int, ...]:
-    """Return the pids of the attempt's ranks: neither what started them, nor the workers that they started.
-
-    In containers too: their processes are seen from outside, by the attempt's mark.
-    """
-    listing = {process.pid: process for process in processes.listing()}
-    ours = {pid for pid in processes.marked(MARK, str(folder)) if pid in listing}
-    for variable in _OF_A_RANK:
-        bearing = {pid for pid in ours if processes.has_variable(pid, variable)}
-        programs = {pid for pid in bearing if not _is_shell(pid)}
-        outermost = tuple(pid for pid in sorted(programs) if not _has_above(pid, programs, listing))
-        if outermost:
-            return outermost
-    return ()
 
 
 def tell(folder: Path, name: str) -> int:
@@ -80,22 +61,6 @@ def _written_by(pid: int) -> Iterator[int]:
             about = (_PROC / str(pid) / "fd" / number).stat()
             if int(flags, 8) & os.O_ACCMODE and stat.S_ISREG(about.st_mode):
                 yield about.st_ino
-
-
-def _is_shell(pid: int) -> bool:
-    try:
-        return (_PROC / str(pid) / "comm").read_text().strip() in _SHELLS
-    except OSError:
-        return False
-
-
-def _has_above(pid: int, programs: set[int], listing: dict[int, processes.Process]) -> bool:
-    above = listing[pid].parent
-    while above in listing:
-        if above in programs:
-            return True
-        above = listing[above].parent
-    return False
 
 
 # What the checkpoint watcher says: to the user, and to the node's agent.
