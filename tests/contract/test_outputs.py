@@ -17,7 +17,7 @@ import pytest
 
 from gpucloud.adapters.transfer import copying
 from gpucloud.adapters.transfer.outputs import OutputsFolder, StoredOutputs, bring_stored_home
-from gpucloud.domain.errors import LandingRefused, NodeError, StoreError
+from gpucloud.domain.errors import HostUnreachable, LandingRefused, NodeError, StoreError
 from gpucloud.domain.state.state import MissingOutput
 from gpucloud.ports import Brought, Host, Outputs
 from gpucloud.store import PART_BYTES
@@ -358,6 +358,25 @@ def test_a_file_that_was_being_written_when_its_script_was_killed_is_named(
     )
     for attempt in (2, 3, 4):
         assert case.outputs.bring_home(hosts[0], str(code), attempt).missing == ()
+
+
+def test_a_machine_that_goes_once_its_outputs_have_landed_takes_nothing_of_them(
+    case: Case, hosts: tuple[Host, Host], code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, answer = hosts[0], hosts[0].run
+    attempt = tmp_path / "homes" / host.node.id / host.node.root / "attempts" / "0001"
+    attempt.mkdir(parents=True)
+    (attempt / "writing.json").write_text(f'["{code}/best.pt"]')
+
+    def run(argv: tuple[str, ...], **options: Any) -> Any:
+        if any(place.exists() for place in tmp_path.glob("**/outputs*/best.pt")):
+            raise HostUnreachable("it is gone")
+        return answer(argv, **options)
+
+    monkeypatch.setattr(host, "run", run)
+    assert [one.path for one in case.outputs.bring_home(host, str(code), 1).missing] == ["best.pt"]
+    case.arrive()
+    assert (case.home / "results" / "tool").read_text() == "results/tool"
 
 
 def test_what_lies_at_home_already_is_not_read_from_the_store_again(

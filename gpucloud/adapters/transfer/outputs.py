@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import mmap
 import os
 import re
@@ -21,7 +20,7 @@ from gpucloud.domain import codec
 from gpucloud.domain.errors import LandingRefused, StoreError
 from gpucloud.domain.job.code import RESULTS_MARK
 from gpucloud.domain.node.member import attempt_folder
-from gpucloud.domain.node.status import WRITING
+from gpucloud.domain.node.status import WRITING, written_in
 from gpucloud.domain.state.state import NOT_THERE, MissingOutput
 from gpucloud.domain.untrusted import Arriving, Tree, parent_of, shown
 from gpucloud.ports import Brought, Host, Outputs
@@ -76,13 +75,16 @@ class OutputsFolder:
         if not paths:
             return Brought()
         self._require_home()
+        written = _written(
+            host, attempt
+        )  # asked first: once the files are here, a machine that goes takes none of them
         try:
             earlier = self._earlier()
         except LandingRefused as error:  # these are not to blame, and find a place elsewhere
             raise StoreError(str(error), hint=error.hint) from error
         brought, found = self._bring(host, code, paths, "", attempt, moves)
-        both, torn = _together(earlier, brought), _torn(found, host, attempt)
-        return replace(both, missing=(*both.missing, *_not_there(found), *_left_out(found), *torn))
+        both = _together(earlier, brought)
+        return replace(both, missing=(*both.missing, *_not_there(found), *_left_out(found), *_torn(found, written)))
 
     def bring_profile(self, host: Host, attempt: int) -> tuple[str, ...]:
         """Return what of the attempt's profiles arrived from the host, below `profile/attempt-<n>`."""
@@ -159,14 +161,16 @@ def _left_out(found: Listing) -> Iterator[MissingOutput]:
         yield MissingOutput(path=asked, why=f"came without {name}{many if more else _ELSEWHERE}")
 
 
-def _torn(found: Listing, host: Host, attempt: int) -> Iterator[MissingOutput]:
-    """Yield one for each output that, by its node's word, was being written when the attempt's script was killed."""
-    said = host.run(("head", "-c", str(_MOST_READ), f"{attempt_folder(host.node.root, attempt)}/{WRITING}")).stdout
-    paths: object = ()
-    with contextlib.suppress(ValueError, RecursionError):
-        paths = json.loads(said[:_MOST_READ])
+def _written(host: Host, attempt: int) -> tuple[str, ...]:
+    """Return what, by its node's word, was being written when the attempt's script was killed."""
+    path = f"{attempt_folder(host.node.root, attempt)}/{WRITING}"
+    return written_in(host.run(("head", "-c", str(_MOST_READ), path)).stdout[:_MOST_READ])
+
+
+def _torn(found: Listing, written: tuple[str, ...]) -> Iterator[MissingOutput]:
+    """Yield one for each output that is among what was being written."""
     code = f"/{found.base.rstrip('/').rpartition('/')[2]}/"  # how it is reached may differ: a home may be a link
-    ends = {str(path).partition(code)[2] for path in paths} if isinstance(paths, list) else set()
+    ends = {path.partition(code)[2] for path in written}
     for file in found.files:
         if file.path in ends:
             yield MissingOutput(path=_told(f"{file.top}/{file.inner}".rstrip("/")), why=_TORN)

@@ -15,6 +15,7 @@ All paths live under the agent's root on the node, `~/.gpucloud` or a folder of 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
 from enum import Enum
@@ -331,6 +332,15 @@ def is_possible_progress(progress: Progress) -> bool:
         and all(0 <= span <= _LONGEST_S for span in (*seconds, abs(progress.age_s), abs(progress.waiting_share or 0.0)))
         and max(len(progress.phase), len(progress.unsaved or "")) <= _LONGEST_TEXT
     )
+
+
+def written_in(text: bytes) -> tuple[str, ...]:
+    """Return the paths that the text of WRITING names; none of one that is torn, or not there."""
+    try:
+        paths = json.loads(text)
+    except (ValueError, RecursionError):
+        return ()
+    return tuple(map(str, paths)) if isinstance(paths, list) else ()
 
 
 def _is_possible(status: Status) -> bool:
