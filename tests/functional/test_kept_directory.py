@@ -15,6 +15,7 @@ from datetime import timedelta
 
 import pytest
 
+from gpucloud.agent.attempt.files import LEFT_EXIT_CODE
 from gpucloud.agent.scripts.putting import Directory
 from gpucloud.agent.scripts.script import CheckpointLocation, Reporting, copy, is_whole, look
 from gpucloud.agent.scripts.taking import Taking, Took
@@ -322,6 +323,28 @@ def test_a_last_save_that_the_store_does_not_take_is_tried_for_as_long_as_an_upl
         return
     assert script.outcome() is Outcome.BARRED  # another attempt goes on from step 10
     assert f"its last checkpoint is not saved: {script.told().unsaved}\n" in script.said()
+
+
+def test_a_script_that_failed_is_heard_of_at_once_also_while_its_store_is_away(make):
+    script = make("hf")
+    script.start(steps=20, pause_s=0.05, upload=timedelta(seconds=40), exit=3)
+    blocked(script, until_a_step=10)
+    until(lambda: "saved 20\n" in script.said(), "the last save")
+    began = time.monotonic()
+    assert script.ended() == 3
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize("brings", [True, False])
+def test_of_a_notice_half_of_what_is_left_is_for_outputs_to_come_home_where_the_store_is_away(make, brings):
+    script = make("hf")
+    on, upload = OnNotice.SIGTERM, timedelta(seconds=60)
+    script.start(steps=10_000, pause_s=0.05, upload=upload, on=on, brings=brings)
+    blocked(script, until_a_step=10)
+    began = time.monotonic()
+    script.ask_to_stop(within_s=24)
+    assert script.ended() == LEFT_EXIT_CODE
+    assert (time.monotonic() - began < 18) is brings
 
 
 class Full(Taking):

@@ -161,6 +161,7 @@ class KeptScript:
         additions: Additions = Additions(),  # noqa: B008  frozen
         upload: timedelta = timedelta(0),
         outputs: tuple[str, ...] = (),
+        brings: bool = False,
         **env: object,
     ) -> None:
         """Start the next attempt; `handler` is what the script does about the signal: save, ignore, or none of it.
@@ -186,6 +187,7 @@ class KeptScript:
             additions=additions,
             upload=upload,
             outputs=outputs,
+            brings=brings,
         )
         own = {name: str(value) for name, value in env.items()}
         if waits:

@@ -99,6 +99,7 @@ class CheckpointWatcher:
         self._taken_before = 0
         self._leave_by: datetime | None = None
         self._upload_by: datetime | None = None
+        self._tries_by: datetime | None = None
         self._told = 0
         self._fenced = False
         self._pending = False
@@ -292,13 +293,15 @@ class CheckpointWatcher:
     def _end_well(self, taking: Taking, code: int | None) -> None:
         """Commit the last set here; on a node that is told by another, go on until that one wants nothing more."""
         if taking.over is None:
-            # As long as what was saved may take to reach the store: its machine is paid for.
-            patience = replace(_LAST, within_s=max(_LAST.within_s, self._order.upload.total_seconds())).begin()
+            # As long as what was saved may take to reach the store: its machine is paid for. A script that failed is
+            # heard of soon: its peers may wait for it in vain.
+            more_s = self._patience_s if code == 0 or self._leave_by is not None else 0.0
+            patience = replace(_LAST, within_s=max(_LAST.within_s, more_s)).begin()
             if not self._fenced:
                 self._keep_the_last(taking, patience, proven=code != 0)
             self._close(taking, patience, ended_well=code == 0)
             return
-        # A script that failed is heard of at once: its peers may wait for it in vain.
+        # One that failed is heard of at once.
         while code in (0, None) or self._leave_by is not None:
             if taking.over or self._is_late():
                 break
@@ -311,7 +314,7 @@ class CheckpointWatcher:
             try:
                 taking.close()
             except (StoreError, CredentialsError) as error:
-                if not self._is_late() and tries.again():
+                if not self._gives_up() and tries.again():
                     continue
                 why = f"the other nodes could not be told of the end: {error} ({error.hint})"
                 self._reporting.say(why)
@@ -328,7 +331,7 @@ class CheckpointWatcher:
 
     def _keep_the_last(self, taking: Taking, patience: Tries, *, proven: bool) -> None:
         if self._leave_by is None:
-            others_s = max(_OTHERS_S + 5 * taking.longest_s, self._order.upload.total_seconds())
+            others_s = max(_OTHERS_S + 5 * taking.longest_s, 0.0 if proven else self._patience_s)
             taking.close_by(time.monotonic() + others_s)
         self._finish(taking, wait=True)
         torn = _TORN.begin()
@@ -354,11 +357,25 @@ class CheckpointWatcher:
             whole = [trouble for trouble in troubles if trouble.paths]
             self._unsaved = next(iter([*whole, *troubles]), self._unsaved)
             tries = patience if whole else torn
-            if not newest or self._is_late() or not tries.again():
+            if not newest or self._gives_up() or not tries.again():
                 return
 
     def _why(self, unasked: Why = Why.DUE) -> Why:
         return unasked if self._leave_by is None else self._reporting.why_stop()
+
+    @property
+    def _patience_s(self) -> float:
+        return self._order.upload.total_seconds()
+
+    def _gives_up(self) -> bool:
+        """Whether nothing is tried again: outputs come home in half of what a notice has left after the first try."""
+        if self._is_late():
+            return True
+        if self._upload_by is None or not self._order.brings:
+            return False
+        now = datetime.now(timezone.utc)
+        self._tries_by = self._tries_by or now + (self._upload_by - now) / 2
+        return now > self._tries_by
 
     def _is_late(self) -> bool:
         now = datetime.now(timezone.utc)

@@ -392,7 +392,8 @@ class KeepOrder:
     Every member puts the newest back; that of `rank` 0 alone is kept. `code`, `directory` and the attempt's `folder`
     are absolute paths; `first_rank` is the first of the member's own ranks among all. A script that is asked to stop
     has `save` for that, and its supervisor then waits for as long as `upload` for what it saved to reach the store.
-    `outputs` come home from this machine, as they are named from `code` on.
+    `outputs` come home from this machine, as they are named from `code` on. `brings`: its supervisor fetches some, in
+    what is left of a notice too.
     """
 
     code: str
@@ -411,6 +412,7 @@ class KeepOrder:
     save: timedelta = timedelta(seconds=60)
     upload: timedelta = timedelta(0)
     outputs: tuple[str, ...] = ()
+    brings: bool = False
 
     def leaving(self, now: datetime, at: datetime, uploads: timedelta, *, alone: bool) -> Leaving:
         """Return what the script has when the node is told at `now` to be done by `at`; a time that is past has no end.

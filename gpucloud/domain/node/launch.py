@@ -228,6 +228,7 @@ def wrapper_of(member: Member) -> tuple[str, ...]:
         save=start.save,
         upload=start.upload,
         outputs=() if kept.per_node and nodes > 1 else job.outputs,
+        brings=bool(job.outputs),
     )
     return (place.python, place.package, "keep", "--root", place.root, "--order", to_json(order), "--")
 
