@@ -384,6 +384,10 @@ class Trust(Protocol):
         """Return whose key signed these very bytes; None where it is not trusted, or the signature is not its."""
         ...
 
+    def name_of(self, key_id: str) -> str | None:
+        """Return whose key has that fingerprint, None for none that is trusted: anybody can name one."""
+        ...
+
 
 # A chart as data: what is drawn where, whoever draws it.
 

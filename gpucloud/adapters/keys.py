@@ -89,6 +89,11 @@ class TrustedKeys:
             return None
         return key.name
 
+    def name_of(self, key_id: str) -> str | None:
+        """Return whose key has that fingerprint, None for none that is trusted: anybody can name one."""
+        key = self._keys.get(key_id)
+        return key.name if key is not None else None
+
 
 class KeyRing:
     """The user's own key and the trusted ones, in the user's folder; the environment of CI comes before it."""

@@ -367,10 +367,10 @@ def test_an_unsigned_order_can_be_ended_and_stays_unsigned(orders, stranger):
     ended = orders.end()
 
     assert ended.order.end is ExitReason.STOPPED
-    assert (ended.envelope.key, ended.envelope.signature) == ("", "")
+    assert (ended.envelope.key, ended.envelope.signature) == (stranger.key_id, "")  # whose run it was is still told
     assert not orders.is_trusted(ended)
     assert orders.acted_on().order.end is ExitReason.STOPPED
-    with pytest.raises(CredentialsError):
+    with pytest.raises(CredentialsError, match="signed by nobody you trust \\(by no key\\)"):
         orders.change(lambda newest: replace(newest, end=None))
 
 

@@ -43,6 +43,7 @@ from gpucloud.domain.state.state import ExitReason, JobStatus
 from gpucloud.domain.supervision.budget import LimitEnd
 from gpucloud.domain.supervision.strays import CLUSTER, JOB, MANAGED, STORE, Thing
 from gpucloud.store import open_store
+from gpucloud.system.retries import SystemClock
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.orders import Given, Orders, Reader, is_strangers
 from gpucloud.usecases.jobstore.report import JobReport, report
@@ -396,7 +397,7 @@ def test_a_start_goes_on_with_no_strangers_run_until_his_key_is_trusted(
         ("here", True, False, False),
         ("elsewhere", True, False, True),
         ("elsewhere", False, False, False),  # of before orders were signed
-        ("elsewhere", False, True, True),  # somebody without a say has ended it, and leaves it unsigned
+        ("elsewhere", False, True, False),  # whoever ended it unsigned says nothing of who gave it
     ],
 )
 def test_a_run_is_a_strangers_by_home_and_signature(
@@ -408,6 +409,37 @@ def test_a_run_is_a_strangers_by_home_and_signature(
     reader = Reader(trust=KeyRing(tmp_path / "mine", {}).trust(), marks=Home(tmp_path).order_marks)
     assert is_strangers(found, "here", reader) is strangers
     assert not is_strangers(found, "here", None)  # where nobody verifies
+
+
+def test_a_run_that_somebody_without_a_say_has_ended_is_still_its_givers(tmp_path: Path) -> None:
+    """Runners of one pipeline have one key, and a home each."""
+    jobs = JobStore(open_store(str(tmp_path / "store")), "digits")
+    mine, his, third = (KeyRing(tmp_path / name, {}) for name in ("mine", "his", "third"))
+
+    def orders_of(keys: KeyRing, home: str) -> Orders:
+        reader = Reader(trust=keys.trust(), marks=Home(tmp_path / home).order_marks)
+        return Orders(jobs=jobs, clock=SystemClock(), signer=keys.signer(), reader=reader)
+
+    orders_of(mine, "runner-1").first(order(store=jobs.store.url, job="digits", host="runner-1"))
+    orders_of(his, "his").end()
+
+    again = orders_of(mine, "runner-2")
+    ended = again.newest()
+    assert not again.is_trusted(ended)
+    assert not is_strangers(ended, "runner-2", again.reader)
+    assert is_strangers(ended, "his", orders_of(his, "his").reader)
+    assert is_strangers(ended, "third", orders_of(third, "third").reader)
+    third.add("me", mine.signer().line)
+    assert not is_strangers(ended, "third", orders_of(third, "third").reader)
+    forged = replace(ended, envelope=replace(ended.envelope, signature="AAAA"))
+    assert is_strangers(forged, "runner-2", again.reader)  # a signature that is not its key's
+
+
+def test_an_order_in_place_of_one_that_nobody_can_read_says_nothing_of_whose_the_run_is(tmp_path: Path) -> None:
+    given, his = order(host="elsewhere", spec_sha256="", end=ExitReason.STOPPED), KeyRing(tmp_path / "his", {}).signer()
+    found = Given(order=given, envelope=sealed(given, his.key_id, his.sign(sealed(given).signed)), version="1")
+    reader = Reader(trust=KeyRing(tmp_path / "mine", {}).trust(), marks=Home(tmp_path).order_marks)
+    assert not is_strangers(found, "here", reader)
 
 
 def test_a_plan_knows_whose_name_it_is(two_files: tuple[Gpucloud, Path, Path]) -> None:

@@ -100,7 +100,8 @@ class Order:
 class Envelope:
     """An order as it is stored: its JSON as one string, whose UTF-8 bytes are signed, and by which key.
 
-    Key and signature are empty where nobody signs.
+    Key and signature are empty where nobody signs. An end by somebody whose word does not count keeps the key of the
+    order before, without a signature: it proves nothing, and tells whose run it was.
     """
 
     order: str

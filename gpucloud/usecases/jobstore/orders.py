@@ -203,7 +203,7 @@ class Orders:
             if refusal is not None and not only_ends:
                 raise CredentialsError(refusal.why, hint=refusal.hint)
             try:
-                return self._write(changed, newest.version, signs=refusal is None)
+                return self._write(changed, newest.version, giver=newest.envelope.key if refusal is not None else None)
             except OrderChanged:
                 continue
         raise StoreError(f"{self.jobs.order_url} is being changed all the time", hint="the same again", may_pass=True)
@@ -237,7 +237,7 @@ class Orders:
     def _refusal(self, given: Given, seen: OrderMark | None) -> Refusal | None:
         if self.reader is None:
             return None
-        key, ahead = given.envelope.key, self._is_ahead(given)
+        key, ahead = given.envelope.key if given.envelope.signature else "", self._is_ahead(given)
         return refuse_order(given.order, signed_by=self.signed_by(given), seen=seen, key=key, ahead=ahead)
 
     def _is_ahead(self, given: Given) -> bool:
@@ -250,9 +250,10 @@ class Orders:
         if self.reader is not None and (over is None or over < mark_of(order)):
             self.reader.marks.raise_to(self.jobs.store.url, self.jobs.job, mark_of(order))
 
-    def _write(self, order: Order, over: str | None, *, signs: bool = True) -> Given:
-        envelope = sealed(order)
-        if self.signer is not None and signs:
+    def _write(self, order: Order, over: str | None, *, giver: str | None = None) -> Given:
+        """Write the order over that version, signed; with the key of its `giver`, unsigned."""
+        envelope = sealed(order, giver or "")
+        if self.signer is not None and giver is None:
             envelope = sealed(order, self.signer.key_id, self.signer.sign(envelope.signed))
         try:
             version = self.jobs.put_order(envelope, over)
@@ -261,7 +262,7 @@ class Orders:
             if newest is None or newest.envelope != envelope:  # else it was ours, and its reply was lost
                 raise _changed(newest.order if newest is not None else None) from None
             version = newest.version
-        if signs:
+        if giver is None:
             self._keep(order, over=None)
         return Given(order=order, envelope=envelope, version=version)
 
@@ -275,11 +276,13 @@ def signer_of(given: Given, reader: Reader) -> str | None:
 def is_strangers(given: Given, host: str, reader: Reader | None) -> bool:
     """Whether another gpucloud home than `host` gave the order, and nobody whom the reader trusts signed it.
 
-    What was never signed tells nothing, unless somebody without a say has ended it, who leaves it unsigned.
+    An end by somebody without a say is unsigned, and names the key of who gave the run. What names none tells nothing,
+    nor does an order in place of one that nobody could read.
     """
-    if reader is None or given.order.host == host or signer_of(given, reader) is not None:
+    if reader is None or given.order.host == host or given.order.is_stand_in or signer_of(given, reader) is not None:
         return False
-    return bool(given.envelope.key) or given.order.end is not None
+    key, signature = given.envelope.key, given.envelope.signature
+    return bool(key) and (bool(signature) or reader.trust.name_of(key) is None)
 
 
 def caller() -> str:
