@@ -338,9 +338,22 @@ def derive_key(source: Path, cluster: str, target: Path) -> None:
     It is the same one wherever `source` is, opens no other cluster, and says nothing of `source` (HKDF, RFC 5869):
     machines may have it. Raises CredentialsError for a key that is not there, or has a passphrase.
     """
+    key = derived_key(source, f"gpucloud cluster {cluster}")
+    if _has(target, key):  # on a full disk it could not be written again
+        return
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with _beside(target, derived_key(source, f"gpucloud cluster {cluster}")) as whole:
+    with _beside(target, key) as whole:
         whole.replace(target)
+
+
+def _has(path: Path, key: Ed25519PrivateKey) -> bool:
+    """Whether the file has that key, for its owner only."""
+    try:
+        there, is_open = load_ssh_private_key(path.read_bytes(), password=None), path.stat().st_mode & 0o077
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm):
+        return False
+    is_that = isinstance(there, Ed25519PrivateKey) and there.private_bytes_raw() == key.private_bytes_raw()
+    return is_that and not is_open
 
 
 def derived_key(source: Path, purpose: str) -> Ed25519PrivateKey:

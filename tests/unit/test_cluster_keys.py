@@ -53,6 +53,21 @@ def test_each_cluster_has_a_key_of_its_own_and_the_same_one_everywhere(tmp_path)
     assert stat.S_IMODE((tmp_path / "here").stat().st_mode) == 0o700
 
 
+def test_a_key_that_is_there_is_not_written_again_unless_it_is_another_or_others_may_read_it(tmp_path):
+    for name in ("one", "two"):
+        generate_key(tmp_path / name)
+    derive_key(tmp_path / "one", "a", tmp_path / "a")
+    first = (tmp_path / "a").stat().st_ino
+    derive_key(tmp_path / "one", "a", tmp_path / "a")
+    assert (tmp_path / "a").stat().st_ino == first  # as on a full disk it must be
+    (tmp_path / "a").chmod(0o644)
+    derive_key(tmp_path / "one", "a", tmp_path / "a")
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o600
+    before = generate_key(tmp_path / "a")
+    derive_key(tmp_path / "two", "a", tmp_path / "a")
+    assert generate_key(tmp_path / "a") != before
+
+
 def test_a_key_written_another_way_is_the_same_key(tmp_path):
     key = Ed25519PrivateKey.generate()
     (tmp_path / "one").write_bytes(text_of(key))

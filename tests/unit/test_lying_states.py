@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,9 +20,10 @@ from gpucloud.domain.supervision.self_driving import arming
 from gpucloud.domain.untrusted import RECORD_BYTES
 from gpucloud.usecases.job import passes
 from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.wiring import Gpucloud
 from tests.fakes.agent import Training
 from tests.faults.process import Ended, run
-from tests.faults.rig import GROUP, JOB, Outside
+from tests.faults.rig import GROUP, JOB, Outside, Rigged
 from tests.faults.strikes import Blow, Strikes
 
 OWNER = Owner(
@@ -146,6 +148,23 @@ def test_a_store_that_takes_no_write_keeps_nobody_from_ending_the_machines(
     again = down(outside)
     assert (again.code, state(outside).torn_down, outside.cloud.describe(GROUP).exists) == (0, True, False), again
     assert all(one.ended_at is not None for one in state(outside).nodes)
+
+
+@pytest.mark.parametrize("drive", [False, True])
+def test_a_home_that_takes_no_write_keeps_nobody_from_ending_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, drive: bool
+) -> None:
+    monkeypatch.setattr(Rigged, "signer", Gpucloud.signer)
+    monkeypatch.setattr(Rigged, "reader", Gpucloud.reader)
+    outside = left_to_its_machines(tmp_path, drive=drive)
+    assert outside.home.order_marks.seen(outside.store.url, JOB) is not None
+
+    def full(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("gpucloud.adapters.home.write_whole", full)
+    ended = down(outside)
+    assert (ended.code, outside.cloud.describe(GROUP).alive, state(outside).torn_down) == (0, (), True), ended.stderr
 
 
 def test_machines_that_another_supervisor_goes_on_with_are_left_to_it_where_the_store_takes_no_write_from_here(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ from gpucloud.domain.codec import Malformed, to_json
 from gpucloud.domain.errors import OrderChanged, StoreError, UsageError
 from gpucloud.domain.job.spec import CheckpointPolicy, Cloud, IdlePolicy, Market, MarketPolicy, Resources
 from gpucloud.domain.state.order import (
+    OWN,
     Envelope,
     Until,
     is_closed,
@@ -30,7 +32,7 @@ from gpucloud.domain.supervision.budget import rules_for
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.snapshot import OUTSIDE, DriveTrial, Rules, Supervising, goal_of
 from gpucloud.usecases.jobstore.jobstore import JobStore
-from gpucloud.usecases.jobstore.orders import Orders
+from gpucloud.usecases.jobstore.orders import Orders, Reader
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.unit.worlds import LATER, NOW, POOL, job, order, put_job, snapshot, state, up
@@ -64,6 +66,21 @@ def test_an_order_travels_as_one_string_whose_bytes_are_signed(orders):
     assert (found.key, found.signature_bytes) == ("SHA256:me", b"signed " + found.signed)
     assert opened(found) == given.order
     assert replace(found, signature="no base64").signature_bytes == b""
+
+
+def test_an_end_counts_where_its_mark_cannot_be_kept_here_and_nothing_else_does(orders):
+    def full(*_):
+        raise StoreError("cannot write orders/1.json: No space left on device")
+
+    marks = SimpleNamespace(seen=lambda *_: None, raise_to=full)
+    trust = SimpleNamespace(verify=lambda *_: OWN)
+    orders = replace(orders, signer=Signs(), reader=Reader(trust=trust, marks=marks))
+    with pytest.raises(StoreError, match="No space left"):
+        orders.acted_on()
+    with pytest.raises(StoreError, match="No space left"):
+        orders.change(lambda newest: with_budget(newest, Decimal(7)))
+    assert orders.end().order.end is ExitReason.STOPPED
+    assert orders.acted_on().order.end is ExitReason.STOPPED
 
 
 def test_every_order_has_the_next_number_and_says_who_gave_it_when(orders):
