@@ -369,3 +369,27 @@ def test_a_model_and_its_memory_read_as_people_say_them() -> None:
     assert str(model) == "7.0B bf16 adamw fsdp recomputed"
     assert str(memory(model, 8)) == "14.0 GB states + 1.3 GB working + 1.7 GB activations + 3.7 GB margin = 20.7 GB"
     assert str(memory(billions(1.5), 1)) == "24.0 GB states + 3.0 GB working + 3.7 GB margin = 30.7 GB"
+
+
+@pytest.mark.parametrize("cloud", [Cloud.AWS, Cloud.LOCAL])
+@pytest.mark.parametrize("most_nodes", [0, 1])
+def test_a_refusal_tries_a_few_ways_and_not_all_that_there_are(cloud: Cloud, most_nodes: int, tmp_path: Path) -> None:
+    wanted = Resources(nodes=64, gpus=16, gpu=("A100",), types=("g5.xlarge",), vram_gib=900, regions=("us-east-1",))
+    tried: list[Resources] = []
+
+    def offered(job: Job) -> tuple[Offer, ...]:
+        tried.append(job.resources)
+        return _Hosts().offers(Resources()) if job.resources.nodes <= most_nodes else ()
+
+    job = Job(
+        name="a",
+        run="train.py",
+        budget_usd=Decimal(1),
+        source=tmp_path,
+        code=tmp_path,
+        cloud=cloud,
+        resources=wanted,
+    )
+    with pytest.raises(PlanRefused):
+        make_plan(job, (), NOW, PrepaidRule(), offered=offered)
+    assert len(tried) <= 200

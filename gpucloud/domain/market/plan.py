@@ -300,34 +300,49 @@ def _what_may_match(job: Job, offered: Offered) -> str:
     return f"more `regions`, or {way}" if way is not None else "more `regions`, or other `resources`; gpucloud offers"
 
 
+_Change = tuple[str, Mapping[str, Any]]
+
+
 def _way_out(job: Job, offered: Offered, here: Offer | None) -> str | None:
-    """Return the fewest keys that must change for any machines, tried first; `here` are this one's GPUs."""
+    """Return the fewest keys that must change for any machines, tried first; `here` are this one's GPUs.
+
+    Of the keys to change each is tried at its utmost, then for the least that will do: a few hundred ways, not all.
+    """
     wanted = job.resources
-    ways: list[tuple[str, Mapping[str, Any]]] = []
+    ways: list[tuple[_Change, ...]] = []  # of one key each, the least change first
     if wanted.regions and job.cloud is Cloud.LOCAL:
-        ways.append(("leave out `regions`", {"regions": ()}))
+        ways.append((("leave out `regions`", {"regions": ()}),))
     if wanted.types:
-        ways.append(("leave out `types`", {"types": ()}))
+        ways.append((("leave out `types`", {"types": ()}),))
     if here is not None and wanted.gpu and here.gpu not in wanted.gpu:
-        ways.append((f"gpu: [{here.gpu}]", {"gpu": (here.gpu,)}))
+        ways.append(((f"gpu: [{here.gpu}]", {"gpu": (here.gpu,)}),))
     if wanted.vram_gib is not None:
-        ways.append(("leave out `vram_gib`", {"vram_gib": None}))
-    ways += [(f"gpus: {gpus}", {"gpus": gpus}) for gpus in range(wanted.gpus - 1, 0, -1)]
+        ways.append((("leave out `vram_gib`", {"vram_gib": None}),))
+    ways.append(tuple((f"gpus: {gpus}", {"gpus": gpus}) for gpus in range(wanted.gpus - 1, 0, -1)))
     if wanted.gpu or wanted.vram_gib is not None:
-        ways += [(f"nodes: {nodes}", {"nodes": nodes, "least_nodes": 0}) for nodes in range(wanted.nodes - 1, 0, -1)]
+        fewer = range(wanted.nodes - 1, 0, -1)
+        ways.append(tuple((f"nodes: {nodes}", {"nodes": nodes, "least_nodes": 0}) for nodes in fewer))
     if wanted.gpu:
-        ways.append(("leave out `gpu`", {"gpu": ()}))
+        ways.append((("leave out `gpu`", {"gpu": ()}),))
+
+    def tried(chosen: Sequence[_Change]) -> tuple[Offer, ...]:
+        changed = {key: value for _, change in chosen for key, value in change.items()}
+        return _tried(replace(job, resources=replace(wanted, **changed)), offered)
+
     for several in range(1, 6):
-        for chosen in combinations(ways, several):
-            keys = [key for _, change in chosen for key in change]
-            if len(set(keys)) < len(keys):
+        for of in combinations(filter(None, ways), several):
+            chosen, keys = [way[-1] for way in of], [key for way in of for key in way[-1][1]]
+            if len(set(keys)) < len(keys) or not tried(chosen):
                 continue
-            changed = replace(wanted, **{key: value for _, change in chosen for key, value in change.items()})
-            found = _tried(replace(job, resources=changed), offered)
-            if found:
-                workers = job.cloud is Cloud.LOCAL and not found[0].gpu and {"gpu", "vram_gib", "gpus"} & set(keys)
-                note = "; `gpus` is then the number of workers on each node" if workers else ""
-                return ", ".join(words for words, _ in chosen) + note
+            for at, way in enumerate(of):
+                behind = chosen[at + 1 :]
+                chosen[at] = next((one for one in way if tried([*chosen[:at], one, *behind])), way[-1])
+            found = tried(chosen)
+            workers = (
+                job.cloud is Cloud.LOCAL and found and not found[0].gpu and {"gpu", "vram_gib", "gpus"} & set(keys)
+            )
+            note = "; `gpus` is then the number of workers on each node" if workers else ""
+            return ", ".join(words for words, _ in chosen) + note
     return None
 
 
