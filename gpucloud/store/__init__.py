@@ -23,13 +23,17 @@ __all__ = [
     "TooLarge",
     "TooMany",
     "get_small",
+    "is_refused",
     "lasts",
     "newest_commit",
     "open_store",
     "put_once",
+    "takes_nothing",
 ]
 
 _MENDED_BY_SOMEBODY = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
+_CLOSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_CLOSED_CODES = {"QuotaExceeded", "XMinioAdminBucketQuotaExceeded", "XMinioStorageFull"}
 _UNWILLING = {
     "AccessDenied", "AllAccessDisabled", "AccountProblem", "NotSignedUp", "NoSuchBucket", "EntityTooLarge",
     "QuotaExceeded", "XMinioAdminBucketQuotaExceeded", "XMinioStorageFull",
@@ -67,3 +71,14 @@ def lasts(error: BaseException) -> bool:
     cause = error.__cause__ if isinstance(error, StoreError) else error
     told = getattr(cause, "errno", None) in _MENDED_BY_SOMEBODY or error_code(cause) in _UNWILLING
     return told or is_full(cause)
+
+
+def takes_nothing(error: BaseException) -> bool:
+    """Whether the store, or the disk, is full or read-only: it takes a write of nobody."""
+    cause = error.__cause__
+    return getattr(cause, "errno", None) in _CLOSED or error_code(cause) in _CLOSED_CODES or is_full(cause)
+
+
+def is_refused(error: BaseException) -> bool:
+    """Whether S3 says that this caller may not do that: others may, as the job's machines."""
+    return error_code(error.__cause__) in {"AccessDenied", "403"}

@@ -19,6 +19,7 @@ from gpucloud.domain.checkpoint.manifest import (
     generation_key,
     manifest_bytes,
 )
+from gpucloud.domain.errors import StoreError
 from gpucloud.domain.node.hardware import GpuSample
 from gpucloud.domain.node.node import Node, NodeState, Notice
 from gpucloud.domain.node.status import (
@@ -216,8 +217,14 @@ class FakeFleet:
         self._steps[number] = (first, done)
         over = done >= self.training.steps
         due = saving or over or int(done) % self.training.every == 0
-        if due and int(done) > self.committed:
-            self._commit(prefix, Commit(number, int(done)))
+        try:
+            if due and int(done) > self.committed:
+                self._commit(prefix, Commit(number, int(done)))
+        except StoreError:  # full: what cannot be saved goes on until it is to leave
+            if saving:
+                for own in ranks:
+                    own.end(Outcome.BARRED)
+                return
         for own in ranks:
             self._tell(own, first, int(done))
             if self.training.fails_at == int(done):

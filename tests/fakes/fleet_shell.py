@@ -9,7 +9,7 @@ from gpucloud.domain.codec import to_json
 from gpucloud.domain.errors import HostUnreachable
 from gpucloud.domain.node.bootstrap.facts import Facts
 from gpucloud.domain.node.node import Node
-from gpucloud.domain.node.status import status_to_json
+from gpucloud.domain.node.status import desired_to_json, status_to_json
 from gpucloud.ports import Completed, PortForward
 from tests.fakes.agent import FakeFleet, Machine
 from tests.fakes.node_group import FakeNodeGroup
@@ -117,6 +117,8 @@ class FleetHost:
         own = self._own
         if path.endswith("/agent/status.json") and own.agent is not None:
             return _said(status_to_json(self._shell.fleet.status(self._shell.group, self.node.id)).encode())
+        if path.endswith("/desired.json") and own.desired is not None:
+            return _said(desired_to_json(own.desired).encode())
         if path.endswith("/launch.json") and own.part is not None:
             return _said(b'{"argv": []}')
         return Completed(exit_code=1, stdout=b"", stderr=b"no such file")

@@ -30,7 +30,8 @@ from gpucloud.usecases.checkpoint.checkpoints import StoredCheckpoints
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.records import HistoryPart
 from gpucloud.usecases.supervise import look
-from gpucloud.usecases.supervise.look import LogReader, read_status
+from gpucloud.usecases.supervise.agents import read_status
+from gpucloud.usecases.supervise.look import LogReader
 from tests.standins.lying_node import LyingHost, bomb, hostile_json
 from tests.unit.worlds import state
 

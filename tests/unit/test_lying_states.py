@@ -9,12 +9,14 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpucloud.domain import codec, untrusted
 from gpucloud.domain.errors import CredentialsError, ProvisionError, StoreError, ToolMissing
 from gpucloud.domain.job.spec import KnownJob
+from gpucloud.domain.node.status import Stop, desired_from_json
 from gpucloud.domain.state.state import ExitReason, JobState, Owner, UsageInterval
 from gpucloud.domain.supervision.self_driving import arming
 from gpucloud.domain.untrusted import RECORD_BYTES
@@ -122,6 +124,29 @@ def test_a_state_that_its_machines_wrote_keeps_nobody_from_ending_them(tmp_path:
     assert (closed.machines, len(closed.listed or ())) == (0, 2)
 
 
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+def full(key: str, *_: object, **__: object) -> str:
+    raise StoreError(f"cannot write {key}: No space left on device", hint="free some space there") from OSError(
+        errno.ENOSPC, "No space left on device"
+    )
+
+
+class Denied(Exception):
+    """As botocore tells it."""
+
+    def __init__(self) -> None:
+        super().__init__("AccessDenied")
+        self.response = {"Error": {"Code": "AccessDenied"}, "ResponseMetadata": {"HTTPStatusCode": 403}}
+
+
+def denied(key: str, *_: object, **__: object) -> str:
+    raise StoreError(f"cannot write {key}: AccessDenied", hint="let this identity put objects there") from Denied()
+
+
 @pytest.mark.parametrize("drive", [False, True])
 @pytest.mark.parametrize("is_supervised", [False, True])
 def test_a_store_that_takes_no_write_keeps_nobody_from_ending_the_machines(
@@ -130,16 +155,20 @@ def test_a_store_that_takes_no_write_keeps_nobody_from_ending_the_machines(
     outside = left_to_its_machines(tmp_path, drive=drive)
     if is_supervised:
         outside.store.put(f"jobs/{JOB}/state.json", codec.to_json(replace(state(outside), owner=OWNER)).encode())
+    purge, ran = outside.cloud.purge, list[object]()
 
-    def refused(key: str, *_: object, **__: object) -> str:
-        raise StoreError(f"cannot write {key}: No space left on device", hint="free some space there")
+    def purged(group: str, **named: Any) -> None:
+        ran.extend(outside.fleet.machine(node.id).part for node in outside.cloud.describe(group).alive)
+        purge(group, **named)
 
-    with monkeypatch.context() as full:
-        full.setattr(outside.store, "put", refused)
-        full.setattr(outside.store, "write", refused)
+    with monkeypatch.context() as patched:
+        patched.setattr(outside.store, "put", full)
+        patched.setattr(outside.store, "write", full)
+        patched.setattr(outside.cloud, "purge", purged)
         ended = down(outside)
+    assert ran == [None, None], "the script is stopped before its machines end"
     assert (outside.cloud.describe(GROUP).alive, ended.code) == ((), 15), ended.stderr
-    assert "nothing can be written there: ending the machines of small without a last save\n" in ended.stderr
+    assert "nothing can be written there: ending the script and the machines of small all the same\n" in ended.stderr
     assert "error: the machines of small are ended, and that is not written down: cannot write jobs/" in ended.stderr
     assert (
         "hint: free some space there, then gpucloud down small notes what it has cost and removes what is left"
@@ -167,6 +196,53 @@ def test_a_home_that_takes_no_write_keeps_nobody_from_ending_a_job(
     assert (ended.code, outside.cloud.describe(GROUP).alive, state(outside).torn_down) == (0, (), True), ended.stderr
 
 
+@pytest.mark.parametrize("drive", [False, True])
+@pytest.mark.parametrize("is_supervised", [False, True])
+@pytest.mark.parametrize("key", ["", f"jobs/{JOB}/control/order.json"])
+def test_who_may_not_write_to_a_jobs_store_ends_nothing_that_others_can_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, *, drive: bool, is_supervised: bool
+) -> None:
+    outside = left_to_its_machines(tmp_path, drive=drive)
+    if is_supervised:
+        outside.store.put(f"jobs/{JOB}/state.json", codec.to_json(replace(state(outside), owner=OWNER)).encode())
+    put, alive = outside.store.put, outside.cloud.describe(GROUP).alive
+
+    def refused(name: str, *given: Any, **named: Any) -> str:
+        return denied(name) if name.startswith(key) else put(name, *given, **named)
+
+    with monkeypatch.context() as reader:
+        reader.setattr(outside.store, "put", refused)
+        ended = down(outside)
+    assert (outside.cloud.describe(GROUP).alive, ended.code) == (alive, 15), ended.stderr
+    assert all(outside.fleet.machine(node.id).part for node in alive), "the script goes on"
+    assert "error: small is not ended: you may not write to its store, and who may can save it: cannot write jobs/" in (
+        ended.stderr
+    )
+    until = outside.cloud.describe(GROUP).armed_until
+    assert f"AccessDenied; 2 machines of it go on, paid until {until:%H:%M:%S} UTC" in ended.stderr
+    who = "its own node i-1" if is_supervised else "whoever started it"
+    assert f"hint: let this identity put objects there, then gpucloud down small; or that by {who}\n" in ended.stderr
+    assert down(outside).code == 0
+    assert state(outside).checkpoint is not None
+
+
+def test_a_script_that_does_not_leave_is_killed_before_its_machines_end_where_nothing_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside = left_to_its_machines(tmp_path, drive=False)
+    monkeypatch.setattr(outside.store, "put", full)
+    monkeypatch.setattr(outside.fleet, "_step", lambda *_: None)
+    wanted = [Stop.NO]
+    for node in outside.cloud.describe(GROUP).alive:
+        machine = outside.fleet.machine(node.id)
+        monkeypatch.setattr(machine, "take", lambda data, take=machine.take: (take(data), heard(data)))
+    heard = lambda data: wanted.append(desired_from_json(data).stop)  # noqa: E731
+    ended = down(outside)
+    assert wanted == [Stop.NO, Stop.SAVE, Stop.SAVE, Stop.KILL, Stop.KILL]
+    assert "attempt 1 has not left within 1 min: killing it\n" in ended.stderr
+    assert (outside.cloud.describe(GROUP).alive, ended.code) == ((), 15), ended.stderr
+
+
 def test_machines_that_another_supervisor_goes_on_with_are_left_to_it_where_the_store_takes_no_write_from_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,7 +250,8 @@ def test_machines_that_another_supervisor_goes_on_with_are_left_to_it_where_the_
     put, sleep = outside.store.put, outside.clock.sleep
 
     def refused(key: str, *_: object, **__: object) -> str:
-        raise StoreError(f"cannot write {key}: Read-only file system", hint="name another store")
+        cause = OSError(errno.EROFS, "Read-only file system")
+        raise StoreError(f"cannot write {key}: Read-only file system", hint="name another store") from cause
 
     def goes_on(seconds: float) -> None:
         sleep(seconds)
@@ -351,7 +428,12 @@ class Failing:
 @pytest.mark.parametrize("driven", ["never", "before", "now"])
 @pytest.mark.parametrize(
     "error",
-    [ProvisionError("terraform: DependencyViolation"), ToolMissing("terraform is not on PATH"), CredentialsError("no")],
+    [
+        ProvisionError("terraform: DependencyViolation"),
+        ToolMissing("terraform is not on PATH"),
+        CredentialsError("no"),
+        caused(StoreError("cannot write ~/.gpucloud/keys: No space left on device"), OSError(errno.ENOSPC, "full")),
+    ],
 )
 def test_what_fails_on_the_users_side_puts_no_good_state_aside(tmp_path: Path, driven: str, error: Exception) -> None:
     outside = left_to_its_machines(tmp_path, drive=driven == "now")

@@ -7,15 +7,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Protocol
 
-from gpucloud.domain.errors import CredentialsError, GpucloudError, NodeError, PlanRefused, StoreError
-from gpucloud.domain.job.code import is_name
-from gpucloud.domain.job.quantities import format_moment, format_span, span_of, written_span
+from gpucloud.domain.errors import CredentialsError, GpucloudError, PlanRefused, StoreError
+from gpucloud.domain.job.quantities import counted, format_moment, format_span, format_usd, span_of, written_span
 from gpucloud.domain.job.spec import AwsChoices, Cloud, Job, KnownJob
 from gpucloud.domain.market.plan import affordable, fitting
-from gpucloud.domain.node.node import GroupView
+from gpucloud.domain.node.node import NO_GROUP, GroupView
 from gpucloud.domain.offer import Offer, Pool
 from gpucloud.domain.state.order import Order, is_finished, refuse_elsewhere, unusable
 from gpucloud.domain.state.state import JobState
@@ -24,11 +23,12 @@ from gpucloud.domain.supervision.deadline import situation
 from gpucloud.domain.supervision.membership import pace_of
 from gpucloud.domain.supervision.snapshot import Limits, Rules, Snapshot, Supervising, goal_of
 from gpucloud.domain.supervision.transitions import reopen
+from gpucloud.store import is_refused, takes_nothing
 from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.jobstore.condition import from_where
 from gpucloud.usecases.jobstore.orders import Found, Given, Orders, sha256_of
 from gpucloud.usecases.services import Services, Watcher
-from gpucloud.usecases.supervise.story import brought_lines, missing_line
+from gpucloud.usecases.supervise.agents import end_by_agents
 
 _EDITED = "{file} was changed since the job was started: its order {number} counts; `gpucloud train` takes the file up"
 
@@ -360,7 +360,8 @@ def require_start(state: JobState, order: Order, now: datetime, group: GroupView
     )
 
 
-# A job in whose store nothing can be written, as on a full disk: its machines are ended all the same.
+# A job in whose store nothing can be written. A full one is so for everybody: its machines are ended all the same.
+# Where only this caller may not write, they go on: others can end them with a save.
 
 
 _WAITED_S = 0.2
@@ -370,23 +371,31 @@ _SLACK = timedelta(seconds=5)
 def end_unwritten(asker: Asker, access: Access, error: StoreError, watcher: Watcher) -> None:
     """End the machines of a job by the state that is there, and raise StoreError: that it has ended is not written.
 
-    A supervisor that cannot write loses the job when its lease is over: that is waited for. The outputs come home as
-    they are. Returns where the store takes what is written: then `error` is about something else.
+    A supervisor that cannot write loses the job when its lease is over: that is waited for. The script is stopped, and
+    what it wrote comes home. Returns where the store takes what is written: then `error` is about something else.
     """
     state, clock, name = asker.state(), asker.clock, access.ordered.known.name
-    if state.group is None or _takes_writes(asker, state):
+    refused = _refusal(asker, state, error) if state.group is not None else None
+    if refused is None:
         return
-    watcher.story(f"{error}\nnothing can be written there: ending the machines of {name} without a last save")
+    if not takes_nothing(refused):
+        raise StoreError(
+            f"{name} is not ended: you may not write to its store, and who may can save it: {refused.message};"
+            f" {_that_stays(asker, state)}",
+            hint=f"{refused.hint}, then gpucloud down {name}; or that by {asker.supervisor() or 'whoever started it'}",
+        )
+    watcher.story(f"{error}\nnothing can be written there: ending the script and the machines of {name} all the same")
     until = clock.now() + span_of(state.lease_s) + _SLACK
     while (by := asker.supervisor()) is not None:
         if clock.now() > until:
             raise StoreError(f"{error.message}; {by} can, and goes on with {name}", hint=f"gpucloud down {name} there")
         clock.sleep(_WAITED_S)
-    job, _ = access.ordered.to_end(access.ordered.orders.newest())
-    services = access.services(job, name, goes_on=False)
-    if job.outputs:
-        _bring_as_they_are(services, state, watcher)
-    services.group.purge(state.group)
+    try:
+        job, _ = access.ordered.to_end(access.ordered.orders.newest())
+        end_by_agents(access.services(job, name, goes_on=False), asker.state(), watcher.story)
+    except GpucloudError:
+        watcher.story(_that_stays(asker, state))
+        raise
     first = f"{error.hint}, then " if error.hint else ""
     raise StoreError(
         f"the machines of {name} are ended, and that is not written down: {error.message}",
@@ -394,25 +403,22 @@ def end_unwritten(asker: Asker, access: Access, error: StoreError, watcher: Watc
     )
 
 
-def _takes_writes(asker: Asker, state: JobState) -> bool:
+def _refusal(asker: Asker, state: JobState, error: StoreError) -> StoreError | None:
+    """Return why nothing of the job can be written from here; None where its state can, or may be in a moment."""
     try:
         asker.jobs.try_to_keep(state)
     except StoreError as refused:
-        return refused.may_pass
-    return True
+        return None if refused.may_pass else refused
+    return error if is_refused(error) else None
 
 
-def _bring_as_they_are(services: Services, state: JobState, watcher: Watcher) -> None:
-    """Bring home what the last attempt wrote, if that can be asked: its script may be writing still."""
-    last = state.attempts[-1] if state.attempts else None
-    node = services.group.describe(state.group).there(last.members[0].node_id) if last and state.group else None
-    if last is None or node is None or not is_name(last.tree):
-        return
-    try:
-        code = str(PurePosixPath("~", node.root, "code", last.tree))
-        brought = services.outputs.bring_home(services.shell.host(node), code, last.number)
-    except (NodeError, StoreError) as lost:
-        watcher.story(f"the outputs of attempt {last.number} could not be brought home: {lost}")
-        return
-    for line in (*brought_lines(brought), *map(missing_line, brought.missing)):
-        watcher.story(line)
+def _that_stays(asker: Asker, state: JobState) -> str:
+    """Return which machines go on, until when they are paid, and what they cost at the most."""
+    listed, now = NO_GROUP, asker.clock.now()
+    with suppress(GpucloudError):
+        listed = asker.listed(state)
+    count, until = len(listed.alive) or len(state.alive), listed.armed_until or state.paid_until
+    usd = count * state.dearest_usd_per_hour
+    paid = f", paid until {format_moment(until, now)}" if until is not None else ""
+    costs = f", for at most {format_usd(usd)} an hour" if usd else ""
+    return f"{counted(count, 'machine')} of it {'goes' if count == 1 else 'go'} on{paid}{costs}"

@@ -40,6 +40,7 @@ from gpucloud.domain.supervision.budget import (
 from gpucloud.domain.supervision.self_driving import Arming, arming, most_machines
 from gpucloud.domain.supervision.snapshot import Rules, asked_of
 from gpucloud.ports import Clock
+from gpucloud.store import takes_nothing
 from gpucloud.usecases.checkpoint.checkpoints import StoredCheckpoints
 from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.job.ordered import Access, end_unwritten, enough_to_end
@@ -375,12 +376,12 @@ def _is_of_the_state(error: Exception, before: Arming) -> bool:
     """Whether what the job's machines wrote may be why it could not be ended.
 
     What cannot be read or decided by, whenever they drove it; else only while they do, and no fault of the cloud, of
-    its rights or of a tool: by the state, the job is saved first.
+    its rights, of a tool or of a full disk: by the state, the job is saved first.
     """
     if isinstance(error, StateUnreadable) or not isinstance(error, GpucloudError):
         return True
     ours = (OrderChanged, CredentialsError, ProvisionError, CleanupIncomplete, ToolMissing)
-    return before.machines > 0 and not error.may_pass and not isinstance(error, ours)
+    return before.machines > 0 and not (error.may_pass or isinstance(error, ours) or takes_nothing(error))
 
 
 # What the store and this machine keep of a job that is over, deleted. A job with anything alive is not.

@@ -1,17 +1,19 @@
-"""Writing to agents what is wanted of them, and node records for machines that make themselves fit."""
+"""Speaking with agents: what is wanted of them, what they say; and node records for machines that fit themselves."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
+from pathlib import PurePosixPath
 
 from gpucloud.domain.codec import to_json
-from gpucloud.domain.errors import HostUnreachable, NodeError, UsageError
-from gpucloud.domain.job.code import LARGEST_CODE_BYTES
+from gpucloud.domain.errors import GpucloudError, HostUnreachable, NodeError, StoreError, UsageError
+from gpucloud.domain.job.code import LARGEST_CODE_BYTES, is_name
+from gpucloud.domain.job.quantities import format_span
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.node.bootstrap.wanted import (
     VERSION,
@@ -27,11 +29,25 @@ from gpucloud.domain.node.bootstrap.wanted import (
     without_secrets,
 )
 from gpucloud.domain.node.node import Node
+from gpucloud.domain.node.status import (
+    OUTPUT,
+    AttemptStatus,
+    RunState,
+    Status,
+    Stop,
+    desired_from_json,
+    desired_to_json,
+    status_from_json,
+)
 from gpucloud.domain.offer import Pool
+from gpucloud.domain.state.state import JobState
 from gpucloud.domain.supervision.self_driving import order_key
+from gpucloud.domain.untrusted import STATUS_BYTES
+from gpucloud.ports import Host
 from gpucloud.store import put_once
 from gpucloud.usecases.services import SelfBoot, Services
 from gpucloud.usecases.supervise.needs import builds_in_code, of_any_node
+from gpucloud.usecases.supervise.story import brought_lines, missing_line
 
 _ACKNOWLEDGED_IN = timedelta(seconds=0.5)
 _AGAIN = timedelta(seconds=2)
@@ -114,11 +130,118 @@ class AgentWriter:
             raise error
 
     def _write(self, node: Node, order: bytes) -> None:
-        host = self.services.shell.host(node)
-        done = host.run(("sh", "-c", _WRITE, "sh", f"{node.root}/agent/desired.json"), stdin=order)
-        if done.exit_code != 0:
-            raise NodeError(f"{node.id}: cannot write desired.json: {done.stderr.decode(errors='replace').strip()}")
+        _write_desired(self.services.shell.host(node), order)
         self._told[node.id] = (order, self.services.clock.now())
+
+
+def _write_desired(host: Host, order: bytes) -> None:
+    done = host.run(("sh", "-c", _WRITE, "sh", f"{host.node.root}/agent/desired.json"), stdin=order)
+    if done.exit_code != 0:
+        raise NodeError(f"{host.node.id}: cannot write desired.json: {done.stderr.decode(errors='replace').strip()}")
+
+
+def read_status(host: Host) -> Status | None:
+    """Return what the node's agent says, None before it says anything. Raises HostUnreachable."""
+    done = host.run(("cat", f"{host.node.root}/agent/status.json"))
+    try:
+        return status_from_json(done.stdout) if done.exit_code == 0 and len(done.stdout) <= STATUS_BYTES else None
+    except ValueError:
+        return None
+
+
+# The end of a job of which no state can be written: its script is stopped, what it wrote comes home, its machines end.
+
+
+_KILLED_WITHIN = timedelta(seconds=20)
+"""For a script that heeds SIGTERM to leave, and for a container to end."""
+
+
+def end_by_agents(services: Services, state: JobState, story: Callable[[str], None]) -> None:
+    """End what runs on the job's machines, bring home what the last attempt wrote, and end the machines."""
+    group, attempt = state.group or "", state.attempt
+    if attempt is not None:
+        alive = {node.id: node for node in services.group.describe(group).alive}
+        members = tuple(alive[member.node_id] for member in attempt.members if member.node_id in alive)
+        _Stopper(services=services, attempt=attempt.number, story=story).stop(members)
+    if services.job.outputs:
+        _bring_home(services, state, story)
+    services.group.purge(group)
+
+
+def _bring_home(services: Services, state: JobState, story: Callable[[str], None]) -> None:
+    last = state.attempts[-1] if state.attempts else None
+    node = services.group.describe(state.group).there(last.members[0].node_id) if last and state.group else None
+    if last is None or node is None or not is_name(last.tree):
+        return
+    try:
+        code = str(PurePosixPath("~", node.root, "code", last.tree))
+        brought = services.outputs.bring_home(services.shell.host(node), code, last.number)
+    except (NodeError, StoreError) as lost:
+        story(f"the outputs of attempt {last.number} could not be brought home: {lost}")
+        return
+    for line in (*brought_lines(brought), *map(missing_line, brought.missing)):
+        story(line)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stopper:
+    """Ends an attempt by its machines' agents, which have all that is wanted of them but the stop."""
+
+    services: Services
+    attempt: int
+    story: Callable[[str], None]
+
+    def stop(self, nodes: Sequence[Node]) -> None:
+        """Return when nothing of it runs there any more, as far as the agents can be asked: saved, or killed."""
+        leave, left = self.services.rules.limits.leave, tuple(nodes)
+        if any(self._asks(node, self._saves) for node in nodes):
+            left = self._without(left, Stop.SAVE, leave)
+            if left:
+                self.story(f"attempt {self.attempt} has not left within {format_span(leave)}: killing it")
+        self._without(left, Stop.KILL, _KILLED_WITHIN)
+
+    def _without(self, nodes: Sequence[Node], stop: Stop, within: timedelta) -> tuple[Node, ...]:
+        """Return which of the machines still run it after that time."""
+        clock = self.services.clock
+        running = tuple(node for node in nodes if self._asks(node, lambda host: self._tell(host, stop)))
+        until = clock.now() + within
+        while running and clock.now() < until:
+            clock.sleep(self.services.period_s)
+            running = tuple(node for node in running if self._asks(node, self._runs))
+        return running
+
+    def _asks(self, node: Node, ask: Callable[[Host], bool]) -> bool:
+        """Return what the machine answers; False for one that does not, which is told: its script ends with it."""
+        try:
+            return ask(self.services.shell.host(node))
+        except GpucloudError as error:
+            self.story(f"the script on {node.id} could not be stopped first: {error}")
+            return False
+
+    def _tell(self, host: Host, stop: Stop) -> bool:
+        """Return whether the attempt was to run there."""
+        done = host.run(("cat", f"{host.node.root}/agent/desired.json"))
+        try:
+            desired = desired_from_json(done.stdout) if len(done.stdout) <= STATUS_BYTES else None
+        except ValueError:
+            desired = None
+        if desired is None or desired.launch is None or desired.launch.attempt != self.attempt:
+            return False
+        _write_desired(host, desired_to_json(replace(desired, stop=stop)).encode())
+        return True
+
+    def _runs(self, host: Host) -> bool:
+        part = self._part(host)
+        return part is None or part.state is RunState.RUNNING
+
+    def _saves(self, host: Host) -> bool:
+        """Whether the script there saves when it is asked to: rank 0 tells how far it is, and not by its output."""
+        part = self._part(host)
+        return part is not None and part.progress is not None and part.progress.phase != OUTPUT
+
+    def _part(self, host: Host) -> AttemptStatus | None:
+        part = status.attempt if (status := read_status(host)) is not None else None
+        return part if part is not None and part.attempt == self.attempt else None
 
 
 # Writing down what new machines need to make themselves fit and to drive their job: in the job's store.

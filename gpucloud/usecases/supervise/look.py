@@ -15,7 +15,7 @@ from gpucloud.domain.errors import NodeError
 from gpucloud.domain.node.member import attempt_folder
 from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.node.output import MOST_MARKS, DatedPiece, Mark, read_marks
-from gpucloud.domain.node.status import RunState, Status, status_from_json
+from gpucloud.domain.node.status import RunState, Status
 from gpucloud.domain.state.state import Attempt
 from gpucloud.domain.supervision.membership import is_gone, progress_of
 from gpucloud.domain.supervision.snapshot import NodeSnapshot, PeerReport, Readiness, Snapshot, peer_report_of
@@ -25,6 +25,7 @@ from gpucloud.usecases.jobstore.condition import NodeStanding
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.report import JobReport, with_answers
 from gpucloud.usecases.services import Services
+from gpucloud.usecases.supervise.agents import read_status
 from gpucloud.usecases.supervise.bootstrap import Bootstrapped
 from gpucloud.usecases.supervise.prepare import Bootstrapper
 
@@ -238,15 +239,6 @@ def read_node(
             if logs.taken - already < _MOST // 2:
                 break
     return status, logs.taken > before
-
-
-def read_status(host: Host) -> Status | None:
-    """Return what the node's agent says, None before it says anything. Raises HostUnreachable."""
-    done = host.run(("cat", f"{host.node.root}/agent/status.json"))
-    try:
-        return status_from_json(done.stdout) if done.exit_code == 0 and len(done.stdout) <= STATUS_BYTES else None
-    except ValueError:
-        return None
 
 
 def _keep_launch(host: Host, node_id: str, attempt: Attempt, logs: LogReader) -> None:
