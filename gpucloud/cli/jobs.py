@@ -153,12 +153,13 @@ def down(  # noqa: PLR0913, PLR0917  each is an option
 
 
 @jobs.command()
-def rm(
+def rm(  # noqa: PLR0913, PLR0917  each is an option
     target: Target = None,
     with_checkpoints: Annotated[bool, typer.Option("--with-checkpoints", help="Its checkpoints too.")] = False,
     with_outputs: Annotated[
         bool, typer.Option("--with-outputs", help="Results in its store too; those on hosts of your own stay there.")
     ] = False,
+    adopt: Annotated[bool, typer.Option("--adopt", help="Delete a run that another job file began.")] = False,
     forget: Annotated[bool, typer.Option("--forget", help="Its store is lost: what is kept here alone.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,
     as_json: Json = False,
@@ -169,7 +170,14 @@ def rm(
     if forget:
         raise typer.Exit(passes.forget(target, yes=yes, as_json=as_json))
     raise typer.Exit(
-        passes.rm(target, with_checkpoints=with_checkpoints, with_outputs=with_outputs, yes=yes, as_json=as_json)
+        passes.rm(
+            target,
+            with_checkpoints=with_checkpoints,
+            with_outputs=with_outputs,
+            adopts=adopt,
+            yes=yes,
+            as_json=as_json,
+        )
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Literal
 
 from gpucloud.cli.faults import known_error, require_here
 from gpucloud.cli.render.words import tell
@@ -56,10 +57,16 @@ def read_target(cloud: Gpucloud, target: str | None, on: Cloud | None = None) ->
     return Target(file=path, job=replace(job, cloud=on) if on is not None else job, spec=path.read_bytes())
 
 
-def known_job(cloud: Gpucloud, target: str | None, *, only_own: bool = False, adopts: bool = False) -> KnownJob:
+_DOES = {"down": "ends", "rm": "deletes"}
+
+
+def known_job(
+    cloud: Gpucloud, target: str | None, *, only_own: Literal["down", "rm"] | None = None, adopts: bool = False
+) -> KnownJob:
     """Return the run that is meant: a job's newest, `JOB@1` its first, or the one of that name. UsageError if unknown.
 
-    A file means the newest run of the job that it names. With `only_own` not a stranger's, unless one is adopted.
+    A file means the newest run of the job that it names. A command that is for `only_own` ones takes no stranger's
+    unless that is adopted (CredentialsError), and has the run known here: what it says of it names it.
     """
     if target is not None and not _is_file(target):
         return _newest(cloud, _run_named(cloud, target), target)
@@ -78,13 +85,16 @@ def known_job(cloud: Gpucloud, target: str | None, *, only_own: bool = False, ad
         f", {called(cloud, max(own, key=lambda one: run_of(read.job.name, one.name) or 0))} this file's" if own else ""
     )
     meant = cloud.known(read.job, found.name, read.file)
-    if adopts:
-        return meant
     way = f"named instead of the file, {called(cloud, meant)} is that run{mine}"
-    if only_own and cloud.home.find(meant.name) is None:  # its name says nothing here
-        way = f"{' '.join(filter(None, ('gpucloud down', target)))} --adopt ends that run"
-    reader = cloud.reader() if only_own else None
-    require_own(found, read.job, sha256_of(read.spec), cloud.home.identity, way, reader)
+    named = cloud.home.find(meant.name)
+    if only_own is not None and (named is None or named.store != meant.store):  # its name does not mean it here
+        way = f"{' '.join(filter(None, ('gpucloud', only_own, target)))} --adopt {_DOES[only_own]} that run"
+    if not adopts:
+        reader = cloud.reader() if only_own is not None else None
+        require_own(found, read.job, sha256_of(read.spec), cloud.home.identity, way, reader)
+    if only_own is not None and named is None:
+        with suppress(GpucloudError):  # where nothing can be written here, it is ended all the same
+            cloud.home.remember(meant)
     return meant
 
 

@@ -361,19 +361,44 @@ def test_a_clone_at_the_same_path_and_with_the_same_file_is_no_word_for_a_strang
     two_files: tuple[Gpucloud, Path, Path], tmp_path: Path
 ) -> None:
     cloud, _, other = two_files
-    assert known_job(cloud, str(other), only_own=True).name == "live-2"
+    assert known_job(cloud, str(other), only_own="down").name == "live-2"
     signed_by_a_stranger(tmp_path, "live-2")
     assert known_job(cloud, str(other)).name == "live-2"  # to look at
     with pytest.raises(UsageError, match=f"live-2 is a run of {other} of me@here, unfinished, ordered") as refused:
-        known_job(cloud, str(other), only_own=True)
+        known_job(cloud, str(other), only_own="down")
     assert "`gpucloud keys add NAME KEY` with what `gpucloud keys` shows there" in str(refused.value.hint)
     assert str(refused.value.hint).endswith("; named instead of the file, live-2 is that run, live-2 this file's")
-    assert known_job(cloud, "live-2", only_own=True).name == "live-2"  # its name is meant
+    assert known_job(cloud, "live-2", only_own="down").name == "live-2"  # its name is meant
     cloud.home.forget(cloud.home.find("live-2"))
     with pytest.raises(UsageError) as refused:
-        known_job(cloud, str(other), only_own=True)
+        known_job(cloud, str(other), only_own="down")
     assert str(refused.value.hint).endswith(f"; gpucloud down {other} --adopt ends that run")
-    assert known_job(cloud, str(other), only_own=True, adopts=True).name == "live-2"
+    assert known_job(cloud, str(other), only_own="down", adopts=True).name == "live-2"
+
+
+def test_a_strangers_run_is_deleted_where_that_is_meant_and_what_is_said_of_it_names_it(
+    two_files: tuple[Gpucloud, Path, Path], tmp_path: Path
+) -> None:
+    cloud, _, other = two_files
+    jobs = JobStore(open_store(cloud.home.store), "live-2")
+    cloud.home.forget(cloud.home.find("live-2"))  # a home that is new, as of a laptop that was installed anew
+    signed_by_a_stranger(tmp_path, "live-2")
+    delete = partial(rm, str(other), with_checkpoints=False, with_outputs=False, yes=True, as_json=False)
+
+    with pytest.raises(UsageError) as refused:
+        delete()
+    assert str(refused.value.hint).endswith(f"; gpucloud rm {other} --adopt deletes that run")
+    with pytest.raises(UsageError, match="live-2 is not over") as unfinished:
+        delete(adopts=True)
+    assert str(unfinished.value.hint).startswith("gpucloud down live-2 ")
+    assert known_job(cloud, "live-2", only_own="down").store == jobs.store.url  # as the hint says
+
+    stored, as_stored = jobs.load()
+    jobs.replace(replace(stored, status=JobStatus.STOPPED, torn_down=True), as_stored.version)
+    cloud.home.forget(cloud.home.find("live-2"))
+    assert delete(adopts=True) == 0
+    assert not jobs.exists()
+    assert cloud.home.find("live-2") is None
 
 
 def test_a_start_goes_on_with_no_strangers_run_until_his_key_is_trusted(

@@ -228,7 +228,7 @@ def down(target: str | None, *, adopts: bool = False, as_json: bool) -> int:
     """Save and end the job, end its machines, and show that nothing is left; return the exit code."""
     cloud = Gpucloud()
     cloud.home.give_reserve()
-    known = known_job(cloud, target, only_own=True, adopts=adopts)
+    known = known_job(cloud, target, only_own="down", adopts=adopts)
     ender = ender_of(cloud, known)
     try:
         with onlooker(cloud.limits_of(known)) as shown, obeyed(shown, asks=False) as interrupts:
@@ -271,14 +271,22 @@ def end_unsaved(cloud: Gpucloud, known: KnownJob) -> None:
 # `rm`: deletes what the store and this machine keep of a job that is over; a job with anything alive is refused.
 
 
-def rm(target: str | None, *, with_checkpoints: bool, with_outputs: bool, yes: bool, as_json: bool) -> int:
+def rm(
+    target: str | None,
+    *,
+    with_checkpoints: bool,
+    with_outputs: bool,
+    adopts: bool = False,
+    yes: bool,
+    as_json: bool,
+) -> int:
     """Delete a job that has ended: its state, output, bills; its checkpoints and results if told so; return the code.
 
     UsageError while anything of it is alive, and for checkpoints or results that nobody said may go. Results on the
     user's own hosts stay there.
     """
     cloud = Gpucloud()
-    known = known_job(cloud, target, only_own=True)
+    known = known_job(cloud, target, only_own="rm", adopts=adopts)
     require_one_run(cloud, target, "gpucloud rm JOB")
     name = called(cloud, known)
     if cloud.is_deleted(known):
