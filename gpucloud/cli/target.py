@@ -14,7 +14,7 @@ from typing import Literal
 
 from gpucloud.cli.faults import known_error, require_here
 from gpucloud.cli.render.words import tell
-from gpucloud.domain.errors import GpucloudError, PlanRefused, UsageError
+from gpucloud.domain.errors import GpucloudError, NeverStarted, StrangersRun, UsageError
 from gpucloud.domain.job.quantities import counted, format_size, format_usd, parse_usd
 from gpucloud.domain.job.spec import Cloud, Job
 from gpucloud.domain.node.node import Node, NodeState
@@ -66,7 +66,7 @@ def known_job(
     """Return the run that is meant: a job's newest, `JOB@1` its first, or the one of that name. UsageError if unknown.
 
     A file means the newest run of the job that it names. A command that is for `only_own` ones takes no stranger's
-    unless that is adopted (CredentialsError), and has the run known here: what it says of it names it.
+    unless that is adopted (StrangersRun), and has the run known here: what it says of it names it.
     """
     if target is not None and not _is_file(target):
         return _newest(cloud, _run_named(cloud, target), target)
@@ -79,7 +79,7 @@ def known_job(
         return elsewhere
     found = current_run(cloud.store(read.job), read.job.name, cloud.clock)
     if found is None:
-        raise UsageError(f"{read.job.name} was never started", hint=f"gpucloud train {target or ''}".strip())
+        raise NeverStarted(f"{read.job.name} was never started", hint=f"gpucloud train {target or ''}".strip())
     own = [one for one in cloud.home.known() if one.file == read.file.resolve()]
     mine = (
         f", {called(cloud, max(own, key=lambda one: run_of(read.job.name, one.name) or 0))} this file's" if own else ""
@@ -132,7 +132,7 @@ def what_a_start_finds(cloud: Gpucloud, read: Target, *, offline: bool) -> str |
         if found is not None:
             refuse_after_the_deadline(cloud, job, found)
         supervisor = asker_of(cloud, cloud.known(job, found.name, read.file)).supervisor() if found else None
-    except (UsageError, PlanRefused) as refused:
+    except (UsageError, StrangersRun) as refused:
         hint = f"; {refused.hint}" if refused.hint else ""
         return f"warning: `gpucloud train` is refused: {refused.message}{hint}"
     except GpucloudError:  # what it finds is for the start to say

@@ -4,8 +4,10 @@
     ├── UsageError                    2   job file, command line
     │   ├── JobFileError              2   many problems, each with file:line:column
     │   ├── PlanRefused               2   the plan cannot work; says which number must move
-    │   └── BudgetRefused             2   a running job may not have so little
+    │   ├── BudgetRefused             2   a running job may not have so little
+    │   └── NeverStarted              2   there is no run of the job
     ├── CredentialsError              3
+    │   └── StrangersRun              3   somebody whom the user does not trust gave the run
     ├── LeaseHeld                     4   another supervisor holds the job
     │   ├── OrderChanged              4   another order was given in between
     │   └── RunIsOver                 4   another process has ended the run in between
@@ -98,11 +100,23 @@ class BudgetRefused(UsageError):
     code = "budget_refused"
 
 
+class NeverStarted(UsageError):
+    """The job has no run: there is nothing to look at, or to end."""
+
+    code = "never_started"
+
+
 class CredentialsError(GpucloudError):
     """The cloud does not know the caller."""
 
     code = "credentials"
     exit_code = 3
+
+
+class StrangersRun(CredentialsError):
+    """The run of that name was ordered from another home by nobody whom the user trusts."""
+
+    code = "strangers_run"
 
 
 class LeaseHeld(GpucloudError):

@@ -535,10 +535,21 @@ def test_a_job_file_for_another_cloud_is_refused_before_anything(tmp_path, where
 
 @both
 @pytest.mark.parametrize(
-    ("trained", "down", "code"), [(0, 0, 0), (20, 0, 0), (0, 30, 30), (2, 2, 0), (0, 2, 2), (3, 3, 3), (None, 0, 0)]
+    ("trained", "down", "why", "code"),
+    [
+        (0, 0, None, 0),
+        (20, 0, None, 0),
+        (0, 30, None, 30),
+        (2, 2, "never_started", 0),
+        (2, 2, "job_file", 2),  # which may have had machines since before it was edited
+        (0, 2, "usage", 2),
+        (3, 3, "strangers_run", 3),
+        (None, 0, None, 0),
+    ],
 )
-def test_an_end_that_is_incomplete_fails_the_pipeline(tmp_path, where, trained, down, code):
-    stand_in(tmp_path, down=down)
+def test_an_end_that_is_incomplete_fails_the_pipeline(tmp_path, where, trained, down, why, code):
+    stand_in(tmp_path, down=down, status=2)
+    (tmp_path / "answer").write_text(json.dumps({"version": 1, "error": {"code": why}}))
     (tmp_path / "started").touch()
     if trained is not None:
         (tmp_path / "code").write_text(f"{trained}\n")
@@ -546,7 +557,7 @@ def test_an_end_that_is_incomplete_fails_the_pipeline(tmp_path, where, trained, 
     done = run_shell(down_of(where), tmp_path, {"TRAINED": "" if trained is None else str(trained)})
 
     assert done.returncode == code
-    assert (tmp_path / "asked").read_text() == "down gpucloud.yaml --adopt\n"
+    assert (tmp_path / "asked").read_text().splitlines()[0] == "down gpucloud.yaml --adopt"
     assert ("MACHINES MAY STILL COST MONEY" in done.stdout) == (code != 0)
 
 
@@ -585,12 +596,20 @@ def test_a_pass_is_made_only_for_a_job_that_is_not_over(tmp_path, where, status,
 
 @both
 @pytest.mark.parametrize(
-    ("codes", "code"),
-    [({"status": 2}, 0), ({"status": 3}, 3), ({"reconcile": 4}, 0), ({"reconcile": 10}, 10), ({"reconcile": 30}, 30)],
+    ("codes", "error", "code"),
+    [
+        ({"status": 2}, "never_started", 0),
+        ({"status": 2}, "job_file", 2),  # nobody sees to its machines until that is mended
+        ({"status": 3}, "credentials", 3),
+        ({"reconcile": 4}, None, 0),
+        ({"reconcile": 10}, None, 10),
+        ({"reconcile": 30}, None, 30),
+    ],
 )
-def test_a_pass_fails_only_where_somebody_must_look(tmp_path, where, codes, code):
+def test_a_pass_fails_only_where_somebody_must_look(tmp_path, where, codes, error, code):
     stand_in(tmp_path, **codes)
-    (tmp_path / "answer").write_text(json.dumps({"version": 1, "status": "running"}))
+    answer = {"status": "running"} if error is None else {"error": {"code": error}}
+    (tmp_path / "answer").write_text(json.dumps({"version": 1, **answer}))
 
     done = run_shell(reconcile_of(where), tmp_path, {})
 

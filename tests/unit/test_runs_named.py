@@ -34,7 +34,7 @@ from gpucloud.cli.target import (
     report_of,
     require_one_run,
 )
-from gpucloud.domain.errors import StoreError, UsageError
+from gpucloud.domain.errors import StoreError, StrangersRun, UsageError
 from gpucloud.domain.job.spec import Cloud, KnownJob
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.node import NO_GROUP
@@ -364,13 +364,17 @@ def test_a_clone_at_the_same_path_and_with_the_same_file_is_no_word_for_a_strang
     assert known_job(cloud, str(other), only_own="down").name == "live-2"
     signed_by_a_stranger(tmp_path, "live-2")
     assert known_job(cloud, str(other)).name == "live-2"  # to look at
-    with pytest.raises(UsageError, match=f"live-2 is a run of {other} of me@here, unfinished, ordered") as refused:
+    with pytest.raises(StrangersRun, match=f"live-2 is a run of {other} of me@here, unfinished, ordered") as refused:
         known_job(cloud, str(other), only_own="down")
     assert "`gpucloud keys add NAME KEY` with what `gpucloud keys` shows there" in str(refused.value.hint)
+    assert "in a pipeline, one GPUCLOUD_SSH_KEY for all its runners (`gpucloud ci init`), or --adopt" in str(
+        refused.value.hint
+    )
+    assert refused.value.exit_code == 3  # a pipeline takes 2 for one of which nothing was ever started
     assert str(refused.value.hint).endswith("; named instead of the file, live-2 is that run, live-2 this file's")
     assert known_job(cloud, "live-2", only_own="down").name == "live-2"  # its name is meant
     cloud.home.forget(cloud.home.find("live-2"))
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises(StrangersRun) as refused:
         known_job(cloud, str(other), only_own="down")
     assert str(refused.value.hint).endswith(f"; gpucloud down {other} --adopt ends that run")
     assert known_job(cloud, str(other), only_own="down", adopts=True).name == "live-2"
@@ -385,7 +389,7 @@ def test_a_strangers_run_is_deleted_where_that_is_meant_and_what_is_said_of_it_n
     signed_by_a_stranger(tmp_path, "live-2")
     delete = partial(rm, str(other), with_checkpoints=False, with_outputs=False, yes=True, as_json=False)
 
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises(StrangersRun) as refused:
         delete()
     assert str(refused.value.hint).endswith(f"; gpucloud rm {other} --adopt deletes that run")
     with pytest.raises(UsageError, match="live-2 is not over") as unfinished:
@@ -407,7 +411,7 @@ def test_a_start_goes_on_with_no_strangers_run_until_his_key_is_trusted(
     cloud, _, other = two_files
     read = read_target(cloud, str(other))
     key = signed_by_a_stranger(tmp_path, "live-2")
-    with pytest.raises(UsageError, match="ordered from another home by nobody whom you trust") as refused:
+    with pytest.raises(StrangersRun, match="ordered from another home by nobody whom you trust") as refused:
         starter(cloud, read.job).found(read.job, read.spec)
     assert str(refused.value.hint).endswith("; gpucloud train gpucloud.yaml --adopt takes that run over")
     assert starter(cloud, read.job).found(read.job, read.spec, adopts=True) is not None

@@ -14,7 +14,15 @@ from decimal import Decimal
 from typing import Protocol
 
 from gpucloud.domain.codec import Malformed, OtherVersion
-from gpucloud.domain.errors import CredentialsError, OrderChanged, OrderUnreadable, StoreError, UsageError
+from gpucloud.domain.errors import (
+    CredentialsError,
+    GpucloudError,
+    OrderChanged,
+    OrderUnreadable,
+    StoreError,
+    StrangersRun,
+    UsageError,
+)
 from gpucloud.domain.job.quantities import format_usd
 from gpucloud.domain.job.spec import NOT_IN_FILE, Job
 from gpucloud.domain.node.launch import REACHES_SCRIPT, reaching
@@ -352,7 +360,8 @@ def current_run(store: ObjectStore, base: str, clock: Clock) -> Found | None:
 def require_own(found: Found, job: Job, spec_sha256: str, host: str, way: str, reader: Reader | None = None) -> None:
     """UsageError for a run that another job file began: two jobs of one name would go on with each other's weights.
 
-    `way` is how it can be meant all the same. With a `reader`, a stranger's run is another's, whatever its file.
+    `way` is how it can be meant all the same. With a `reader`, a stranger's run is another's, whatever its file: that
+    raises StrangersRun, for pipelines take a wrong command (2) for one that has nothing to end.
     """
     order, other = found.given.order, found.given.order.resolved.source
     is_there = order.host == host and other.is_file() and not other.samefile(job.source)
@@ -362,11 +371,16 @@ def require_own(found: Found, job: Job, spec_sha256: str, host: str, way: str, r
     whose = f"{other}" if order.host == host else f"{other} of {order.by}"
     stands = f", {found.state.status.value if found.state.status.ended else 'unfinished'}{_at_step(found.state)}"
     mine, whence, same = job.source.parent.name, f", and {job.source} is another job file of that name", ""
+    error: type[GpucloudError] = UsageError
     if strangers:
+        error = StrangersRun
         mine, whence = caller().partition("@")[0], ", ordered from another home by nobody whom you trust"
-        same = "; if you gave it elsewhere, `gpucloud keys add NAME KEY` with what `gpucloud keys` shows there"
+        same = (
+            "; if you gave it elsewhere, `gpucloud keys add NAME KEY` with what `gpucloud keys` shows there"
+            "; in a pipeline, one GPUCLOUD_SSH_KEY for all its runners (`gpucloud ci init`), or --adopt"
+        )
     free = re.sub(r"[^a-z0-9]+", "-", mine.lower()).strip("-") or "2"
-    raise UsageError(
+    raise error(
         f"{found.name} is a run of {whose}{stands}{whence}", hint=f"name: {job.name}-{free} in this file{same}; {way}"
     )
 
