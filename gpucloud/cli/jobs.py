@@ -136,6 +136,7 @@ def budget(
 def down(  # noqa: PLR0913, PLR0917  each is an option
     target: Target = None,
     adopt: Annotated[bool, typer.Option("--adopt", help="End a run that another job file began.")] = False,
+    abandon: Annotated[bool, typer.Option("--abandon", help="Give up results that cannot come home.")] = False,
     base: Annotated[bool, typer.Option("--base", help="Remove what stays on AWS between jobs.")] = False,
     region: Annotated[Optional[str], typer.Option(help="With --base: where.")] = None,  # noqa: UP045
     with_data: Annotated[bool, typer.Option("--with-data", help="With --base: the bucket too, and all in it.")] = False,
@@ -149,7 +150,7 @@ def down(  # noqa: PLR0913, PLR0917  each is an option
         raise typer.Exit(setting_up.end_base(region, with_data=with_data, yes=yes, as_json=as_json))
     from gpucloud.cli.commands import passes
 
-    raise typer.Exit(passes.down(target, adopts=adopt, as_json=as_json))
+    raise typer.Exit(passes.down(target, adopts=adopt, abandons=abandon, as_json=as_json))
 
 
 @jobs.command()

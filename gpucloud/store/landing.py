@@ -65,8 +65,7 @@ class Landing:
         heard: Callable[[], None] = lambda: None,
     ) -> None:
         self.root = root
-        self.set_aside: list[Path] = []
-        self.renamed, self.left_out = dict[str, str](), dict[str, str]()
+        self.set_aside, self.renamed, self.left_out = list[Path](), dict[str, str](), dict[str, str]()
         self._resumes = resumes
         self._aside = aside
         self._adapts = adapts
@@ -75,8 +74,7 @@ class Landing:
         self._own_parts: set[str] = set()
         self._kept: dict[str, str] = {}
         self._made: list[Path] = []
-        self._top = -1
-        self._staging = -1
+        self._top = self._staging = -1
         self._name = ""
         self._is_settled = False
 
@@ -361,8 +359,10 @@ class Landing:
         try:
             yield
         except OSError as error:
-            hint = "free some space there" if error.errno in _FULL else "name a folder that you may write to"
-            raise StoreError(f"cannot write to {self.root}: {error.strerror}", hint=hint) from error
+            full, size = error.errno in _FULL, sum(file.size for file in self._tree.files)
+            what = f"; {format_size(size)} are to come" if full and size else ""
+            hint = "free some space there" if full else "name a folder that you may write to"
+            raise StoreError(f"cannot write to {self.root}: {error.strerror}{what}", hint=hint) from error
 
 
 class _Current:

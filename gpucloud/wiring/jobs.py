@@ -62,14 +62,15 @@ def access_to(gpucloud: Gpucloud, known: KnownJob) -> Access:
     return Access(ordered=gpucloud.ordered(known), key=partial(gpucloud.machine_key, known), services=gpucloud.services)
 
 
-def ender_of(gpucloud: Gpucloud, known: KnownJob) -> Ender:
-    """Return what ends a known job. Raises CredentialsError."""
+def ender_of(gpucloud: Gpucloud, known: KnownJob, *, abandons: bool = False) -> Ender:
+    """Return what ends a known job; `abandons`: also what can be neither saved nor brought. Raises CredentialsError."""
     from gpucloud.usecases.job.passes import Ender
 
     return Ender(
         asker=asker_of(gpucloud, known),
         access=access_to(gpucloud, known),
         leftovers=lambda: leftovers(gpucloud, known),
+        abandons=abandons,
     )
 
 

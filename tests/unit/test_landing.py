@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from contextlib import nullcontext
@@ -168,6 +169,15 @@ def test_more_than_the_disk_has_is_refused_before_anything_is_written(here: Path
     with pytest.raises(StoreError, match="are to come"):
         land(here, Tree(files=(Arriving(name="x", size=1 << 52),)))
     assert everything(here) == []
+
+
+def test_a_disk_that_is_full_already_says_how_much_is_to_come(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Landing, "_open", full)
+    with pytest.raises(StoreError, match=r"No space left on device; 4 GiB are to come"):
+        land(here, Tree(files=(Arriving(name="x", size=1 << 32),)))
 
 
 @pytest.mark.parametrize("name", ["out/x", "in/out/x", "out"])

@@ -14,18 +14,20 @@ from typing import Any
 import pytest
 
 from gpucloud.domain import codec, untrusted
-from gpucloud.domain.errors import CredentialsError, ProvisionError, StoreError, ToolMissing
+from gpucloud.domain.errors import CredentialsError, HostUnreachable, ProvisionError, StoreError, ToolMissing
+from gpucloud.domain.job.quantities import format_usd
 from gpucloud.domain.job.spec import KnownJob
 from gpucloud.domain.node.status import Stop, desired_from_json
-from gpucloud.domain.state.state import ExitReason, JobState, Owner, UsageInterval
+from gpucloud.domain.state.state import ExitReason, JobState, MissingOutput, Owner, UsageInterval
 from gpucloud.domain.supervision.self_driving import arming
 from gpucloud.domain.untrusted import RECORD_BYTES
+from gpucloud.ports import Brought
 from gpucloud.usecases.job import passes
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.wiring import Gpucloud
 from tests.fakes.agent import Training
 from tests.faults.process import Ended, run
-from tests.faults.rig import GROUP, JOB, Outside, Rigged
+from tests.faults.rig import GROUP, JOB, NoOutputs, Outside, Rigged
 from tests.faults.strikes import Blow, Strikes
 
 OWNER = Owner(
@@ -33,9 +35,12 @@ OWNER = Owner(
 )
 
 
-def left_to_its_machines(folder: Path, *, drive: bool = True, steps: int = 4000) -> Outside:
+def left_to_its_machines(
+    folder: Path, *, drive: bool = True, steps: int = 4000, outputs: tuple[str, ...] = ()
+) -> Outside:
     """A job whose machines train, behind a shut-off of eight hours, and whose supervisor is gone."""
     outside = Outside(folder, training=Training(nodes=2, steps=steps, every=100, step_s=0.5))
+    outside.job = replace(outside.job, outputs=outputs)
     key = folder / "home" / "keys" / "made" / JOB
     key.parent.mkdir(parents=True)
     key.write_text("k")
@@ -62,9 +67,9 @@ def state(outside: Outside) -> JobState:
     return loaded[0]
 
 
-def down(outside: Outside) -> Ended:
+def down(outside: Outside, *options: str) -> Ended:
     strikes = Strikes()
-    return run(("down", JOB), outside.over(strikes), strikes)
+    return run(("down", JOB, *options), outside.over(strikes), strikes)
 
 
 def interval(own: JobState, **changes: object) -> JobState:
@@ -221,7 +226,7 @@ def test_who_may_not_write_to_a_jobs_store_ends_nothing_that_others_can_save(
     until = outside.cloud.describe(GROUP).armed_until
     assert f"AccessDenied; 2 machines of it go on, paid until {until:%H:%M:%S} UTC" in ended.stderr
     who = "its own node i-1" if is_supervised else "whoever started it"
-    assert f"hint: let this identity put objects there, then gpucloud down small; or that by {who}\n" in ended.stderr
+    assert f"hint: let this identity put objects there, then gpucloud down small; or that by {who}; " in ended.stderr
     assert down(outside).code == 0
     assert state(outside).checkpoint is not None
 
@@ -240,6 +245,106 @@ def test_a_script_that_does_not_leave_is_killed_before_its_machines_end_where_no
     ended = down(outside)
     assert wanted == [Stop.NO, Stop.SAVE, Stop.SAVE, Stop.KILL, Stop.KILL]
     assert "attempt 1 has not left within 1 min: killing it\n" in ended.stderr
+    assert (outside.cloud.describe(GROUP).alive, ended.code) == ((), 15), ended.stderr
+
+
+NO_ROOM = StoreError("out has 3 MiB free, and 4 GiB are to come", hint="free some space there")
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        (NO_ROOM, "free some space there"),
+        (CredentialsError("the key is not here"), "see to that"),
+        (HostUnreachable("i-1: no answer", hint="wait"), "wait"),
+    ],
+)
+def test_no_machine_is_ended_whose_results_cannot_come_home_unless_one_gives_them_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, hint: str
+) -> None:
+    outside = left_to_its_machines(tmp_path, drive=False, outputs=("out/",))
+    alive = outside.cloud.describe(GROUP).alive
+
+    def refused(*_: object) -> Brought:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(outside.store, "put", full)
+        patched.setattr(NoOutputs, "bring_home", refused)
+        ended = down(outside)
+        assert (outside.cloud.describe(GROUP).alive, ended.code) == (alive, 15), ended.stderr
+        assert not any(outside.fleet.machine(node.id).part for node in alive)
+        until, usd = outside.cloud.describe(GROUP).armed_until, format_usd(2 * state(outside).dearest_usd_per_hour)
+        assert (
+            "error: small is stopped, and its machines are not ended: results of attempt 1 could not come home:"
+            f" {error}; 2 machines of it go on, paid until {until:%H:%M:%S} UTC, for at most {usd} an hour\n"
+            f"hint: {hint}, then gpucloud down small; gpucloud down small --abandon ends them without\n"
+        ) in ended.stderr
+        purge, kept = outside.cloud.purge, list[object]()
+        patched.setattr(outside.cloud, "purge", lambda group, *, keep: (purge(group), kept.extend(keep)))
+        given_up = down(outside, "--abandon")
+    assert (outside.cloud.describe(GROUP).alive, given_up.code) == ((), 15), given_up.stderr
+    first = alive[0].id
+    assert kept == [(first, f"code/{state(outside).attempts[0].tree}")], "a host of one's own keeps them"
+    assert f"out/ of attempt 1 did not come home: whatever was written there goes with {first}" in given_up.stderr
+
+
+def test_machines_are_ended_where_results_come_at_the_next_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outside = left_to_its_machines(tmp_path, drive=False, outputs=("out/",))
+    monkeypatch.setattr(outside.store, "put", full)
+    monkeypatch.setattr(NoOutputs, "bring_home", Failing(NO_ROOM, NoOutputs().bring_home, 1))
+    assert down(outside).code == 15
+    ended = down(outside)
+    assert (outside.cloud.describe(GROUP).alive, ended.code) == ((), 15), ended.stderr
+    assert "error: the machines of small are ended, and that is not written down" in ended.stderr
+
+
+def test_results_of_an_attempt_before_come_too_where_nothing_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside = left_to_its_machines(tmp_path, drive=False, outputs=("out/",))
+    own, asked = state(outside), list[tuple[int, str]]()
+    (last,) = own.attempts
+    other = replace(last.members[0], node_id=last.members[1].node_id)
+    lost = MissingOutput(path="out/", why="did not come home", attempt=1)
+    before = replace(last, members=(other,), reason=ExitReason.RESCHEDULED, missing_outputs=(lost,))
+    moved = replace(own, attempts=(before, replace(last, number=2)))
+    outside.store.put(f"jobs/{JOB}/state.json", codec.to_json(moved).encode())
+
+    def bring_home(_: object, host: Any, code: str, number: int, *more: object) -> Brought:
+        asked.append((number, host.node.id))
+        if number == 1:
+            raise NO_ROOM
+        return Brought()
+
+    monkeypatch.setattr(outside.store, "put", full)
+    monkeypatch.setattr(NoOutputs, "bring_home", bring_home)
+    ended = down(outside)
+    assert asked == [(1, other.node_id), (2, last.members[0].node_id)]
+    assert len(outside.cloud.describe(GROUP).alive) == 2, ended.stderr
+    assert (
+        "results of attempt 1 could not come home: out has 3 MiB free, and 4 GiB are to come; 2 machines"
+        in ended.stderr
+    )
+
+
+def test_that_machines_go_on_is_said_where_the_cloud_refuses_to_end_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside = left_to_its_machines(tmp_path, drive=False)
+    monkeypatch.setattr(outside.store, "put", full)
+    monkeypatch.setattr(outside.cloud, "purge", Failing(CredentialsError("log in"), outside.cloud.purge, 1))
+    ended = down(outside)
+    assert (len(outside.cloud.describe(GROUP).alive), ended.code) == (2, 3)
+    assert "2 machines of it go on, paid until" in ended.stderr
+
+
+def test_who_may_not_write_can_have_the_machines_ended_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside = left_to_its_machines(tmp_path, drive=False)
+    monkeypatch.setattr(outside.store, "put", denied)
+    ended = down(outside, "--abandon")
     assert (outside.cloud.describe(GROUP).alive, ended.code) == ((), 15), ended.stderr
 
 

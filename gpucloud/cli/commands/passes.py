@@ -224,12 +224,12 @@ def _change_row(change: BudgetChange) -> tuple[str, ...]:
 # `down`: saves and ends a job, and shows that nothing of it is left.
 
 
-def down(target: str | None, *, adopts: bool = False, as_json: bool) -> int:
+def down(target: str | None, *, adopts: bool = False, abandons: bool = False, as_json: bool) -> int:
     """Save and end the job, end its machines, and show that nothing is left; return the exit code."""
     cloud = Gpucloud()
     cloud.home.give_reserve()
     known = known_job(cloud, target, only_own="down", adopts=adopts)
-    ender = ender_of(cloud, known)
+    ender = ender_of(cloud, known, abandons=abandons)
     try:
         with onlooker(cloud.limits_of(known)) as shown, obeyed(shown, asks=False) as interrupts:
             ender.end(shown, interrupts.wanted_end)

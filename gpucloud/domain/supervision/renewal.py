@@ -49,6 +49,7 @@ from gpucloud.domain.supervision.snapshot import (
     Readiness,
     Rules,
     Snapshot,
+    are_left,
     asked_of,
     is_awaited,
     place_of,
@@ -390,6 +391,12 @@ def to_bring(attempts: Sequence[Attempt], outputs: tuple[str, ...], known: FindN
     """Return what is brought home of the last attempt where it is there, and of those before that lie beside it."""
     own = (path for one in _beside(attempts, known) for path in one.outputs)
     return tuple(dict.fromkeys((*own, *outputs)))
+
+
+def still_to_bring(attempts: Sequence[Attempt]) -> tuple[Sequence[Attempt], ...]:
+    """Return, for each attempt whose outputs are to come, it and all before: the last one, and those told lost."""
+    comes = [are_left(a) or (a is attempts[-1] and (a.reason is None or a.reason.retried)) for a in attempts]
+    return tuple(attempts[: n + 1] for n, one in enumerate(attempts) if comes[n] and not one.outputs_came)
 
 
 def without_unasked(missing: Sequence[MissingOutput], asked: tuple[str, ...]) -> tuple[MissingOutput, ...]:

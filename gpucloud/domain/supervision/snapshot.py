@@ -64,7 +64,7 @@ def is_awaited(attempt: Attempt, pool: Pool) -> bool:
     """
     if attempt.reason is None or attempt.outputs_came:
         return False
-    return attempt.reason.retried or (pool.market is Market.OWNED and _are_left(attempt))
+    return attempt.reason.retried or (pool.market is Market.OWNED and are_left(attempt))
 
 
 def left_on_hosts(state: JobState) -> tuple[tuple[str, str], ...]:
@@ -79,11 +79,12 @@ def outputs_on_hosts(state: JobState) -> tuple[MissingOutput, ...]:
 
 
 def _with_left(state: JobState) -> tuple[Attempt, ...]:
-    left = (one for one in state.attempts if _are_left(one) and not one.outputs_came and is_name(one.tree))
+    left = (one for one in state.attempts if are_left(one) and not one.outputs_came and is_name(one.tree))
     return tuple(left) if state.pool.market is Market.OWNED else ()
 
 
-def _are_left(attempt: Attempt) -> bool:
+def are_left(attempt: Attempt) -> bool:
+    """Whether outputs of it did not come home."""
     return any(one.attempt == attempt.number for one in attempt.missing_outputs)
 
 

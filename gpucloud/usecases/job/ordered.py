@@ -368,21 +368,23 @@ _WAITED_S = 0.2
 _SLACK = timedelta(seconds=5)
 
 
-def end_unwritten(asker: Asker, access: Access, error: StoreError, watcher: Watcher) -> None:
+def end_unwritten(asker: Asker, access: Access, error: StoreError, watcher: Watcher, *, abandons: bool) -> None:
     """End the machines of a job by the state that is there, and raise StoreError: that it has ended is not written.
 
     A supervisor that cannot write loses the job when its lease is over: that is waited for. The script is stopped, and
-    what it wrote comes home. Returns where the store takes what is written: then `error` is about something else.
+    what it wrote comes home: what cannot keeps its machines, unless one `abandons` it. Returns where the store takes
+    what is written: then `error` is about something else.
     """
     state, clock, name = asker.state(), asker.clock, access.ordered.known.name
     refused = _refusal(asker, state, error) if state.group is not None else None
     if refused is None:
         return
-    if not takes_nothing(refused):
+    if not (abandons or takes_nothing(refused)):
         raise StoreError(
             f"{name} is not ended: you may not write to its store, and who may can save it: {refused.message};"
             f" {_that_stays(asker, state)}",
-            hint=f"{refused.hint}, then gpucloud down {name}; or that by {asker.supervisor() or 'whoever started it'}",
+            hint=f"{refused.hint}, then gpucloud down {name}; or that by {asker.supervisor() or 'whoever started it'};"
+            f" {_abandon(name)} ends the machines all the same",
         )
     watcher.story(f"{error}\nnothing can be written there: ending the script and the machines of {name} all the same")
     until = clock.now() + span_of(state.lease_s) + _SLACK
@@ -392,15 +394,26 @@ def end_unwritten(asker: Asker, access: Access, error: StoreError, watcher: Watc
         clock.sleep(_WAITED_S)
     try:
         job, _ = access.ordered.to_end(access.ordered.orders.newest())
-        end_by_agents(access.services(job, name, goes_on=False), asker.state(), watcher.story)
+        services = access.services(job, name, goes_on=False)
+        left = end_by_agents(services, asker.state(), watcher.story, abandons=abandons)
     except GpucloudError:
         watcher.story(_that_stays(asker, state))
         raise
+    if left is not None:
+        raise StoreError(
+            f"{name} is stopped, and its machines are not ended: results of attempt {left.attempt} could not come home:"
+            f" {left.error.message}; {_that_stays(asker, state)}",
+            hint=f"{left.error.hint or 'see to that'}, then gpucloud down {name}; {_abandon(name)} ends them without",
+        )
     first = f"{error.hint}, then " if error.hint else ""
     raise StoreError(
         f"the machines of {name} are ended, and that is not written down: {error.message}",
         hint=f"{first}gpucloud down {name} notes what it has cost and removes what is left",
     )
+
+
+def _abandon(name: str) -> str:
+    return f"gpucloud down {name} --abandon"
 
 
 def _refusal(asker: Asker, state: JobState, error: StoreError) -> StoreError | None:

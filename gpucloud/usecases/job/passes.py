@@ -243,14 +243,12 @@ _MACHINE_ENDS_WITHIN = timedelta(minutes=30)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ender:
-    """Ends one known job.
-
-    `leftovers` lists what the cloud still has of it, of any kind.
-    """
+    """Ends one known job; `leftovers` lists what the cloud still has of it, `abandons` gives up what cannot come."""
 
     asker: Asker
     access: Access
     leftovers: Callable[[], tuple[str, ...]]
+    abandons: bool = False
 
     def end(self, watcher: Watcher, asked: AskedToEnd) -> None:
         """Return when the job has ended and its machines too.
@@ -263,7 +261,7 @@ class Ender:
             self._end_by_state(watcher, asked)
         except Exception as error:
             if isinstance(error, StoreError) and not (error.may_pass or isinstance(error, StateUnreadable)):
-                end_unwritten(self.asker, self.access, error, watcher)
+                end_unwritten(self.asker, self.access, error, watcher, abandons=self.abandons)
             newest = self.asker.jobs.last_armed() if before is not None and _is_of_the_state(error, before) else None
             if newest is None:
                 raise

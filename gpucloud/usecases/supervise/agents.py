@@ -11,7 +11,7 @@ from decimal import Decimal
 from pathlib import PurePosixPath
 
 from gpucloud.domain.codec import to_json
-from gpucloud.domain.errors import GpucloudError, HostUnreachable, NodeError, StoreError, UsageError
+from gpucloud.domain.errors import GpucloudError, HostUnreachable, NodeError, UsageError
 from gpucloud.domain.job.code import LARGEST_CODE_BYTES, is_name
 from gpucloud.domain.job.quantities import format_span
 from gpucloud.domain.job.spec import Market
@@ -28,7 +28,7 @@ from gpucloud.domain.node.bootstrap.wanted import (
     record_key,
     without_secrets,
 )
-from gpucloud.domain.node.node import Node
+from gpucloud.domain.node.node import GroupView, Node
 from gpucloud.domain.node.status import (
     OUTPUT,
     AttemptStatus,
@@ -40,8 +40,10 @@ from gpucloud.domain.node.status import (
     status_from_json,
 )
 from gpucloud.domain.offer import Pool
-from gpucloud.domain.state.state import JobState
+from gpucloud.domain.state.state import Attempt, JobState
+from gpucloud.domain.supervision.renewal import lost_outputs, still_to_bring, to_bring, without_unasked
 from gpucloud.domain.supervision.self_driving import order_key
+from gpucloud.domain.supervision.snapshot import asked_of
 from gpucloud.domain.untrusted import STATUS_BYTES
 from gpucloud.ports import Host
 from gpucloud.store import put_once
@@ -156,31 +158,61 @@ _KILLED_WITHIN = timedelta(seconds=20)
 """For a script that heeds SIGTERM to leave, and for a container to end."""
 
 
-def end_by_agents(services: Services, state: JobState, story: Callable[[str], None]) -> None:
-    """End what runs on the job's machines, bring home what the last attempt wrote, and end the machines."""
-    group, attempt = state.group or "", state.attempt
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotHome:
+    """Results that could not come home, and why: their machines are paid on."""
+
+    attempt: int
+    error: GpucloudError
+
+
+def end_by_agents(
+    services: Services, state: JobState, story: Callable[[str], None], *, abandons: bool
+) -> NotHome | None:
+    """End what runs on the job's machines, bring home what it wrote, and end the machines; None where they are ended.
+
+    Where results cannot come, no machine is ended while any is paid, unless one `abandons` them.
+    """
+    group, attempt, found = state.group or "", state.attempt, list[NotHome]()
+    listed = services.group.describe(group)
     if attempt is not None:
-        alive = {node.id: node for node in services.group.describe(group).alive}
+        alive = {node.id: node for node in listed.alive}
         members = tuple(alive[member.node_id] for member in attempt.members if member.node_id in alive)
         _Stopper(services=services, attempt=attempt.number, story=story).stop(members)
-    if services.job.outputs:
-        _bring_home(services, state, story)
-    services.group.purge(group)
+    keep = list[tuple[str, str]]()
+    for attempts in still_to_bring(state.attempts):
+        error = _bring_home(services, attempts, listed, story)
+        if error is not None:
+            found.append(NotHome(attempt=attempts[-1].number, error=error))
+            keep.append((attempts[-1].members[0].node_id, f"code/{attempts[-1].tree}"))
+            told = lost_outputs(attempts, services.job.outputs, listed.there) if abandons or not listed.alive else ()
+            for line in map(missing_line, told):
+                story(line)
+    if found and not abandons and services.group.describe(group).alive:
+        return found[0]
+    services.group.purge(group, keep=tuple(keep))
+    return None
 
 
-def _bring_home(services: Services, state: JobState, story: Callable[[str], None]) -> None:
-    last = state.attempts[-1] if state.attempts else None
-    node = services.group.describe(state.group).there(last.members[0].node_id) if last and state.group else None
-    if last is None or node is None or not is_name(last.tree):
-        return
+def _bring_home(
+    services: Services, attempts: Sequence[Attempt], listed: GroupView, story: Callable[[str], None]
+) -> GpucloudError | None:
+    """Bring what the last of these attempts wrote, if that can be asked for; return why it did not come."""
+    last, outputs = attempts[-1], services.job.outputs
+    node = listed.there(last.members[0].node_id) if last.members else None
+    paths = to_bring(attempts, outputs, listed.there) if node is not None else ()
+    if node is None or not paths or not is_name(last.tree):
+        return None
     try:
         code = str(PurePosixPath("~", node.root, "code", last.tree))
-        brought = services.outputs.bring_home(services.shell.host(node), code, last.number)
-    except (NodeError, StoreError) as lost:
+        brought = services.outputs.bring_home(services.shell.host(node), code, last.number, None, paths)
+    except GpucloudError as lost:
         story(f"the outputs of attempt {last.number} could not be brought home: {lost}")
-        return
-    for line in (*brought_lines(brought), *map(missing_line, brought.missing)):
+        return lost
+    missing = without_unasked(brought.missing, asked_of(attempts, outputs))
+    for line in (*brought_lines(brought), *map(missing_line, missing)):
         story(line)
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
