@@ -16,7 +16,7 @@ from gpucloud.domain.checkpoint.protection import Saving
 from gpucloud.domain.errors import BudgetRefused, NoCapacity, OrderChanged, PlanRefused, StoreError, UsageError
 from gpucloud.domain.job.spec import Access, AwsChoices, Cloud, Job, Market, MarketPolicy, Model, Resources
 from gpucloud.domain.money.ledger import Terms
-from gpucloud.domain.node.launch import recipe
+from gpucloud.domain.node.launch import recipe, script_of
 from gpucloud.domain.offer import EfaLayout
 from gpucloud.domain.state.order import sealed, with_budget
 from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobStatus, UsageInterval
@@ -423,6 +423,22 @@ def test_a_start_beside_an_attempt_that_trains_says_that_it_goes_on_with_the_scr
         "attempt 1 goes on as it was started, to the end of its script if nothing interrupts it:"
         " `gpucloud down digits`, then the same start, has the script run as it is now"
     )
+
+
+def test_a_start_whose_edit_was_taken_back_says_that_the_attempt_runs_that(pinning):
+    starter, job = pinning
+    first = starter.start(job, SPEC).order
+    attempt = replace(opened("a"), script=script_of(first.resolved))
+    put(starter, "digits", attempts=(attempt,))
+    edit(job)
+    edited = starter.start(job, SPEC)
+    assert edited.changed[-1].startswith("attempt 1 goes on as it was started")
+    orders(starter).give(edited.order, edited.over)
+    put(starter, "digits", attempts=(replace(attempt, outdated=True),))
+    (job.code / "train.py").write_text("print('old')\n")
+    back = starter.start(job, SPEC)
+    assert back.changed == ("the code differs from that of the last start: it is that which attempt 1 runs",)
+    assert not adopt(JobStore(starter.store, "digits").load()[0], None, reruns=back.reruns).attempts[0].outdated
 
 
 def test_a_job_file_in_the_code_folder_is_no_code_and_is_taken_along(pinning, tmp_path):

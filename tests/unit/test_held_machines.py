@@ -14,11 +14,12 @@ import pytest
 from gpucloud.cli.render.reports import report_text
 from gpucloud.domain.job.quantities import parse_span
 from gpucloud.domain.money.budget import Spend
+from gpucloud.domain.node.launch import script_of
 from gpucloud.domain.node.node import NO_GROUP
 from gpucloud.domain.state.order import held_until, is_closed, keeps, without_drill_done
 from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState, JobStatus, Owner
 from gpucloud.domain.supervision import transitions
-from gpucloud.domain.supervision.action import Arm, CloseAttempt, Done, TearDown
+from gpucloud.domain.supervision.action import Arm, CloseAttempt, Done, OpenAttempt, TearDown
 from gpucloud.domain.supervision.capacity import shortest_start
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.snapshot import Goal, Limits, Rules, Supervising, goal_of
@@ -459,13 +460,24 @@ def test_a_script_that_is_started_otherwise_has_told_nothing_of_how_many_steps_i
     before = replace(opened("a"), reason=ExitReason.DEADLINE, total_steps=2000, last_step=272)
     stopped = state(attempts=(before, replace(before, number=2, reason=None)))
     assert [one.total_steps for one in adopt(stopped, None).attempts] == [2000, 2000]
-    adopted = adopt(stopped, None, reruns=True)
+    adopted = adopt(stopped, None, reruns="another")
     assert [one.total_steps for one in adopted.attempts] == [None, 2000]
     # What still runs of the old script has its own length, which is not that of the next attempt.
     closed = transitions.close_attempt(adopted, CloseAttempt(reason=ExitReason.INTERRUPTED), NOW)
     assert [one.total_steps for one in closed.attempts] == [None, None]
     done = transitions.close_attempt(adopted, CloseAttempt(reason=ExitReason.SUCCEEDED), NOW)
     assert [one.total_steps for one in done.attempts] == [None, 2000]
+
+
+def test_an_attempt_whose_script_was_edited_and_put_back_is_not_outdated() -> None:
+    job = order().resolved
+    first, second = script_of(job), script_of(replace(job, run="train.py --steps 9"))
+    training = transitions.open_attempt(state(), OpenAttempt(number=1, node_ids=("a",)), 29500, NOW, "1" * 64, job)
+    edited = adopt(training, None, reruns=second)
+    assert [one.outdated for one in edited.attempts] == [True]
+    assert [one.outdated for one in adopt(edited, None, reruns=first).attempts] == [False]
+    assert first == script_of(replace(job, budget_usd=Decimal(9)))
+    assert first != script_of(replace(job, own_code_sha256="2" * 64))
 
 
 def test_an_attempt_runs_otherwise_under_an_order_of_other_code_or_of_keys_that_reach_it():

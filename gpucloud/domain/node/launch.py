@@ -354,6 +354,12 @@ def recipe(job: Job, code: str) -> str:
     return json.dumps({"code": tree[:12], "run": job.run, "settings": settings[:12]})
 
 
+def script_of(job: Job) -> str:
+    """Return what tells the job's script, and how it is started, from any other, by a hash: orders differ in less."""
+    said = _said(job, (one for one in fields(Job) if one.name in (*REACHES_SCRIPT, "own_code_sha256")))
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:24]
+
+
 def _said(value: Any, among: Iterable[Field[Any]] | None = None) -> Any:
     """Return the values that are no defaults, by their names: a key that comes with a later version changes nothing."""
     if not is_dataclass(value):

@@ -207,6 +207,7 @@ class Attempt:
     """Whether its script did not go on from the checkpoint that was put back, as its first save shows."""
     outdated: bool = False
     """Whether the next one runs other code, or runs it otherwise: how many steps it had counts until its end alone."""
+    script: str = ""  # what it runs, and how (`script_of`); empty in states of before that was stored
     unsaved: str | None = None
     """Why its last steps are not saved, of a script that came to its end; None where they are."""
 

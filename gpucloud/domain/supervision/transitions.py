@@ -8,6 +8,8 @@ from decimal import Decimal
 
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import span_of
+from gpucloud.domain.job.spec import Job
+from gpucloud.domain.node.launch import script_of
 from gpucloud.domain.node.status import DONE, OUTPUT, UNTOLD, Outcome, Progress, Stop
 from gpucloud.domain.state.state import (
     Attempt,
@@ -69,11 +71,13 @@ def obey_order(state: JobState, action: ObeyOrder) -> JobState:
 
 
 def open_attempt(
-    state: JobState, action: OpenAttempt, port: int, now: datetime, tree: str = "", outputs: tuple[str, ...] = ()
+    state: JobState, action: OpenAttempt, port: int, now: datetime, tree: str = "", job: Job | None = None
 ) -> JobState:
-    """Return the state with the next attempt opened, on that tree of the job's code, which is to make those outputs."""
+    """Return the state with the next attempt opened, which runs the job's script on that tree of its code."""
     members = tuple(Member(node_id=node_id, rank=rank) for rank, node_id in enumerate(action.node_ids))
-    attempt = Attempt(number=action.number, members=members, port=port, started_at=now, tree=tree, outputs=outputs)
+    attempt = Attempt(number=action.number, members=members, port=port, started_at=now, tree=tree)
+    if job is not None:
+        attempt = replace(attempt, outputs=job.outputs, script=script_of(job))
     return replace(state, attempts=(*state.attempts, attempt))
 
 

@@ -275,12 +275,13 @@ def first_state(name: str, job: Job, offer: Offer) -> JobState:
 
 
 def adopt(
-    state: JobState, offer: Offer | None, *, drills: bool = False, reopens: bool = False, reruns: bool = False
+    state: JobState, offer: Offer | None, *, drills: bool = False, reopens: bool = False, reruns: str = ""
 ) -> JobState:
     """Return the state as it goes on under the order of a start, with that offer if it has no group.
 
     A run that ended for good, and was not torn down, stays as it is, unless its script failed and a mended one
-    `reopens` it. A drill that is wanted now is another one. `reruns`: the script is another one (`outdated`).
+    `reopens` it. A drill that is wanted now is another one. `reruns`: the script that it has from now on, where
+    that is not the last order's.
     """
     if is_finished(state) and not (reopens and state.script_failed):
         return state
@@ -289,20 +290,22 @@ def adopt(
     adopted = replace(going_on, message=message)
     if drills:
         adopted = replace(adopted, drilled=None, drill_refused=None)
-    adopted = outdated(adopted) if reruns else adopted
+    adopted = outdated(adopted, reruns) if reruns else adopted
     if adopted.group is not None or offer is None:
         return adopted
     cap = offer.cap_usd_per_hour
     return replace(adopted, pool=offer.pool, cap_usd_per_hour=cap, efa=(offer.efa,), gpu=offer.gpu)
 
 
-def outdated(state: JobState) -> JobState:
-    """Return the state whose next attempt runs another script, or runs it otherwise.
+def outdated(state: JobState, script: str) -> JobState:
+    """Return the state whose next attempt runs that script (`script_of`): attempts that ran another are outdated.
 
-    How many steps it had before counts no longer: the work left would be reckoned by it until it tells its own.
+    One that ran this very script is none, or no more: an edit was taken back. How many steps another had counts no
+    longer: the work left would be reckoned by it until it tells its own.
     """
-    attempts = (replace(a, total_steps=None) if a.reason is not None else a for a in state.attempts)
-    return replace(state, attempts=tuple(replace(one, outdated=True) for one in attempts))
+    attempts = tuple(replace(one, outdated=one.script != script) for one in state.attempts)
+    ended = (replace(a, total_steps=None) if a.outdated and a.reason is not None else a for a in attempts)
+    return replace(state, attempts=tuple(ended))
 
 
 def pool_asked_again(order: Order, look: Snapshot, rules: Rules) -> Pool | None:

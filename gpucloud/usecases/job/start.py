@@ -16,6 +16,7 @@ from gpucloud.domain.job.spec import Cloud, Job
 from gpucloud.domain.market.plan import Plan, make_plan
 from gpucloud.domain.money.budget import NOTHING_USED, Used
 from gpucloud.domain.money.ledger import ZERO, Terms
+from gpucloud.domain.node.launch import script_of
 from gpucloud.domain.node.node import NO_GROUP, GroupView
 from gpucloud.domain.state.order import (
     Onward,
@@ -129,7 +130,7 @@ class Start:
     `plan` is None for a run whose attempt goes on: it has its machines. `changed` says what differs from the
     last start. `last` is the order of the ended run that this new one comes after, where its word counts. `reopens`:
     the script of this run failed, and its machines wait for the mended one. `clears`: they waited in vain, or not at
-    all (`waited`), and are torn down first. `reruns`: the next attempt runs other code, or runs it otherwise.
+    all (`waited`), and are torn down first. `reruns`: what the next attempt runs, where that is another script.
     `after_teardown`: the run had ended, and nothing was left of it but its state.
     """
 
@@ -143,7 +144,7 @@ class Start:
     reopens: bool = False
     clears: bool = False
     waited: bool = False
-    reruns: bool = False
+    reruns: str = ""
     after_teardown: bool = False
 
 
@@ -289,8 +290,8 @@ class Starter:
         else:  # what is left of a run that has ended is ended, whatever one would cost now
             known, code_sha256, packed = self._packed(job)
             order = with_budget(replace(order, resolved=known, code_sha256=code_sha256), budget)
-        if reruns := runs_otherwise(before, order):
-            state = outdated(state)
+        if reruns := script_of(order.resolved) if runs_otherwise(before, order) else "":
+            state = outdated(state, reruns)
         if reopens or state.torn_down:
             require_time(state, order, now)
         if reopens:

@@ -406,7 +406,8 @@ def may_be_run(base: str, name: str) -> bool:
 def changes_between(before: Order, order: Order, running: Attempt | None, *, resumes: bool) -> tuple[str, ...]:
     """Return what an order has otherwise than the one before, a sentence each, as its user is told.
 
-    Where nothing can be resumed, nothing is said of how exact that is. An attempt that is `running` goes on without it.
+    Where nothing can be resumed, nothing is said of how exact that is. An attempt that is `running` goes on without it
+    where it is outdated under the new order.
     """
     changes = []
     if order.spec_sha256 != before.spec_sha256:
@@ -415,8 +416,11 @@ def changes_between(before: Order, order: Order, running: Attempt | None, *, res
         changes.append(f"the job file differs from the one of the last start in {keys}{how}")
     if _has_other_code(before, order):
         how = ", and resumes best effort, not exact" if resumes else ""
-        changes.append(f"the code differs from that of the last start: the next attempt runs it{how}")
-    if running is not None and runs_otherwise(before, order):
+        runs = f"the next attempt runs it{how}"
+        if running is not None and not running.outdated:
+            runs = f"it is that which attempt {running.number} runs"
+        changes.append(f"the code differs from that of the last start: {runs}")
+    if running is not None and running.outdated and runs_otherwise(before, order):
         changes.append(
             f"attempt {running.number} goes on as it was started, to the end of its script if nothing interrupts it:"
             f" `gpucloud down {order.job}`, then the same start, has the script run as it is now"

@@ -419,7 +419,7 @@ class Actor:
             return  # what is seen of the node by then says what to do about it
         self._keep_lock(action)
         state = self.closing.move_on(self.lease.state, action.node_ids[0], tree)
-        self.lease.write(transitions.open_attempt(state, action, port, snapshot.now, tree, self.services.job.outputs))
+        self.lease.write(transitions.open_attempt(state, action, port, snapshot.now, tree, self.services.job))
 
     def _keep_lock(self, action: OpenAttempt) -> None:
         made = {node_id: self.bootstrapper.made_of(node_id) for node_id in action.node_ids}
