@@ -42,6 +42,9 @@ JOB = Job(
 )
 
 
+SAVED = CheckpointRef(step=40, sha256="0" * 64)
+
+
 @pytest.fixture
 def starter(tmp_path):
     return Starter(
@@ -419,9 +422,56 @@ def test_a_start_beside_an_attempt_that_trains_says_that_it_goes_on_with_the_scr
     assert starter.start(job, SPEC).changed == ()
     edit(job)
     _, goes_on = starter.start(job, SPEC).changed
-    assert goes_on == (
+    assert re.fullmatch(
         "attempt 1 goes on as it was started, to the end of its script if nothing interrupts it:"
-        " `gpucloud down digits`, then the same start, has the script run as it is now"
+        " `gpucloud down digits`, then the same start, has the script run as it is now,"
+        r" from what is saved by then, else from its beginning; another start costs 0\.\d+ USD at the least",
+        goes_on,
+    )
+
+
+@pytest.mark.parametrize(
+    ("saving", "changes", "deadline", "said"),
+    [
+        (Saving.RESUME, {}, None, "as it is now, from what is saved by then, else from its beginning; another"),
+        (
+            Saving.RESUME,
+            {"checkpoint": SAVED},
+            None,
+            "as it is now, from what is saved by then, which is step 40 now; ",
+        ),
+        (Saving.NOTHING, {}, None, "as it is now, from its beginning: nothing of this attempt is saved; another start"),
+        (
+            Saving.RESUME,
+            {},
+            timedelta(minutes=1),
+            ": too little is left, of the budget or until the deadline, to start",
+        ),
+    ],
+)
+def test_what_it_costs_to_have_an_edited_script_run_in_place_of_an_attempt_is_said(
+    pinning, saving, changes, deadline, said
+):
+    starter, job = pinning
+    starter = replace(starter, saving=lambda _: saving)
+    starter.start(job, SPEC)
+    put(starter, "digits", attempts=(opened("a"),), **changes)
+    edit(job)
+    goes_on = starter.start(replace(job, deadline=deadline), SPEC).changed[-1]
+    assert said in goes_on
+    assert ("gpucloud down" in goes_on) == (deadline is None)
+
+
+def test_an_edited_script_that_the_rest_of_the_budget_does_not_start_is_not_said_to_run_in_place_of_an_attempt(pinning):
+    starter, job = pinning
+    starter.start(job, SPEC)
+    spent = interval("a", datetime.now(timezone.utc) - timedelta(hours=30))
+    put(starter, "digits", attempts=(opened("a"),), nodes=(spent,))
+    edit(job)
+    assert (
+        starter.start(job, SPEC)
+        .changed[-1]
+        .endswith(": too little is left, of the budget or until the deadline, to start it as it is now in its place")
     )
 
 
@@ -491,7 +541,7 @@ def test_a_resume_is_said_to_be_inexact_only_where_there_may_be_one(
     saved = CheckpointRef(step=checkpoint, sha256="0" * 64) if checkpoint is not None else None
     put(starter, "digits", checkpoint=saved, attempts=(opened("a"),) if running else ())
     edit(job)
-    [said] = starter.start(job, SPEC).changed
+    said, *_ = starter.start(job, SPEC).changed  # then, of an attempt that runs, that it goes on without it
     assert ("best effort, not exact" in said) == is_lowered, said
 
 

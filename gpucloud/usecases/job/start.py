@@ -29,6 +29,7 @@ from gpucloud.domain.state.order import (
 )
 from gpucloud.domain.state.state import JobState
 from gpucloud.domain.supervision.budget import least_to_go_on, least_to_lower_to, prepaid_rule_for, refusal, rules_for
+from gpucloud.domain.supervision.capacity import no_start_fits
 from gpucloud.domain.supervision.snapshot import Rules, Snapshot
 from gpucloud.ports import Account, Clock, MarketData, NodeGroup, Signer
 from gpucloud.store import Conflict, ObjectStore
@@ -39,6 +40,7 @@ from gpucloud.usecases.jobstore.lease import StoreClock
 from gpucloud.usecases.jobstore.orders import (
     Found,
     Given,
+    InItsPlace,
     Orders,
     Reader,
     caller,
@@ -310,7 +312,7 @@ class Starter:
             )
         )
         self._pin(jobs, order.code_sha256, packed)
-        changed = () if ends else changes_between(before, order, state.attempt, resumes=self._resumes(state, job))
+        changed = () if ends else self._changes(before, order, state, used.usd, now)
         if not trusted:
             changed = (*changed, _UNTRUSTED if newer is None else _PUT_BACK.format(number=found.given.order.number))
         return Start(
@@ -348,6 +350,15 @@ class Starter:
                 f"{state.job} has {max(rest, ZERO):.2f} USD left of {order.budget_usd:f} USD, too little to go on",
                 hint=f"gpucloud train {state.job} --budget '{in_cents(spent + least_usd)} USD' is the least{anew}",
             )
+
+    def _changes(self, before: Order, order: Order, state: JobState, spent: Decimal, now: datetime) -> tuple[str, ...]:
+        """Return what the order changes, and what it takes to have it run in place of an attempt, on new machines."""
+        usd = least_to_go_on(state, order.resolved.resources.nodes, self.rules.prepaid_rule, keeps=False)
+        late = no_start_fits(state, order.deadline_at, NO_GROUP, now, self.rules.limits)
+        fits = not late and order.budget_usd - spent >= usd
+        resumes = self._resumes(state, order.resolved)
+        instead = InItsPlace(usd=usd if fits else None, saved=state.checkpoint if resumes else None, resumes=resumes)
+        return changes_between(before, order, state.attempt, instead)
 
     def _next(self, before: Order, job: Job, spec: bytes, asked: Asked, now: datetime) -> Order:
         """Return the order of a start that goes on with a run: what the job's end was wished for is over."""

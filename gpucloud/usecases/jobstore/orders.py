@@ -44,7 +44,7 @@ from gpucloud.domain.state.order import (
     run_of,
     sealed,
 )
-from gpucloud.domain.state.state import Attempt, ExitReason, JobState
+from gpucloud.domain.state.state import Attempt, CheckpointRef, ExitReason, JobState
 from gpucloud.domain.supervision.membership import since_anew, unit_of
 from gpucloud.ports import Clock, Signer, Trust
 from gpucloud.store import Conflict, ObjectStore
@@ -403,13 +403,39 @@ def may_be_run(base: str, name: str) -> bool:
     return run_of(base, name) is not None
 
 
-def changes_between(before: Order, order: Order, running: Attempt | None, *, resumes: bool) -> tuple[str, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InItsPlace:
+    """What it takes to have another script run in place of an attempt that goes on: its end, and another start.
+
+    `usd` is what the start costs at the least, None where that, or a start before the deadline, is more than is left.
+    It goes on from `saved`, None for nothing yet; with `resumes`, from what is saved by then.
+    """
+
+    usd: Decimal | None
+    saved: CheckpointRef | None
+    resumes: bool
+
+    def told(self, job: str) -> str:
+        """Return how it is had, and what it costs; or that it cannot be."""
+        if self.usd is None:
+            return "too little is left, of the budget or until the deadline, to start it as it is now in its place"
+        costs = f"; another start costs {format_usd(self.usd)} at the least" if self.usd else ""
+        if not self.resumes:
+            whence = "from its beginning: nothing of this attempt is saved"
+        elif self.saved is None:
+            whence = "from what is saved by then, else from its beginning"
+        else:
+            whence = f"from what is saved by then, which is {self.saved} now"
+        return f"`gpucloud down {job}`, then the same start, has the script run as it is now, {whence}{costs}"
+
+
+def changes_between(before: Order, order: Order, running: Attempt | None, anew: InItsPlace) -> tuple[str, ...]:
     """Return what an order has otherwise than the one before, a sentence each, as its user is told.
 
     Where nothing can be resumed, nothing is said of how exact that is. An attempt that is `running` goes on without it
-    where it is outdated under the new order.
+    where it is outdated under the new order, unless its user has it started `anew`.
     """
-    changes = []
+    changes, resumes = [], anew.resumes
     if order.spec_sha256 != before.spec_sha256:
         how = ": resuming is best effort, not exact" if _reaching(before, order) and resumes else ""
         keys = _differing(before, order)
@@ -423,7 +449,7 @@ def changes_between(before: Order, order: Order, running: Attempt | None, *, res
     if running is not None and running.outdated and runs_otherwise(before, order):
         changes.append(
             f"attempt {running.number} goes on as it was started, to the end of its script if nothing interrupts it:"
-            f" `gpucloud down {order.job}`, then the same start, has the script run as it is now"
+            f" {anew.told(order.job)}"
         )
     if order.budget_usd != before.budget_usd:
         changes.append(f"budget: {format_usd(before.budget_usd)} → {format_usd(order.budget_usd)}")
