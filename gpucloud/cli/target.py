@@ -39,10 +39,11 @@ class Target:
     spec: bytes
 
 
-def read_target(cloud: Gpucloud, target: str | None, on: Cloud | None = None) -> Target:
+def read_target(cloud: Gpucloud, target: str | None, on: Cloud | None = None, *, to_start: bool = False) -> Target:
     """Return the job file that is meant, `on` another cloud than it names if given; a job's name remembers its own.
 
-    UsageError when there is no file, or when that of a run is another job's by now; JobFileError when it is wrong.
+    UsageError when there is no file, or when that of a run is another job's by now; JobFileError when it is wrong, or
+    `to_start` the job when something is missing beside it.
     """
     known = _run_named(cloud, target) if target is not None and not _is_file(target) else None
     path = known.file if known is not None else _job_file(target)
@@ -50,7 +51,7 @@ def read_target(cloud: Gpucloud, target: str | None, on: Cloud | None = None) ->
     if not path.is_file():
         require_here()
         raise UsageError(f"there is no file {path}", hint=_instead_of(path, target, known))
-    job = cloud.read_job(path)
+    job = cloud.read_job(path, to_start=to_start)
     if known is not None and run_of(job.name, known.name) is None:
         hint = f"`name:` as it was means {target} again; {job.name} is meant by {path}"
         raise UsageError(f"{path} is of {job.name} by now, and {target} is a run of another name", hint=hint)
@@ -81,9 +82,8 @@ def known_job(
     if found is None:
         raise NeverStarted(f"{read.job.name} was never started", hint=f"gpucloud train {target or ''}".strip())
     own = [one for one in cloud.home.known() if one.file == read.file.resolve()]
-    mine = (
-        f", {called(cloud, max(own, key=lambda one: run_of(read.job.name, one.name) or 0))} this file's" if own else ""
-    )
+    newest = max(own, key=lambda one: run_of(read.job.name, one.name) or 0, default=None)
+    mine = f", {called(cloud, newest)} this file's" if newest is not None else ""
     meant = cloud.known(read.job, found.name, read.file)
     way = f"named instead of the file, {called(cloud, meant)} is that run{mine}"
     named = cloud.home.find(meant.name)

@@ -302,11 +302,14 @@ class Gpucloud:
         profile, python = job.aws.profile, self.cloud(job).cloud_profile.node_python
         return self._data.setdefault(profile, Sources(profile=profile, python=python, cache=self._cache))
 
-    def read_job(self, path: Path) -> Job:
-        """Return the job of a job file. JobFileError with everything that is wrong."""
+    def read_job(self, path: Path, *, to_start: bool = False) -> Job:
+        """Return the job of a job file. JobFileError with all that is wrong, and that `to_start` it is missing."""
         from gpucloud.adapters.jobfile import read_job
 
-        return read_job(path, lambda region: self.aws(AwsChoices(), Resources()).require_regions((region,)))
+        def require_region(region: str) -> None:
+            self.aws(AwsChoices(), Resources()).require_regions((region,))
+
+        return read_job(path, require_region, to_start=to_start)
 
     def require_regions(self, job: Job) -> None:
         """UsageError where a job on AWS names, or its user's settings name, what is no region."""

@@ -229,8 +229,8 @@ class Rigged(Gpucloud):
         del known
         return self.store(self._outside.job)
 
-    def read_job(self, path: Path) -> Job:
-        del path
+    def read_job(self, path: Path, *, to_start: bool = False) -> Job:
+        del path, to_start
         return self._outside.job
 
     def signer(self) -> Any:

@@ -34,7 +34,7 @@ from gpucloud.cli.target import (
     report_of,
     require_one_run,
 )
-from gpucloud.domain.errors import StoreError, StrangersRun, UsageError
+from gpucloud.domain.errors import JobFileError, StoreError, StrangersRun, UsageError
 from gpucloud.domain.job.spec import Cloud, KnownJob
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.node import NO_GROUP
@@ -345,6 +345,47 @@ def test_a_file_whose_jobs_newest_run_is_another_files_is_answered_with_both_run
     assert refused.value.hint == (
         "name: live-mine in this file; named instead of the file, live-2 is that run, live@1 this file's"
     )
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        ("run: train.py", "run: gone.py"),
+        ("run: train.py", "run: python gone.py"),
+        ("run: train.py", "run: ./go.sh"),
+        ("run: train.py", "run: old/train.py"),
+        ("code: .", "code: gone"),
+        ("code: .", "conda: gone.yml"),
+        ("code: .", "data: {gone: /gone}"),
+        ("code: .", "cloud: ssh\nssh: {hosts: [me@gpu1], key: gone}\nstore: ../home/store"),
+    ],
+)
+def test_what_is_missing_beside_the_file_keeps_nobody_from_a_run_of_it(
+    two_files: tuple[Gpucloud, Path, Path], changed: tuple[str, str]
+) -> None:
+    cloud, _, other = two_files
+    (other.parent / "old").mkdir()
+    (other.parent / ".gitignore").write_text("old/\n")
+    for name in ("go.sh", "old/train.py"):
+        (other.parent / name).touch()
+    other.write_text(other.read_text().replace(*changed))
+    assert known_job(cloud, str(other), only_own="down", adopts=True).name == "live-2"
+    with pytest.raises(JobFileError):
+        read_target(cloud, str(other), to_start=True)
+
+
+def test_a_job_of_which_nothing_is_there_is_told_from_one_that_cannot_be_looked_at(
+    two_files: tuple[Gpucloud, Path, Path],
+) -> None:
+    cloud, mine, _ = two_files
+    mine.write_text(FILE.replace("live", "fresh"))
+    with pytest.raises(UsageError, match="fresh was never started") as refused:
+        known_job(cloud, str(mine))
+    assert (refused.value.code, refused.value.exit_code) == ("never_started", 2)
+    mine.write_text(FILE.replace("budget", "bugdet"))
+    with pytest.raises(JobFileError) as refused:
+        known_job(cloud, str(mine))
+    assert refused.value.code == "job_file"
 
 
 def signed_by_a_stranger(tmp_path: Path, run: str, host: str = "elsewhere") -> Any:

@@ -69,7 +69,7 @@ def test_help_is_an_answer_and_no_error(
 def test_ctrl_c_while_planning_is_one_object_and_130(
     words: str, objects: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def press(*_: object) -> None:
+    def press(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(training, "read_target", press)
@@ -107,7 +107,7 @@ def test_an_error_that_nobody_reads_keeps_its_exit_code(full: bool) -> None:
 def test_a_question_without_an_answer_ends_as_ctrl_c_and_data_that_end_are_a_fault(
     cause: EOFError | None, code: int, story: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def end(*_: object) -> None:
+    def end(*_: object, **__: object) -> None:
         raise cause or typer.Abort
 
     monkeypatch.setattr(training, "read_target", end)

@@ -42,14 +42,15 @@ from gpucloud.domain.job.spec import (
 _LARGEST = 64 * 1024
 
 
-def read_job(path: Path, require_region: Callable[[str], None] | None = None) -> Job:
+def read_job(path: Path, require_region: Callable[[str], None] | None = None, *, to_start: bool = True) -> Job:
     """Return the job in the file at `path`; JobFileError with every problem at once.
 
-    `require_region` raises UsageError for what is no region of AWS; without it any name will do.
+    `require_region` raises UsageError for what is no region of AWS; without it any name will do. What lies beside the
+    file is looked at `to_start` the job alone.
     """
     try:
         found = document.parse(_text(path))
-        keys, faults = _check(found, _folder(path), require_region)
+        keys, faults = _check(found, _folder(path) if to_start else None, require_region)
     except Unreadable as error:
         raise JobFileError((_problem(path, error.fault),)) from error
     if keys is None or faults:
@@ -92,7 +93,7 @@ def _data(path: Path) -> bytes:
 
 
 def _check(
-    found: Document, folder: Path, require_region: Callable[[str], None] | None
+    found: Document, folder: Path | None, require_region: Callable[[str], None] | None
 ) -> tuple[JobKeys | None, list[Fault]]:
     """Return the keys, where they are all right, and every fault; one fault per place, the first that was found."""
     if not isinstance(found.root, dict):
@@ -108,7 +109,9 @@ def _check(
     def report(key: Key, text: str) -> Fault:
         return _at(found, key, text)
 
-    faults += _new(rules.broken(found.root, folder, report), faults)
+    faults += _new(rules.broken(found.root, report), faults)
+    if folder is not None:
+        faults += _new(rules.missing(found.root, folder, report), faults)
     if require_region is not None:
         faults += _new(rules.no_regions(found.root, require_region, report), faults)
     return keys, faults

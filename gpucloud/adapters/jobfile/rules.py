@@ -1,4 +1,4 @@
-"""Rules that one value alone cannot answer: they look at two keys, or at the disk beside the job file.
+"""Rules that one value alone cannot answer: they look at two keys, or for a start at the disk beside the job file.
 
 They look at the raw values, so that their faults are found together with the others.
 """
@@ -43,23 +43,29 @@ KEY = "[key]"  # at the end of a path: the key itself, as pydantic writes it
 Report = Callable[[Key, str], Fault]
 
 
-def broken(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fault]:
-    """Yield what is wrong between keys, and between the file and its `folder`."""
-    yield from _code(root, folder, fault)
-    yield from _run(root, folder, fault)
-    yield from _conda(root, folder, fault)
+def broken(root: Mapping[str, Any], fault: Report) -> Iterator[Fault]:
+    """Yield what is wrong between keys."""
+    yield from _run(root, fault)
+    yield from _conda(root, fault)
     yield from _store(root, fault)
     yield from _alert(root, fault)
     yield from _checkpoint(root, fault)
     yield from _resume(root, fault)
     yield from _model(root, fault)
     yield from _policy(root, fault)
-    yield from _data(root, folder, fault)
+    yield from _data(root, fault)
     yield from _metrics(root, fault)
     yield from _secrets(root, fault)
     yield from _launcher(root, fault)
     yield from _image(root, fault)
-    yield from _hosts(root, folder, fault)
+    yield from _hosts(root, fault)
+
+
+def missing(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fault]:
+    """Yield what a start takes of the file's `folder`, and what is not there; a job that runs has it already."""
+    yield from _code_here(root, folder, fault)
+    yield from _data_here(root, folder, fault)
+    yield from _keys_here(root, folder, fault)
 
 
 def no_regions(root: Mapping[str, Any], require_region: Callable[[str], None], fault: Report) -> Iterator[Fault]:
@@ -89,15 +95,9 @@ def script_of(run: str) -> str | None:
     return words[0] if words and words[0].endswith(".py") else None
 
 
-def _code(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fault]:
-    code = root.get("code")
-    if isinstance(code, str) and not _is_folder(beside(folder, code)):
-        yield fault(("code",), f"there is no folder {quoted(code)} beside the job file")
-
-
-def _run(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fault]:
-    run, code = root.get("run"), root.get("code", ".")
-    if not isinstance(run, str) or not isinstance(code, str):
+def _run(root: Mapping[str, Any], fault: Report) -> Iterator[Fault]:
+    run = root.get("run")
+    if not isinstance(run, str):
         return
     script = script_of(run)
     if "\n" not in run.strip() or script is not None:
@@ -108,10 +108,28 @@ def _run(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fault
             return
     if script is not None and needs_shell(run):
         yield fault(("run",), f"{quoted(run)}: a script gets no shell; put 'single quotes' around $ ` * ? ; | # …")
+    elif script is not None and (script.startswith("/") or ".." in script.split("/")):
+        yield fault(("run",), f"{quoted(script)} is not a script inside the code folder")
+
+
+def _code_here(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fault]:
+    code = root.get("code", ".")
+    if not isinstance(code, str):
         return
-    place, setup = beside(folder, code), root.get("setup")
+    place = beside(folder, code)
     if not _is_folder(place):
+        if "code" in root:
+            yield fault(("code",), f"there is no folder {quoted(code)} beside the job file")
         return
+    if isinstance(root.get("run"), str):
+        yield from _run_here(root, root["run"], place, fault)
+    conda = root.get("conda")
+    if isinstance(conda, str) and root.get("image") is None and not os.path.isfile(place / conda):  # noqa: PTH113  never raises
+        yield fault(("conda",), f"there is no file {quoted(conda)} in the code folder")
+
+
+def _run_here(root: Mapping[str, Any], run: str, place: Path, fault: Report) -> Iterator[Fault]:
+    script, setup = script_of(run), root.get("setup")
     made = isinstance(setup, str) and not only_installs(setup)  # by what runs before the script
     if script is None:
         yield from _unquoted(run, place, fault)
@@ -119,8 +137,6 @@ def _run(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fault
         elsewhere = root.get("image") is not None or root.get("cloud") in _OWNED
         if started is not None and (started.sure or not elsewhere):
             yield from _started(run, started, place, fault, made=made)
-    elif script.startswith("/") or ".." in script.split("/"):
-        yield fault(("run",), f"{quoted(script)} is not a script inside the code folder")
     elif os.path.isfile(place / script):  # noqa: PTH113  answers False for every name that no file can have
         yield from _kept_at_home(script, place, fault, made=made)
     elif not made:
@@ -185,16 +201,12 @@ def _files_beside(file: Path, code: Path, ending: str) -> list[str]:
         return []
 
 
-def _conda(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fault]:
-    conda, code = root.get("conda"), root.get("code", ".")
-    if not isinstance(conda, str) or not isinstance(code, str) or not _is_folder(beside(folder, code)):
-        return
-    if root.get("image") is not None:  # it has no place there at all
+def _conda(root: Mapping[str, Any], fault: Report) -> Iterator[Fault]:
+    conda = root.get("conda")
+    if not isinstance(conda, str) or root.get("image") is not None:  # it has no place there at all
         return
     if conda.startswith("/") or ".." in conda.split("/"):
         yield fault(("conda",), f"{quoted(conda)} is not a file inside the code folder")
-    elif not os.path.isfile(beside(folder, code) / conda):  # noqa: PTH113  never raises
-        yield fault(("conda",), f"there is no file {quoted(conda)} in the code folder")
 
 
 def _store(root: Mapping[str, Any], fault: Report) -> Iterator[Fault]:
@@ -306,14 +318,19 @@ def _policy(root: Mapping[str, Any], fault: Report) -> Iterator[Fault]:
         yield fault(("policy", KEY), f"chooses between markets, and `market: {market}` leaves one: auto")
 
 
-def _data(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fault]:
+def _data_here(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fault]:
+    data = root.get("data")
+    for source in data if isinstance(data, dict) else ():
+        if "://" not in source and not os.path.exists(beside(folder, source)):  # noqa: PTH110  never raises
+            yield fault(("data", source, KEY), f"there is no file or folder {quoted(source)} beside the job file")
+
+
+def _data(root: Mapping[str, Any], fault: Report) -> Iterator[Fault]:
     data = root.get("data")
     if not isinstance(data, dict):
         return
     targets: dict[str, str] = {}
     for source, target in data.items():
-        if "://" not in source and not os.path.exists(beside(folder, source)):  # noqa: PTH110  never raises
-            yield fault(("data", source, KEY), f"there is no file or folder {quoted(source)} beside the job file")
         if isinstance(target, str) and target.rstrip("/") in targets:
             first = targets[target.rstrip("/")]
             yield fault(("data", source), f"{quoted(target)} is taken by {quoted(first)}")
@@ -357,22 +374,30 @@ def _image(root: Mapping[str, Any], fault: Report) -> Iterator[Fault]:
         yield fault(("container", "login"), f"{quoted(login)} is not in `secrets`: add it there")
 
 
-def _hosts(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fault]:
+def _hosts(root: Mapping[str, Any], fault: Report) -> Iterator[Fault]:
     """In the section of each cloud whose machines its user has already."""
     for cloud in Cloud:
         if cloud.traits.owned and cloud.traits.section is not None:
-            yield from _hosts_of(cloud, cloud.traits.section, root, folder, fault)
+            yield from _hosts_of(cloud, cloud.traits.section, root, fault)
 
 
-def _hosts_of(cloud: Cloud, name: str, root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fault]:
+def _keys_here(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fault]:
+    for cloud in Cloud:
+        name = cloud.traits.section
+        section = (
+            root.get(name) if cloud.traits.owned and name is not None and root.get("cloud") == cloud.value else None
+        )
+        key = section.get("key") if isinstance(section, dict) else None
+        if name is not None and isinstance(key, str) and not os.path.isfile(beside(folder, key)):  # noqa: PTH113
+            yield fault((name, "key"), f"there is no file {quoted(key)}")
+
+
+def _hosts_of(cloud: Cloud, name: str, root: Mapping[str, Any], fault: Report) -> Iterator[Fault]:
     section, resources = root.get(name), root.get("resources")
     section = section if isinstance(section, dict) else {}
     hosts = section.get("hosts", [])
     hosts = hosts if isinstance(hosts, list) else [hosts]
     if root.get("cloud") == cloud.value:
-        key = section.get("key")
-        if isinstance(key, str) and not os.path.isfile(beside(folder, key)):  # noqa: PTH113  never raises
-            yield fault((name, "key"), f"there is no file {quoted(key)}")
         nodes = _most_nodes(resources)
         if not hosts:
             yield fault(("cloud",), f"needs hosts: {name}: {{hosts: [user@address]}}")

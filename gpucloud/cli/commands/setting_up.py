@@ -79,7 +79,7 @@ def _quoted(run: str) -> str:
 def _once_it_reads() -> str:
     """Return what must be mended first in the file that was written; nothing where it is whole."""
     try:
-        Gpucloud().read_job(Path(DEFAULT_FILE))
+        Gpucloud().read_job(Path(DEFAULT_FILE), to_start=True)
     except JobFileError as error:
         return f" once this is mended:\n{error.message}"
     return ""

@@ -47,7 +47,7 @@ _SPOT_OF_THE_CATALOG = "spot prices that were never read are estimates of AWS's 
 def plan(target: str | None, *, on: Cloud | None, plot: Path | None, as_json: bool) -> int:
     """Say what would be rented and what it costs; nothing is made. Return the exit code."""
     cloud = Gpucloud()
-    read = read_target(cloud, target, on)
+    read = read_target(cloud, target, on, to_start=True)
     job = read.job
     protection = how_it_saves(job)
     drawn = plot_into(plot) if plot is not None else None
@@ -126,7 +126,7 @@ def up(target: str | None, *, on: Cloud | None, again: bool, as_json: bool) -> i
     asked = StartRequest(until=Until.READY)
 
     def start() -> Begun:
-        return begin(cloud, read_target(cloud, target, on), asked, again=again)
+        return begin(cloud, read_target(cloud, target, on, to_start=True), asked, again=again)
 
     return _unless_over(lambda: _once(start, lambda begun: _supervise(begun, as_json=as_json), as_json=as_json))
 
@@ -153,7 +153,7 @@ def train(target: str | None, asked: Asked, *, on: Cloud | None, as_json: bool) 
     cloud = Gpucloud()
     lasting = _time(asked.unattended)
     if lasting is not None or asked.drill:
-        _require_able(cloud, read_target(cloud, target, on), asked, lasting)
+        _require_able(cloud, read_target(cloud, target, on, to_start=True), asked, lasting)
     start_request = StartRequest(
         keep=asked.keep,
         drill=asked.drill,
@@ -163,7 +163,7 @@ def train(target: str | None, asked: Asked, *, on: Cloud | None, as_json: bool) 
     )
 
     def start() -> Begun:
-        read = read_target(cloud, target, on)
+        read = read_target(cloud, target, on, to_start=True)
         profiled = replace(read, job=replace(read.job, profile_steps=asked.profile_steps))
         driven = (lasting is not None or asked.detach) and cloud.unable(profiled.job) is None
         return begin(cloud, profiled, start_request, again=asked.again, driven=driven)

@@ -41,7 +41,7 @@ def verify_resume(
     Of a trial that is broken off nothing stays but its state. UsageError for a script that does not use the library.
     """
     cloud = Gpucloud()
-    read = read_target(cloud, target, on)
+    read = read_target(cloud, target, on, to_start=True)
     if budget_usd is not None:
         read = replace(read, job=replace(read.job, budget_usd=budget_usd))
     if not imports_resume(read.job.code):
