@@ -111,6 +111,24 @@ def test_a_requirements_file_may_install_from_the_tree(line):
     assert setup_digest("pip install -r r.txt", files, "/1") != setup_digest("pip install -r r.txt", files, "/2")
 
 
+@pytest.mark.parametrize(
+    ("setup", "again"),
+    [
+        ("git clone --depth 1 https://a.example/net", True),
+        ("git clone https://a.example/net /opt/net", False),
+        ("pip install a && curl -LO https://a.example/run.sh", True),
+        ("curl -so run.sh https://a.example/x; mkdir -p out", True),
+        ("curl -s https://a.example/up", False),
+        ("wget https://a.example/run.sh", True),
+        ("wget -O /tmp/x https://a.example/x", False),
+        ("mkdir -p /opt/x", False),
+        ("pip install a", False),
+    ],
+)
+def test_a_setup_that_leaves_files_beside_the_script_runs_for_each_tree(setup, again):
+    assert (setup_digest(setup, (), "/code/1") != setup_digest(setup, (), "/code/2")) is again
+
+
 def test_what_a_requirements_file_installs_from_elsewhere_is_not_of_the_tree():
     data = b"-e git+https://a.example/x.git\n--editable=git+ssh://a.example/y\n.hidden\n...\n"
     data += b"--find-links https://a.example/w\na==1 ; python_version < '4' # see libs/x\n/mnt/wheels/b.whl\n"

@@ -49,6 +49,7 @@ _PACKAGE_MANAGERS = frozenset({"apt", "apt-get", "dnf", "yum", "apk", "conda", "
 _THEIR_INSTALLS = frozenset({"install", "update", "upgrade", "add", "remove", "clean", "makecache"})
 _QUIET = frozenset({"echo", "printf", "true", ":", "set", "export", "unset", "which", "date", "nvidia-smi", "sleep"})
 _INTO_A_FOLDER = re.compile(r"-[tep]|--(?:target|prefix|root|src|editable)(?:=|$)")
+_INTO_A_FILE = re.compile(r"-[a-zA-Z]*[oO]|--(?:output|remote-name)")
 _INTO_NOWHERE = re.compile(r"\d*>+[ \t]*/dev/null(?![\w/.-])|\d*>&[ \t]*\d")
 # Of the job's variables, those that builds of packages read and that say where packages come from.
 _BUILD_VARIABLES = re.compile(
@@ -200,6 +201,19 @@ def _only_installs(words: tuple[str, ...]) -> bool:
     return _asked_of_pip(words) is not None
 
 
+def _leaves_files(setup: str) -> bool:
+    """Whether a setup clones or downloads into the tree, where it runs; an absolute path is of another place."""
+    return any(map(_leaves_file, _commands(setup) or ()))
+
+
+def _leaves_file(words: tuple[str, ...]) -> bool:
+    if any(word.startswith("/") for word in words[1:]):
+        return False
+    if words[0] == "curl":
+        return any(map(_INTO_A_FILE.match, words))
+    return words[0] in ("wget", "mkdir") or words[:2] == ("git", "clone")
+
+
 def _asked_of_pip(words: tuple[str, ...]) -> tuple[str, ...] | None:
     """Return the words behind `pip install`, in whatever spelling; None for what is none."""
     match words:
@@ -265,11 +279,13 @@ def setup_digest(
 ) -> str:
     """Return the hash of all that a layer depends on, save what is the node's own; `code` counts if the tree is used.
 
+    So it does where files are left in the tree: each tree needs them.
+
     `env` are the job's variables without its secrets; `requirements` is what the layer must have beside what the setup
     installs; `conda` an environment file's content. Mirrors do not count: the same packages come from them.
     """
     read = (*files, ("conda.yml", conda or b""))
-    uses_tree = setup_uses_tree(setup) or any(_names_tree(name, data) for name, data in read)
+    uses_tree = setup_uses_tree(setup) or _leaves_files(setup) or any(_names_tree(name, data) for name, data in read)
     parts = [setup, code if uses_tree else ""]
     parts += [f"{name}: {value}" for name, value in setup_variables(setup, env)]
     parts += [f"{name}={hashlib.sha256(data).hexdigest()}" for name, data in files]
