@@ -10,7 +10,7 @@ import pytest
 
 import gpucloud
 from gpucloud.adapters.home import Home
-from tests.bench import bench_cost
+from tests.bench import bench_cost, bench_shape
 
 PACKAGE = Path(gpucloud.__file__).parent
 # Refuses every module that is neither in the standard library nor ours.
@@ -130,3 +130,10 @@ def test_an_agent_starts_without_what_facts_are_gathered_by() -> None:
 
 def test_the_licence_is_there() -> None:
     assert "Apache License" in (PACKAGE.parent / "LICENSE").read_text()
+
+
+def test_no_module_is_longer_than_a_chapter_and_no_more_are_there_than_can_be_known() -> None:
+    files = sorted(PACKAGE.rglob("*.py"))
+    lines = {str(file.relative_to(PACKAGE)): file.read_text(encoding="utf-8").count("\n") for file in files}
+    assert {name: count for name, count in lines.items() if count > bench_shape.MOST_LINES} == {}
+    assert len(files) <= bench_shape.MOST_FILES

@@ -428,11 +428,8 @@ def _only_given_up(attempt: Attempt, members: tuple[NodeSnapshot | None, ...], s
 def _drill(attempt: Attempt, goal: Goal, snapshot: Snapshot, limits: Limits) -> Drill | Wait | None:
     """A job with no machine that its cloud takes now may have one in a later attempt."""
     state, progress, young = snapshot.state, progress_of(attempt, snapshot), snapshot.now - attempt.started_at
-    if not goal.drill or attempt.ending_reason is not None:
-        return None
-    if state.drilled is not None or state.drill_refused is not None:
-        return None
-    node_id = _last_to_take(attempt, goal, snapshot)
+    wanted = goal.drill and attempt.ending_reason is None and state.drilled is None and state.drill_refused is None
+    node_id = _last_to_take(attempt, goal, snapshot) if wanted else None
     if node_id is None:
         return None
     if progress is None:
