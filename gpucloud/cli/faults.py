@@ -1,12 +1,18 @@
-"""An error as the user meets it: one message, one hint, one exit code; our own faults go to a file."""
+"""An error as the user meets it: one message, one hint, one exit code; our own faults go to a file.
+
+And sums of money on a command line, of which the right form is said.
+"""
 
 from __future__ import annotations
 
 import errno
+import re
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
+from decimal import Decimal
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -15,6 +21,7 @@ import typer
 
 from gpucloud.cli.render.words import say_error, tell_error
 from gpucloud.domain.errors import GpucloudError, Interrupted, StoreError, UsageError
+from gpucloud.domain.job.quantities import parse_usd
 from gpucloud.wiring import Gpucloud
 
 MISREAD: type[Any] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -95,3 +102,33 @@ def _write(error: BaseException) -> Path | None:
     except OSError:
         return None
     return path
+
+
+# A sum of money on the command line.
+
+
+_BARE = re.compile(r"[0-9]+(\.[0-9]+)?")
+
+
+def sum_of(text: str | None) -> Decimal | None:
+    """Return the sum that `--budget` says, None for none. UsageError says the right form."""
+    return None if text is None else _sum(text, "--budget '{} USD'")
+
+
+def meant(words: Sequence[str]) -> tuple[str | None, Decimal | None]:
+    """Return the job, None for the file here, and the sum that the words of a command line mean."""
+    with suppress(ValueError):
+        return None, parse_usd(" ".join(words))
+    job, rest = (words[0] if words else None), " ".join(words[1:])
+    if job is not None and not rest and _BARE.fullmatch(job):
+        return None, _sum(job, "gpucloud budget {} USD")
+    return job, (_sum(rest, f"gpucloud budget {job} {{}} USD") if rest else None)
+
+
+def _sum(text: str, form: str) -> Decimal:
+    """Return the sum; `form` is what is to be typed, but for a number."""
+    try:
+        return parse_usd(text)
+    except ValueError as error:
+        hint = form.format(text if _BARE.fullmatch(text) else 40)
+        raise UsageError(str(error), hint=f"did you mean {hint}?" if _BARE.fullmatch(text) else hint) from error

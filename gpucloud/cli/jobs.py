@@ -81,7 +81,7 @@ def train(  # noqa: PLR0913, PLR0917  each is an option
 ) -> None:
     """Run a job to its end, or continue it: machines, code, training, interruptions, teardown, cost."""
     from gpucloud.cli.commands import training
-    from gpucloud.cli.target import sum_of
+    from gpucloud.cli.faults import sum_of
 
     if verify_resume or verify_steps is not None:
         from gpucloud.cli.commands import verifying
@@ -126,7 +126,7 @@ def budget(
 ) -> None:
     """Raise or lower a job's budget, also while it runs; without a sum, show it and its changes."""
     from gpucloud.cli.commands import passes
-    from gpucloud.cli.target import meant
+    from gpucloud.cli.faults import meant
 
     job, wanted = meant(words or [])
     raise typer.Exit(passes.budget(job, wanted, as_json=as_json))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from decimal import Decimal
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
@@ -15,15 +13,16 @@ from typing import Literal
 from gpucloud.cli.faults import known_error, require_here
 from gpucloud.cli.render.words import tell
 from gpucloud.domain.errors import GpucloudError, NeverStarted, StrangersRun, UsageError
-from gpucloud.domain.job.quantities import counted, format_size, format_usd, parse_usd
+from gpucloud.domain.job.quantities import counted, format_size, format_usd
 from gpucloud.domain.job.spec import Cloud, Job
 from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.state.order import is_finished, run_of
 from gpucloud.domain.state.state import JobStatus
 from gpucloud.usecases.checkpoint.checkpoints import costs_on
 from gpucloud.usecases.job.jobs import Asker, with_forecast, with_stored_outputs
-from gpucloud.usecases.jobstore.orders import current_run, require_own, sha256_of
+from gpucloud.usecases.jobstore.orders import sha256_of
 from gpucloud.usecases.jobstore.report import JobReport
+from gpucloud.usecases.jobstore.runs import current_run, require_own
 from gpucloud.wiring import Gpucloud, KnownJob
 from gpucloud.wiring.jobs import asker_of, refuse_after_the_deadline, starter, visited_report
 
@@ -414,36 +413,6 @@ def group_of(cloud: Gpucloud, known: KnownJob) -> str:
             hint=f"gpucloud status {known.name}" if closed else f"gpucloud up {known.name}",
         )
     return state.group
-
-
-# A sum of money on the command line.
-
-
-_BARE = re.compile(r"[0-9]+(\.[0-9]+)?")
-
-
-def sum_of(text: str | None) -> Decimal | None:
-    """Return the sum that `--budget` says, None for none. UsageError says the right form."""
-    return None if text is None else _sum(text, "--budget '{} USD'")
-
-
-def meant(words: Sequence[str]) -> tuple[str | None, Decimal | None]:
-    """Return the job, None for the file here, and the sum that the words of a command line mean."""
-    with suppress(ValueError):
-        return None, parse_usd(" ".join(words))
-    job, rest = (words[0] if words else None), " ".join(words[1:])
-    if job is not None and not rest and _BARE.fullmatch(job):
-        return None, _sum(job, "gpucloud budget {} USD")
-    return job, (_sum(rest, f"gpucloud budget {job} {{}} USD") if rest else None)
-
-
-def _sum(text: str, form: str) -> Decimal:
-    """Return the sum; `form` is what is to be typed, but for a number."""
-    try:
-        return parse_usd(text)
-    except ValueError as error:
-        hint = form.format(text if _BARE.fullmatch(text) else 40)
-        raise UsageError(str(error), hint=f"did you mean {hint}?" if _BARE.fullmatch(text) else hint) from error
 
 
 def say_what_costs_on(asker: Asker, name: str) -> None:

@@ -28,7 +28,7 @@ from gpucloud.store import Stored, open_store
 from gpucloud.store.directory import DirectoryStore
 from gpucloud.system import smi
 from gpucloud.usecases.jobstore.jobstore import JobStore, job_names
-from gpucloud.usecases.jobstore.orders import may_be_run
+from gpucloud.usecases.jobstore.runs import may_be_run
 from gpucloud.usecases.machines import Check, Here, Sweeper, aws_check, disk_check, store_check, terraform_check
 from gpucloud.usecases.services import cluster_of
 from gpucloud.usecases.supervise.needs import parse_checked

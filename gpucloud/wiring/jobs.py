@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from gpucloud.usecases.job.ordered import Access
     from gpucloud.usecases.job.passes import BudgetChanger, Deleter, Ender, Reconciler
     from gpucloud.usecases.job.start import Starter
-    from gpucloud.usecases.jobstore.orders import Found
     from gpucloud.usecases.jobstore.report import JobReport
+    from gpucloud.usecases.jobstore.runs import Found
     from gpucloud.usecases.money.estimate import Estimator
     from gpucloud.usecases.money.simulate import Outlooks
 

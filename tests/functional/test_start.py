@@ -27,7 +27,8 @@ from gpucloud.usecases.job import start as starting
 from gpucloud.usecases.job.ordered import adopt
 from gpucloud.usecases.job.start import Asked, Starter
 from gpucloud.usecases.jobstore.jobstore import JobStore
-from gpucloud.usecases.jobstore.orders import Orders, current_run
+from gpucloud.usecases.jobstore.orders import Orders
+from gpucloud.usecases.jobstore.runs import current_run
 from tests.fakes.account import FakeAccount
 from tests.unit.worlds import POOL, opened
 

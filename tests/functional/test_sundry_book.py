@@ -26,7 +26,7 @@ from gpucloud.store.contract import CountingStore, Tally
 from gpucloud.usecases.checkpoint.checkpoints import CostsOn, StoredCheckpoints, costs_on
 from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.jobstore.jobstore import JobStore
-from gpucloud.usecases.money.sundries import SundryLedger
+from gpucloud.usecases.supervise.provision import SundryLedger
 from tests.standins.made_checkpoints import Made
 from tests.standins.made_checkpoints import state as made_state
 from tests.unit.worlds import NOW, opened, put_job, state
@@ -192,7 +192,7 @@ def test_a_copy_out_of_the_store_that_was_cut_off_goes_on_where_it_ended(charged
     store.put(f"{root}/part-a", b"a" * 40)
     store.put(f"{root}/part-b", b"b" * 50)
     monkeypatch.setattr("gpucloud.store.directory.most_of", lambda key: 45 if "part-" in key else 1 << 20)
-    monkeypatch.setattr("gpucloud.store.landing._PIECE_BYTES", 10)
+    monkeypatch.setattr("gpucloud.store.filling._PIECE_BYTES", 10)
     monkeypatch.setattr(reaching, "_ANEW_BYTES", 10)
     read, reads, dies = type(store).read_into, [], [True]
 

@@ -32,8 +32,9 @@ from gpucloud.store import newest_commit
 from gpucloud.usecases.job.start import Prospect
 from gpucloud.usecases.jobstore.condition import NodeStanding
 from gpucloud.usecases.jobstore.jobstore import JobStore
-from gpucloud.usecases.jobstore.orders import Orders, current_run
+from gpucloud.usecases.jobstore.orders import Orders
 from gpucloud.usecases.jobstore.report import JobReport
+from gpucloud.usecases.jobstore.runs import current_run
 from gpucloud.usecases.services import Services
 from gpucloud.wiring import Gpucloud
 from gpucloud.wiring.jobs import starter

@@ -26,8 +26,8 @@ from gpucloud.domain.supervision.snapshot import Goal, Limits, Rules, Supervisin
 from gpucloud.usecases.job.ordered import adopt
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import take
-from gpucloud.usecases.jobstore.orders import runs_otherwise
 from gpucloud.usecases.jobstore.report import report
+from gpucloud.usecases.jobstore.runs import runs_otherwise
 from tests.fakes.agent import Training
 from tests.faults.process import Ended, run
 from tests.faults.rig import GROUP, JOB, Outside

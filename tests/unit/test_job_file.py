@@ -40,7 +40,7 @@ from gpucloud.domain.job.spec import (
     SshChoices,
     Strategy,
 )
-from gpucloud.usecases.jobstore.orders import keys_that_differ
+from gpucloud.usecases.jobstore.runs import keys_that_differ
 
 SAMPLE = bundled("templates", "gpucloud.yaml").read_text(encoding="utf-8")
 # A "#" with no space after it hides a key that the reader of the sample may want.

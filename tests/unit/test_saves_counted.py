@@ -39,8 +39,8 @@ from gpucloud.domain.supervision.membership import since_anew, unit_of
 from gpucloud.domain.supervision.transitions import record, with_commit
 from gpucloud.store import newest_commit
 from gpucloud.usecases.checkpoint.checkpoints import of_step
-from gpucloud.usecases.jobstore.orders import _at_step
 from gpucloud.usecases.jobstore.report import JobReport
+from gpucloud.usecases.jobstore.runs import _at_step
 from gpucloud.usecases.supervise.story import tell_story
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore

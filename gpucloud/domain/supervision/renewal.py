@@ -389,8 +389,7 @@ FindNode = Callable[[str], Node | None]
 
 def to_bring(attempts: Sequence[Attempt], outputs: tuple[str, ...], known: FindNode) -> tuple[str, ...]:
     """Return what is brought home of the last attempt where it is there, and of those before that lie beside it."""
-    own = (path for one in _beside(attempts, known) for path in one.outputs)
-    return tuple(dict.fromkeys((*own, *outputs)))
+    return tuple(dict.fromkeys((*(path for one in _beside(attempts, known) for path in one.outputs), *outputs)))
 
 
 def still_to_bring(attempts: Sequence[Attempt]) -> tuple[Sequence[Attempt], ...]:

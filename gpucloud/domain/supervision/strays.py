@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 
+from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.node.node import EndCause, GroupView, Node, NodeState
-from gpucloud.domain.state.state import JobState, UsageInterval
+from gpucloud.domain.state.state import Interruption, InterruptionKind, JobState, UsageInterval
+from gpucloud.domain.supervision.membership import unit_of
 
 MANAGED, CLUSTER, JOB, STORE = "gpucloud:managed", "gpucloud:cluster", "gpucloud:job", "gpucloud:store"
 APART = timedelta(seconds=60)
@@ -173,3 +175,22 @@ def _missing(interval: UsageInterval, paid_until: datetime | None, now: datetime
     first = min(since, paid_until) if paid_until is not None else since
     interval = replace(interval, missing_at=since)
     return ended(interval, paid_until, now) if now - first >= LISTED_LATE else interval
+
+
+def stopped_at(interruption: Interruption, state: JobState) -> datetime:
+    """Return when training stopped for it: when its machine went without notice, else with the attempt's last step.
+
+    Who was away, or waited whether a silent machine comes again, noticed it later. Of a script that tells no steps,
+    or of which only its saves are counted, it is the last word of the machine that went, or its attempt's end.
+    """
+    noticed, kind = interruption.noticed_at, interruption.kind
+    attempt = next((one for one in state.attempts if one.number == interruption.attempt), None)
+    by_saves = attempt is not None and unit_of(attempt, state.checkpoint) is Counts.SAVES
+    last = attempt.last_step_at if attempt is not None and not by_saves else None
+    gone = next((one for one in state.nodes if one.node_id == interruption.node_id), None)
+    end = gone.ended_at if gone is not None and kind is not InterruptionKind.FROZEN else None
+    if kind is InterruptionKind.NOTICE and (end is None or end > noticed):
+        left = max(noticed, attempt.ended_at) if attempt is not None and attempt.ended_at is not None else noticed
+        return last or left
+    word = (gone.last_word_at or gone.silent_at) if gone is not None else None
+    return min(noticed, end or last or word or noticed)

@@ -37,10 +37,10 @@ from gpucloud.domain.supervision.action import (
     Replace,
 )
 from gpucloud.domain.supervision.capacity import cooled, with_distance
-from gpucloud.domain.supervision.membership import is_broken, outcomes_of, progress_of, shown_of, timed, unit_of
+from gpucloud.domain.supervision.membership import is_broken, outcomes_of, progress_of, shown_of, timed
 from gpucloud.domain.supervision.quarantine import why_replaced
 from gpucloud.domain.supervision.snapshot import Homecoming, Snapshot, asked_of
-from gpucloud.domain.supervision.strays import as_listed
+from gpucloud.domain.supervision.strays import as_listed, stopped_at
 from gpucloud.domain.untrusted import in_one_line
 
 
@@ -180,7 +180,7 @@ def note_interruptions(state: JobState, action: NoteInterruptions) -> JobState:
     """Return the state with the interruptions added: of what is gone or went unheard, with when training stopped."""
     gone = {interval.node_id for interval in state.nodes if interval.ended_at is not None}
     heard = {i.node_id for i in action.interruptions if i.kind is InterruptionKind.NOTICE} - gone
-    new = (i if i.node_id in heard else replace(i, stopped_at=_stopped_at(i, state)) for i in action.interruptions)
+    new = (i if i.node_id in heard else replace(i, stopped_at=stopped_at(i, state)) for i in action.interruptions)
     return replace(state, interruptions=(*state.interruptions, *new))
 
 
@@ -432,27 +432,8 @@ def _first_stepped_at(attempt: Attempt, progress: Progress, now: datetime) -> da
 def _resumed(state: JobState, attempt: Attempt, progress: Progress, now: datetime) -> tuple[Interruption, ...]:
     at = _first_stepped_at(attempt, progress, now)
     return tuple(
-        replace(i, stopped_at=_stopped_at(i, state), resumed_at=max(at, i.noticed_at))
+        replace(i, stopped_at=stopped_at(i, state), resumed_at=max(at, i.noticed_at))
         if i.resumed_at is None and i.attempt is not None and i.attempt < attempt.number
         else i
         for i in state.interruptions
     )
-
-
-def _stopped_at(interruption: Interruption, state: JobState) -> datetime:
-    """Return when training stopped for it: when its machine went without notice, else with the attempt's last step.
-
-    Who was away, or waited whether a silent machine comes again, noticed it later. Of a script that tells no steps,
-    or of which only its saves are counted, it is the last word of the machine that went, or its attempt's end.
-    """
-    noticed, kind = interruption.noticed_at, interruption.kind
-    attempt = next((one for one in state.attempts if one.number == interruption.attempt), None)
-    by_saves = attempt is not None and unit_of(attempt, state.checkpoint) is Counts.SAVES
-    last = attempt.last_step_at if attempt is not None and not by_saves else None
-    gone = next((one for one in state.nodes if one.node_id == interruption.node_id), None)
-    end = gone.ended_at if gone is not None and kind is not InterruptionKind.FROZEN else None
-    if kind is InterruptionKind.NOTICE and (end is None or end > noticed):
-        left = max(noticed, attempt.ended_at) if attempt is not None and attempt.ended_at is not None else noticed
-        return last or left
-    word = (gone.last_word_at or gone.silent_at) if gone is not None else None
-    return min(noticed, end or last or word or noticed)

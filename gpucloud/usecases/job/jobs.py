@@ -34,9 +34,10 @@ from gpucloud.store import Stored, TooMany, newest_commit
 from gpucloud.store.contract import Tally
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import is_over, supervised_by
-from gpucloud.usecases.jobstore.orders import Given, Orders, Reader, current_run
+from gpucloud.usecases.jobstore.orders import Given, Orders, Reader
 from gpucloud.usecases.jobstore.records import LogPart
 from gpucloud.usecases.jobstore.report import JobReport, report, without_lost_outputs
+from gpucloud.usecases.jobstore.runs import current_run
 from gpucloud.usecases.money.spend import SpendTracker
 
 

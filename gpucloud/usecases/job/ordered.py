@@ -26,7 +26,8 @@ from gpucloud.domain.supervision.transitions import reopen
 from gpucloud.store import is_refused, takes_nothing
 from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.jobstore.condition import from_where
-from gpucloud.usecases.jobstore.orders import Found, Given, Orders, sha256_of
+from gpucloud.usecases.jobstore.orders import Given, Orders, sha256_of
+from gpucloud.usecases.jobstore.runs import Found
 from gpucloud.usecases.services import Services, Watcher
 from gpucloud.usecases.supervise.agents import end_by_agents
 

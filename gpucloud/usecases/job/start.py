@@ -37,19 +37,15 @@ from gpucloud.usecases.job.jobs import Kept, kept_of
 from gpucloud.usecases.job.ordered import first_state, outdated, pool_asked_again, require_start, require_time
 from gpucloud.usecases.jobstore.jobstore import JobStore, job_names
 from gpucloud.usecases.jobstore.lease import StoreClock
-from gpucloud.usecases.jobstore.orders import (
+from gpucloud.usecases.jobstore.orders import Given, Orders, Reader, caller, sha256_of
+from gpucloud.usecases.jobstore.runs import (
     Found,
-    Given,
     InItsPlace,
-    Orders,
-    Reader,
-    caller,
     changes_between,
     current_run,
     next_run,
     require_own,
     runs_otherwise,
-    sha256_of,
 )
 from gpucloud.usecases.money.estimate import Planner
 from gpucloud.usecases.money.simulate import Outlooks
@@ -336,9 +332,8 @@ class Starter:
             return False
         sections = (cloud.traits.section for cloud in Cloud)
         rented = ("cloud", "resources", "machine", *(section for section in sections if section is not None))
-        return all(getattr(before, name) == getattr(job, name) for name in rented) and bool(
-            self._listed(found.state).alive
-        )
+        alike = all(getattr(before, name) == getattr(job, name) for name in rented)
+        return alike and bool(self._listed(found.state).alive)
 
     def _require_rest(self, state: JobState, order: Order, spent: Decimal) -> None:
         """A run that goes on has what is left of its budget, which may be less than a start costs."""
@@ -441,13 +436,7 @@ class Starter:
 
 
 def _requests(asked: Asked) -> dict[str, Any]:
-    return {
-        "until": asked.until,
-        "keep": asked.keep,
-        "drill": asked.drill,
-        "hold": asked.hold,
-        "unattended": asked.unattended,
-    }
+    return {name: getattr(asked, name) for name in ("until", "keep", "drill", "hold", "unattended")}
 
 
 def _deadline(job: Job, first_at: datetime) -> datetime | None:

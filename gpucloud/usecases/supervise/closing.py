@@ -36,10 +36,10 @@ from gpucloud.domain.supervision.snapshot import (
 from gpucloud.domain.untrusted import KEPT_OUTPUT_BYTES
 from gpucloud.ports import Brought, Host, Outputs
 from gpucloud.system.retries import Retry
-from gpucloud.usecases.money.sundries import SundryLedger
 from gpucloud.usecases.services import Services, Watcher
 from gpucloud.usecases.supervise.look import LogReader, read_node
 from gpucloud.usecases.supervise.prepare import Bootstrapper
+from gpucloud.usecases.supervise.provision import SundryLedger
 from gpucloud.usecases.supervise.story import LastWords, brought_lines, last_words, missing_line
 from gpucloud.usecases.supervise.usage import UsageHistory, bring_profiles
 

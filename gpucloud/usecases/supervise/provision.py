@@ -1,4 +1,7 @@
-"""Doing on the cloud: group, level, shut-off, machines and their end, from outside or by a machine of the job."""
+"""Doing on the cloud: group, level, shut-off, machines and their end, from outside or by a machine of the job.
+
+And billing what is paid beside machines, and not of the budget.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,11 @@ from gpucloud.domain.errors import (
 )
 from gpucloud.domain.job.quantities import format_moment
 from gpucloud.domain.job.spec import Market
-from gpucloud.domain.money.costs import drill_charges
+from gpucloud.domain.money.costs import Sundries, charges_of, drill_charges, saves_made, transfer_usd
+from gpucloud.domain.money.ledger import ZERO
 from gpucloud.domain.offer import Pool
 from gpucloud.domain.state.order import UNDRILLED
-from gpucloud.domain.state.state import UsageInterval
+from gpucloud.domain.state.state import Attempt, JobState, UsageInterval
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import (
     Action,
@@ -42,6 +46,8 @@ from gpucloud.domain.supervision.self_driving import arming, most_machines, newe
 from gpucloud.domain.supervision.snapshot import Snapshot, left_on_hosts
 from gpucloud.domain.supervision.strays import JOB, STORE, as_listed, ended
 from gpucloud.ports import ClusterSpec
+from gpucloud.store.contract import puts_of
+from gpucloud.usecases.checkpoint.checkpoints import StoredCheckpoints
 from gpucloud.usecases.jobstore.lease import Lease
 from gpucloud.usecases.money.spend import SpendTracker
 from gpucloud.usecases.services import Services, Watcher
@@ -378,3 +384,67 @@ def _likewise_line(code: str, pools: list[Pool]) -> str:
     which = f"{named} and {more} more" if more > 0 else named
     verb = "1 more refuses" if len(pools) == 1 else f"{len(pools)} more refuse"
     return f"{verb} likewise ({code}), and {'is' if len(pools) == 1 else 'are'} excluded too: {which}"
+
+
+# What an attempt used that the budget does not count is billed once, when it has ended.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SundryLedger:
+    """Knows what an attempt used beside its machines. Only a store that costs something is asked about."""
+
+    services: Services
+
+    def bill(self, state: JobState, attempt: Attempt, sent: int) -> None:
+        """Write the attempt's charges; `sent` are the bytes that came home. Raises StoreError."""
+        rates = self.services.terms.rates_in(state.pool.region)
+        if not rates.storage_usd_per_gib_month:
+            return
+        before = [one.ended_at for one in state.attempts if one.number < attempt.number and one.ended_at is not None]
+        start, now = max(before, default=attempt.started_at), self.services.clock.now()
+        puts, gets = self.services.tally.take()
+        used = self._checkpoints(attempt)
+        read, read_usd = self._read_from_afar(state, attempt)
+        sundries = Sundries(
+            attempt=attempt.number,
+            start=start,
+            end=max(start, now),
+            puts=puts,
+            gets=gets,
+            sent=sent,
+            read=read,
+            read_usd=read_usd,
+            **used,
+        )
+        self.services.jobs.bill_outside_budget(f"attempt-{attempt.number:06d}", charges_of(sundries, rates))
+
+    def bill_sent(self, state: JobState, attempt: int, sent: int) -> None:
+        """Write down the bytes that came home of an attempt which was closed before. Raises StoreError."""
+        rates = self.services.terms.rates_in(state.pool.region)
+        if sent and rates.storage_usd_per_gib_month:
+            now = self.services.clock.now()
+            charges = charges_of(Sundries(attempt=attempt, start=now, end=now, sent=sent), rates)
+            self.services.jobs.bill_outside_budget(f"attempt-{attempt:06d}-outputs", charges)
+
+    def _read_from_afar(self, state: JobState, attempt: Attempt) -> tuple[int, Decimal]:
+        """Return the bytes and their price; a machine reads each set once, and those that took part before have it."""
+        before = {member.node_id for one in state.attempts if one.number < attempt.number for member in one.members}
+        new = sum(member.node_id not in before for member in attempt.members)
+        found = [self.services.jobs.data_set(source) for source, _ in self.services.job.data]
+        region = state.pool.region
+        costing = [(one, usd) for one in found if one is not None and (usd := transfer_usd(one, region, new))]
+        return sum(one.size for one, _ in costing) * new, sum((usd for _, usd in costing), ZERO)
+
+    def _checkpoints(self, attempt: Attempt) -> dict[str, int]:
+        jobs = self.services.jobs
+        stored_checkpoints = StoredCheckpoints(
+            store=jobs.store, prefix=jobs.checkpoints, keep=self.services.job.checkpoint.keep
+        )
+        found = [one for one in stored_checkpoints.standing() if one.found.manifest is not None]
+        sizes = [piece.size for piece in found[0].found.manifest.pieces] if found and found[0].found.manifest else []
+        return {
+            "stored": sum(one.size or 0 for one in found),
+            "saves": saves_made(attempt.first_step, attempt.last_step, tuple(one.commit.step for one in found)),
+            "save_bytes": sum(sizes),
+            "save_puts": sum(map(puts_of, sizes)) + 2,  # the manifest, and the list of what may be collected
+        }
