@@ -132,7 +132,7 @@ class Controller:
             return True
         if loaded[0].status.ended:
             return self._end(order, jobs)
-        if self.notice() is not None:
+        if self._leaves(order):
             return False
         if not is_over(*loaded):
             self._try(order, jobs, loaded[0])
@@ -166,7 +166,7 @@ class Controller:
         orders = Orders(jobs=services.jobs, clock=services.clock)
         who = Supervising(node=self.node)
         tell(f"driving {order.name}")
-        return Session(services=services, orders=orders, watcher=Told(), who=who, asked=self._asked).run()
+        return Session(services=services, orders=orders, watcher=Told(), who=who, asked=lambda: self._asked(order)).run()
 
     def _end(self, order: DriveOrder, jobs: JobStore, left: JobState | None = None) -> bool:
         """End the group, and so this node: last of all, when the state says what became of the job.
@@ -185,10 +185,17 @@ class Controller:
                 self.machine.end_group(order, state)
         return True
 
-    def _asked(self) -> ExitReason | None:
-        if self.notice() is not None:
+    def _asked(self, order: DriveOrder) -> ExitReason | None:
+        if self._leaves(order):
             raise NodeInterrupted
         return None
+
+    def _leaves(self, order: DriveOrder) -> bool:
+        """Whether another machine is to drive, because this one is being taken.
+
+        The only one stays as long as it lives: nobody else is there to bring its results into the store.
+        """
+        return self.notice() is not None and order.job.resources.nodes > 1
 
     def _complain(self, said: str) -> None:
         if said != self._complaint:
