@@ -166,7 +166,9 @@ class Controller:
         orders = Orders(jobs=services.jobs, clock=services.clock)
         who = Supervising(node=self.node)
         tell(f"driving {order.name}")
-        return Session(services=services, orders=orders, watcher=Told(), who=who, asked=lambda: self._asked(order)).run()
+        return Session(
+            services=services, orders=orders, watcher=Told(), who=who, asked=lambda: self._asked(order)
+        ).run()
 
     def _end(self, order: DriveOrder, jobs: JobStore, left: JobState | None = None) -> bool:
         """End the group, and so this node: last of all, when the state says what became of the job.
