@@ -15,8 +15,8 @@ from gpucloud.adapters.home import Home
 from gpucloud.cli.commands.machines import shortage_line
 from gpucloud.cli.commands.passes import budget
 from gpucloud.cli.commands.supervising import driven_line, leaving_line, prepaid_line
+from gpucloud.cli.faults import meant
 from gpucloud.cli.render.bills import left_amount
-from gpucloud.cli.target import meant
 from gpucloud.domain.errors import BudgetRefused, BudgetTooSmall, PlanRefused, ProvisionError, UsageError
 from gpucloud.domain.job.quantities import in_cents
 from gpucloud.domain.job.spec import CheckpointPolicy, Market, MarketPolicy, Resources

@@ -16,7 +16,7 @@ from gpucloud.adapters.aws.session import partition_of, require_region
 from gpucloud.adapters.home import Home
 from gpucloud.adapters.jobfile import read_job
 from gpucloud.cli.commands import reaching, setting_up
-from gpucloud.cli.target import sum_of
+from gpucloud.cli.faults import sum_of
 from gpucloud.domain.errors import JobFileError, PlanRefused, UsageError
 from gpucloud.domain.job.spec import AwsChoices, Cloud, Job, OwnHost, Resources, SshChoices
 from gpucloud.domain.market.plan import make_plan

@@ -19,6 +19,7 @@ from gpucloud.domain.job.spec import AwsChoices, Cloud, Job, Resources
 from gpucloud.domain.market.catalog import Catalog, QuotaRequest
 from gpucloud.domain.market.listing import Query
 from gpucloud.domain.state.order import OWN
+from gpucloud.system.wholefile import write_whole
 from gpucloud.usecases.machines import understood
 from gpucloud.usecases.money.estimate import Need, Quotas
 from gpucloud.usecases.services import cluster_of
@@ -62,7 +63,7 @@ def init(request: InitRequest, *, as_json: bool) -> int:
         )
     for path, data in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+        write_whole(path, data, mode=0o644)
     if as_json:
         say_json({"file": DEFAULT_FILE, "code": [str(path) for path in code]})
     else:

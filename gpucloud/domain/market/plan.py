@@ -12,7 +12,7 @@ from typing import Any
 
 from gpucloud.domain.errors import BudgetTooSmall, GpucloudError, NoCapacity, PlanRefused
 from gpucloud.domain.job.quantities import counted, format_span, format_usd, in_cents
-from gpucloud.domain.job.spec import Cloud, Job, Market, Model, Resources
+from gpucloud.domain.job.spec import Cloud, Job, Market, MarketPolicy, Model, Resources
 from gpucloud.domain.market.catalog import Headroom
 from gpucloud.domain.market.policies import Reason
 from gpucloud.domain.market.sizing import MOST_NODES, Memory, Way, largest_that_fits, memory, ways_to_fit, work_of
@@ -312,6 +312,9 @@ def _way_out(job: Job, offered: Offered, here: Offer | None) -> str | None:
     ways: list[tuple[_Change, ...]] = []  # of one key each, the least change first
     if wanted.regions and job.cloud is Cloud.LOCAL:
         ways.append((("leave out `regions`", {"regions": ()}),))
+    unpriced = wanted.market is MarketPolicy.SPOT and job.cloud is Cloud.AWS
+    on_demand = "market: on_demand (what they cost on spot is not known)", {"market": MarketPolicy.ON_DEMAND}
+    ways += [(on_demand,)] * unpriced
     if wanted.types:
         ways.append((("leave out `types`", {"types": ()}),))
     if here is not None and wanted.gpu and here.gpu not in wanted.gpu:
