@@ -704,7 +704,7 @@ def test_a_checkout_that_differs_does_not_change_what_a_trusted_order_runs(elsew
         (
             None,
             "its newest order is signed by nobody you trust, or an older one was put back:"
-            " `gpucloud train` gives your own, `gpucloud down` ends it",
+            " `gpucloud train` gives your own, `gpucloud down` ends it, both with `--adopt` where it is another's",
         ),
     ],
 )

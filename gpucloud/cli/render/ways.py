@@ -110,7 +110,8 @@ def signature_lines(name: str | None) -> list[str]:
     """Return who else signed what is wanted of the job; nothing of one's own, as most are."""
     if name is None:
         why = "its newest order is signed by nobody you trust, or an older one was put back:"
-        return [f"{why} `gpucloud train` gives your own, `gpucloud down` ends it"]
+        ways = "`gpucloud train` gives your own, `gpucloud down` ends it, both with `--adopt` where it is another's"
+        return [f"{why} {ways}"]
     return [] if name == OWN else [f"its order is signed by {name}"]
 
 

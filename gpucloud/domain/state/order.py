@@ -333,7 +333,7 @@ def refuse_order(
         return Refusal(
             why=f"order {order.number} for {order.job}, by {order.by[:80]!r} as it says, is signed by nobody you trust"
             f" ({_named(key)})",
-            hint="gpucloud keys add NAME KEY trusts a key; `gpucloud train FILE` gives an order of your own",
+            hint="gpucloud keys add NAME KEY trusts a key; `gpucloud train FILE --adopt` gives an order of your own",
         )
     if signed_by != OWN and (what := unusable(order)) is not None:
         return Refusal(why=f"order {order.number} for {order.job}: {what}", hint="`gpucloud train FILE` gives your own")
