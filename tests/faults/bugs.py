@@ -398,7 +398,7 @@ def closed_before_the_outputs_are_home(original: Any) -> Any:
     return lambda attempt, goal, snapshot, rules: None
 
 
-@seeded("domain.supervision.during:_trained_nothing", *_RECONCILE_TESTS)
+@seeded("domain.supervision.renewal:trained_nothing", *_RECONCILE_TESTS)
 def a_run_without_a_step_succeeded(original: Any) -> Any:
     """A script that ends without a step has succeeded, whatever it resumed from."""
     del original

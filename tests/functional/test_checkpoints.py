@@ -13,7 +13,7 @@ from gpucloud.domain.checkpoint.chunks import rank_of
 from gpucloud.domain.checkpoint.manifest import Commit, commit_key, data_key, generation_key
 from gpucloud.domain.checkpoint.objects import read_header
 from gpucloud.domain.errors import StoreError, UsageError
-from gpucloud.store import directory, open_store
+from gpucloud.store import directory, open_store, parts
 from gpucloud.store.directory import DirectoryStore
 from gpucloud.usecases.checkpoint import checkpoints, pulling
 from gpucloud.usecases.checkpoint.checkpoints import StoredCheckpoints, restorable
@@ -58,7 +58,7 @@ def memory():
 @pytest.fixture
 def small_parts(monkeypatch):
     """Objects of a few KiB have many parts: everything that counts in parts is met."""
-    for module in (objects, checkpoints, directory, directory):
+    for module in (objects, checkpoints, directory, parts):
         monkeypatch.setattr(module, "PART_BYTES", 100)
 
 

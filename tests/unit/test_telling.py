@@ -32,7 +32,7 @@ class Machines:
             self.orders.append((asked.id, stdin))
             return SimpleNamespace(exit_code=0, stderr=b"")
 
-        return SimpleNamespace(run=run)
+        return SimpleNamespace(run=run, node=asked)
 
 
 @pytest.fixture
