@@ -315,7 +315,7 @@ def test_a_rank_that_no_attempt_had_is_answered_with_those_that_there_were() -> 
     ],
 )
 def test_a_job_without_output_says_why_and_what_helps(job: Any, message: str, hint: str) -> None:
-    error: GpucloudError = logs._no_output(job, logs.Wanted(rank=1))
+    error: GpucloudError = logs._no_output(job, logs.Wanted(rank=1), is_alone=False)
     assert (error.message, error.hint, error.exit_code) == (message, hint, 2)
 
 
@@ -431,6 +431,17 @@ def test_of_a_job_that_is_to_end_no_output_is_promised_by_going_on(
     asker.looks, asker.off, asker.end = [left], off, ExitReason.STOPPED
     asked_of(monkeypatch, asker, logs.Wanted(follow=True))
     assert written[1].endswith(said.format(way="it is to end: gpucloud down digits ends it"))
+
+
+def test_of_an_attempt_whose_output_nobody_fetched_it_is_not_said_that_there_is_none_yet(
+    monkeypatch: pytest.MonkeyPatch, written: list[str]
+) -> None:
+    asker = Silent(JobStatus.RUNNING)
+    asker.looks = [LEFT]
+    with pytest.raises(UsageError, match="no output of digits was fetched before its supervisor went") as raised:
+        asked_of(monkeypatch, asker, logs.Wanted())
+    assert raised.value.hint == "gpucloud train digits goes on and fetches it, gpucloud status digits"
+    assert written == []
 
 
 @pytest.mark.parametrize("status", [JobStatus.SUCCEEDED, JobStatus.RUNNING])

@@ -62,13 +62,14 @@ def logs(target: str | None, wanted: Wanted) -> int:
         writer.end()
     finally:
         asker.bill_pull(read)
+    left = shown.unsupervised
+    is_alone = left is not None and left.state.attempt is not None
     if not shown.read_any:
-        none = _no_output(ranks.newest_state(), wanted)
+        none = _no_output(ranks.newest_state(), wanted, is_alone=is_alone)
         if not wanted.follow or state.status.ended:
             raise none
         tell(none.message)  # it was followed to its end, as asked
-    left = shown.unsupervised
-    if left is not None and left.state.attempt is not None and not wanted.follow:
+    if left is not None and is_alone and not wanted.follow:
         tell(_unsupervised_line(asker, left))
     _say_what_is_left_out(shown, since)
     return 0
@@ -289,7 +290,8 @@ def require_attempt(state: JobState, number: int) -> None:
         raise UsageError(f"{state.job} has no attempt {number}: {last}", hint=f"gpucloud status {state.job}")
 
 
-def _no_output(state: JobState, wanted: Wanted) -> GpucloudError:
+def _no_output(state: JobState, wanted: Wanted, *, is_alone: bool) -> GpucloudError:
+    """Return what to say where nothing was read; `is_alone`: of an attempt whose output nobody fetches."""
     of = "" if wanted.rank is None else f" of rank {wanted.rank}"
     of += "" if wanted.node is None else f" of {wanted.node}"
     if not state.attempts:
@@ -298,6 +300,9 @@ def _no_output(state: JobState, wanted: Wanted) -> GpucloudError:
     if state.status.ended:
         hint = f"gpucloud status {state.job} says how it ended, gpucloud logs {state.job} --launch what was run"
         return UsageError(f"{state.job} has ended, and there is no output{of}", hint=hint)
+    if is_alone:
+        why = f"no output{of} of {state.job} was fetched before its supervisor went: what it has written is not here"
+        return UsageError(why, hint=f"gpucloud train {state.job} goes on and fetches it, gpucloud status {state.job}")
     hint = f"gpucloud logs -f {state.job} waits for it, gpucloud status {state.job} says where the job stands"
     return UsageError(f"{state.job} has no output{of} yet", hint=hint)
 
