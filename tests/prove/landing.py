@@ -266,6 +266,8 @@ class _Here:
 
     def run(self, argv: tuple[str, ...], *, stdin: bytes = b"", timeout_s: float = 30.0) -> Completed:
         del argv, timeout_s
+        if not stdin:  # what was being written is asked for first: nothing was
+            return Completed(exit_code=1, stdout=b"", stderr=b"")
         out = io.BytesIO()
         node_program.main(io.BytesIO(stdin), out)
         return Completed(exit_code=0, stdout=out.getvalue(), stderr=b"")
