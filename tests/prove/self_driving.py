@@ -24,7 +24,7 @@ _TAKEOVER_S = 20.0  # the lease's 15 s, and the driver's look
 # Counts in the store and goes on from there: what a job without torch needs to show that nothing was lost.
 _COUNT = """
 import os, pathlib, time
-place = pathlib.Path(os.environ["GPUCLOUD_STORE"].removeprefix("file://"), "counted")
+place = pathlib.Path(os.environ["GPUCLOUD_STORE"].removeprefix("file://").partition("#")[0], "counted")
 place.mkdir(exist_ok=True)
 for number in range(sum(1 for _ in place.iterdir()), NUMBERS):
     (place / f"{number:04d}").write_text(os.environ["GPUCLOUD_ATTEMPT"])
