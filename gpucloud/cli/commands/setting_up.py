@@ -63,7 +63,7 @@ def init(request: InitRequest, *, as_json: bool) -> int:
         )
     for path, data in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, data, mode=0o644)
+        write_whole(path, data)
     if as_json:
         say_json({"file": DEFAULT_FILE, "code": [str(path) for path in code]})
     else:
