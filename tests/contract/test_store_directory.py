@@ -76,18 +76,23 @@ def test_a_folder_made_by_delete_and_put_at_once_is_there(store):
     assert not (store.root / "a").exists()
 
 
-def test_a_root_that_is_gone_is_away_and_is_not_made_anew(store, tmp_path):
-    assert (store.get("a"), store.list("")) == (None, ())  # before anything was written
-    store.put("a", b"1")
-    store.get("a")
-    moved = store.root.rename(tmp_path / "moved")
-    for call in (
+def calls_of(store):
+    """Return a call of each kind."""
+    return (
         lambda: store.get("a"),
         lambda: store.list(""),
         lambda: store.delete("a"),
         lambda: store.put("b", b"2"),
         lambda: store.read_into("a", 0, memoryview(bytearray(1))),
-    ):
+    )
+
+
+def test_a_root_that_is_gone_is_away_and_is_not_made_anew(store, tmp_path):
+    assert (store.get("a"), store.list("")) == (None, ())  # before anything was written
+    store.put("a", b"1")
+    store.get("a")
+    moved = store.root.rename(tmp_path / "moved")
+    for call in calls_of(store):
         with pytest.raises(StoreError, match="the store's folder, is not there any more") as away:
             call()
         assert away.value.may_pass
@@ -125,13 +130,7 @@ def test_a_store_that_is_not_there_any_more_is_away_and_neither_empty_nor_writte
     seen = open_store(store.address) if is_new_process else store
     happens(store.root)
     before = sorted(store.root.rglob("*"))
-    for call in (
-        lambda: seen.get("a"),
-        lambda: seen.list(""),
-        lambda: seen.delete("a"),
-        lambda: seen.put("b", b"2"),
-        lambda: seen.read_into("a", 0, memoryview(bytearray(1))),
-    ):
+    for call in calls_of(seen):
         with pytest.raises(StoreError, match=why) as away:
             call()
         assert away.value.may_pass
