@@ -13,13 +13,14 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from gpucloud.adapters.local import first_boot
 from gpucloud.adapters.local.group import Fleets, LocalNodeGroup
 from gpucloud.adapters.local.records import Folder, GroupRecord
-from gpucloud.domain.errors import GpucloudError, UsageError
+from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.variables import GPUCLOUD_CLUSTER, GPUCLOUD_HOME
 from gpucloud.ports import ClusterSpec, Provisioner
@@ -60,7 +61,8 @@ class EmbeddedProvisioner:
         self._direct.destroy(group, story=story)
         if kept != self._fleets.own and delete_group(kept, group):
             story(f"node group {group} of the fleet in {kept} is gone")
-        self._fleets.forget(group)
+        with suppress(StoreError):  # a note of a folder that has no such group says nothing
+            self._fleets.forget(group)
         if self._terraform is None:
             shutil.rmtree(self._work_root / group, ignore_errors=True)
 
