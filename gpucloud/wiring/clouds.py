@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpucloud.adapters.hosts.cloud import Configured, SshProvisioner
     from gpucloud.adapters.hosts.group import SshNodeGroup
     from gpucloud.adapters.hosts.records import Place
-    from gpucloud.adapters.local.group import Fleets, LocalNodeGroup
+    from gpucloud.adapters.local.group import LocalNodeGroup
     from gpucloud.adapters.local.market import LocalCensus
     from gpucloud.domain.offer import Offer
     from gpucloud.ports import Account, BillingData, MarketData, NodeGroup, Provisioner, Shell
@@ -149,13 +149,11 @@ class LocalCloud:
 
         return LocalNodeGroup(self._home.cloud)
 
-    def group(self, store: ObjectStore) -> Fleets:
-        """Return the node groups of jobs that keep their state in this store, of another home here too."""
-        from gpucloud.adapters.local.group import Fleets
+    def group(self, store: ObjectStore) -> LocalNodeGroup:  # noqa: ARG002  host keys are known here
+        """Return the node groups."""
+        return self.nodes()
 
-        return Fleets(self._home.cloud.absolute(), store)
-
-    def provisioner(self, store: ObjectStore) -> Provisioner:
+    def provisioner(self, store: ObjectStore) -> Provisioner:  # noqa: ARG002
         """Return Terraform where it is installed, else the function that its module calls."""
         from gpucloud.adapters.home import bundled
         from gpucloud.adapters.local.provision import EmbeddedProvisioner, LocalProvisioner
@@ -165,7 +163,7 @@ class LocalCloud:
         if find_terraform() is not None:
             env = {**os.environ, GPUCLOUD_HOME: str(self._home.root)}
             terraform = TerraformProvisioner(bundled("terraform", "local"), self._home.terraform, env)
-        return EmbeddedProvisioner(self.group(store), direct, terraform, self._home.terraform)
+        return EmbeddedProvisioner(direct, terraform, self._home.terraform)
 
     def census(self, store: ObjectStore) -> LocalCensus:
         """Return what lists everything of this cloud."""

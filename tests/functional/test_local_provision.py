@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.adapters.local.group import Fleets, LocalNodeGroup
-from gpucloud.adapters.local.provision import EmbeddedProvisioner, LocalProvisioner, ensure_group
+from gpucloud.adapters.local.group import LocalNodeGroup
+from gpucloud.adapters.local.provision import LocalProvisioner, ensure_group
 from gpucloud.adapters.local.records import Folder
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job.spec import Market
 from gpucloud.ports import ClusterSpec
-from gpucloud.store.directory import DirectoryStore
 
 SPEC = ClusterSpec(
     name="gpucloud-digits",
@@ -97,36 +96,6 @@ def test_ensuring_again_changes_the_settings_and_keeps_the_level(tmp_path: Path)
     provisioner.destroy("gpucloud-digits", story=told.append)
     assert not LocalNodeGroup(tmp_path).describe("gpucloud-digits").exists
     assert len(told) == 3
-
-
-def test_a_fleet_of_another_home_here_is_seen_and_ended_by_who_shares_the_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, told = DirectoryStore(tmp_path / "store"), list[str]()
-    mine, theirs = (
-        EmbeddedProvisioner(fleets, LocalProvisioner(fleets.own), None, tmp_path / "terraform")
-        for fleets in (Fleets(tmp_path / "mine", store), Fleets(tmp_path / "theirs", store))
-    )
-    group, own = theirs.ensure(SPEC, story=told.append), Fleets(tmp_path / "mine", store)
-    assert not LocalNodeGroup(own.own).describe(group).exists
-    until = datetime.now(timezone.utc) + timedelta(hours=1)
-    own.arm(group, until)
-    assert (own.describe(group).exists, own.describe(group).armed_until) == (True, until)
-    with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("socket.gethostname", lambda: "another")
-        with pytest.raises(ProvisionError, match=r"its machines are processes of .*, and this is another"):
-            own.describe(group)
-    with monkeypatch.context() as somebody:
-        somebody.setattr("os.geteuid", lambda: 12345)
-        with pytest.raises(ProvisionError, match="which is another user's"):
-            own.describe(group)
-    mine.destroy(group, story=told.append)
-    assert Folder(tmp_path / "theirs").groups() == ()
-    assert not any(fleets.describe(group).exists for fleets in (own, Fleets(tmp_path / "theirs", store)))
-    assert store.list("clusters/") == ()
-    theirs.destroy(group, story=told.append)
-    mine.ensure(SPEC, story=told.append)
-    assert Folder(tmp_path / "mine").groups() == (group,)
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "Upper", "x" * 64])

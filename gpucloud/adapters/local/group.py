@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -19,10 +17,7 @@ from gpucloud.adapters.local.records import Folder, GroupRecord, NodeRecord, not
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.node.node import NO_GROUP, EndCause, Fault, GroupView, Refusal
 from gpucloud.domain.offer import Pool
-from gpucloud.domain.untrusted import in_one_line
 from gpucloud.domain.variables import GPUCLOUD_NODE
-from gpucloud.store import ObjectStore
-from gpucloud.store.contract import get_small
 from gpucloud.system import processes
 from gpucloud.system.processes import import_path, try_lock
 
@@ -59,11 +54,6 @@ class LocalNodeGroup:
                 )
                 if new != old:
                     self._folder.save_settings(new)
-
-    @property
-    def root(self) -> Path:
-        """The folder of the records."""
-        return self._folder.root
 
     @property
     def notice_seconds(self) -> float:
@@ -206,88 +196,6 @@ class LocalNodeGroup:
                 raise ProvisionError(f"{group} has no node {node_id}", hint="take an id from the group's list")
             if node.alive:
                 self._folder.save_node(group, change(node))
-
-
-@dataclass(frozen=True, slots=True)
-class Fleets:
-    """Implements `NodeGroup` over all homes of this user on this machine: a job's fleet may be of another than `own`.
-
-    Which folder keeps a group, its store says (`keep`): else whoever shares the store would hear that nothing lives.
-    """
-
-    own: Path
-    store: ObjectStore
-
-    def at(self, group: str) -> LocalNodeGroup:
-        """Return the groups of the folder that has it; ProvisionError where that is not to be used from here."""
-        if Folder(self.own).group(group) is not None or (told := get_small(self.store, _fleet_key(group))) is None:
-            return LocalNodeGroup(self.own)
-        folder, host = _read_fleet(told.data)
-        here, place = socket.gethostname(), f"its machines are processes of {host}, kept in {folder}"
-        if host != here:
-            raise ProvisionError(
-                f"{group}: {place}, and this is {here}",
-                hint=f"the same command there; if it is gone for good, delete {_fleet_key(group)} in the store",
-            )
-        try:
-            if folder.stat().st_uid != os.geteuid():
-                raise ProvisionError(f"{group}: {place}, which is another user's", hint="the same command as that user")
-            return LocalNodeGroup(folder if Folder(folder).group(group) is not None else self.own)
-        except FileNotFoundError:
-            return LocalNodeGroup(self.own)
-        except OSError as error:
-            raise ProvisionError(f"{group}: {place}: {error.strerror}", hint="the same command as its user") from error
-
-    def keep(self, group: str) -> None:
-        """Have the store say where the group's records are."""
-        told = json.dumps({"folder": str(self.own.absolute()), "host": socket.gethostname()}).encode()
-        kept = get_small(self.store, _fleet_key(group))
-        if kept is None or kept.data != told:
-            self.store.put(_fleet_key(group), told)
-
-    def forget(self, group: str) -> None:
-        """Have the store say so no longer."""
-        self.store.delete(_fleet_key(group))
-
-    def describe(self, group: str) -> GroupView:
-        """Return the group as its records say."""
-        return self.at(group).describe(group)
-
-    def arm(self, group: str, until: datetime) -> None:
-        """Set the shut-off."""
-        self.at(group).arm(group, until)
-
-    def resize(self, group: str, size: int, pool: Pool, *, cap_usd_per_hour: Decimal | None = None) -> None:
-        """Set the level."""
-        self.at(group).resize(group, size, pool, cap_usd_per_hour=cap_usd_per_hour)
-
-    def relieve(self, group: str, node_id: str, *, cap_usd_per_hour: Decimal | None = None) -> None:
-        """Count the node no more."""
-        self.at(group).relieve(group, node_id, cap_usd_per_hour=cap_usd_per_hour)
-
-    def terminate(self, group: str, node_id: str, *, bad: bool = False) -> None:
-        """End the node by choice."""
-        self.at(group).terminate(group, node_id, bad=bad)
-
-    def purge(self, group: str, *, keep: tuple[tuple[str, str], ...] = ()) -> None:
-        """End every node."""
-        self.at(group).purge(group, keep=keep)
-
-    def interrupt(self, group: str, node_id: str, *, notice: bool) -> None:
-        """Take the node."""
-        self.at(group).interrupt(group, node_id, notice=notice)
-
-
-def _fleet_key(group: str) -> str:
-    return f"clusters/{group}/fleet.json"
-
-
-def _read_fleet(data: bytes) -> tuple[Path, str]:
-    try:
-        told = json.loads(data)
-        return Path(str(told["folder"])), in_one_line(str(told["host"]))
-    except (ValueError, KeyError, TypeError) as error:
-        raise ProvisionError("where this fleet is kept cannot be read in its store", hint="gpucloud doctor") from error
 
 
 def _needs_daemon(record: GroupRecord | None, nodes: tuple[NodeRecord, ...]) -> bool:

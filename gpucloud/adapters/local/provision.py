@@ -13,14 +13,13 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from gpucloud.adapters.local import first_boot
-from gpucloud.adapters.local.group import Fleets, LocalNodeGroup
+from gpucloud.adapters.local.group import LocalNodeGroup
 from gpucloud.adapters.local.records import Folder, GroupRecord
-from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
+from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.variables import GPUCLOUD_CLUSTER, GPUCLOUD_HOME
 from gpucloud.ports import ClusterSpec, Provisioner
@@ -33,10 +32,7 @@ class EmbeddedProvisioner:
     `work_root` holds Terraform's folders.
     """
 
-    def __init__(
-        self, fleets: Fleets, direct: LocalProvisioner, terraform: Provisioner | None, work_root: Path
-    ) -> None:
-        self._fleets = fleets
+    def __init__(self, direct: LocalProvisioner, terraform: Provisioner | None, work_root: Path) -> None:
         self._direct = direct
         self._terraform = terraform
         self._work_root = work_root
@@ -49,20 +45,14 @@ class EmbeddedProvisioner:
         """Return None: machines of this cloud have no image."""
 
     def ensure(self, spec: ClusterSpec, *, story: Callable[[str], None]) -> str:
-        """Make the node group of size 0 and return its name; its store says where it is before that."""
-        self._fleets.keep(spec.name)
+        """Make the node group of size 0 and return its name."""
         return (self._terraform or self._direct).ensure(spec, story=story)
 
     def destroy(self, group: str, *, story: Callable[[str], None]) -> None:
         """End the group's nodes and remove it, with what Terraform remembers of it."""
-        kept = self._fleets.at(group).root
         if self._terraform is not None:
             self._terraform.destroy(group, story=story)
         self._direct.destroy(group, story=story)
-        if kept != self._fleets.own and delete_group(kept, group):
-            story(f"node group {group} of the fleet in {kept} is gone")
-        with suppress(StoreError):  # a note of a folder that has no such group says nothing
-            self._fleets.forget(group)
         if self._terraform is None:
             shutil.rmtree(self._work_root / group, ignore_errors=True)
 
