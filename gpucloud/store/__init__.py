@@ -31,12 +31,12 @@ __all__ = [
     "takes_nothing",
 ]
 
-_MENDED_BY_SOMEBODY = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 _CLOSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_MENDED_BY_SOMEBODY = (*_CLOSED, errno.EFBIG, errno.EACCES, errno.EPERM)
 _CLOSED_CODES = {"QuotaExceeded", "XMinioAdminBucketQuotaExceeded", "XMinioStorageFull"}
 _UNWILLING = {
     "AccessDenied", "AllAccessDisabled", "AccountProblem", "NotSignedUp", "NoSuchBucket", "EntityTooLarge",
-    "QuotaExceeded", "XMinioAdminBucketQuotaExceeded", "XMinioStorageFull",
+    *_CLOSED_CODES,
     "KMS.DisabledException", "KMS.NotFoundException", "KMS.KMSInvalidStateException", "KMS.InvalidKeyUsageException",
 }  # fmt: skip
 """As S3 and servers like it say that the same will be refused again."""

@@ -13,11 +13,11 @@ from gpucloud.domain.errors import StoreError
 from gpucloud.domain.job.quantities import format_size
 from gpucloud.store.contract import RESERVED, ObjectStore
 from gpucloud.store.directory import create, create_unnamed, name_it, sync_folder
+from gpucloud.store.parts import take_room
 from gpucloud.system.wholefile import new_or_own
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PIECE_BYTES = 16 << 20
-_NO_ROOM_KEPT = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 class Filling:
@@ -90,16 +90,6 @@ class Filling:
             what = f" ({format_size(self._size)})" if full else ""
             hint = "free some space there, or name another place" if full else "name a place that you may write to"
             raise StoreError(f"cannot {verb} {self._path}{what}: {error.strerror}", hint=hint) from error
-
-
-def take_room(descriptor: int, size: int) -> None:
-    """Take the room of a file at once, so that a full disk is met first. Raises OSError."""
-    if size and hasattr(os, "posix_fallocate"):
-        try:
-            os.posix_fallocate(descriptor, 0, size)
-        except OSError as error:
-            if error.errno not in _NO_ROOM_KEPT:
-                raise
 
 
 class Part:

@@ -244,7 +244,8 @@ def write_parts(descriptor: int, pieces: Sequence[memoryview], heard: Heard = un
     """Fill the empty file with the pieces, one after the other, and return their sums. Raises OSError."""
     parts = tuple(cut(pieces))
     size = bytes_in(pieces)
-    _keep_room(descriptor, size)
+    if size > PART_BYTES:
+        take_room(descriptor, size)
 
     def write(number: int) -> int:
         _write(descriptor, parts[number], number * PART_BYTES)
@@ -264,9 +265,9 @@ def read_parts(descriptor: int, at: int, into: memoryview) -> bool:
     return all(all_done(read, range(len(parts))))
 
 
-def _keep_room(descriptor: int, size: int) -> None:
-    """A full disk is met before the first byte, and the file lies in few stretches."""
-    if size > PART_BYTES and hasattr(os, "posix_fallocate"):
+def take_room(descriptor: int, size: int) -> None:
+    """Take the room of a file at once: a full disk is met first, and it lies in few stretches. Raises OSError."""
+    if size and hasattr(os, "posix_fallocate"):
         try:
             os.posix_fallocate(descriptor, 0, size)
         except OSError as error:

@@ -23,10 +23,10 @@ from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.domain.untrusted import RECORD_BYTES, Arriving, Tree
 from gpucloud.store.checkpoints import under
 from gpucloud.store.directory import DirectoryStore
-from gpucloud.store.filling import Filling, take_room
+from gpucloud.store.filling import Filling
 from gpucloud.store.filling import Part as Arrived
 from gpucloud.store.landing import Landing
-from gpucloud.store.parts import all_done, crc32_of
+from gpucloud.store.parts import all_done, crc32_of, take_room
 from gpucloud.usecases.checkpoint.checkpoints import Damage, Moved, Part, StoredCheckpoints, parts_of, unheard
 
 
