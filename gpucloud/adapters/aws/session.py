@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 from datetime import datetime, timedelta, timezone
 from difflib import get_close_matches
 from email.utils import parsedate_to_datetime
+from functools import cache
 from typing import Any
 
 import boto3.session
@@ -137,6 +138,7 @@ def partition_of(region: str, known: Collection[str] = ()) -> str:
     return partition
 
 
+@cache
 def _endpoints() -> botocore.regions.EndpointResolver:
     # A session would read the user's profiles, of which none may be there.
     return botocore.regions.EndpointResolver(botocore.loaders.create_loader().load_data("endpoints"))

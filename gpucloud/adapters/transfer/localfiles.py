@@ -165,15 +165,13 @@ def kept_at_home_by(root: Path, path: str) -> str | None:
     """Return the ignore file, relative to the code folder, or the rule, by which one of its files is not sent."""
     rules, folder, parts = IgnoreRules(), "", path.split("/")
     for at, name in enumerate(parts):
-        read = []
         for ignore in IGNORE_FILES:
             file = root / folder / ignore
             if file.is_file():
                 rules = rules.with_file(folder, file.read_text(encoding="utf-8-sig", errors="surrogateescape"))
-                read.append(f"{folder}/{ignore}" if folder else ignore)
-        place = f"{folder}/{name}" if folder else name
-        if rules.ignored(place, is_folder=at < len(parts) - 1):
-            return _naming(root, place, is_folder=at < len(parts) - 1)
+        place, is_folder = f"{folder}/{name}" if folder else name, at < len(parts) - 1
+        if rules.ignored(place, is_folder=is_folder):
+            return _naming(root, place, is_folder=is_folder)
         folder = place
     return None
 

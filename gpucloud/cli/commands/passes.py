@@ -289,9 +289,9 @@ def rm(
     known = known_job(cloud, target, only_own="rm", adopts=adopts)
     require_one_run(cloud, target, "gpucloud rm JOB")
     name = called(cloud, known)
-    if cloud.is_deleted(known):
-        return _forget(cloud, known, name, yes=yes, as_json=as_json)
     if (away := cloud.why_away(known)) is not None:
+        if cloud.is_deleted(known):
+            return _forget(cloud, known, name, yes=yes, as_json=as_json)
         raise away
     deleter = deleter_of(cloud, known, lambda: _require_over(cloud, known, name, with_outputs=with_outputs))
     deleter.require_over()

@@ -267,8 +267,7 @@ def zones_of(
         spot = [offer for offer in spot if can_overlap(offer, state)]
     own = sum(node.node.pool == state.pool for node in there)
     part = own if goal.fewest(state.pool.market) <= own < goal.nodes else 0
-    parts = {state.pool: part}
-    return tuple(_zone(offer, state, snapshot.now, parts.get(offer.pool, 0), first_at) for offer in spot)
+    return tuple(_zone(offer, state, snapshot.now, part if offer.pool == state.pool else 0, first_at) for offer in spot)
 
 
 def _zone(offer: Offer, state: JobState, now: datetime, part: int, first_at: datetime) -> ZoneState:
