@@ -26,7 +26,7 @@ from gpucloud.domain.money.ledger import Rates, Terms
 from gpucloud.domain.node.bootstrap.facts import Facts
 from gpucloud.domain.node.bootstrap.steps import CONTROLLER
 from gpucloud.domain.node.bootstrap.wanted import ControllerWanted, Wanted
-from gpucloud.domain.node.node import EndCause, GroupView
+from gpucloud.domain.node.node import EndCause, GroupView, Notice
 from gpucloud.domain.node.status import Outcome, Stop
 from gpucloud.domain.state.order import Until
 from gpucloud.domain.state.state import ExitReason, JobStatus, UsageInterval
@@ -411,6 +411,26 @@ def pausing(controller, monkeypatch):
 
     monkeypatch.setattr(Controller, "_drive", drive)
     return controller, jobs, ended
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_machine_that_is_being_taken_leaves_the_job_to_another_and_drives_it_on_where_none_has_it(
+    pausing, monkeypatch, taken
+):
+    controller, jobs, ended = pausing
+    controller.machine.period_s = lambda _: 5.0
+    controller.notice = lambda: Notice(action="terminate", at=LATER)
+    gang = replace(ORDER, job=replace(ORDER.job, resources=replace(ORDER.job.resources, nodes=2)))
+    assert not controller._is_over(gang)
+    with pytest.raises(module.NodeInterrupted):
+        controller._asked(gang)
+    monkeypatch.setattr(Controller, "_try", lambda *_: None)
+    other = take(jobs, controller.machine.clock, node="i-2") if taken else None
+    controller.machine.clock.sleep(10.0)
+    if other is not None:
+        other.renew()
+    assert controller._is_over(gang) is not taken
+    assert (ended, controller._asked(gang)) == ([] if taken else ["digits-2"], None)
 
 
 def test_that_unattended_time_is_over_is_told_no_more_once_somebody_goes_on():

@@ -107,6 +107,7 @@ class Controller:
     notice: Callable[[], Notice | None]
     _complaint: str = field(default="", init=False)
     _trial: DriveTrial | None = field(default=None, init=False)
+    _noticed_at: datetime | None = field(default=None, init=False)
 
     def run(self) -> None:
         """Look, drive when nobody else does, and return when there is nothing left to drive."""
@@ -195,9 +196,14 @@ class Controller:
     def _leaves(self, order: DriveOrder) -> bool:
         """Whether another machine is to drive, because this one is being taken.
 
-        The only one stays as long as it lives: nobody else is there to bring its results into the store.
+        Others that can have two looks for it. What none of them took by then, as what has one machine, is driven from
+        here to the end: nobody else would bring the results into the store.
         """
-        return self.notice() is not None and order.job.resources.nodes > 1
+        if self.notice() is None or order.job.resources.nodes == 1:
+            return False
+        now = self.machine.clock.now()
+        self._noticed_at = self._noticed_at or now
+        return (now - self._noticed_at).total_seconds() < 2 * self.machine.period_s(order)
 
     def _complain(self, said: str) -> None:
         if said != self._complaint:
