@@ -157,14 +157,21 @@ class Home:
 
     def clear(self, job: KnownJob) -> None:
         """Remove what is here of a job that is being deleted, all but its entry: its log, the key made for it."""
-        made = self.root / "keys" / "made" / job.name
-        for path in (self.log(job.name), made, made.with_name(f"{made.name}.pub")):
-            path.unlink(missing_ok=True)
+        if not self.means_another(job):
+            made = self.root / "keys" / "made" / job.name
+            for path in (self.log(job.name), made, made.with_name(f"{made.name}.pub")):
+                path.unlink(missing_ok=True)
         self.order_marks.forget(job.store, job.name)
 
     def forget(self, job: KnownJob) -> None:
         """Remove the entry of a job that is deleted."""
-        (self._index / f"{job.name}.json").unlink(missing_ok=True)
+        if not self.means_another(job):
+            (self._index / f"{job.name}.json").unlink(missing_ok=True)
+
+    def means_another(self, job: KnownJob) -> bool:
+        """Whether the job's name means one of another store here: what is kept by the name alone is that one's."""
+        named = self.find(job.name)
+        return named is not None and named.store != job.store
 
     def known(self, beginning: str = "") -> tuple[KnownJob, ...]:
         """Return every known job whose name begins so, by name."""

@@ -85,13 +85,13 @@ def known_job(
     mine = f", {called(cloud, newest)} this file's" if newest is not None else ""
     meant = cloud.known(read.job, found.name, read.file)
     way = f"named instead of the file, {called(cloud, meant)} is that run{mine}"
-    named = cloud.home.find(meant.name)
-    if only_own is not None and (named is None or named.store != meant.store):  # its name does not mean it here
+    is_new = cloud.home.find(meant.name) is None
+    if only_own is not None and (is_new or cloud.home.means_another(meant)):  # its name does not mean it here
         way = f"{' '.join(filter(None, ('gpucloud', only_own, target)))} --adopt {_DOES[only_own]} that run"
     if not adopts:
         reader = cloud.reader() if only_own is not None else None
         require_own(found, read.job, sha256_of(read.spec), cloud.home.identity, way, reader)
-    if only_own is not None and named is None:
+    if only_own is not None and is_new:
         with suppress(GpucloudError):  # where nothing can be written here, it is ended all the same
             cloud.home.remember(meant)
     return meant
@@ -158,7 +158,12 @@ def _nothing_named(cloud: Gpucloud) -> UsageError:
 
 
 def called(cloud: Gpucloud, known: KnownJob) -> str:
-    """Return what means that very run on a command line: a first run's own name may mean a newer one."""
+    """Return what means that very run on a command line: a first run's own name may mean a newer one.
+
+    It is its job file where the name means a run of another store here.
+    """
+    if cloud.home.means_another(known) and known.file.is_file():
+        return shlex.quote(str(known.file))
     runs = cloud.home.known(f"{known.name}-")
     later = (run_of(known.name, one.name) or 0 for one in runs if one.store == known.store)
     return f"{known.name}@1" if max(later, default=0) > 1 else known.name

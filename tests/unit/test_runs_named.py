@@ -446,6 +446,38 @@ def test_a_strangers_run_is_deleted_where_that_is_meant_and_what_is_said_of_it_n
     assert cloud.home.find("live-2") is None
 
 
+def test_a_run_of_another_store_takes_nothing_with_it_of_this_homes_run_of_the_name(
+    two_files: tuple[Gpucloud, Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cloud, _, _ = two_files
+    own, shared = cloud.home.find("live"), tmp_path / "shared" / "gpucloud.yaml"
+    assert own is not None
+    shared.parent.mkdir()
+    (shared.parent / "train.py").touch()
+    shared.write_text(f"{FILE}store: {tmp_path / 'team'}\n")
+    jobs = JobStore(open_store(str(tmp_path / "team")), "live")
+    over = state(job="live", status=JobStatus.STOPPED, torn_down=True)
+    put_job(jobs, over, resolved=cloud.read_job(shared), base="live", host=cloud.home.identity)
+    kept = (cloud.home.key("live"), cloud.home.key("live").with_name("live.pub"), cloud.home.log("live"))
+    for path in kept:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    delete = partial(rm, str(shared), with_checkpoints=False, with_outputs=False, as_json=False)
+
+    assert status(str(shared), history=False, every=False, as_json=False) == 0
+    assert capsys.readouterr().out.startswith(f"{shared}: stopped")  # `live` means this home's own
+    assert delete(adopts=True, yes=False) == 2
+    assert f"nothing is deleted: gpucloud rm {shared} --adopt --yes\n" in capsys.readouterr().err
+    assert delete(yes=True) == 0
+    assert capsys.readouterr().out == f"the run of {shared} is deleted: 2 objects\n"
+    assert not jobs.exists()
+    assert cloud.home.find("live") == own
+    assert all(path.exists() for path in kept)
+    cloud.home.clear(own)
+    cloud.home.forget(own)
+    assert (cloud.home.find("live"), [path for path in kept if path.exists()]) == (None, [])
+
+
 def test_a_start_goes_on_with_no_strangers_run_until_his_key_is_trusted(
     two_files: tuple[Gpucloud, Path, Path], tmp_path: Path
 ) -> None:

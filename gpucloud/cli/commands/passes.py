@@ -252,7 +252,7 @@ def down(target: str | None, *, adopts: bool = False, abandons: bool = False, as
 def _say_what_is_kept(cloud: Gpucloud, ended: KnownJob) -> None:
     """Tell which other runs of the job file have machines: who names the file may mean them too."""
     for other in cloud.home.known():
-        if other.file != ended.file or other.name == ended.name:
+        if other.file != ended.file or (other.name, other.store) == (ended.name, ended.store):
             continue
         with suppress(GpucloudError):  # of a run that cannot be looked at, `status` says why
             asker = asker_of(cloud, other)
@@ -298,21 +298,22 @@ def rm(
     stored = deleter.stored()
     _require_allowed(name, stored, with_checkpoints=with_checkpoints)
     tell(f"{name}: {stored} in {known.store}; `gpucloud cost` will no longer know it")
-    named = (("--with-checkpoints", with_checkpoints), ("--with-outputs", with_outputs), ("--yes", True))
-    if not yes and not is_meant(" ".join(["gpucloud rm", name, *(word for word, given in named if given)])):
+    named = (("--with-checkpoints", with_checkpoints), ("--with-outputs", with_outputs), ("--adopt", adopts))
+    if not yes and not is_meant(" ".join(["gpucloud rm", name, *(word for word, given in named if given), "--yes"])):
         return 2
+    run = f"the run of {name}" if cloud.home.means_another(known) else name
     if others := other_runs(cloud, known):
-        tell(f"of {len(others) + 1} runs, only {name} is deleted; the others stay: {', '.join(others)}")
+        tell(f"of {len(others) + 1} runs, only {run} is deleted; the others stay: {', '.join(others)}")
     if lying := outputs_on_hosts(asker_of(cloud, known).state()):
         tell(f"results stay on your own hosts: {_where(lying)}")
     deleter.delete(stored, name)
     cloud.home.forget(known)
-    if deleter.jobs.exists():  # a new run of the name is there by now, and is known by the same entry
+    if deleter.jobs.exists() and not cloud.home.means_another(known):  # a new run of the name, known by the same entry
         cloud.home.remember(known)
     if as_json:
         say_json({"job": known.name, "store": known.store, "objects": len(stored.keys), "bytes": stored.size})
     else:
-        say(f"{name} is deleted: {stored}")
+        say(f"{run} is deleted: {stored}")
     return 0
 
 
