@@ -325,14 +325,28 @@ def test_a_last_save_that_the_store_does_not_take_is_tried_for_as_long_as_an_upl
     assert f"its last checkpoint is not saved: {script.told().unsaved}\n" in script.said()
 
 
-def test_a_script_that_failed_is_heard_of_at_once_also_while_its_store_is_away(make):
-    script = make("hf")
+def failed_while_its_store_is_away(make, **options):
+    script = make("hf", **options)
     script.start(steps=20, pause_s=0.05, upload=timedelta(seconds=40), exit=3)
-    blocked(script, until_a_step=10)
+    data = blocked(script, until_a_step=10)
     until(lambda: "saved 20\n" in script.said(), "the last save")
+    return script, data
+
+
+def test_a_script_that_failed_beside_other_machines_is_heard_of_at_once_also_while_its_store_is_away(make):
+    script, _ = failed_while_its_store_is_away(make, rule=Rule(nodes=2))
     began = time.monotonic()
     assert script.ended() == 3
     assert time.monotonic() - began < 20
+
+
+def test_the_last_save_of_a_script_that_failed_on_one_machine_is_tried_as_any_other(make):
+    script, data = failed_while_its_store_is_away(make)
+    time.sleep(8)  # longer than where peers wait
+    data.unlink()
+    data.with_name("data-away").rename(data)
+    assert script.ended() == 3
+    assert script.committed()[0].commit.step == 20
 
 
 @pytest.mark.parametrize("brings", [True, False])

@@ -293,10 +293,7 @@ class CheckpointWatcher:
     def _end_well(self, taking: Taking, code: int | None) -> None:
         """Commit the last set here; on a node that is told by another, go on until that one wants nothing more."""
         if taking.over is None:
-            # As long as what was saved may take to reach the store: its machine is paid for. A script that failed is
-            # heard of soon: its peers may wait for it in vain.
-            more_s = self._patience_s if code == 0 or self._leave_by is not None else 0.0
-            patience = replace(_LAST, within_s=max(_LAST.within_s, more_s)).begin()
+            patience = replace(_LAST, within_s=max(_LAST.within_s, self._patience_s(failed=code != 0))).begin()
             if not self._fenced:
                 self._keep_the_last(taking, patience, proven=code != 0)
             self._close(taking, patience, ended_well=code == 0)
@@ -331,7 +328,7 @@ class CheckpointWatcher:
 
     def _keep_the_last(self, taking: Taking, patience: Tries, *, proven: bool) -> None:
         if self._leave_by is None:
-            others_s = max(_OTHERS_S + 5 * taking.longest_s, 0.0 if proven else self._patience_s)
+            others_s = max(_OTHERS_S + 5 * taking.longest_s, self._patience_s(failed=proven))
             taking.close_by(time.monotonic() + others_s)
         self._finish(taking, wait=True)
         torn = _TORN.begin()
@@ -363,8 +360,13 @@ class CheckpointWatcher:
     def _why(self, unasked: Why = Why.DUE) -> Why:
         return unasked if self._leave_by is None else self._reporting.why_stop()
 
-    @property
-    def _patience_s(self) -> float:
+    def _patience_s(self, *, failed: bool) -> float:
+        """Return how long the last one may take to reach the store: its machine is paid for.
+
+        A script that failed unasked is heard of soon where peers on other machines may wait for it in vain.
+        """
+        if failed and self._leave_by is None and self._order.rule.nodes > 1:
+            return 0.0
         return self._order.upload.total_seconds()
 
     def _gives_up(self) -> bool:
