@@ -305,6 +305,10 @@ class Outputs(Protocol):
         """
         ...
 
+    def came(self, node_id: str, attempt: int) -> tuple[MissingOutput, ...] | None:
+        """Return what was missing of the attempt's outputs when they came home from there; None where none came."""
+        ...
+
     def bring_profile(self, host: Host, attempt: int) -> tuple[str, ...]:
         """Copy what profilers recorded on the host in that attempt; return where it is now. NodeError, StoreError."""
         ...

@@ -420,3 +420,14 @@ def test_a_large_file_that_goes_into_the_store_is_heard_of_part_by_part(
 
     with pytest.raises(NodeError):
         put(code / "best.pt", another_try)
+
+
+def test_what_came_home_is_known_there_by_the_machine_that_it_came_from(
+    tmp_path: Path, hosts: tuple[Host, Host], code: Path
+) -> None:
+    outputs = OutputsFolder(("results/", "gone"), tmp_path / "home", python=sys.executable, marks=True)
+    assert outputs.came(hosts[0].node.id, 2) is None
+    brought = outputs.bring_home(hosts[0], str(code), 2)
+    assert [one.path for one in brought.missing] == ["gone"]
+    assert outputs.came(hosts[0].node.id, 2) == brought.missing
+    assert (outputs.came(hosts[0].node.id, 3), outputs.came(hosts[1].node.id, 2)) == (None, None)

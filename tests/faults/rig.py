@@ -94,6 +94,9 @@ class NoOutputs:
         del host, code, moves
         return Brought()
 
+    def came(self, node_id: str, attempt: int) -> None:
+        del node_id, attempt
+
     def bring_profile(self, host: object, attempt: int) -> tuple[str, ...]:
         del host, attempt
         return ()

@@ -125,6 +125,9 @@ class _Outputs:
         self._together.brought.add(self._run)
         return Brought(paths=(str(home),))
 
+    def came(self, *_: object) -> None:
+        pass
+
     def bring_profile(self, *_: object) -> tuple[str, ...]:
         return ()
 

@@ -406,5 +406,8 @@ class _NoOutputs:
     def bring_home(self, *_: object) -> Brought:
         return Brought()
 
+    def came(self, *_: object) -> None:
+        pass
+
     def bring_profile(self, *_: object) -> tuple[str, ...]:
         return ()

@@ -299,6 +299,32 @@ def test_machines_are_ended_where_results_come_at_the_next_try(tmp_path: Path, m
     assert "error: the machines of small are ended, and that is not written down" in ended.stderr
 
 
+@pytest.mark.parametrize("missing", [None, (), (MissingOutput(path="out/b", why="was left out"),)])
+def test_results_that_came_home_are_not_told_as_lost_once_the_store_takes_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: tuple[MissingOutput, ...] | None
+) -> None:
+    outside, came = left_to_its_machines(tmp_path, drive=False, outputs=("out/",)), dict[tuple[str, int], Any]()
+
+    def bring_home(_: object, host: Any, code: str, number: int, *more: object) -> Brought:
+        came[host.node.id, number] = missing
+        return Brought(missing=missing or ())
+
+    monkeypatch.setattr(NoOutputs, "bring_home", bring_home)
+    monkeypatch.setattr(NoOutputs, "came", lambda _, *asked: came.get(asked))
+    with monkeypatch.context() as patched:
+        patched.setattr(outside.store, "put", full)
+        assert down(outside).code == 15
+    (attempt,) = state(outside).attempts
+    assert (attempt.reason, outside.cloud.describe(GROUP).alive) == (None, ())
+    ended, first = down(outside), attempt.members[0].node_id
+    (attempt,) = state(outside).attempts
+    assert (list(came), ended.code, state(outside).torn_down) == ([(first, 1)], 0, True), ended.stderr
+    lost = f"out/ of attempt 1 did not come home: whatever was written there goes with {first}"
+    assert (lost in ended.stderr) is (missing is None)
+    if missing is not None:
+        assert attempt.missing_outputs == missing
+
+
 def test_results_of_an_attempt_before_come_too_where_nothing_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -451,6 +451,9 @@ class Outputs:
             raise NodeError("a: connection reset")
         return Brought(paths=("/home/me/outputs/model.pt",), missing=MISSING)
 
+    def came(self, *_):
+        return None
+
 
 class Prepared(Bootstrapper):
     """All machines are ready; those of `nodes` were listed."""
@@ -733,6 +736,9 @@ class Stalling:
         self.on_the_way.append(moves)
         moves()
         return Brought(paths=("/home/me/outputs/model.pt",), missing=MISSING)
+
+    def came(self, *_):
+        return None
 
 
 class Begun:
@@ -1224,7 +1230,7 @@ def refuse(home):
     def bring_home(*_):
         raise LandingRefused("'A' and 'a' are one name here")
 
-    home.services.outputs = SimpleNamespace(bring_home=bring_home)
+    home.services.outputs = SimpleNamespace(bring_home=bring_home, came=lambda *_: None)
 
 
 REFUSED = f"{LIES}; it was refused here: 'A' and 'a' are one name here"

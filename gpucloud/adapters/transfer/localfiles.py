@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
+from gpucloud.domain import codec
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.code import FILE, FOLDER, LINK, PROGRAM, RESULTS_MARK, Entry, IgnoreRules, Manifest, manifest
+from gpucloud.domain.state.state import MissingOutput
 from gpucloud.domain.untrusted import landing_of
 from gpucloud.system.wholefile import write_whole
 
@@ -274,3 +276,45 @@ def _link_inside(root: Path, link: Path) -> str | None:
 
 def _identity(status: os.stat_result) -> list[int | str]:
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+
+
+# Results that came home, beside the job file: a mark says that they are no code, and from where which of them came.
+
+_MOST_NOTED = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Came:
+    """The outputs of an attempt came from the node of its rank 0, all but what is missing."""
+
+    node_id: str
+    attempt: int
+    missing: tuple[MissingOutput, ...] = ()
+
+
+def mark_results(folder: Path) -> None:
+    """Mark what came home as results, where anything has; what cannot be marked is code, as any other folder."""
+    with contextlib.suppress(OSError):
+        if folder.is_dir():
+            (folder / RESULTS_MARK).touch()
+
+
+def note_came(folder: Path, node_id: str, attempt: int, missing: tuple[MissingOutput, ...]) -> None:
+    """Note in the mark that they came: the job's store may take no word of it before their machine goes."""
+    with contextlib.suppress(OSError):
+        if folder.is_dir():
+            with (folder / RESULTS_MARK).open("a") as mark:
+                mark.write(f"\n{codec.to_json(_Came(node_id=node_id, attempt=attempt, missing=missing))}\n")
+
+
+def came_from(folder: Path, node_id: str, attempt: int) -> tuple[MissingOutput, ...] | None:
+    """Return what was missing when outputs came from there, None where that is not noted."""
+    found = [one for one in _noted(folder) if (one.node_id, one.attempt) == (node_id, attempt)]
+    return found[-1].missing if found else None
+
+
+def _noted(folder: Path) -> Iterator[_Came]:
+    with contextlib.suppress(OSError), (folder / RESULTS_MARK).open("rb") as mark:
+        for line in mark.read(_MOST_NOTED).splitlines():
+            with contextlib.suppress(codec.Malformed):  # cut off, or of a later version
+                yield codec.from_json(_Came, line)

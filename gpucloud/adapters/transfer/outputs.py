@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import re
@@ -16,9 +15,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpucloud.adapters.transfer.copying import Copier, Listing
+from gpucloud.adapters.transfer.localfiles import came_from, mark_results, note_came
 from gpucloud.domain import codec
 from gpucloud.domain.errors import LandingRefused, StoreError
-from gpucloud.domain.job.code import RESULTS_MARK
 from gpucloud.domain.node.member import attempt_folder
 from gpucloud.domain.node.status import WRITING, written_in
 from gpucloud.domain.state.state import NOT_THERE, MissingOutput
@@ -59,8 +58,7 @@ class OutputsFolder:
     ) -> None:
         self._earlier = earlier
         self._require_home = require_home
-        self._paths = paths
-        self._target = target
+        self._paths, self._target = paths, target
         self._python = python
         self._marks = marks
 
@@ -75,16 +73,22 @@ class OutputsFolder:
         if not paths:
             return Brought()
         self._require_home()
-        written = _written(
-            host, attempt
-        )  # asked first: once the files are here, a machine that goes takes none of them
+        # Asked first: once the files are here, a machine that goes takes none of them.
+        written = _written(host, attempt)
         try:
             earlier = self._earlier()
         except LandingRefused as error:  # these are not to blame, and find a place elsewhere
             raise StoreError(str(error), hint=error.hint) from error
         brought, found = self._bring(host, code, paths, "", attempt, moves)
         both = _together(earlier, brought)
-        return replace(both, missing=(*both.missing, *_not_there(found), *_left_out(found), *_torn(found, written)))
+        missing = (*both.missing, *_not_there(found), *_left_out(found), *_torn(found, written))
+        if self._marks:
+            note_came(self._target, host.node.id, attempt, missing)
+        return replace(both, missing=missing)
+
+    def came(self, node_id: str, attempt: int) -> tuple[MissingOutput, ...] | None:
+        """Return what was missing of outputs that came from there, by what the folder is marked with."""
+        return came_from(self._target, node_id, attempt)
 
     def bring_profile(self, host: Host, attempt: int) -> tuple[str, ...]:
         """Return what of the attempt's profiles arrived from the host, below `profile/attempt-<n>`."""
@@ -135,13 +139,6 @@ class OutputsFolder:
 def _before(attempt: int) -> str:
     """Return how the name ends of what an attempt's outputs would have written over."""
     return f"before-attempt-{attempt}" if attempt else "before"
-
-
-def mark_results(folder: Path) -> None:
-    """Mark what came home as results, where anything has; what cannot be marked is code, as any other folder."""
-    with contextlib.suppress(OSError):
-        if folder.is_dir():
-            (folder / RESULTS_MARK).touch()
 
 
 def _not_there(found: Listing) -> Iterator[MissingOutput]:
@@ -230,6 +227,9 @@ class StoredOutputs:
             lambda outputs: outputs.bring_home(host, code, attempt, moves, paths), attempt, moves
         )
         return replace(brought, paths=keys, size=0, set_aside=())
+
+    def came(self, node_id: str, attempt: int) -> None:
+        """Return None: what is in the store is told by the store."""
 
     def bring_profile(self, host: Host, attempt: int) -> tuple[str, ...]:
         """Return the keys of what was put into the store."""
@@ -327,8 +327,7 @@ class _Stored:
     store: ObjectStore
     job: str
     attempt: int
-    keys: tuple[str, ...] = ()
-    """Of its files."""
+    keys: tuple[str, ...] = ()  # of its files
 
     @property
     def files(self) -> str:
@@ -421,8 +420,9 @@ def _receive(store: ObjectStore, key: str, file: Arriving, landing: Landing) -> 
     with landing.part(file, key) as part:
         is_whole = part.fill(store, key, file.size) and not store.read_into(key, file.size, memoryview(bytearray(1)))
     if not is_whole:
-        why = f"{key} has another size than was noted"
-        raise StoreError(why, hint="the same command again, once its machine is done")
+        raise StoreError(
+            f"{key} has another size than was noted", hint="the same command again, once its machine is done"
+        )
     landing.keep(file, key, durable=True)
 
 

@@ -29,6 +29,7 @@ from gpucloud.domain.supervision.snapshot import (
     NodeSnapshot,
     Readiness,
     Snapshot,
+    are_left,
     asked_of,
     is_awaited,
     waits,
@@ -59,8 +60,7 @@ class _Rescue:
     node_id: str
     lost: _Lost
     work: Future[Brought]
-    until: datetime | None = None
-    """When that machine is gone at the latest."""
+    until: datetime | None = None  # when that machine is gone at the latest
 
 
 @dataclass(slots=True)
@@ -84,14 +84,11 @@ class OutputsHome:
     """How often something had arrived, and when that was seen to rise last, by this supervisor or the one before."""
     _looked_at: datetime | None = None
     _moves_before: int = 0
-    _before: tuple[int, datetime | None] | None = None
-    """Of which attempt, and since when, nothing came for the supervisor before this one."""
+    _before: tuple[int, datetime | None] | None = None  # for the one before: of which attempt, and since when
     _stalled: bool = False
     _rescue: _Rescue | None = None
-    _rescued: dict[int, Brought] = field(default_factory=dict)
-    """What came of machines that went, by the attempt."""
-    _left: dict[int, _Lost] = field(default_factory=dict)
-    """What did not come, by the attempt."""
+    _rescued: dict[int, Brought] = field(default_factory=dict)  # what came of machines that went, by the attempt
+    _left: dict[int, _Lost] = field(default_factory=dict)  # what did not come, by the attempt
     _billed: set[int] = field(default_factory=set)  # of which of them that is billed
 
     @property
@@ -166,13 +163,13 @@ class OutputsHome:
             return Brought()
         self.watcher.story(f"the outputs of attempt {attempt.number} could not be brought home")
         if snapshot.state.pool.market is not Market.OWNED:
-            why = "could not be brought home"
-            return Brought(missing=tuple(MissingOutput(path=path, why=why) for path in outputs))
+            return Brought(missing=tuple(MissingOutput(path=one, why="could not be brought home") for one in outputs))
         return Brought(missing=self._leave(attempt.number, self.lost(attempts), error))
 
     def lose(self, attempts: Sequence[Attempt]) -> _Lost:
-        """Tell which outputs of the last attempt nobody brings home, and return them."""
-        self._tell(*map(missing_line, missing := self.lost(attempts)))
+        """Tell and return which outputs of the last attempt nobody brings home: of those that are here, what is not."""
+        came = self._came(attempts[-1])
+        self._tell(*map(missing_line, missing := self.lost(attempts) if came is None else came))
         return missing
 
     def rescue(self, attempts: Sequence[Attempt], node: Node) -> _Lost:
@@ -208,10 +205,9 @@ class OutputsHome:
     def _after_the_end(self, state: JobState, group: GroupView) -> Homecoming:
         """Return how far those are that nobody has brought; a try that failed was the last, or machines are paid on."""
         rescue, last = self._rescue, state.attempts[-1] if state.attempts else None
-        if rescue is not None:
-            if group.there(rescue.node_id) is not None:
-                return Homecoming.ON_THE_WAY
-            self.give_up()
+        if rescue is not None and group.there(rescue.node_id) is not None:
+            return Homecoming.ON_THE_WAY
+        self.give_up()
         if last is None or not self._asked(state.attempts) or state.torn_down or not is_awaited(last, state.pool):
             return Homecoming.DONE
         is_lost = last.number in self._left or group.there(last.members[0].node_id) is None
@@ -224,12 +220,14 @@ class OutputsHome:
         """Return what is missing of the last attempt's outputs if nobody brings them."""
         return lost_outputs(attempts, self.services.job.outputs, self.bootstrapper.known)
 
+    def _came(self, attempt: Attempt) -> _Lost | None:
+        return self.services.outputs.came(attempt.members[0].node_id, attempt.number)
+
     def give_up(self) -> None:
         """Bring no more of a machine that goes: another attempt's outputs come now, or nobody is left to bring any."""
         self._see_rescued()
-        rescue, self._rescue = self._rescue, None
-        if rescue is not None:
-            self._try += 1
+        if (rescue := self._rescue) is not None:
+            self._rescue, self._try = None, self._try + 1
             self._leave(rescue.attempt, rescue.lost)
 
     def _leave(self, attempt: int, lost: _Lost, error: BaseException | None = None) -> _Lost:
@@ -263,6 +261,8 @@ class OutputsHome:
     def _as_it_came(self, attempt: Attempt) -> Attempt:
         if attempt.number in self._rescued:
             return replace(attempt, missing_outputs=self._rescued[attempt.number].missing, outputs_came=True)
+        if are_left(attempt) and not attempt.outputs_came and (came := self._came(attempt)) is not None:
+            return replace(attempt, missing_outputs=came, outputs_came=True)
         lost = self._left.get(attempt.number) if attempt.missing_outputs else None
         return replace(attempt, missing_outputs=lost) if lost is not None else attempt
 
