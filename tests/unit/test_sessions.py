@@ -24,7 +24,7 @@ from gpucloud.domain.errors import (
 from gpucloud.domain.job.spec import KnownJob
 from gpucloud.domain.money.ledger import ChargeKind, Rates, Terms
 from gpucloud.domain.state.order import with_budget
-from gpucloud.domain.state.state import ExitReason, JobStatus, Owner
+from gpucloud.domain.state.state import ExitReason, JobStatus, MissingOutput, Owner
 from gpucloud.domain.supervision.action import Action
 from gpucloud.domain.supervision.membership import shown_of
 from gpucloud.domain.supervision.reconcile import decide
@@ -39,6 +39,7 @@ from tests.fakes.fleet_shell import FleetHost
 from tests.faults.process import Ended, run
 from tests.faults.rig import GROUP, JOB, Outside, Rigged, _Cloud
 from tests.faults.strikes import Strikes
+from tests.unit import worlds
 
 
 @pytest.fixture
@@ -602,6 +603,15 @@ def test_words_of_machines_are_written_with_what_else_is_and_never_by_themselves
     assert all(
         interval.last_word_at is not None and interval.last_word_at > trains[1] for interval in state(outside).nodes
     )
+
+
+def test_that_results_came_is_written_at_once_for_who_brought_them_may_be_going() -> None:
+    missing = MissingOutput(path="results/", why="went", attempt=1)
+    waiting = replace(worlds.opened("a"), reason=ExitReason.INTERRUPTED, missing_outputs=(missing,))
+    came = replace(waiting, missing_outputs=(), outputs_came=True)
+    before, after = (worlds.state(attempts=(one,)) for one in (waiting, came))
+    assert session._is_news(before, after)
+    assert not session._is_news(after, after)
 
 
 def test_a_machine_that_falls_silent_is_written_once_with_when_it_was_heard_last(

@@ -259,10 +259,16 @@ class Supervisor:
 def _is_news(old: JobState, new: JobState) -> bool:
     """Whether the state must be written now; steps and words of machines can wait for the lease's next renewal.
 
-    That a machine falls silent, or speaks again, is written at once, with when it was heard last.
+    That a machine falls silent, or speaks again, is written at once, with when it was heard last; so is that results
+    came: the machine that brought them may be going.
     """
     watched = ("status", "message", "interruptions", "checkpoint")
-    return _unheard(old) != _unheard(new) or any(getattr(old, name) != getattr(new, name) for name in watched)
+    is_same = _unheard(old) == _unheard(new) and _came(old) == _came(new)
+    return not is_same or any(getattr(old, name) != getattr(new, name) for name in watched)
+
+
+def _came(state: JobState) -> tuple[bool, ...]:
+    return tuple(attempt.outputs_came for attempt in state.attempts)
 
 
 def _unheard(state: JobState) -> tuple[UsageInterval, ...]:
