@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from gpucloud.domain.errors import PlanRefused
 from gpucloud.domain.job.spec import CheckpointPolicy, Job, Market, MarketPolicy, Policy, Resources
 from gpucloud.domain.market.outcome import Outcome, summary
 from gpucloud.domain.market.plan import make_plan
-from gpucloud.domain.money.budget import Spend, Used
+from gpucloud.domain.money.budget import PrepaidRule, Spend, Used
 from gpucloud.domain.state.state import JobStatus
 from gpucloud.domain.supervision.action import Arm, Wait
 from gpucloud.domain.supervision.deadline import capacity_choice
@@ -49,6 +50,7 @@ UNSAVED = replace(
     resources=Resources(market=MarketPolicy.AUTO),
 )
 """Two days of a script that saves nothing, on a market that interrupts it again and again."""
+RULE = PrepaidRule()
 ONE_ZONE = replace(V100, zones="a")
 
 
@@ -115,6 +117,32 @@ def test_a_job_of_spot_machines_is_told_that_on_demand_is_cheaper() -> None:
     assert plan.offer.pool.market is Market.SPOT
     assert plan_rows(plan)["on demand"].startswith("is cheaper: 144.50 USD, and nothing interrupts it; spot machines ")
     assert plan_rows(plan)["on demand"].endswith(" USD, whatever the budget. `resources: {market: on_demand}`")
+
+
+def test_on_demand_is_advised_with_the_budget_that_its_plan_takes() -> None:
+    small = replace(spot(UNSAVED), budget_usd=Decimal("144.77"))
+    planner = planner_of(small, ONE_ZONE, saving=Saving.NOTHING)
+    said = plan_rows(planner.safer(small, make_plan(small, planner.offers(small), NOW, RULE), RULE))["on demand"]
+
+    assert said.startswith("is cheaper: 144.50 USD, ")
+    assert said.endswith(". `resources: {market: on_demand}` with `budget: 144.78 USD`")
+    fixed = replace(small, resources=replace(small.resources, market=MarketPolicy.ON_DEMAND))
+    with pytest.raises(PlanRefused):
+        planner.plan(fixed)
+    fixed = replace(fixed, budget_usd=Decimal("144.78"))
+    assert planner.plan(fixed).offer.pool.market is Market.ON_DEMAND
+    text = estimate_text(fixed, estimated(fixed, ONE_ZONE, saving=Saving.NOTHING), width=None)
+    assert "expected   144.50 USD" in text
+
+
+def test_on_demand_is_not_advised_where_no_machine_is_to_be_had_so() -> None:
+    small = spot(UNSAVED)
+    planner = planner_of(small, ONE_ZONE, saving=Saving.NOTHING)
+    plan = make_plan(small, planner.offers(small), NOW, RULE)
+    kept = MarketPolicy.SPOT
+    alone: Any = SimpleNamespace(offers=lambda asked: planner.market.offers(asked) if asked.market is kept else ())
+    assert "on demand" in plan_rows(planner.safer(small, plan, RULE))
+    assert "on demand" not in plan_rows(replace(planner, market=alone).safer(small, plan, RULE))
 
 
 def test_each_sum_of_a_plan_is_of_what_its_own_row_buys() -> None:

@@ -114,9 +114,11 @@ def _safer_rows(plan: Plan) -> dict[str, str]:
     on_demand = format_usd(plan.on_demand_usd)
     if plan.offer.pool.market is Market.ON_DEMAND:
         return {"on demand": f"chosen for {on_demand}, where nothing interrupts it: spot machines {spot}"}
+    takes_usd = plan.on_demand_budget_usd
+    budget = f" with `budget: {takes_usd} USD`" if takes_usd is not None and takes_usd > plan.budget_usd else ""
     return {
         "on demand": f"is cheaper: {on_demand}, and nothing interrupts it; spot machines {spot}."
-        " `resources: {market: on_demand}`"
+        f" `resources: {{market: on_demand}}`{budget}"
     }
 
 

@@ -64,7 +64,7 @@ def task_of(job: Job, needs: Needs) -> Task:
         work_s=needs.work.total_seconds(),
         span_s=math.inf if job.deadline is None else job.deadline.total_seconds(),
         changeover_s=needs.changeover.total_seconds(),
-        on_demand_usd_per_hour=float(_last_offer_usd(needs)),
+        on_demand_usd_per_hour=float(last_offer_usd(needs)),
         nodes=job.resources.nodes,
         least_nodes=job.resources.least_nodes,
         checkpoint_none=job.checkpoint.none,
@@ -125,7 +125,7 @@ def refuse_what_cannot_be_kept(
 
 def on_demand_usd(job: Job, needs: Needs) -> Decimal:
     """Return what the job costs on demand at the most, where nothing interrupts it."""
-    return usd_for(_last_offer_usd(needs) * job.resources.nodes, needs.work + needs.changeover)
+    return usd_for(last_offer_usd(needs) * job.resources.nodes, needs.work + needs.changeover)
 
 
 def is_safer_on_demand(job: Job, needs: Needs, spot: Summary | None) -> bool:
@@ -168,7 +168,7 @@ def least_usd(job: Job, needs: Needs, prepaid_rule: PrepaidRule) -> Decimal:
     return usd + tried_usd + reserve_usd(nodes, last.cap_usd_per_hour, prepaid_rule)
 
 
-def _last_offer_usd(needs: Needs) -> Decimal:
+def last_offer_usd(needs: Needs) -> Decimal:
     """Return what a machine costs an hour on which nothing interrupts the job: its spot machine, where none does."""
     return needs.fallback.usd_per_hour if needs.fallback is not None else needs.offer.cap_usd_per_hour
 

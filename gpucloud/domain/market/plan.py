@@ -72,6 +72,8 @@ class Plan:
     """What replays on spot machines come to, where that is no less than on demand; None where it is, or none ends."""
     on_demand_usd: Decimal | None = None
     """What the same costs on demand, where spot machines do not pay; None where they do, or nobody knows."""
+    on_demand_budget_usd: Decimal | None = None
+    """The budget that this takes, where on demand is not what is planned."""
     on_demand_for: Reason | None = None
     """Why the job's policy begins on demand, though there are spot machines; None where it does not."""
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from decimal import Decimal
 
 from gpucloud.domain.checkpoint.protection import NEVER, Saving
 from gpucloud.domain.errors import BudgetTooSmall, CredentialsError, NoCapacity, PlanRefused, UsageError
+from gpucloud.domain.job.quantities import in_cents
 from gpucloud.domain.job.spec import Cloud, Job, Market, MarketPolicy, Policy
 from gpucloud.domain.market.catalog import Headroom, QuotaRequest
 from gpucloud.domain.market.feasibility import (
     Needs,
     begins_on_demand_for,
     is_safer_on_demand,
+    least_usd,
     needs_of,
     on_demand_usd,
     refuse_what_cannot_be_kept,
@@ -25,14 +28,14 @@ from gpucloud.domain.market.plan import Plan, fitting, make_plan, quota_too_smal
 from gpucloud.domain.market.policies import Task
 from gpucloud.domain.market.policy import least_span_s
 from gpucloud.domain.market.recordings import RecordedMarket
-from gpucloud.domain.market.scenario import recovery_within, restart_within
+from gpucloud.domain.market.scenario import restart_within
 from gpucloud.domain.market.sizing import Work, work_of
 from gpucloud.domain.money.budget import NOTHING_USED, PrepaidRule, Used
 from gpucloud.domain.money.costs import remark
 from gpucloud.domain.money.ledger import Terms, with_extras
 from gpucloud.domain.offer import Offer, Pool
 from gpucloud.ports import Account, Clock, DataSets, MarketData
-from gpucloud.usecases.money.simulate import Outlooks, Stage
+from gpucloud.usecases.money.simulate import Outlooks, Stage, is_replayed, stage_of, zones_of
 
 QUICK = Policy.UNIFORM
 """What candidates and deadlines are compared under: the learned policy's tables take a second for each of them."""
@@ -150,7 +153,7 @@ class Estimator:
             other = None if alike or needs is None or needs.fallback is None else needs.fallback.pool
             yield Candidate(
                 offer=offers[0],
-                zones=_zones(offers),
+                zones=zones_of(offers),
                 work=work_of(job, offers[0]),
                 outlook=self._of(job, plan, needs, few=at > 0) if needs is not None else None,
                 ends_on=other if offers[0].pool.market is Market.SPOT else None,
@@ -178,7 +181,7 @@ class Estimator:
         yield Policy.ON_DEMAND, self.planner.undisturbed(job, needs)
 
     def _stage(self, job: Job, offers: tuple[Offer, ...], needs: Needs) -> Stage | None:
-        return _stage_of(job, offers, needs, self.planner.terms, self.saving)
+        return stage_of(job, offers, needs, self.planner.terms, self.saving)
 
     def _curve(self, task: Task, stage: Stage) -> Iterator[AtDeadline]:
         for slack in _SLACKS:
@@ -208,35 +211,6 @@ def _that_finish_first(job: Job, found: tuple[Candidate, ...]) -> tuple[Candidat
         return one.work is not None and (one.outlook is None or one.outlook.mostly_fails(job.budget_usd))
 
     return (chosen, *sorted(others, key=fails))
-
-
-def _zones(offers: list[Offer]) -> int:
-    """Return in how many zones of the best offer's region there are such machines."""
-    region = offers[0].pool.region
-    return sum(offer.zones for offer in offers if offer.pool.region == region)
-
-
-def _stage_of(job: Job, offers: tuple[Offer, ...], needs: Needs, terms: Terms, saving: Saving) -> Stage | None:
-    """Return where the job's spot machines are replayed; None where it has none that a market takes."""
-    offer = needs.offer
-    if not _is_replayed(job, offer):
-        return None
-    alike = [o for o in offers if (o.pool.instance_type, o.pool.market) == (offer.pool.instance_type, Market.SPOT)]
-    extras_usd = terms.extras_usd_per_hour
-    return Stage(
-        gpus=offer.gpus,
-        zones=_zones(alike),
-        spot_usd_per_hour=offer.usd_per_hour - extras_usd,
-        on_demand_usd_per_hour=Decimal(str(task_of(job, needs).on_demand_usd_per_hour)) - extras_usd,
-        terms=terms.of(offer.pool.instance_type),
-        fallback=needs.fallback is not None,
-        recovery=recovery_within(needs.changeover, saving, job.checkpoint),
-    )
-
-
-def _is_replayed(job: Job, offer: Offer) -> bool:
-    """Whether there are recordings of such machines, which a market takes."""
-    return offer.pool.market is Market.SPOT and job.cloud is Cloud.AWS
 
 
 def _asked(job: Job, stage: Stage, policy: Policy) -> Policy | None:
@@ -310,7 +284,7 @@ class Planner:
         begun = self._begun_on_demand(job, plan, needs, prepaid_rule, used)
         if begun is not None:
             return begun
-        if self.outlooks is None or _stage_of(job, plan.offers, needs, self.terms, Saving.NONE) is None:
+        if self.outlooks is None or stage_of(job, plan.offers, needs, self.terms, Saving.NONE) is None:
             return plan
         spot = self._foresee(job, plan.offers, needs, _ANY_SUM)
         if not is_safer_on_demand(job, needs, spot):
@@ -319,13 +293,24 @@ class Planner:
             spot = self._foresee(job, plan.offers, needs, _ANY_SUM, job.policy)
             if not is_safer_on_demand(job, needs, spot):
                 return plan
-        usd = on_demand_usd(job, needs)
-        expected_usd = self.undisturbed(job, needs).mean_usd
-        told = replace(plan, on_demand_usd=expected_usd, spot_usd=spot.mean_usd if spot is not None else None)
+        spot_usd = spot.mean_usd if spot is not None else None
         safe = self._on_demand(job, plan, prepaid_rule, used) if job.deadline is None else None
-        if safe is None or usd + safe.kept_usd > job.budget_usd:
-            return told
-        return with_on_demand_first(told, safe)
+        if safe is not None and on_demand_usd(job, needs) + safe.kept_usd <= job.budget_usd:
+            told = replace(plan, on_demand_usd=self.undisturbed(job, needs).mean_usd, spot_usd=spot_usd)
+            return with_on_demand_first(told, safe)
+        return self._advised(job, plan, spot_usd)
+
+    def _advised(self, job: Job, plan: Plan, spot_usd: Decimal | None) -> Plan:
+        """Return the plan with what the job comes to on demand alone, and the budget that this takes, as tried."""
+        asked = replace(job, resources=replace(job.resources, market=MarketPolicy.ON_DEMAND))
+        with suppress(PlanRefused, NoCapacity):  # whatever the budget
+            fixed = self.plan(replace(asked, budget_usd=_ANY_SUM))
+            needs = needs_of(asked, fixed.offers, self.changeover)
+            usd = self.undisturbed(asked, needs).mean_usd if needs is not None else None
+            if needs is not None and usd is not None and (spot_usd is None or usd <= spot_usd):
+                takes_usd = Decimal(in_cents(least_usd(asked, needs, self.prepaid_rule)))
+                return replace(plan, spot_usd=spot_usd, on_demand_usd=usd, on_demand_budget_usd=takes_usd)
+        return plan
 
     def _begun_on_demand(
         self, job: Job, plan: Plan, needs: Needs, prepaid_rule: PrepaidRule, used: Used
@@ -353,7 +338,7 @@ class Planner:
     def _foresee(
         self, job: Job, offers: tuple[Offer, ...], needs: Needs, budget_usd: Decimal, policy: Policy = QUICK
     ) -> Summary | None:
-        stage = _stage_of(job, offers, needs, self.terms, self.saving(job))
+        stage = stage_of(job, offers, needs, self.terms, self.saving(job))
         if self.outlooks is None or stage is None:
             return None
         asked = _asked(job, stage, policy)
@@ -364,10 +349,10 @@ class Planner:
             return self._foresee(job, offers, needs, budget_usd)
 
         def is_too_long(needs: Needs) -> bool:
-            stage = _stage_of(job, offers, needs, self.terms, self.saving(job))
+            stage = stage_of(job, offers, needs, self.terms, self.saving(job))
             return bool(stage and self.outlooks and self.outlooks().is_too_long(task_of(job, needs), stage))
 
-        known = (foresee, is_too_long) if self.outlooks is not None and _is_replayed(job, offers[0]) else None
+        known = (foresee, is_too_long) if self.outlooks is not None and is_replayed(job, offers[0]) else None
         saves = self.saving(job) is not Saving.NOTHING
         refuse_what_cannot_be_kept(job, offers, self.changeover, self.prepaid_rule, known, saves=saves)
 

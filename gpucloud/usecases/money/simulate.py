@@ -10,13 +10,23 @@ from datetime import timedelta
 from decimal import Decimal
 from functools import partial
 
-from gpucloud.domain.job.spec import Policy
+from gpucloud.domain.checkpoint.protection import Saving
+from gpucloud.domain.job.spec import Cloud, Job, Market, Policy
+from gpucloud.domain.market.feasibility import Needs, last_offer_usd
 from gpucloud.domain.market.learned import Tables
 from gpucloud.domain.market.outcome import Outcome, Summary, shortened, stretched, summary
 from gpucloud.domain.market.policies import Task
 from gpucloud.domain.market.policy import decide, without_deadline
 from gpucloud.domain.market.recordings import LOOK_S, RecordedMarket, RecordedZone, Timeline, timeline
-from gpucloud.domain.market.scenario import USUAL, Recovery, Scenario, refuse_what_cannot_be_kept, starts, task_of
+from gpucloud.domain.market.scenario import (
+    USUAL,
+    Recovery,
+    Scenario,
+    recovery_within,
+    refuse_what_cannot_be_kept,
+    starts,
+    task_of,
+)
 from gpucloud.domain.market.simulation import (
     Decide,
     Rehearsal,
@@ -28,6 +38,7 @@ from gpucloud.domain.market.simulation import (
     zone_sets,
 )
 from gpucloud.domain.money.ledger import PLAIN_TERMS, Terms, usd_for
+from gpucloud.domain.offer import Offer
 from gpucloud.ports import Markets, PolicyTables
 
 
@@ -142,6 +153,35 @@ class Stage:
         """What a changeover costs on spot machines and one on demand: a part of the task has as many as the whole."""
         hourly = self.spot_usd_per_hour + self.on_demand_usd_per_hour + 2 * self.terms.extras_usd_per_hour
         return usd_for(hourly * task.nodes, timedelta(seconds=task.changeover_s))
+
+
+def zones_of(offers: Sequence[Offer]) -> int:
+    """Return in how many zones of the best offer's region there are such machines."""
+    region = offers[0].pool.region
+    return sum(offer.zones for offer in offers if offer.pool.region == region)
+
+
+def stage_of(job: Job, offers: tuple[Offer, ...], needs: Needs, terms: Terms, saving: Saving) -> Stage | None:
+    """Return where the job's spot machines are replayed; None where it has none that a market takes."""
+    offer = needs.offer
+    if not is_replayed(job, offer):
+        return None
+    alike = [o for o in offers if (o.pool.instance_type, o.pool.market) == (offer.pool.instance_type, Market.SPOT)]
+    extras_usd = terms.extras_usd_per_hour
+    return Stage(
+        gpus=offer.gpus,
+        zones=zones_of(alike),
+        spot_usd_per_hour=offer.usd_per_hour - extras_usd,
+        on_demand_usd_per_hour=last_offer_usd(needs) - extras_usd,
+        terms=terms.of(offer.pool.instance_type),
+        fallback=needs.fallback is not None,
+        recovery=recovery_within(needs.changeover, saving, job.checkpoint),
+    )
+
+
+def is_replayed(job: Job, offer: Offer) -> bool:
+    """Whether there are recordings of such machines, which a market takes."""
+    return offer.pool.market is Market.SPOT and job.cloud is Cloud.AWS
 
 
 @dataclass(slots=True, kw_only=True)
