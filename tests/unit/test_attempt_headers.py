@@ -444,6 +444,44 @@ def test_of_an_attempt_whose_output_nobody_fetched_it_is_not_said_that_there_is_
     assert written == []
 
 
+CLOSED = replace(opened("a"), reason=ExitReason.LOST, ended_at=AT)
+SECOND = replace(LEFT, state=state(attempts=(CLOSED, replace(opened("b"), number=2))))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "is_told"),
+    [
+        (logs.Wanted(), True),
+        (logs.Wanted(attempt=2), True),
+        (logs.Wanted(rank=1), True),
+        (logs.Wanted(node="b"), True),
+        (logs.Wanted(attempt=1), False),
+        (logs.Wanted(rank=2), False),  # the first attempt alone had it
+        (logs.Wanted(node="a"), False),
+    ],
+)
+def test_that_nobody_fetches_output_is_said_where_that_of_the_open_attempt_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, written: list[str], wanted: logs.Wanted, is_told: bool
+) -> None:
+    asker = Silent(JobStatus.RUNNING)
+    asker.looks = [SECOND]
+    monkeypatch.setattr(asker, "ranks_of_a_node", {1: 4, 2: 2}.get, raising=False)
+    monkeypatch.setattr(asker, "stored_state", lambda: SECOND.state)
+    with pytest.raises(UsageError) as raised:
+        asked_of(monkeypatch, asker, wanted)
+    assert ("was fetched before its supervisor went" in raised.value.message) is is_told
+    if wanted.attempt == 1:
+        assert raised.value.message == "attempt 1 of digits has ended, and there is no output"
+    part = SimpleNamespace(attempt=wanted.attempt or 1, rank=wanted.rank or 0)
+    piece = SimpleNamespace(data=b"")
+    monkeypatch.setattr(logs.Ranks, "wants", lambda *_: True)
+    monkeypatch.setattr(logs.Shown, "_dated", lambda *_: ())
+    monkeypatch.setattr(asker, "bill_pull", lambda _: None)
+    monkeypatch.setattr(asker, "output", lambda caught_up, **_: (caught_up(SECOND), iter([(part, piece)]))[1])
+    assert asked_of(monkeypatch, asker, wanted) == 0
+    assert [line.startswith("fetched until") for line in written] == ([True] if is_told else [])
+
+
 @pytest.mark.parametrize("status", [JobStatus.SUCCEEDED, JobStatus.RUNNING])
 def test_a_silent_job_that_is_not_followed_or_was_over_is_one(
     monkeypatch: pytest.MonkeyPatch, written: list[str], status: JobStatus

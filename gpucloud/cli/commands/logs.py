@@ -63,21 +63,21 @@ def logs(target: str | None, wanted: Wanted) -> int:
     finally:
         asker.bill_pull(read)
     left = shown.unsupervised
-    is_alone = left is not None and left.state.attempt is not None
+    alone = ranks.if_wanted(left.state.attempt) if left is not None else None
     if not shown.read_any:
-        none = _no_output(ranks.newest_state(), wanted, is_alone=is_alone)
+        none = _no_output(ranks.newest_state(), wanted, is_alone=alone is not None)
         if not wanted.follow or state.status.ended:
             raise none
         tell(none.message)  # it was followed to its end, as asked
-    if left is not None and is_alone and not wanted.follow:
-        tell(_unsupervised_line(asker, left))
+    if left is not None and alone is not None and not wanted.follow:
+        tell(_unsupervised_line(asker, left, alone))
     _say_what_is_left_out(shown, since)
     return 0
 
 
-def _unsupervised_line(asker: Asker, left: Unsupervised) -> str:
-    """Return what to say of output that nobody fetches: what is here may be old, and the script may be far ahead."""
-    job, attempt = left.state.job, left.state.attempt
+def _unsupervised_line(asker: Asker, left: Unsupervised, attempt: Attempt | None) -> str:
+    """Return what to say of an open attempt's output that nobody fetches: it may be old, and the script far ahead."""
+    job = left.state.job
     ends = _ends(asker, left.state)
     way = f"it is to end: gpucloud down {job} ends it" if ends else f"gpucloud train {job} goes on"
     if attempt is None:
@@ -155,10 +155,20 @@ class Ranks:
         node = self.node(part)
         return node is not None and self._is_wanted(node)
 
+    def if_wanted(self, attempt: Attempt | None) -> Attempt | None:
+        """Return the attempt if some of its output is of what was asked for."""
+        if attempt is None or self.wanted.attempt not in (None, attempt.number):
+            return None
+        if self.wanted.node is not None and not any(self._is_wanted(member.node_id) for member in attempt.members):
+            return None
+        return attempt if self.wanted.rank is None or self._had(attempt, self.wanted.rank) else None
+
     def _has(self, rank: int) -> bool:
         """Whether any attempt had the rank: the newest one that has it answers, so that few launches are read."""
-        newest = reversed(self.state.attempts)
-        return rank >= 0 and any(rank < len(one.members) or rank < self._ranks(one) for one in newest)
+        return rank >= 0 and any(self._had(one, rank) for one in reversed(self.state.attempts))
+
+    def _had(self, attempt: Attempt, rank: int) -> bool:
+        return rank < len(attempt.members) or rank < self._ranks(attempt)
 
     def _ranks(self, attempt: Attempt) -> int:
         return len(attempt.members) * self._each(attempt)
@@ -248,7 +258,7 @@ class Shown:
             leaves = "Ctrl-C leaves" if unsupervised is not None else "Ctrl-C leaves, the job goes on"
             tell(f"{self.ranks.state.job} has {of_it} yet: following ({leaves})")
         if self.wanted.follow and unsupervised is not None and self.unsupervised is None:
-            tell(_unsupervised_line(self.ranks.asker, unsupervised))
+            tell(_unsupervised_line(self.ranks.asker, unsupervised, self.ranks.if_wanted(unsupervised.state.attempt)))
         self._is_new, self.unsupervised = True, unsupervised
 
     def _dated(self, piece: DatedPiece) -> Iterator[tuple[bytes, datetime | None]]:
@@ -300,6 +310,10 @@ def _no_output(state: JobState, wanted: Wanted, *, is_alone: bool) -> GpucloudEr
     if state.status.ended:
         hint = f"gpucloud status {state.job} says how it ended, gpucloud logs {state.job} --launch what was run"
         return UsageError(f"{state.job} has ended, and there is no output{of}", hint=hint)
+    asked = next((one for one in state.attempts if one.number == wanted.attempt), None)
+    if asked is not None and asked.reason is not None:
+        hint = f"gpucloud logs {state.job} --attempt {asked.number} --launch says what was run"
+        return UsageError(f"attempt {asked.number} of {state.job} has ended, and there is no output{of}", hint=hint)
     if is_alone:
         why = f"no output{of} of {state.job} was fetched before its supervisor went: what it has written is not here"
         return UsageError(why, hint=f"gpucloud train {state.job} goes on and fetches it, gpucloud status {state.job}")
