@@ -101,6 +101,19 @@ def handles(pid: int, number: signal.Signals) -> bool:
     return False
 
 
+def is_worker(pid: int, parent: int) -> bool:
+    """Whether the process goes on in its parent's program: forked, or started by a multiprocessing library of Python.
+
+    A fork is told from a new program by what the kernel handed that: where its parts lie is drawn anew for each.
+    """
+    with contextlib.suppress(OSError):
+        if (_PROC / str(pid) / "auxv").read_bytes() == (_PROC / str(parent) / "auxv").read_bytes():
+            return True
+        words = (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
+        return any(word.startswith(b"from multiprocess") for word in words)  # its `spawn` and `forkserver`
+    return False
+
+
 def writing(pid: int) -> tuple[str, ...]:
     """Return the files that the process has open for writing, not just for appending; none that cannot be seen."""
     found: list[str] = []

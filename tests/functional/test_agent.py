@@ -369,8 +369,9 @@ import os, signal, sys, time
 torn, log = open("torn.pt", "wb"), open("log.txt", "a")
 torn.write(b"half"), torn.flush()
 def finish(*_):
-    time.sleep(0.3)
+    time.sleep(1 if "slowly" in sys.argv else 0.3)
     torn.write(b"+rest"), torn.close()
+    print("finished", flush=True)
     sys.exit(3)
 if sys.argv[1] == "heeds":
     signal.signal(signal.SIGTERM, finish)
@@ -409,52 +410,50 @@ def test_a_script_that_is_killed_may_end_what_it_writes_and_else_that_is_written
 # A script without a handler, whose worker has one, as torch's loaders of data have: it closes its files in mid-write
 # when the worker goes. And a program that has one, and ends its script by the same signal, as torchrun does.
 BREAKS = """
-import os, signal, subprocess, sys, time
+import multiprocessing, os, signal, subprocess, sys, time
 word = sys.argv[1]
-if word == "worker":
+def work():
     signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
     print("writing", flush=True)
     time.sleep(600)
-if word == "launcher":
-    child = subprocess.Popen([sys.executable, __file__, "deaf"])
-    def end(*_):
-        child.terminate(), child.wait()
-        sys.exit(1)
-    signal.signal(signal.SIGTERM, end)
-    while True:
-        time.sleep(0.1)
-torn, last = open("torn.pt", "wb"), open("last.pt", "wb")
-torn.write(b"half"), torn.flush()
-if word == "deaf":
-    print("writing", flush=True)
-    time.sleep(600)
-worker = subprocess.Popen([sys.executable, __file__, "worker"])
-try:
-    worker.wait()
-    raise RuntimeError("a worker is gone")
-finally:
-    last.write(b"a summary"), torn.close(), last.close()
-    time.sleep(600)
+if __name__ == "__main__":
+    if word == "launcher":
+        child = subprocess.Popen([sys.executable, __file__, "deaf"])
+        def end(*_):
+            child.terminate(), child.wait()
+            sys.exit(1)
+        signal.signal(signal.SIGTERM, end)
+        while True:
+            time.sleep(0.1)
+    torn, last = open("torn.pt", "wb"), open("last.pt", "wb")
+    torn.write(b"half"), torn.flush()
+    if word == "deaf":
+        print("writing", flush=True)
+        time.sleep(600)
+    worker = multiprocessing.get_context(word).Process(target=work)
+    worker.start()
+    try:
+        worker.join()
+        raise RuntimeError("a worker is gone")
+    finally:
+        last.write(b"a summary"), torn.close(), last.close()
+        time.sleep(600)
 """
 
 
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (("deaf-with-a-worker",), ["last.pt", "torn.pt"]),
-        (("launcher",), ["last.pt", "torn.pt"]),
-    ],
-)
-def test_a_script_is_asked_to_end_by_itself_alone_and_what_breaks_off_beside_is_written_down(node, words, named):
+@pytest.mark.parametrize("word", ["fork", "spawn", "forkserver", "launcher"])
+def test_a_script_is_asked_to_end_by_itself_alone_and_what_breaks_off_beside_is_written_down(node, word):
     node.start()
     (node.root / "breaks.py").write_text(BREAKS)
-    launch = replace(node.launch(1, sys.executable, str(node.root / "breaks.py"), *words, RANK="0"), outputs=True)
+    launch = replace(node.launch(1, sys.executable, str(node.root / "breaks.py"), word, RANK="0"), outputs=True)
     node.want(launch)
     node.wait_running(1)
     wait_until(lambda: "writing" in (node.folder(1) / "launcher.log").read_text(), "the script")
     node.want(launch, stop=Stop.KILL)
     assert node.wait_exited(1).attempt.outcome is Outcome.KILLED
-    assert json.loads((node.folder(1) / "writing.json").read_text()) == [str(node.root / name) for name in named]
+    assert json.loads((node.folder(1) / "writing.json").read_text()) == [
+        str(node.root / name) for name in ("last.pt", "torn.pt")
+    ]
     assert (node.root / "torn.pt").read_bytes() == b"half"
     assert (node.root / "last.pt").read_bytes() == b""  # nobody broke into it
     assert "a worker is gone" not in (node.folder(1) / "launcher.log").read_text()
@@ -472,6 +471,42 @@ def test_a_script_is_asked_to_end_behind_a_shell_and_behind_the_checkpoint_watch
     wait_until(lambda: "writing" in (node.folder(1) / "launcher.log").read_text(), "the script")
     node.want(launch, stop=Stop.KILL)
     node.wait_exited(1)
+    assert (node.root / "torn.pt").read_bytes() == b"half+rest"
+
+
+# Two scripts, of which the second takes longer; whoever started them fails with the first that does.
+TWO = """
+import subprocess, sys
+both = [subprocess.Popen([sys.executable, "-c", sys.argv[1], "heeds", *of]) for of in ((), ("slowly",))]
+sys.exit(both[0].wait())
+"""
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        ("{}", "-c", OF_OURS),  # as accelerate and nsys start it
+        ("{}", "-c", OF_OURS, "/bin/sh", "-c", '"$@"; true', "sh"),
+        ("{}", "-c", OF_OURS, "{}", "-c", OF_OURS),
+        ("./run.sh",),  # no process of that name is a shell
+        ("./run.sh", "env"),
+        ("{}", "-c", TWO),
+    ],
+)
+def test_a_script_is_asked_to_end_below_programs_that_do_not_heed_it(node, before):
+    node.start()
+    (node.root / "run.sh").write_text('#!/bin/sh\n("$@"; true)\necho over\n')
+    (node.root / "run.sh").chmod(0o700)
+    words = [word.format(sys.executable) if word == "{}" else word for word in before]
+    words += [WRITES] if TWO in before else [sys.executable, "-c", WRITES, "heeds"]
+    launch = replace(node.launch(1, *words, RANK="0"), outputs=True)
+    node.want(launch)
+    node.wait_running(1)
+    log, scripts = node.folder(1) / "launcher.log", 2 if TWO in before else 1
+    wait_until(lambda: log.read_text().count("writing") == scripts, "the script")
+    node.want(launch, stop=Stop.KILL)
+    assert node.wait_exited(1).attempt.outcome is Outcome.KILLED
+    assert log.read_text().count("finished") == scripts
     assert (node.root / "torn.pt").read_bytes() == b"half+rest"
 
 

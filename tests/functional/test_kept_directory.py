@@ -156,10 +156,14 @@ def test_of_a_script_that_leaves_before_its_first_save_no_step_is_called_saved(m
     assert not script.committed()
 
 
+OF_OURS = (sys.executable, "-c", "import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:]))")
+
+
 @pytest.mark.parametrize("signal", [OnNotice.SIGTERM, OnNotice.SIGUSR1])
-def test_on_a_notice_the_script_is_asked_by_its_signal_and_what_it_then_saves_is_committed(make, signal):
+@pytest.mark.parametrize("before", [(), OF_OURS])  # as accelerate starts it, which the signal would end
+def test_on_a_notice_the_script_is_asked_by_its_signal_and_what_it_then_saves_is_committed(make, signal, before):
     script = make("hf")
-    script.start(steps=10_000, pause_s=0.005, on=signal)
+    script.start(steps=10_000, pause_s=0.005, on=signal, before=before)
     until(lambda: script.step() >= 10, "a commit")
     script.ask_to_stop()
     assert script.ended() == 75

@@ -162,11 +162,13 @@ class KeptScript:
         upload: timedelta = timedelta(0),
         outputs: tuple[str, ...] = (),
         brings: bool = False,
+        before: tuple[str, ...] = (),
         **env: object,
     ) -> None:
         """Start the next attempt; `handler` is what the script does about the signal: save, ignore, or none of it.
 
-        With `from_scratch=1` it begins at 0, whatever is there, unless it is told `--resume`.
+        The words `before` start it. With `from_scratch=1` it begins at 0, whatever is there, unless it is told
+        `--resume`.
         With `waits` it goes on when its save is committed: else a newer one may come first, and it never is.
         """
         self.attempts += 1
@@ -197,7 +199,7 @@ class KeptScript:
         with (self.attempt_folder / "rank-0.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "gpucloud.agent", "keep", "--order", to_json(order), "--",
-                 sys.executable, "train.py", self.kind, str(steps), str(pause_s)],
+                 *before, sys.executable, "train.py", self.kind, str(steps), str(pause_s)],
                 cwd=self.code, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
                 env=os.environ | {"PYTHONPATH": str(ROOT), MARK: str(self.attempt_folder), "RANK": "0"} | own,
             )  # fmt: skip

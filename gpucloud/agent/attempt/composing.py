@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -313,6 +313,29 @@ def ranks(folder: Path, wrapper: int | None = None) -> tuple[int, ...]:
     return ()
 
 
+def heeding(folder: Path, number: signal.Signals, wrapper: int | None = None) -> dict[int, tuple[int, ...]]:
+    """Return, for each of the attempt's ranks, the processes that have a handler for the signal: itself, else scripts.
+
+    A rank may be a launcher without one (`accelerate launch`, `subprocess.run`), which the signal would end at once:
+    the programs below it are looked through to the first that have one. Workers are left out: without its loaders of
+    data, which have one, a script of torch would break off.
+    """
+    told, below = set(told_of(folder)), dict[int, list[int]]()
+    for process in processes.listing():
+        if process.pid in told:
+            below.setdefault(process.parent, []).append(process.pid)
+    return {rank: tuple(_heeding(rank, number, below)) for rank in ranks(folder, wrapper)}
+
+
+def _heeding(pid: int, number: signal.Signals, below: Mapping[int, Sequence[int]]) -> Iterator[int]:
+    if processes.handles(pid, number):
+        yield pid
+        return
+    for child in below.get(pid, ()):
+        if not (processes.handles(child, number) and processes.is_worker(child, pid)):
+            yield from _heeding(child, number, below)
+
+
 def _is_shell(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip() in _SHELLS
@@ -343,14 +366,13 @@ Writing = Mapping[int, tuple[str, ...]]
 
 
 def ask_to_end(folder: Path, wrapper: int | None = None) -> tuple[frozenset[int], Writing]:
-    """Send SIGTERM to the ranks that have a handler for it and return their pids: any other it would just end.
+    """Send SIGTERM to the scripts that have a handler for it and return their pids: any other it would just end.
 
-    What a rank has started is its own to end, also where it has no handler: without its loaders of data, which have
-    one, a script of torch would break off. With them come the files that processes without a handler are writing: what
-    the asked end in their turn, as a launcher does, breaks off too.
+    What a script has started is its own to end, also where it has no handler. With them come the files that processes
+    without a handler are writing: what the asked end in their turn, as a launcher does, breaks off too.
     """
     deaf = {pid: processes.writing(pid) for pid in told_of(folder) if not processes.handles(pid, signal.SIGTERM)}
-    asked = frozenset(ranks(folder, wrapper)) - deaf.keys()
+    asked = frozenset(pid for found in heeding(folder, signal.SIGTERM, wrapper).values() for pid in found)
     for pid in asked:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGTERM)

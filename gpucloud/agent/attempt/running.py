@@ -79,8 +79,7 @@ class RunningAttempt:
     def advance(self, spare: frozenset[int] = frozenset()) -> AttemptStatus:
         """Look after the processes, and return how the attempt stands; those of `spare` are no part of it."""
         self._reap()
-        over = self._exit_code is not None or self._may_be_killed() or self._only_launcher_left()
-        if over and self._swept(spare):
+        if self._is_over() and self._swept(spare):
             self._reap()
             return self._verdict()
         output, progress = self._output(), self.folder.progress()
@@ -137,8 +136,10 @@ class RunningAttempt:
             else:
                 os.waitpid(ended.si_pid, 0)
 
-    def _may_be_killed(self) -> bool:
-        """Whether the end is asked for, and nothing more is waited for."""
+    def _is_over(self) -> bool:
+        """Whether the rest may be killed; who was asked to end is waited for also where its launcher went before."""
+        if self._asked is None and (self._exit_code is not None or self._only_launcher_left()):
+            return True
         if not self._killing or not self._brings or self._aborting_since is not None or self._ended_beside:
             return self._killing
         if self._asked is None:

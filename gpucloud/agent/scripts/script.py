@@ -18,7 +18,7 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 
-from gpucloud.agent.attempt.composing import MARK, ranks
+from gpucloud.agent.attempt.composing import MARK, heeding
 from gpucloud.domain.checkpoint.directory import OURS, Listing, Signature
 from gpucloud.domain.checkpoint.layouts import TORCH_FILES
 from gpucloud.domain.checkpoint.manifest import CounterDrop, Counts, Why
@@ -32,11 +32,12 @@ _PROC = Path("/proc")
 
 
 def tell(folder: Path, name: str) -> int:
-    """Send the signal to every rank and return how many there were."""
-    found = ranks(folder)
-    for pid in found:
+    """Send the signal to every rank and return how many there were; one that only started the script is passed over."""
+    number = signal.Signals[name]
+    found = heeding(folder, number)
+    for pid in {pid for rank, scripts in found.items() for pid in scripts or (rank,)}:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.Signals[name])
+            os.kill(pid, number)
     return len(found)
 
 
