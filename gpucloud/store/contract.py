@@ -31,7 +31,11 @@ class Conflict(Exception):
     """The condition of a `put` did not hold: the object is there already, or is another version."""
 
 
-class NoBucket(StoreError):
+class StoreAway(StoreError):
+    """Where the store was is none, or another one: no word of who may read it, or of a network."""
+
+
+class NoBucket(StoreAway):
     """The store itself is not there: nothing was ever put into it, or somebody removed it."""
 
 

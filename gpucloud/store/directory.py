@@ -15,7 +15,18 @@ from pathlib import Path
 from gpucloud.domain.checkpoint.objects import PART_BYTES, Sums, bytes_in
 from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.domain.untrusted import most_of
-from gpucloud.store.contract import RESERVED, Conflict, Heard, Pieces, Stored, TooLarge, checked, unheard, within
+from gpucloud.store.contract import (
+    RESERVED,
+    Conflict,
+    Heard,
+    Pieces,
+    StoreAway,
+    Stored,
+    TooLarge,
+    checked,
+    unheard,
+    within,
+)
 from gpucloud.store.parts import read_parts, write_parts
 from gpucloud.system.processes import try_lock
 
@@ -199,8 +210,8 @@ class DirectoryStore:
                     return identity
         return None
 
-    def _away(self, how: str) -> StoreError:
-        return StoreError(f"{self.root}, the store's folder, {how}", hint=self._away_hint, may_pass=True)
+    def _away(self, how: str) -> StoreAway:
+        return StoreAway(f"{self.root}, the store's folder, {how}", hint=self._away_hint, may_pass=True)
 
     def _mark(self, key: str) -> None:
         """Give the store its identity, once, or anew that which it had. One that cannot have one is used as it is."""

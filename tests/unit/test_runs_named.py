@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +36,7 @@ from gpucloud.cli.target import (
     report_of,
     require_one_run,
 )
-from gpucloud.domain.errors import JobFileError, StoreError, StrangersRun, UsageError
+from gpucloud.domain.errors import CredentialsError, GpucloudError, JobFileError, StoreError, StrangersRun, UsageError
 from gpucloud.domain.job.spec import Cloud, KnownJob
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.node import NO_GROUP
@@ -43,6 +45,7 @@ from gpucloud.domain.state.state import ExitReason, JobStatus
 from gpucloud.domain.supervision.budget import LimitEnd
 from gpucloud.domain.supervision.strays import CLUSTER, JOB, MANAGED, STORE, Thing
 from gpucloud.store import open_store
+from gpucloud.store.contract import NoBucket, StoreAway
 from gpucloud.system.retries import SystemClock
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.orders import Given, Orders, Reader, is_strangers
@@ -250,6 +253,58 @@ def test_a_job_whose_store_is_lost_is_forgotten_when_that_is_asked_and_is_begun_
     assert status(None, history=False, every=False, as_json=False) == 0
     job = cloud.read_job(tmp_path / "gpucloud.yaml")
     assert cloud.store(job).put("jobs/live/state.json", b"{}")
+
+
+LOGIN = CredentialsError("cannot list jobs/live/: the SSO session has expired", hint="aws sso login")
+UNREACHED = StoreError("cannot list jobs/live/: could not connect", hint="check the network", may_pass=True)
+NOT_OURS = StoreError("cannot list jobs/live/: AccessDenied", hint="let this identity list the bucket")
+
+
+@pytest.mark.parametrize("error", [LOGIN, UNREACHED, NOT_OURS])
+@pytest.mark.parametrize("typed", [None, "", "y\n", "live\n"])
+def test_a_job_whose_store_cannot_be_asked_is_forgotten_by_nobody_but_a_person_who_types_its_name(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    typed: str | None,
+    error: GpucloudError,
+) -> None:
+    cloud, _ = _live(tmp_path, monkeypatch)
+    key = cloud.home.key("live")
+    key.parent.mkdir(parents=True)
+    key.touch()
+
+    def refused(*_: object) -> Any:
+        raise error
+
+    class Terminal(StringIO):
+        def isatty(self) -> bool:
+            return typed is not None
+
+    monkeypatch.setattr(Gpucloud, "store_of", refused)
+    monkeypatch.setattr("sys.stdin", Terminal(typed))
+    is_meant = typed == "live\n"
+    with contextlib.nullcontext() if is_meant else pytest.raises(type(error), match="cannot list"):
+        assert forget("live", yes=True, as_json=False) == 0
+    assert (cloud.home.find("live") is None, key.exists()) == (is_meant, not is_meant)
+    told = capsys.readouterr().err
+    assert ("no machine of it is listed (local)" in told) is (typed is not None)
+    way = "where it is lost for good, gpucloud rm live --forget on a terminal has that confirmed"
+    assert (way in told) is (typed is None)
+
+
+@pytest.mark.parametrize("error", [NoBucket("there is no bucket"), StoreAway("another is there")])
+def test_a_job_whose_store_is_known_to_be_away_is_forgotten_without_a_person(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: StoreError
+) -> None:
+    cloud, _ = _live(tmp_path, monkeypatch)
+
+    def refused(*_: object) -> Any:
+        raise error
+
+    monkeypatch.setattr(Gpucloud, "store_of", refused)
+    assert forget("live", yes=True, as_json=False) == 0
+    assert cloud.home.find("live") is None
 
 
 def test_what_still_runs_of_a_job_that_is_forgotten_is_named_and_gc_ends_it_as_is_told(

@@ -22,7 +22,7 @@ from gpucloud.cli.render.bills import (
 )
 from gpucloud.cli.render.reports import report_json, report_text
 from gpucloud.cli.render.use import condition_and_reason, condition_word
-from gpucloud.cli.render.words import is_meant, say, say_json, say_words, table, tell, usd
+from gpucloud.cli.render.words import is_meant, is_somebody_there, is_typed, say, say_json, say_words, table, tell, usd
 from gpucloud.cli.target import (
     called,
     deleted_words,
@@ -38,6 +38,7 @@ from gpucloud.domain.job.quantities import format_usd
 from gpucloud.domain.state.order import BudgetChange, Order
 from gpucloud.domain.state.state import MissingOutput
 from gpucloud.domain.supervision.snapshot import outputs_on_hosts
+from gpucloud.store.contract import StoreAway
 from gpucloud.usecases.job.jobs import kept_of
 from gpucloud.usecases.jobstore.condition import ConditionKind
 from gpucloud.usecases.jobstore.report import JobReport
@@ -320,7 +321,8 @@ def rm(
 def forget(target: str | None, *, yes: bool, as_json: bool) -> int:
     """Remove what this machine keeps of a job whose store is away, or is another by now; return the exit code.
 
-    What may still run of it, and cost, is said first. UsageError where its store is there, and has something of it.
+    What may still run of it, and cost, is said first. UsageError where its store is there, and has something of it. Of
+    one that cannot be asked, as without credentials, nobody but a person can say that it is lost: else its error.
     """
     cloud = Gpucloud()
     known = known_job(cloud, target)
@@ -329,9 +331,16 @@ def forget(target: str | None, *, yes: bool, as_json: bool) -> int:
             f"{known.store} is there, and has something of {known.name}",
             hint=f"gpucloud down {known.name} ends it, gpucloud rm {known.name} deletes it",
         )
+    is_away = isinstance(away, StoreAway | UsageError)
+    if not is_away and not is_somebody_there():
+        way = f"where it is lost for good, gpucloud rm {known.name} --forget on a terminal has that confirmed"
+        tell(f"nothing is forgotten: {known.store} cannot be asked, and may be there; {way}")
+        raise away
     tell(f"{known.name}: {away}")
     for line in what_stays(cloud, known):
         tell(line)
+    if not is_away and not is_typed(known.name, f"{known.store} may be there. To forget its job all the same"):
+        raise away
     return _forget(cloud, known, known.name, yes=yes, as_json=as_json, way=" --forget")
 
 

@@ -244,17 +244,31 @@ def _padded(column: Sequence[str]) -> list[str]:
 
 def is_meant(command: str) -> bool:
     """Ask whoever sits there whether what was just told is to be deleted; elsewhere say the command that does it."""
-    if not sys.stdin.isatty():
+    if not is_somebody_there():
         tell(f"nothing is deleted: {command}")
         return False
     return is_yes("delete it?")
 
 
+def is_somebody_there() -> bool:
+    """Whether there is anybody who could be asked."""
+    return sys.stdin.isatty()
+
+
 def is_yes(question: str) -> bool:
     """Ask whoever sits there; whatever is no yes is a no."""
-    sys.stderr.write(f"{question} [y/N] ")
+    return _answer(f"{question} [y/N] ").lower() in ("y", "yes")
+
+
+def is_typed(word: str, why: str) -> bool:
+    """Have whoever sits there type a word, which nobody does by habit."""
+    return _answer(f"{why}, type {word}: ") == word
+
+
+def _answer(question: str) -> str:
+    sys.stderr.write(question)
     sys.stderr.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    return sys.stdin.readline().strip()
 
 
 # How far something of known size is: redrawn on a terminal, a line now and then elsewhere.
