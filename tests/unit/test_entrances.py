@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import re
@@ -10,7 +11,9 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +27,7 @@ from gpucloud.adapters.jobfile import read_job
 from gpucloud.adapters.keys import generate_key
 from gpucloud.cli.commands import training as commands
 from gpucloud.domain.checkpoint.protection import Saving
-from gpucloud.domain.errors import CredentialsError, ProvisionError, StoreError, UsageError
+from gpucloud.domain.errors import CredentialsError, GpucloudError, ProvisionError, StoreError, UsageError
 from gpucloud.domain.job.spec import Cloud, Job, KnownJob
 from gpucloud.domain.state.order import repeats_at_a_cost, run_of, undrillable
 from gpucloud.domain.state.state import ExitReason, JobState, JobStatus
@@ -636,3 +639,44 @@ def test_a_damaged_order_that_is_replaced_leaves_the_run_its_number(outside: Out
 )
 def test_a_runs_number_is_told_by_its_name(base: str, name: str, run: int | None) -> None:
     assert run_of(base, name) == run
+
+
+AWAY = StoreError("/disk is not there", hint="mount it again", may_pass=True)
+LOGIN = CredentialsError("the session has expired", hint="log in")
+DENIED = ClientError({"Error": {"Code": "AccessDenied"}, "ResponseMetadata": {"HTTPStatusCode": 403}}, "PutObject")
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "first", "ends"),
+    [
+        (AWAY, None, "once its store answers again: ", False),
+        (LOGIN, None, "once its credentials are valid again: ", False),
+        (StoreError("AccessDenied"), DENIED, "once you may write to its store again: ", False),
+        (StoreError("full"), OSError(errno.ENOSPC, "No space left on device"), "", True),
+    ],
+)
+def test_who_loses_the_store_of_a_job_is_told_when_the_commands_that_are_named_do_what_is_said(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: GpucloudError,
+    cause: Exception | None,
+    first: str,
+    ends: bool,
+) -> None:
+    outside = Outside(tmp_path, training=Training(nodes=2, steps=4000, every=100, step_s=0.5))
+    began, lost = outside.clock.now(), ("put",) if cause is not None else ("put", "get", "list", "delete")
+
+    def refused(call: Any, *args: Any, **options: Any) -> Any:
+        if outside.clock.now() - began > timedelta(seconds=100):
+            raise error from cause
+        return call(*args, **options)
+
+    with monkeypatch.context() as patched:
+        for name in lost:
+            patched.setattr(outside.store, name, partial(refused, getattr(outside.store, name)))
+        told = give(outside, "train", "small.yaml").stderr
+        assert f"\n{first}`gpucloud train small` goes on, `gpucloud down small` ends them now\n" in told
+        give(outside, "down", "small")
+        assert alive(outside) == (0 if ends else 2)
+    assert give(outside, "down", "small").code == 0
+    assert alive(outside) == 0

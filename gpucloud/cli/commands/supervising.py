@@ -21,13 +21,14 @@ from gpucloud.cli.render.reports import report_json, report_text
 from gpucloud.cli.render.words import left, say, say_json, say_words, tell
 from gpucloud.cli.target import Target, called, report_of, say_what_costs_on
 from gpucloud.domain.checkpoint.protection import NEVER, NOTHING_COMES_HOME, Protection, Saving
-from gpucloud.domain.errors import GpucloudError, LandingRefused, StoreError
+from gpucloud.domain.errors import CredentialsError, GpucloudError, LandingRefused, StoreError
 from gpucloud.domain.job.quantities import format_moment, format_span, format_usd, in_cents
 from gpucloud.domain.job.spec import Job, Market, OnNotice
 from gpucloud.domain.state.order import Until
 from gpucloud.domain.state.state import JobState, JobStatus
 from gpucloud.domain.supervision.self_driving import TAKES_OVER, USUAL_TIME
 from gpucloud.domain.supervision.snapshot import Limits, Supervising
+from gpucloud.store import is_refused
 from gpucloud.system.retries import Retry
 from gpucloud.usecases.job.jobs import Asker, LeftJob, Prepaid
 from gpucloud.usecases.job.ordered import adopt
@@ -216,8 +217,11 @@ def answer_left(asker: Asker, leave: Leave, *, as_json: bool) -> int:
     return left(leave.exit_code, f"left {job} as it is: gpucloud status {job}", as_json=as_json)
 
 
-def say_what_is_left(left: LeftJob, now: datetime) -> None:
-    """Tell which machines are left, until when they are paid, and who or which command goes on or ends them."""
+def say_what_is_left(left: LeftJob, now: datetime, error: GpucloudError | None = None) -> None:
+    """Tell which machines are left, until when they are paid, and who or which command goes on or ends them.
+
+    Where a store that is away, or credentials, ended the session by an `error`, no command does before they are back.
+    """
     state = left.state
     tell(f"left {state.job}, which is to end" if left.ends else f"left {state.job} as it is")
     alive = [interval.node_id for interval in state.alive]
@@ -231,7 +235,16 @@ def say_what_is_left(left: LeftJob, now: datetime) -> None:
     else:
         tell("no machines are alive")
     if (way := _way_on(left, machines=bool(alive), comes=comes)) is not None:
-        tell(way)
+        tell(f"{_first(error)}{way}")
+
+
+def _first(error: GpucloudError | None) -> str:
+    """Return what has to be so before any command can see to the job."""
+    if isinstance(error, CredentialsError):
+        return "once its credentials are valid again: "
+    if isinstance(error, StoreError) and is_refused(error):
+        return "once you may write to its store again: "
+    return "once its store answers again: " if isinstance(error, StoreError) and error.may_pass else ""
 
 
 def _way_on(left: LeftJob, *, machines: bool, comes: bool) -> str | None:
@@ -266,7 +279,7 @@ def _run(begun: Begun, leaves: bool, shown: Onlooker, interrupts: Interrupts) ->
         who=Supervising(leaves=leaves),
         asked=interrupts.wanted_end,
         # As it was known last: store and cloud may be what fails.
-        left=lambda state: say_what_is_left(LeftJob(state=state), cloud.clock.now()),
+        left=lambda state, error: say_what_is_left(LeftJob(state=state), cloud.clock.now(), error),
     )
     offer = start.plan.offer if start.plan is not None else None
     going_on = partial(adopt, offer=offer, drills=start.order.drill, reopens=start.reopens, reruns=start.reruns)

@@ -63,7 +63,7 @@ class Session:
     """What one process needs to supervise one job.
 
     `asked` is called at every pass: it returns why the user at this terminal wants the job to end, which becomes an
-    order, and raises where he leaves. `left` hears how the job was known to stand when the session failed.
+    order, and raises where he leaves. `left` hears how the job was known to stand when the session failed, and why.
     """
 
     services: Services
@@ -71,7 +71,7 @@ class Session:
     watcher: Watcher
     who: Supervising = OUTSIDE
     asked: Callable[[], ExitReason | None] = lambda: None
-    left: Callable[[JobState], None] = lambda _: None
+    left: Callable[[JobState, GpucloudError], None] = lambda *_: None
 
     def run(self, entering: Entering | None = None) -> JobState:
         """Supervise the job until nothing is left to do for its order, and return the state then.
@@ -119,8 +119,8 @@ class Session:
             yield
         except LeaseHeld:
             raise
-        except GpucloudError:
-            self.left(lease.state)
+        except GpucloudError as error:
+            self.left(lease.state, error)
             raise
 
 
