@@ -12,15 +12,17 @@ import sys
 import time
 import zipfile
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 
 from gpucloud.agent.attempt.files import LEFT_EXIT_CODE
+from gpucloud.agent.scripts import watcher
 from gpucloud.agent.scripts.putting import Directory
 from gpucloud.agent.scripts.script import CheckpointLocation, Reporting, copy, is_whole, look
 from gpucloud.agent.scripts.taking import Taking, Took
 from gpucloud.agent.scripts.watcher import CheckpointWatcher
-from gpucloud.domain.checkpoint.layouts import Additions, KeepOrder, Rule
+from gpucloud.domain.checkpoint.layouts import Additions, Found, KeepOrder, Rule
 from gpucloud.domain.checkpoint.manifest import Commit, CounterDrop, Counts, Why, seal, unseal
 from gpucloud.domain.errors import StoreError
 from gpucloud.domain.job.spec import Layout, OnNotice
@@ -405,6 +407,24 @@ def test_a_script_that_left_nothing_whole_is_over_and_its_end_says_so(make):
     script.start(steps=5)
     assert script.outcome() is Outcome.DONE
     assert script.told().unsaved == "no new checkpoint (auto) among the 1 files there"
+
+
+def test_what_is_missing_of_a_script_whose_files_are_no_checkpoint_is_said_once_while_it_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(watcher, "_RESTS_NS", 0)
+    said = list[str]()
+    order = SimpleNamespace(rule=Rule(), rank=0, folder=str(tmp_path), settle=timedelta(0))
+    reporting = SimpleNamespace(say=said.append)
+    one = watcher.CheckpointWatcher(order, SimpleNamespace(path=tmp_path), reporting, taking=None)  # type: ignore[arg-type]
+    one._began_ns = 0  # a disk's clock is a little behind
+    (tmp_path / "ep_1").mkdir()
+    (tmp_path / "ep_1" / "weights.bin").touch()
+    there = look(tmp_path)
+    for count in (1, 0, 0):
+        one._tell_none(SimpleNamespace(count=count), Found(), there)  # type: ignore[arg-type]
+    (line,) = said
+    assert line.startswith(
+        "nothing is saved yet: ep_1/weights.bin is of no layout that is known; have the script write "
+    )
 
 
 def test_an_attempt_that_was_replaced_is_ended_and_commits_nothing(make):

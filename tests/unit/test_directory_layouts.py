@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gpucloud.agent.scripts.watcher import why_none
 from gpucloud.domain.checkpoint.directory import (
     AfterScript,
     Settling,
@@ -156,6 +157,52 @@ def test_what_may_be_a_part_only_is_never_taken_and_the_user_is_told(rule, paths
     found = find_sets(rule, listing(*paths))
     assert found.sets == ()
     assert said in found.unclear
+
+
+@pytest.mark.parametrize(
+    ("rule", "paths", "said"),
+    [
+        (Rule(), HF, None),
+        (Rule(), ("log.txt", "runs/events.out.1"), None),
+        (Rule(), ("model.pt", "optimizer.pt"), None),  # said to be unclear
+        (Rule(), HF[:1], "out/checkpoint-500 is not whole: a checkpoint (layout hf) is `checkpoint-STEP/` with `trai"),
+        (Rule(), DCP[:1], "step-20 is not whole: a checkpoint (layout dcp) is a folder of `*.distcp` with `.metadata`"),
+        (
+            Rule(),
+            MEGATRON[:1],
+            "iter_0000100 is not whole: a checkpoint (layout megatron) is `iter_STEP/`, of 7",
+        ),
+        (
+            Rule(layout=Layout.HF),
+            ("a.txt", "step_1.pt"),
+            "step_1.pt is in none: a checkpoint (layout hf) is `checkpoint",
+        ),
+        (
+            Rule(layout=Layout.FILE),
+            ("w.npz",),
+            "w.npz is in none: a checkpoint (layout file) is a file `*.pt`,",
+        ),
+        (
+            Rule(done_file="DONE"),
+            ("ep_1/a.bin",),
+            "ep_1/a.bin is in none: a checkpoint is a folder with `DONE`",
+        ),
+        (
+            Rule(),
+            ("ep_1/a.pt",),
+            "ep_1/a.pt is of no layout that is known; if it is one by itself: checkpoint: {",
+        ),
+        (
+            Rule(),
+            ("ep_1/a.bin",),
+            "ep_1/a.bin is of no layout that is known; have the script write a file when",
+        ),
+    ],
+)
+def test_what_looks_like_a_checkpoint_and_is_none_is_named_with_what_a_whole_one_has(rule, paths, said):
+    found = why_none(rule, find_sets(rule, listing(*paths)), listing(*paths))
+    assert found is None if said is None else found.startswith(said)
+    assert why_none(rule, find_sets(rule, listing(*paths)), listing(*paths), since_ns=99) is None
 
 
 def test_a_set_is_ready_when_nothing_changed_for_the_settle_time():

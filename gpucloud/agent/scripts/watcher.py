@@ -20,17 +20,21 @@ from gpucloud.agent.scripts.script import Reporting, look
 from gpucloud.agent.scripts.taking import Content, Taking, Took
 from gpucloud.domain.checkpoint.directory import AfterScript, FileSet, Listing, Settling, Unsaved, after_script
 from gpucloud.domain.checkpoint.layouts import (
+    SAY_DONE_FILE,
+    SINGLE_FILES,
     Counters,
     Found,
     KeepOrder,
+    Rule,
     anew_warning,
     counter_drop,
+    layout_of,
     step_drop,
 )
 from gpucloud.domain.checkpoint.manifest import Commit, Counts, Why
 from gpucloud.domain.errors import CredentialsError, GpucloudError, StoreError, UsageError
 from gpucloud.domain.job.quantities import format_span
-from gpucloud.domain.job.spec import OnNotice
+from gpucloud.domain.job.spec import Layout, OnNotice
 from gpucloud.store import lasts
 from gpucloud.store.checkpoints import Fenced
 from gpucloud.system.retries import Retry, Tries
@@ -70,6 +74,7 @@ _LOOK_SHARE = 20  # of the time between two looks, at most this part is spent lo
 _ASIDE = timedelta(seconds=10)  # for node 0 to end what it is writing
 _TORN = Retry(first_s=0.5, tries=4)
 _LAST = Retry(first_s=0.5, longest_s=5.0, within_s=4.0)
+_RESTS_NS = 60 * 10**9  # longer than between two files of one checkpoint
 _OTHERS_S = 60.0  # for other nodes to hand in their parts of the last checkpoint, beside what the longest one took
 
 
@@ -103,6 +108,8 @@ class CheckpointWatcher:
         self._told = 0
         self._fenced = False
         self._pending = False
+        self._told_none = False
+        self._began_ns = time.time_ns()
         self._put_back: dict[str, Counters] = {}
         self._unsaved: Unsaved | None = None
         """Why what was there was not saved when it was tried last; None where nothing was wrong with it."""
@@ -166,6 +173,7 @@ class CheckpointWatcher:
         listing = look(self._directory.path)
         found = self._sets(taking, listing)
         self._tell_unclear(taking, found, listing)
+        self._tell_none(taking, found, listing)
         ready = self._settling.look(found.sets, listing, now_s)
         self._pending = self._settling.unsettled(found.sets, listing)
         if self._under_way is not None or not ready or self._is_written_to(ready[0], listing):
@@ -211,6 +219,15 @@ class CheckpointWatcher:
             self._reporting.say_once(f"nothing more is saved: {found.unclear}")
         elif self._unsaved is None or not self._unsaved.paths:  # what the store refused may be saved another time
             self._tell_unsaved("nothing is saved", Unsaved(why=found.unclear))
+
+    def _tell_none(self, taking: Taking, found: Found, listing: Listing) -> None:
+        """Say once what is missing of the first that looks like a checkpoint, if it stays so."""
+        newest_ns = max((about.mtime_ns for about in listing.values()), default=0)
+        if self._told_none or self._order.rank != 0 or taking.count or time.time_ns() - newest_ns < _RESTS_NS:
+            return
+        if (why := why_none(self._order.rule, found, listing, self._began_ns)) is not None:
+            self._told_none = True
+            self._reporting.say(f"nothing is saved yet: {why}")
 
     def _tell_unsaved(self, what: str, unsaved: Unsaved) -> None:
         self._unsaved = unsaved
@@ -262,7 +279,8 @@ class CheckpointWatcher:
             and (there := look(self._directory.path))
         ):
             layout = self._order.rule.done_file or self._order.rule.layout.value
-            nothing = Unsaved(why=f"no new checkpoint ({layout}) among the {len(there)} files there")
+            why = why_none(self._order.rule, self._sets(self._taking, there), there, self._began_ns)
+            nothing = Unsaved(why=why or f"no new checkpoint ({layout}) among the {len(there)} files there")
             self._reporting.say(f"nothing was saved: {(self._unsaved or nothing).why}")
             self._unsaved = self._unsaved or (None if self._taking.committed else nothing)
         if self._fenced:
@@ -384,3 +402,39 @@ class CheckpointWatcher:
         if self._upload_by is None and (at := self._reporting.stop()) is not None:
             self._upload_by = self._order.leaving(now, at, timedelta(0), alone=False).upload
         return self._upload_by is not None and now > self._upload_by
+
+
+# Why files in a script's own directory are no checkpoint.
+
+
+_OFTEN = (*SINGLE_FILES, ".bin", ".distcp", ".h5", ".msgpack", ".npz", ".pkl")
+"""How the names of files end that are mostly a part of one."""
+_WHOLE = {
+    Layout.HF: "`checkpoint-STEP/` with `trainer_state.json`, and with each rank's `rng_state_RANK.pth` if with any",
+    Layout.DEEPSPEED: "`global_stepSTEP/` with `latest` beside it, written after it",
+    Layout.MEGATRON: "`iter_STEP/`, of 7 digits, with `latest_checkpointed_iteration.txt` beside it, written after it",
+    Layout.DCP: "a folder of `*.distcp` with `.metadata`, written after them",
+    Layout.LIGHTNING: "`*.ckpt`",
+    Layout.FILE: f"a file `*{'`, `*'.join(SINGLE_FILES)}`",
+}
+
+
+def why_none(rule: Rule, found: Found, listing: Listing, since_ns: int = 0) -> str | None:
+    """Return what was written since then that looks like a checkpoint, and what a whole one has.
+
+    None where one is whole, or nothing looks like one; what is `unclear` says so itself.
+    """
+    new = [path for path, about in listing.items() if about.mtime_ns >= since_ns]
+    often = sorted(path for path in new if path.endswith(_OFTEN))
+    sets = [one for one in found.sets if not since_ns or not set(new).isdisjoint(one.paths)]
+    begun = max(sets, key=lambda one: one.written_ns(listing), default=None)
+    if found.unclear or any(one.complete for one in found.sets) or not (begun or often):
+        return None
+    there = f"{begun.name or 'the directory'} is not whole" if begun is not None else f"{often[0]} is in none"
+    if rule.done_file is not None:
+        return f"{there}: a checkpoint is a folder with `{rule.done_file}`, written last"
+    layout = rule.layout if rule.layout is not Layout.AUTO else layout_of(listing)
+    if layout in _WHOLE:
+        return f"{there}: a checkpoint (layout {layout.value}) is {_WHOLE[layout]}"
+    alone = "if it is one by itself: checkpoint: {layout: file}; else " if often[0].endswith(SINGLE_FILES) else ""
+    return f"{often[0]} is of no layout that is known; {alone}{SAY_DONE_FILE}"

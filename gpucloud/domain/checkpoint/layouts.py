@@ -27,7 +27,7 @@ _MEGATRON = re.compile(r"(?:^|.*/)iter_(\d{7})(?=/)")
 _TRACKER = "latest_checkpointed_iteration.txt"  # Megatron-LM's, written when every rank has written
 TORCH_FILES = (".pt", ".pth", ".pth.tar", ".ckpt")
 """How the names of files end that `torch.save` wrote."""
-_SINGLE = (*TORCH_FILES, ".safetensors")
+SINGLE_FILES = (*TORCH_FILES, ".safetensors")
 _BEST = re.compile(r"(?:^|[^a-z])best(?![a-z])", re.IGNORECASE)
 _WHOLE = re.compile(r"(?:^|[^a-z])(?:best|last|latest|final)(?![a-z])", re.IGNORECASE)
 """What names call a copy that needs no other file: YOLO's last.pt and best.pt, detectron2's model_final.pth."""
@@ -96,7 +96,7 @@ def layout_of(listing: Listing) -> Layout:
         (Layout.MEGATRON, _MEGATRON.match),  # its newer formats are of torch.distributed.checkpoint's files
         (Layout.DCP, lambda path: path.endswith(".distcp") or path.rpartition("/")[2] == METADATA),
         (Layout.LIGHTNING, lambda path: path.endswith(".ckpt")),
-        (Layout.FILE, lambda path: "/" not in path and path.endswith(_SINGLE)),
+        (Layout.FILE, lambda path: "/" not in path and path.endswith(SINGLE_FILES)),
     )
     return next((layout for layout, holds in tests if any(holds(path) for path in listing)), Layout.AUTO)
 
@@ -107,7 +107,7 @@ def checkpoints_of(sets: Iterable[FileSet], listing: Listing) -> dict[str, tuple
     Such files are one by the folder too in which they lie, if that is numbered: Megatron-LM's `iter_0000500/`.
     """
     names = {one.name for one in sets if one.name}
-    single = sorted(path for path in listing if path.endswith(_SINGLE) and names.isdisjoint(above(path)))
+    single = sorted(path for path in listing if path.endswith(SINGLE_FILES) and names.isdisjoint(above(path)))
     found: dict[str, tuple[str, ...]] = {}
     for path in single:
         for top in above(path):
@@ -165,9 +165,9 @@ def is_last(marker: str, paths: Iterable[str], listing: Listing) -> bool:
 
 def _could_be(rule: Rule, path: str, listing: Listing) -> bool:
     if rule.done_file is not None:
-        return path.endswith(_SINGLE) or any(last_number(top) is not None for top in above(path))
+        return path.endswith(SINGLE_FILES) or any(last_number(top) is not None for top in above(path))
     layout = rule.layout if rule.layout is not Layout.AUTO else layout_of(listing)
-    return layout in (Layout.LIGHTNING, Layout.FILE) and path.endswith(_SINGLE)
+    return layout in (Layout.LIGHTNING, Layout.FILE) and path.endswith(SINGLE_FILES)
 
 
 def _tops(paths: Iterable[str]) -> set[str]:
@@ -253,15 +253,15 @@ def _with_done_file(name: str, listing: Listing) -> tuple[FileSet, ...]:
 
 
 def _files(listing: Listing, *, explicit: bool) -> Found:
-    found = [path for path in listing if path.endswith(_SINGLE) and (explicit or "/" not in path)]
+    found = [path for path in listing if path.endswith(SINGLE_FILES) and (explicit or "/" not in path)]
     parts = _parts(found)
     if any(_SHARD.search(path) for path in found):
-        return Found(unclear=f"{found[0]} is one of several files that belong together: {_SAY_DONE_FILE}")
+        return Found(unclear=f"{found[0]} is one of several files that belong together: {SAY_DONE_FILE}")
     if not explicit and len(parts) > 1:
         one, other = parts[:2]
         return Found(
             unclear=f"do {one} and {other} belong together? If each is a whole checkpoint: checkpoint: {{layout: "
-            f"file}}; else {_SAY_DONE_FILE}"
+            f"file}}; else {SAY_DONE_FILE}"
         )
     return Found(sets=_newest_files(found, listing))
 
@@ -277,7 +277,7 @@ def _parts(paths: list[str]) -> list[str]:
     return sorted(kinds.values() if len(kinds) >= len(apart) else apart.values())
 
 
-_SAY_DONE_FILE = "have the script write a file when a folder is whole, and name it: checkpoint: {done_file: NAME}"
+SAY_DONE_FILE = "have the script write a file when a folder is whole, and name it: checkpoint: {done_file: NAME}"
 
 
 def _newest_files(paths: list[str], listing: Listing) -> tuple[FileSet, ...]:
