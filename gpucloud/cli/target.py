@@ -255,8 +255,8 @@ def _is_file(target: str) -> bool:
 
 
 def _job_file(target: str | None) -> Path:
-    """Return where the job file is: a folder has one of the usual name. UsageError for a script."""
-    if target is not None and target.endswith(".py"):
+    """Return where the job file is, or would be: a folder has one of the usual name. UsageError for a script."""
+    if target is not None and target.endswith(".py") and Path(target).exists():
         name = Path(target).name
         raise UsageError(
             f"{target} is a script, not a job file", hint=f"gpucloud init --run {name} writes a job file for it"
@@ -269,7 +269,18 @@ def _instead_of(path: Path, target: str | None, known: KnownJob | None) -> str:
     """Return what helps where there is no such job file."""
     if known is not None:
         return f"{target} was begun from it: name the file where it is now, or gpucloud down {target} ends the job"
-    return "gpucloud status lists known jobs" if target is not None and path == Path(target) else _to_write(path)
+    if target is None or path != Path(target):
+        return _to_write(path)
+    near = _nearest(path)
+    return "gpucloud status lists known jobs" if near is None else f"did you mean {near}?"
+
+
+def _nearest(path: Path) -> Path | None:
+    """Return the file of such a kind beside one that is not there whose name is nearest."""
+    with suppress(OSError):
+        names = [beside.name for beside in path.parent.iterdir() if beside.suffix == path.suffix]
+        return next((path.with_name(near) for near in get_close_matches(path.name, names, n=1)), None)
+    return None
 
 
 def _to_write(path: Path) -> str:

@@ -802,18 +802,25 @@ def test_a_run_knows_the_other_runs_of_its_job(cloud: Any, name: str, others: tu
         ("full", "the folder's job file is ./full/gpucloud.yaml"),
         ("./job", "cd job && gpucloud init writes one"),
         ("./none.yaml", "gpucloud status lists known jobs"),
+        ("none.py", "gpucloud status lists known jobs"),
+        ("gone/trian.py", "gpucloud status lists known jobs"),
+        ("full/trian.py", "did you mean full/train.py?"),
+        ("full/gpuclod.yaml", "did you mean full/gpucloud.yaml?"),
+        ("full/train.py", "gpucloud init --run train.py writes a job file for it"),
     ],
 )
-def test_a_folder_without_a_job_file_is_answered_with_what_writes_one(
+def test_what_is_no_job_file_is_answered_with_what_writes_one_or_with_the_nearest(
     cloud: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, hint: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job").mkdir()
     (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "gpucloud.yaml").touch()
+    for name in ("gpucloud.yaml", "train.py"):
+        (tmp_path / "full" / name).touch()
     with pytest.raises(UsageError) as refused:
         read_target(cloud, target)
     assert refused.value.hint == hint
+    assert ("is a script" in refused.value.message) is (target == "full/train.py")
 
 
 def test_a_plan_says_which_secrets_a_start_would_lack(
