@@ -15,6 +15,7 @@ import pytest
 from gpucloud.adapters.transfer.copying import Copier, program_argv, program_text, request
 from gpucloud.adapters.transfer.localfiles import Sent, local_tree
 from gpucloud.adapters.transfer.sync import make_tree
+from gpucloud.domain.checkpoint.directory import AfterScript, Unsaved, after_script
 from gpucloud.domain.errors import RemoteCommandFailed, StoreError
 
 TEXT = ast.parse(program_text())
@@ -103,3 +104,23 @@ def test_the_links_of_a_folder_are_sent_in_their_own_words(tmp_path: Path):
         ("to/deep/top", ".."),
         ("to/whole", "a"),
     )
+
+
+FILES = (".h/x.pt", "a/c.pt", "a/.h/c.pt", "a/b/c.pt", "a/b/d/c.pt", "a[b]/c.pt", "b", "out/.h/x.pt", "out/x.pt")
+PATTERNS = """
+. ./ a a/ ./a/b a//b/c.pt a[b] nothing * */ ** **/ out/* out/.* out/** out/*/** out/*/ */. */*.pt */*/ a/**/c.pt
+a/*/c.pt
+a/**/**/c.pt a/**/d/ a/** a/**/** **/c.pt **/x.pt **/.h **/.h/*.pt
+[ab] [!a] [a]* ? *b* **b .h/* .*/x.pt out/[.]h a/?/d
+"""
+
+
+@pytest.mark.parametrize("written", PATTERNS.split())
+def test_of_what_a_pattern_names_that_comes_which_a_last_checkpoint_is_told_to_come_by(tmp_path, written):
+    for name in FILES:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    found = Copier(HereWithoutCode(), str(tmp_path), python=sys.executable).listing([written])
+    came = {str(Path(file.path)) for file in found.files}
+    lost = {name: Unsaved(why="away", paths=(name,)) for name in FILES}
+    assert came == {name for name in FILES if after_script(lost[name], ".", (written,)) is AfterScript.OVER}

@@ -8,11 +8,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from fnmatch import fnmatchcase
 from posixpath import normpath
 from urllib.parse import quote, unquote_to_bytes
 
 from gpucloud.domain.checkpoint.manifest import Level, Manifest, Piece, Promise, data_key
+from gpucloud.domain.job.code import fits_pattern
 
 OURS = ".gpucloud-"
 """Names that begin so are no part of a script's directory: the store keeps them for itself."""
@@ -312,12 +312,11 @@ def after_script(unsaved: Unsaved | None, folder: str, outputs: tuple[str, ...])
 
 
 def _comes_home(path: str, outputs: tuple[str, ...]) -> bool:
-    """Whether a file is an output or lies below one; in a pattern a `*` is of one level."""
-    tops = (normpath(path), *above(normpath(path)))
-    wanted = tuple(normpath(output) for output in outputs)
-    return "." in wanted or any(
-        top.count("/") == output.count("/") and fnmatchcase(top, output) for top in tops for output in wanted
-    )
+    """Whether a file is an output or lies below one, each with all that is in it."""
+    path = normpath(path)
+    folders = above(path)
+    named, tops = (".", *folders, path), (*(f"{folder}/" for folder in folders), path)
+    return any(normpath(output) in named or any(fits_pattern(output, top) for top in tops) for output in outputs)
 
 
 # Small text files that name a checkpoint beside them: Megatron-LM's `latest_checkpointed_iteration.txt` and its like.

@@ -256,29 +256,36 @@ def is_pattern(path: str) -> bool:
 
 
 def fits_pattern(pattern: str, named: str) -> bool:
-    """Whether a path is one that glob finds by the pattern."""
+    """Whether a path is one that glob finds by the pattern; that of a folder may end in `/`, and must for some."""
     wanted, parts = _parts_of(pattern), _parts_of(named)
     if len(parts) > _FOUND_DEPTH or not is_pattern(pattern):
         return False
+    is_folder = f"/{named}".endswith(("/", "/."))
+    if pattern.rstrip("/").endswith("/.") and not is_folder:
+        return False
     if pattern.startswith("~"):
-        return any(_parts_fit(wanted[1:], parts[at:]) for at in range(1, len(parts)))
-    return pattern.startswith("/") == named.startswith("/") and _parts_fit(wanted, parts)
+        return any(_parts_fit(wanted[1:], parts[at:], is_folder=is_folder) for at in range(1, len(parts)))
+    return pattern.startswith("/") == named.startswith("/") and _parts_fit(wanted, parts, is_folder=is_folder)
 
 
 def _parts_of(path: str) -> list[str]:
     return [part for part in path.split("/") if part not in ("", ".")]
 
 
-def _parts_fit(wanted: list[str], parts: list[str]) -> bool:
+def _parts_fit(wanted: list[str], parts: list[str], *, is_folder: bool) -> bool:
     """Whether the parts of a name fit those of a pattern; each pair of ends is looked at once, however many `**`."""
 
     @cache
     def fit(i: int, j: int) -> bool:
-        if i == len(wanted) or j == len(parts):
-            return wanted[i:] in ([], ["**"]) and j == len(parts)
+        if j == len(parts):  # a last `**` finds all that is in a folder, and the folder
+            return i == len(wanted) or (is_folder and set(wanted[i:]) == {"**"})
+        if i == len(wanted):
+            return False
+        hidden = parts[j].startswith(".")
         if wanted[i] == "**":
-            return fit(i + 1, j) or (parts[j][0] != "." and fit(i, j + 1))
-        hidden = parts[j].startswith(".") and not wanted[i].startswith(".")
+            ends = not hidden and (i + 1, j + 1) == (len(wanted), len(parts))
+            return ends or fit(i + 1, j) or (not hidden and fit(i, j + 1))
+        hidden = hidden and not wanted[i].startswith(".")
         return not hidden and fnmatchcase(parts[j], wanted[i]) and fit(i + 1, j + 1)
 
     return fit(0, 0)
