@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from gpucloud.domain.errors import PlanRefused
-from gpucloud.domain.job.spec import Job, Market, MarketPolicy, Model, Resources
+from gpucloud.domain.job.spec import Cloud, Job, Market, MarketPolicy, Model, Resources
 from gpucloud.domain.market.feasibility import Needs, least_usd, needs_of, refuse_what_cannot_be_kept
+from gpucloud.domain.market.plan import make_plan
 from gpucloud.domain.money.budget import PrepaidRule
 from gpucloud.domain.offer import Offer, rank
-from tests.fakes.market import A100, H100, FakeMarket
+from tests.fakes.market import A100, H100, NOW, V100, FakeMarket
 
 HOUR = timedelta(hours=1)
 CHANGEOVER = timedelta(minutes=12)
@@ -121,6 +122,21 @@ def test_a_budget_that_is_too_small_is_told_what_it_must_be() -> None:
         " p4d.24xlarge on_demand in us-east-1a; the budget is 3000.00 USD"
     )
     assert caught.value.hint == "budget: 3189.45 USD, or `market: spot`, which may miss the deadline"
+
+
+@pytest.mark.parametrize(
+    ("params", "hint"),
+    [(7e9, "gpus: 8, with"), (24e9, "gpus: 8, with"), (40e9, "nodes: 2, gpus: 8, with")],
+)
+def test_a_model_that_is_too_large_is_sent_to_whole_machines_for_they_are_rented_whole(
+    params: float, hint: str
+) -> None:
+    """Six of a machine's eight GPUs cost as much as eight."""
+    asked = job(cloud=Cloud.AWS, model=Model(params=int(params)), resources=Resources(market=MarketPolicy.SPOT))
+    market = FakeMarket(V100, A100, H100)
+    with pytest.raises(PlanRefused, match="over 1 GPU needs") as caught:
+        make_plan(asked, market.offers(asked.resources), NOW, WALL, offered=lambda one: market.offers(one.resources))
+    assert (caught.value.hint or "").startswith(hint)
 
 
 def test_a_deadline_is_not_promised_where_nothing_can_be_had_on_demand() -> None:

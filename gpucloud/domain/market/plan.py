@@ -380,7 +380,7 @@ def _way_to_hold(job: Job, model: Model, largest: Offer, offered: Offered, prepa
 def _ways_to_hold(job: Job, model: Model, largest: Offer, offered: Offered) -> Iterator[tuple[Job, str]]:
     """Yield jobs that differ by the least first, and how: other ways to train, more of the GPUs, others, a part."""
     wanted = job.resources
-    most_gpus = None if job.cloud.traits.owned else _MOST_GPUS
+    here = tuple(range(1, _MOST_GPUS + 1)) if job.cloud is Cloud.LOCAL else ()
     every = () if job.cloud.traits.owned else offered(replace(job, resources=_any_gpu(wanted)))
     others = {o.gpu: o.vram_gib for o in every if o.gpu and o.vram_gib and o.vram_gib > (largest.vram_gib or 0)}
     kinds: list[tuple[str | None, int]] = [(None, largest.vram_gib or 0)]
@@ -388,11 +388,11 @@ def _ways_to_hold(job: Job, model: Model, largest: Offer, offered: Offered) -> I
     for gpu, vram_gib in kinds:
         shape = wanted if gpu is None else replace(_any_gpu(wanted), gpu=(gpu,), gpus=wanted.gpus)
         named = [f"gpu: [{gpu}]"] * (gpu is not None) + ["no `types`"] * (gpu is not None and bool(wanted.types))
-        nodes, gpus = wanted.nodes, wanted.gpus
-        for way in ways_to_fit(model, nodes=nodes, gpus=gpus, vram_gib=vram_gib, most_gpus=most_gpus):
+        counts = here or tuple(one.gpus for one in rank(every, replace(shape, gpus=1)) if one.vram_gib == vram_gib)
+        for way in ways_to_fit(model, nodes=wanted.nodes, gpus=wanted.gpus, vram_gib=vram_gib, counts=counts):
             yield _changed(job, shape, way), ", ".join(filter(None, [*named, way.words]))
     for nodes, gpus in product((MOST_NODES, len(job.hosts_on(job.cloud)), wanted.nodes), (16, 8, 4, 2, wanted.gpus)):
-        if nodes >= wanted.nodes and gpus >= wanted.gpus and (gpus == wanted.gpus or most_gpus):
+        if nodes >= wanted.nodes and gpus >= wanted.gpus and (gpus == wanted.gpus or every):
             grown = replace(wanted, nodes=nodes, gpus=gpus, least_nodes=0)
             there = rank(_tried(replace(job, resources=grown), offered), grown)
             vram_gib = max((one.vram_gib or 0 for one in there), default=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -83,10 +83,11 @@ class Way:
     words: str
 
 
-def ways_to_fit(model: Model, *, nodes: int, gpus: int, vram_gib: int, most_gpus: int | None = None) -> Iterator[Way]:
+def ways_to_fit(model: Model, *, nodes: int, gpus: int, vram_gib: int, counts: Sequence[int] = ()) -> Iterator[Way]:
     """Yield what may change for a model that does not fit on such GPUs, the least first; nobody says it is offered.
 
-    It is the model, then GPUs in each machine, up to `most_gpus`, then machines, then both.
+    It is the model, then GPUs in each machine, then machines, then both. `counts` are how many GPUs such machines have,
+    for they are rented whole; without any it is as many as now.
     """
     for change in _changes(model):
         changed = replace(model, **change)
@@ -99,10 +100,10 @@ def ways_to_fit(model: Model, *, nodes: int, gpus: int, vram_gib: int, most_gpus
     least = least_ranks(sharded, vram_gib)
     if least is None:
         return
-    most = max(gpus, most_gpus or gpus)
-    wider = next((count for count in range(gpus + 1, most + 1) if nodes * count >= least), None)
+    whole = sorted({count for count in counts if count >= gpus}) or [gpus]
+    wider = next((count for count in whole if count > gpus and nodes * count >= least), None)
     shapes = [(nodes, wider)] if wider is not None else []
-    shapes += [(-(-least // count), count) for count in sorted({gpus, most})]
+    shapes += [(-(-least // count), count) for count in dict.fromkeys((whole[0], whole[-1]))]
     for more, count in shapes:
         said = [f"nodes: {more}"] * (more != nodes) + [f"gpus: {count}"] * (count != gpus)
         if nodes <= more <= MOST_NODES and said:
