@@ -13,7 +13,7 @@ import shutil
 import stat
 import sys
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -33,7 +33,7 @@ from gpucloud.system.processes import locked
 from gpucloud.system.wholefile import write_whole
 
 _RESERVE = 4 * 2**20
-"""What ending a job writes, several times over."""
+"""What ending a job, or a new order for it, writes, several times over."""
 _ELSEWHERE = "have GPUCLOUD_HOME name another folder"
 
 
@@ -100,7 +100,7 @@ class Home:
     @property
     def order_marks(self) -> OrderMarks:
         """The newest orders that were seen from here."""
-        return OrderMarks(self.root / "orders")
+        return OrderMarks(self.root / "orders", give_room=self.give_reserve)
 
     def log(self, job: str) -> Path:
         """What the background supervisor of the job says."""
@@ -140,7 +140,7 @@ class Home:
                 _fill(file.fileno(), _RESERVE)
 
     def give_reserve(self) -> None:
-        """Give the room back that was set aside, where the disk is full: what ends a job must be written down."""
+        """Give the room back that was set aside, where the disk is full: orders, and what ends a job, are written."""
         with contextlib.suppress(OSError):  # no home, none to give; one that may not be written to keeps it
             if shutil.disk_usage(self.root).free < _RESERVE:
                 self._reserve.unlink(missing_ok=True)
@@ -228,6 +228,7 @@ class OrderMarks:
     """The newest orders that were seen from this home, a file a run in a folder of theirs. Implements `Marks`."""
 
     root: Path
+    give_room: Callable[[], None] = lambda: None
 
     def seen(self, store: str, job: str) -> OrderMark | None:
         """Return the mark of the newest order of a run that was seen here."""
@@ -241,6 +242,7 @@ class OrderMarks:
 
     def raise_to(self, store: str, job: str, mark: OrderMark) -> None:
         """Keep the mark of the newest order of a run; one that is there and newer stays."""
+        self.give_room()  # nobody goes by an order that cannot be noted: who supervises the job would end with it
         path = self._path(store, job)
         with writing(path), locked(path.with_suffix(".lock")):
             known = self.seen(store, job)

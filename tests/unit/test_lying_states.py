@@ -9,10 +9,12 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gpucloud.adapters import home
 from gpucloud.domain import codec, untrusted
 from gpucloud.domain.errors import CredentialsError, HostUnreachable, ProvisionError, StoreError, ToolMissing
 from gpucloud.domain.job.quantities import format_usd
@@ -372,6 +374,31 @@ def test_who_may_not_write_can_have_the_machines_ended_all_the_same(
     monkeypatch.setattr(outside.store, "put", denied)
     ended = down(outside, "--abandon")
     assert (outside.cloud.describe(GROUP).alive, ended.code) == ((), 15), ended.stderr
+
+
+def test_an_order_that_is_given_on_a_full_disk_is_noted_in_the_room_that_was_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else whoever supervises the job from that home ended with the order, which it may not act on unnoted."""
+    monkeypatch.setattr(Rigged, "signer", Gpucloud.signer)
+    monkeypatch.setattr(Rigged, "reader", Gpucloud.reader)
+    outside = left_to_its_machines(tmp_path, drive=False)
+    outside.home.require_room(0)
+    reserve, real = outside.home.root / "reserve", home.write_whole
+    assert reserve.is_file()
+
+    def full(path: Path, *more: Any, **options: Any) -> None:
+        if reserve.exists():
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        real(path, *more, **options)
+
+    monkeypatch.setattr(home, "write_whole", full)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=0))
+    strikes = Strikes()
+    changed = run(("budget", JOB, "2 USD"), outside.over(strikes), strikes)
+    assert (changed.code, state(outside).order_number) == (0, 2), changed.stderr
+    assert outside.home.order_marks.seen(outside.store.url, JOB).number == 2
+    assert len(outside.cloud.describe(GROUP).alive) == 2
 
 
 def test_machines_that_another_supervisor_goes_on_with_are_left_to_it_where_the_store_takes_no_write_from_here(
