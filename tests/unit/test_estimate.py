@@ -10,9 +10,12 @@ from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpucloud.adapters.aws.prices.catalog import region_rates
 from gpucloud.adapters.aws.prices.market import ListedMarket
@@ -24,6 +27,7 @@ from gpucloud.domain.checkpoint.protection import Code, Protection, Saving, prot
 from gpucloud.domain.errors import PlanRefused, UsageError
 from gpucloud.domain.job.quantities import parse_span
 from gpucloud.domain.job.spec import (
+    RENTED,
     CheckpointDirectory,
     CheckpointPolicy,
     Cloud,
@@ -39,8 +43,10 @@ from gpucloud.domain.job.spec import (
 )
 from gpucloud.domain.market.catalog import Catalog, Machine, PriceList, SpotList
 from gpucloud.domain.market.outcome import Outcome, Summary
+from gpucloud.domain.market.plan import Plan
 from gpucloud.domain.money.budget import PrepaidRule, Used
 from gpucloud.domain.money.ledger import Terms
+from gpucloud.domain.offer import Offer
 from gpucloud.usecases.money.estimate import QUICK, Estimate, Estimator, Planner
 from gpucloud.usecases.money.simulate import Outlooks
 from tests.fakes.account import FakeAccount
@@ -695,3 +701,52 @@ def test_the_sum_that_a_refusal_names_is_accepted(
     said = re.match(r"budget: (\S+) USD", caught.value.hint or "")
     assert said is not None
     planner.plan(replace(asked, budget_usd=Decimal(said[1])))
+
+
+@given(
+    hours=st.sampled_from([0.02, 0.7, 30.0, 400.0]),
+    market=st.sampled_from(list(MarketPolicy)),
+    deadline=st.booleans(),
+    nodes=st.integers(1, 4),
+    rule=st.sampled_from([PrepaidRule(), AWS_RULE]),
+    cents=st.integers(30, 9000),
+    share=st.integers(20, 99),
+    other=st.integers(30, 9000),
+)
+def test_the_sum_that_a_refusal_names_is_accepted_and_of_one_type_a_cent_less_is_not(
+    hours: float,
+    market: MarketPolicy,
+    deadline: bool,
+    nodes: int,
+    rule: PrepaidRule,
+    cents: int,
+    share: int,
+    other: int,
+) -> None:
+    limit = 3 * hours * HOUR + HOUR if deadline else None
+    asked = replace(JOB, deadline=limit, work=hours * HOUR, resources=Resources(nodes=nodes, market=market))
+    one = FakeMarket(V100).offers(asked.resources)[0]
+    pools = ((f"t{n}", to, usd) for n, usd in enumerate((cents, other)) for to in RENTED if market.allows(to))
+    offers = tuple(
+        replace(
+            one,
+            pool=replace(one.pool, instance_type=kind, market=to),
+            usd_per_hour=Decimal(usd * share if to is Market.SPOT else 100 * usd) / 10_000,
+            cap_usd_per_hour=Decimal(usd) / 100,
+        )
+        for kind, to, usd in pools
+    )
+
+    def plan(budget: str, kinds: tuple[Offer, ...]) -> Plan:
+        market: Any = SimpleNamespace(offers=lambda _: kinds)
+        planner = replace(planner_of(asked, V100), market=market, prepaid_rule=rule, outlooks=None, account=None)
+        return planner.plan(replace(asked, budget_usd=Decimal(budget)))
+
+    for kinds in (offers, tuple(one for one in offers if one.pool.instance_type == "t0")):
+        with pytest.raises(PlanRefused) as caught:
+            plan("0.001", kinds)
+        said = re.match(r"budget: (\S+) USD", caught.value.hint or "")
+        assert said is not None
+        plan(said[1], kinds)
+    with pytest.raises(PlanRefused):
+        plan(str(Decimal(said[1]) - Decimal("0.01")), kinds)

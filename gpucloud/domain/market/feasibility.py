@@ -101,7 +101,8 @@ def refuse_what_cannot_be_kept(
         return
     if job.deadline is not None:
         _refuse_the_deadline(job, needs, job.deadline, of)
-    least = least_usd(job, needs, prepaid_rule).quantize(_CENT, ROUND_UP)
+    begins_usd = least_budget_usd(job.resources.nodes, needs.offer.cap_usd_per_hour, prepaid_rule)
+    least = max(least_usd(job, needs, prepaid_rule), begins_usd).quantize(_CENT, ROUND_UP)
     start_usd = least_budget_usd(job.resources.nodes, min(one.cap_usd_per_hour for one in offers), prepaid_rule)
     if job.budget_usd >= least or least <= start_usd:  # `make_plan` refuses what pays for no start
         return
