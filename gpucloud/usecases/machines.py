@@ -32,7 +32,7 @@ from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.state.state import JobState
 from gpucloud.domain.supervision.strays import APART, Claim, Owner, Ripe, Thing, claim, is_owned, ripe, sighted, strays
 from gpucloud.ports import Census, Clock, Host, Sightings, SpotQuotes
-from gpucloud.store import ObjectStore
+from gpucloud.store import ObjectStore, TooMany
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import take
 from gpucloud.usecases.jobstore.orders import Orders
@@ -293,7 +293,7 @@ class Sweeper:
         claimed: Claim | None = Claim(cluster=cluster, regions=None)
         try:
             state, job = self._state(cluster), self._jobs(cluster).job
-            if state is None and job in self.known:
+            if state is None and job in self.known and self._has_nothing(job):
                 away = f"nothing of {job} is in {self.store.url}, and it is known here: is the store away?"
                 self.story(
                     f"{away} What is there of {cluster} is left alone (gpucloud rm {job} --forget forgets the job)"
@@ -308,6 +308,13 @@ class Sweeper:
             way_on = f" ({error.hint})" if error.hint else ""
             self.story(f"{error}: what is there of {cluster} is left alone{way_on}")
         return claimed
+
+    def _has_nothing(self, job: str) -> bool:
+        """Whether nothing of the job is in the store; where anything is, the store is there, and a state is lost."""
+        try:
+            return not self.store.list(f"jobs/{job}/")
+        except TooMany:
+            return False
 
     def _state(self, cluster: str) -> JobState | None:
         loaded = self._jobs(cluster).believed()

@@ -366,13 +366,23 @@ def test_what_cannot_be_asked_is_left_alone_with_one_line_and_keeps_no_stray_els
         assert unwell["store"].asked == 4  # once a look
 
 
-@pytest.mark.parametrize(("known", "found"), [(frozenset({"digits"}), 0), (frozenset({"other"}), 1)])
-def test_what_is_of_a_known_job_is_no_stray_where_its_store_has_nothing_of_it(known, found):
+@pytest.mark.parametrize(
+    ("known", "kept", "found"),
+    [
+        ("digits", None, 0),
+        ("digits", "jobs/digits-2/state.json", 0),
+        ("digits", "jobs/digits/checkpoints/gen/000001", 1),
+        ("other", None, 1),
+    ],
+)
+def test_what_is_of_a_known_job_is_no_stray_where_its_store_has_nothing_of_it(known, kept, found):
     store, told = MemoryStore(JumpingClock(NOW)), []
     store.url = "s3://jobs"
+    if kept is not None:
+        store.put(kept, b"{}")
     census = SimpleNamespace(account="123456789012", regional=False, things=lambda: (thing(),))
     memory = SimpleNamespace(load=lambda _owner: {}, save=lambda _owner, _seen: None)
-    clock = JumpingClock(NOW)
-    sweeper = Sweeper(census=census, store=store, clock=clock, sightings=memory, story=told.append, known=known)
+    clock, here = JumpingClock(NOW), frozenset({known})
+    sweeper = Sweeper(census=census, store=store, clock=clock, sightings=memory, story=told.append, known=here)
     assert len(sweeper.look().strays) == found
     assert [line.partition(",")[0] for line in told] == ["nothing of digits is in s3://jobs"][: 1 - found]
