@@ -49,7 +49,11 @@ _PACKAGE_MANAGERS = frozenset({"apt", "apt-get", "dnf", "yum", "apk", "conda", "
 _THEIR_INSTALLS = frozenset({"install", "update", "upgrade", "add", "remove", "clean", "makecache"})
 _QUIET = frozenset({"echo", "printf", "true", ":", "set", "export", "unset", "which", "date", "nvidia-smi", "sleep"})
 _INTO_A_FOLDER = re.compile(r"-[tep]|--(?:target|prefix|root|src|editable)(?:=|$)")
-_INTO_A_FILE = re.compile(r"-[a-zA-Z]*[oO]|--(?:output|remote-name)")
+# Where these put what they fetch, by the option's value.
+_CURL_INTO, _CURL_BY_NAME = re.compile(r"-[a-zA-Z]*o|--output(?:-dir)?"), re.compile(r"-[a-zA-Z]*O|--remote-name")
+_WGET_INTO = re.compile(r"-[a-zA-Z]*[OP]|--(?:output-document|directory-prefix)")
+_PIP_INTO, _CONDA_INTO = re.compile(r"-t|--(?:target|prefix|root|src)(?==|$)"), re.compile(r"-p|--prefix")
+_OVER_SSH = re.compile(r"[\w.-]+@[\w.-]+:")
 _INTO_NOWHERE = re.compile(r"\d*>+[ \t]*/dev/null(?![\w/.-])|\d*>&[ \t]*\d")
 # Of the job's variables, those that builds of packages read and that say where packages come from.
 _BUILD_VARIABLES = re.compile(
@@ -62,13 +66,15 @@ _NAMED_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 class LayerWanted:
     """What a job wants of its Python: `always` a layer of its own (setup, conda), or one for what the base lacks.
 
-    `digest` is the hash of all that the layer depends on, save what is the node's own.
+    `digest` is the hash of all that the layer depends on, save what is the node's own. `of_tree`: it is of the tree of
+    code that it was made in, and is gone with that.
     """
 
     digest: str
     always: bool
     boto3: bool
     torch: bool
+    of_tree: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,16 +208,45 @@ def _only_installs(words: tuple[str, ...]) -> bool:
 
 
 def _leaves_files(setup: str) -> bool:
-    """Whether a setup clones or downloads into the tree, where it runs; an absolute path is of another place."""
-    return any(map(_leaves_file, _commands(setup) or ()))
+    """Whether a setup clones, downloads, installs or writes into the tree, where it runs, by a relative path."""
+    tokens = tuple(_SHELL.finditer(_INTO_NOWHERE.sub("", setup)))
+    written = (after["word"] for before, after in pairwise(tokens) if before["into"])
+    return any(map(_leaves_file, _commands(setup) or ())) or not all(map(_is_elsewhere, written))
 
 
 def _leaves_file(words: tuple[str, ...]) -> bool:
-    if any(word.startswith("/") for word in words[1:]):
-        return False
-    if words[0] == "curl":
-        return any(map(_INTO_A_FILE.match, words))
-    return words[0] in ("wget", "mkdir") or words[:2] == ("git", "clone")
+    match words:
+        case ("curl", *_):
+            into = _values(words, _CURL_INTO)
+            return not all(map(_is_elsewhere, into)) or (not into and any(map(_CURL_BY_NAME.match, words)))
+        case ("wget", *_):
+            into = _values(words, _WGET_INTO)
+            return not into or not all(map(_is_elsewhere, into))
+        case ("mkdir", *rest):
+            names = (word for before, word in pairwise(("", *rest)) if before != "-m" and not word.startswith("-"))
+            return not all(map(_is_elsewhere, names))
+        case ("git", "clone", *rest) | ("git", "lfs", "clone", *rest):
+            names_repository = any(":" in word or "/" in word for word in rest[:-1] if not word.startswith("-"))
+            return not (names_repository and _is_elsewhere(rest[-1]))
+        case ("conda" | "mamba" | "micromamba", *_):
+            return not all(map(_is_elsewhere, _values(words, _CONDA_INTO)))
+        case ("python" | "python3", "-m", "nltk.downloader", *rest):
+            return "-d" in rest and not all(map(_is_elsewhere, _values(words, re.compile("-d"))))
+        case (manager, *rest) if manager in _PACKAGE_MANAGERS:
+            return "download" in rest or "source" in rest
+        case _:
+            return _asked_of_pip(words) is not None and not all(map(_is_elsewhere, _values(words, _PIP_INTO)))
+
+
+def _values(words: tuple[str, ...], option: re.Pattern[str]) -> tuple[str, ...]:
+    """Return what an option is given, beside it (`-o x`) or within the word (`-ox`, `--output=x`)."""
+    found = ((option.match(word), word, after) for word, after in pairwise((*words[1:], "")))
+    return tuple(word[match.end() :].removeprefix("=") or after for match, word, after in found if match)
+
+
+def _is_elsewhere(word: str | None) -> bool:
+    """Whether what is written there is not in the tree: a full path, the home, or the output itself."""
+    return word is not None and (word == "-" or word.lstrip("'\"").startswith(("/", "~", "$HOME", "${HOME}")))
 
 
 def _asked_of_pip(words: tuple[str, ...]) -> tuple[str, ...] | None:
@@ -254,7 +289,7 @@ def _is_in_tree(word: str) -> bool:
     """Whether a word is a path in the tree, or may be one once the shell has put a variable's value in."""
     if "file:" in word:
         return True
-    if "://" in word or word.startswith(("/", "-")):
+    if "://" in word or word.startswith("-") or _is_elsewhere(word) or _OVER_SSH.match(word):
         return False
     return "/" in word or word.startswith("$") or bool(_DOTTED.match(word) or _ARCHIVE.search(word))
 
@@ -268,6 +303,12 @@ def _names_tree(name: str, data: bytes) -> bool:
     return any(_installs_tree(tuple(_LISTED.sub("", line).replace('"', "").replace("'", "").split())) for line in lines)
 
 
+def depends_on_tree(setup: str, files: tuple[tuple[str, bytes], ...], conda: bytes | None = None) -> bool:
+    """Whether each tree needs a layer of its own: it is installed from, or files are left in it."""
+    read = (*files, ("conda.yml", conda or b""))
+    return setup_uses_tree(setup) or _leaves_files(setup) or any(_names_tree(name, data) for name, data in read)
+
+
 def setup_digest(
     setup: str,
     files: tuple[tuple[str, bytes], ...],
@@ -277,16 +318,12 @@ def setup_digest(
     requirements: tuple[str, ...] = (),
     conda: bytes | None = None,
 ) -> str:
-    """Return the hash of all that a layer depends on, save what is the node's own; `code` counts if the tree is used.
-
-    So it does where files are left in the tree: each tree needs them.
+    """Return the hash of all that a layer depends on, save what is the node's own; `code` counts if the tree does.
 
     `env` are the job's variables without its secrets; `requirements` is what the layer must have beside what the setup
     installs; `conda` an environment file's content. Mirrors do not count: the same packages come from them.
     """
-    read = (*files, ("conda.yml", conda or b""))
-    uses_tree = setup_uses_tree(setup) or _leaves_files(setup) or any(_names_tree(name, data) for name, data in read)
-    parts = [setup, code if uses_tree else ""]
+    parts = [setup, code if depends_on_tree(setup, files, conda) else ""]
     parts += [f"{name}: {value}" for name, value in setup_variables(setup, env)]
     parts += [f"{name}={hashlib.sha256(data).hexdigest()}" for name, data in files]
     parts += requirements
