@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ from gpucloud.domain.errors import CheckpointUnreadable
 from gpucloud.domain.job.quantities import format_size
 from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.state.state import TIED, Content, Present
-from gpucloud.resume.state.tree import DTYPES, Name, Shares, Tensors, chunk_at, decode, local
+from gpucloud.resume.state.tree import DTYPES, Name, Shares, Tensors, bare, chunk_at, decode, is_sharded, local
 from gpucloud.store import parts as store_parts
 from gpucloud.store.checkpoints import Checkpoints
 
@@ -152,12 +152,13 @@ class Contents:
                 elif other == number:
                     own[chunk.of] = one
         tree = json.loads(self._headers[number].metadata["own"])
-        told = all(of_header(header) is not None for header in self._headers.values())
+        headers = self._headers.values()
+        told = all(of_header(header) is not None for header in headers)
         return Saved(
             shared=self._trees,
             own={key: tree[key] for key in ("buffers", "others", *((STAGES,) if STAGES in tree else ()))},
-            shared_prints={n: sum(p.values(), NOTHING) for n, p in shared.items()} if told else None,
-            own_prints=own if told else None,
+            prints={**{n: sum(p.values(), NOTHING) for n, p in shared.items()}, **own} if told else None,
+            together=frozenset(s["of"] for h in headers for s in json.loads(h.metadata.get("shards", "{}")).values()),
         )
 
     def _tensor(self, name: str) -> torch.Tensor:
@@ -224,26 +225,29 @@ Prints = Mapping[str, Fingerprint]
 class Saved:
     """What a checkpoint says of what it holds: as JSON, with the fingerprints of its tensors.
 
-    `shared` is of all ranks, `own` is one rank's. None where whoever wrote it could not tell them.
+    `shared` is of all ranks, `own` is one rank's. `prints` are of both, None where whoever wrote it could not tell
+    them. `together` names the tensors that ranks held together.
     """
 
     shared: Mapping[str, Any]
     own: Mapping[str, Any]
-    shared_prints: Prints | None
-    own_prints: Prints | None
+    prints: Prints | None
+    together: frozenset[str]
 
 
 def unlike(saved: Saved, put: Put, ranks: Ranks, shares: Shares | None) -> str:
     """Return in words the first thing that is not as it was saved, on any rank; empty where all is.
 
-    All ranks ask together; `shares` says whose the parts of sharded tensors are.
+    All ranks ask together; `shares` says whose the parts of sharded tensors are. A tensor that ranks held together may
+    be whole on each of them now, or the other way round: what it holds is to be the same.
     """
     now = put.now
+    together = saved.together | {name for name, tensor in now.shared.items() if is_sharded(tensor)}
     shared = put.prints(now.shared) if shares is None else _prints_together(now.shared, ranks, shares)
     tree = {key: value for key, value in now.shared_tree.items() if key != TIED or key in saved.shared}
-    found = "" if shares is not None and ranks.rank else _unlike(saved.shared, tree)
-    found = found or _other_values(saved.shared_prints, shared)
-    found = found or _unlike(saved.own, now.own_tree) or _other_values(saved.own_prints, put.prints(now.own))
+    found = "" if shares is not None and ranks.rank else _unlike(saved.shared, tree, together)
+    found = found or _other_values(saved.prints, shared)
+    found = found or _unlike(saved.own, now.own_tree, together) or _other_values(saved.prints, put.prints(now.own))
     told = [text.decode() for text in ranks.gathered(found.encode())]
     return next((f"{text} (rank {rank})" if ranks.world > 1 else text for rank, text in enumerate(told) if text), "")
 
@@ -289,8 +293,9 @@ def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
-def _unlike(saved: Any, now: Any) -> str:
-    difference = next(_differences(saved, json.loads(json.dumps(now)), ""), None)
+def _unlike(saved: Any, now: Any, together: Set[str]) -> str:
+    saved, now = (bare(tree, OWN, together) for tree in (saved, json.loads(json.dumps(now))))
+    difference = next(_differences(saved, now, ""), None)
     if difference is None:
         return ""
     where, before, after = difference
@@ -319,8 +324,13 @@ def _brief(value: Any) -> str:
 def _other_values(saved: Prints | None, now: Prints | None) -> str:
     if saved is None or now is None:
         return "its values could not be compared with what was saved: NumPy is missing"
-    name = next((name for name, one in now.items() if saved.get(name, one) != one), None)
+    name = next((name for name, one in now.items() if saved.get(name, saved.get(_elsewhere(name), one)) != one), None)
     return f"{name} has other values than were saved" if name is not None else ""
+
+
+def _elsewhere(name: str) -> str:
+    """Return what a tensor of all ranks is called as a rank's own, and the other way round."""
+    return name.removeprefix(OWN) if name.startswith(OWN) else OWN + name
 
 
 def _prints_of(tensors: Tensors) -> Prints | None:

@@ -1,5 +1,7 @@
 """What was put back is compared with what was saved, before the first step: what differs is named, and no `exact`."""
 
+import os
+import re
 import sys
 
 import pytest
@@ -137,6 +139,74 @@ def test_a_part_of_a_sharded_weight_that_one_rank_changes_is_found(tmp_path, mon
         assert run.attempt(to_the_log) == [0, 0]
     assert "resumed from step 4" in run.said()
     assert "values" not in run.said()
+
+
+class Shadow:
+    """A copy of a weight, which the ranks hold together where they hold the weight so."""
+
+    def __init__(self, weight):
+        self.shadow = weight.detach().clone()
+
+    def state_dict(self):
+        return {"shadow": self.shadow}
+
+    def load_state_dict(self, state):
+        self.shadow.copy_(state["shadow"])
+
+
+def shadowed():
+    """A step of a model that several ranks hold together, and one rank has whole."""
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = nn.Conv2d(6, 5, 2)
+    model = fully_shard(model) if dist.is_initialized() else model.to(memory_format=torch.channels_last)
+    average = Shadow(model.weight)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    run = resume.init(model=model, optimizer=optimizer, total_steps=4, average=average)
+    for (x,) in run.loader(torch.utils.data.TensorDataset(torch.ones(8, 6, 2, 2)), global_batch=2):
+        model(x).sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            average.shadow.lerp_(model.weight.detach(), 0.1)
+        run.step()
+        break
+    run.done()
+    print(f"this resume promises {run.level.value}", flush=True)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.fixture
+def shadows(tmp_path):
+    with forking():
+        yield SavedRun(tmp_path / "run", ranks=2, every=1, script=shadowed)
+
+
+def on(run, ranks, hook=lambda rank: None):
+    run.ranks = ranks
+    assert run.attempt(hook) == [0] * ranks, run.said()
+    return run.said()
+
+
+def test_what_ranks_held_together_is_as_it_was_saved_where_one_has_it_whole_and_the_other_way_round(shadows):
+    assert [re.findall("promises (.*)", on(shadows, ranks)) for ranks in (2, 1, 2)] == [
+        ["exact"],
+        ["same_samples"],
+        ["same_samples"],
+    ]
+
+
+@pytest.mark.parametrize("ranks", [(2, 1), (1, 2)])
+def test_another_value_is_found_also_where_ranks_begin_or_cease_to_hold_a_tensor_together(shadows, monkeypatch, ranks):
+    def put_back(self, state):
+        self.shadow.copy_(state["shadow"] + 1)
+
+    before, after = ranks
+    on(shadows, before)
+    said = on(shadows, after, lambda rank: monkeypatch.setattr(Shadow, "load_state_dict", put_back))
+    assert "best_effort, not exact: others.average.shadow has other values than were saved" in said.replace("rank.", "")
 
 
 def test_without_numpy_where_it_goes_on_nothing_is_called_exact(job, monkeypatch, capsys):

@@ -7,7 +7,7 @@ import importlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +76,19 @@ def renamed(value: Any, names: Mapping[str, str]) -> Any:
     if value.get(_KIND) == "tensor":
         return {**value, "name": names.get(value["name"], value["name"])}
     return {key: renamed(item, names) for key, item in value.items()}
+
+
+def bare(value: Any, own: str, names: Set[str]) -> Any:
+    """Return what `encode` returned, where of these tensors nothing is told but their names, less `own` before them."""
+    if not names:
+        return value
+    if isinstance(value, list):
+        return [bare(item, own, names) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value.get(_KIND) == "tensor" and (name := str(value.get("name")).removeprefix(own)) in names:
+        return {_KIND: "tensor", "name": name}
+    return {key: bare(item, own, names) for key, item in value.items()}
 
 
 def leaves(value: Any) -> Iterator[str]:
