@@ -206,8 +206,11 @@ def report_of(cloud: Gpucloud, known: KnownJob, *, visits: bool = False) -> JobR
         superseded=_is_superseded(cloud, known, report),
     )
     report = replace(report, message=_message_here(report))
-    if report.status.ended and report.torn_down and report.ever_outputs and cloud.has_stored_outputs(known):
-        return with_stored_outputs(report)
+    is_left = report.torn_down if report.status.ended else report.drives_itself and report.supervisor is None
+    if is_left and report.ever_outputs and (attempts := cloud.stored_attempts(known)):
+        report = with_stored_outputs(report, attempts)
+        if report.has_stored_outputs:
+            return report
     if visits or report.supervisor is None:
         report = visited_report(cloud, known, report)
     return with_forecast(asker.with_stored_checkpoint(report))

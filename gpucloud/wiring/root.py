@@ -245,11 +245,11 @@ class Gpucloud:
 
     def bring_stored_home(self, job: Job, name: str) -> Brought:
         """Bring home what a machine that drove the job put into the store; return where it is now."""
-        from gpucloud.adapters.transfer.outputs import bring_stored_home, has_stored
+        from gpucloud.adapters.transfer.outputs import bring_stored_home, stored_attempts
         from gpucloud.ports import Brought
 
         store, names_any = self.store(job), bool(job.outputs) or job.profile_steps is not None
-        if not names_any and not has_stored(store, name):  # those of an attempt before, whose job file named some
+        if not names_any and not stored_attempts(store, name):  # those of an attempt before, whose job file named some
             return Brought()
         return bring_stored_home(store, name, job.source.parent / "outputs" / name, marks=True)
 
@@ -279,9 +279,13 @@ class Gpucloud:
 
     def has_stored_outputs(self, known: KnownJob) -> bool:
         """Return whether outputs of a job are in its store."""
-        from gpucloud.adapters.transfer.outputs import has_stored
+        return bool(self.stored_attempts(known))
 
-        return has_stored(self.store_of(known), known.name)
+    def stored_attempts(self, known: KnownJob) -> frozenset[int]:
+        """Return the attempts of which outputs are in the job's store, 0 for outputs of none."""
+        from gpucloud.adapters.transfer.outputs import stored_attempts
+
+        return stored_attempts(self.store_of(known), known.name)
 
     def copy_stored(self, known: KnownJob, target: Path) -> Brought:
         """Bring what was put into the store below `target`, as it was, and leave it there; return where it is now."""

@@ -30,6 +30,7 @@ from gpucloud.domain.state.state import (
     Interruption,
     InterruptionKind,
     JobStatus,
+    MissingOutput,
     Owner,
     Quarantine,
     UsageInterval,
@@ -237,7 +238,7 @@ def test_a_job_that_is_over_and_not_torn_down_says_what_brings_its_results_home(
 def test_a_job_whose_results_are_in_its_store_alone_is_not_over():
     over_here = replace(over(JobStatus.SUCCEEDED, ExitReason.SUCCEEDED), torn_down=True, outputs=("results/",))
     assert over_here.condition is Condition.ENDED
-    stored = with_stored_outputs(over_here)
+    stored = with_stored_outputs(over_here, frozenset({1}))
     assert stored.condition is Condition.IN_STORE
     why = "in the job's store: gpucloud down live brings it home"
     assert report_json(stored)["missing_outputs"] == [
@@ -248,6 +249,20 @@ def test_a_job_whose_results_are_in_its_store_alone_is_not_over():
         "gpucloud down live brings home what is in its store",
     ]
     assert "live  succeeded, its results are in its store" in jobs_text([stored])
+
+
+def test_results_that_a_machine_stored_before_it_went_are_said_to_be_in_the_store_while_their_job_goes_on():
+    lost = MissingOutput(path="results/", why="did not come home: it went with i-1", attempt=1)
+    left = replace(told(), outputs=("results/", "m/"), missing_outputs=(lost,))
+    copies = "gpucloud cp -r live:@store/outputs FOLDER copies it"
+    kept = f"in the job's store, and comes home when the job has ended; {copies}"
+    whole = MissingOutput(path="m/", why=kept)
+
+    both = with_stored_outputs(left, frozenset({1}))
+    before = replace(lost, why=f"{lost.why}; what was stored before that is {kept}")
+    assert (both.missing_outputs, both.has_stored_outputs) == ((before, whole), False)
+    other = with_stored_outputs(left, frozenset({2}))
+    assert other.missing_outputs == (lost, MissingOutput(path="results/", why=kept), whole)
 
 
 @pytest.mark.parametrize(

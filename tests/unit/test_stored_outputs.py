@@ -83,6 +83,22 @@ def test_status_tells_of_results_in_the_store_that_the_job_file_names_no_more(wi
     assert (told["condition"], [one["path"] for one in told["missing_outputs"]]) == ("results_in_store", ["results/"])
 
 
+@pytest.mark.parametrize("drives", [True, False])
+def test_status_tells_of_results_that_a_machine_stored_which_drove_its_job_and_went(
+    outside: Outside, drives: bool
+) -> None:
+    """That they did not come home was told, or nothing, until the job had ended."""
+    key = f"jobs/{JOB}/state.json"
+    stored = outside.store.get(key)
+    assert stored is not None
+    told = json.loads(stored.data)
+    last = {**told["attempts"][-1], "reason": "interrupted", "outputs_came": True}
+    went = {"status": "waiting", "exit_reason": None, "exit_code": None, "ended_at": None, "torn_down": False}
+    outside.store.put(key, json.dumps({**told, **went, "drives_itself": drives, "attempts": [last]}).encode())
+    line = "outputs: results/ in the job's store, and comes home when the job has ended; gpucloud cp -r small:@store/ou"
+    assert (line in command(outside, "status", JOB).stdout) is drives
+
+
 def test_status_of_a_job_that_never_had_results_does_not_ask_the_store_for_any(tmp_path: Path) -> None:
     plain = Outside(tmp_path)
     assert command(plain, "train", str(plain.file)).code == 0

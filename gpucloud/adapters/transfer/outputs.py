@@ -285,12 +285,12 @@ class StoredOutputs:
             self._store.write(key, (memoryview(data),), heard)
 
 
-def has_stored(store: ObjectStore, job: str) -> bool:
-    """Whether outputs of the job are in the store: one request says so, for their notes come first and go last."""
+def stored_attempts(store: ObjectStore, job: str) -> frozenset[int]:
+    """Return of which attempts outputs are in the store, by one request: their notes come first and go last."""
     try:
-        return bool(store.list(f"jobs/{job}/outputs/notes"))
+        return _noted_attempts(store, job)
     except StoreError:
-        return False
+        return frozenset()
 
 
 def bring_stored_home(store: ObjectStore, job: str, target: Path, *, marks: bool = False) -> Brought:
@@ -313,10 +313,7 @@ def bring_stored_home(store: ObjectStore, job: str, target: Path, *, marks: bool
 
 
 def copy_stored(store: ObjectStore, job: str, target: Path) -> Brought:
-    """Bring what a machine put into the store to `target` as it was on that machine, and leave it there.
-
-    Raises what `bring_stored_home` does.
-    """
+    """Bring the same to `target`, as it was on that machine, and leave it there. Raises the same."""
     return reduce(_together, (_copy(place, *_tree(place), target) for place in _stored(store, job)), Brought())
 
 
@@ -350,17 +347,19 @@ class _Stored:
 
 def _stored(store: ObjectStore, job: str) -> tuple[_Stored, ...]:
     """Return where outputs of the job are in the store, that of the first attempt first."""
-    noted = (
-        re.fullmatch(r"(?:/attempt-([1-9]\d{0,8}))?\.json", key.removeprefix(_notes(job)))
-        for key in store.list(_notes(job))
-    )
-    attempts = {int(found[1] or 0) for found in noted if found is not None}
+    attempts = _noted_attempts(store, job)
     keys: dict[int, list[str]] = {attempt: [] for attempt in sorted(attempts)}
     for key in store.list(_files(job)):
         found = re.match(r"attempt-([1-9]\d{0,8})/", key.removeprefix(_files(job)))
         attempt = int(found[1]) if found is not None and int(found[1]) in attempts else 0
         keys.setdefault(attempt, []).append(key)
     return tuple(_Stored(store=store, job=job, attempt=n, keys=tuple(found)) for n, found in sorted(keys.items()))
+
+
+def _noted_attempts(store: ObjectStore, job: str) -> frozenset[int]:
+    keys = (key.removeprefix(_notes(job)) for key in store.list(_notes(job)))
+    noted = (re.fullmatch(r"(?:/attempt-([1-9]\d{0,8}))?\.json", key) for key in keys)
+    return frozenset(int(found[1] or 0) for found in noted if found is not None)
 
 
 def _copy(place: _Stored, tree: Tree, unnoted: _Missing, known: dict[str, str], target: Path) -> Brought:

@@ -133,18 +133,16 @@ class Asker:
     def report(self) -> JobReport:
         """Return where the job stands, what it has cost, and which machines live."""
         state, stored = self._loaded(self.jobs.believed())
-        supervisor = _supervisor(state, stored)
-        now = self.clock.now()
+        supervisor, now = _supervisor(state, stored), self.clock.now()
         tracker = SpendTracker(self.jobs, self.market, self.terms)
         listed = self.listed(state)
         state = _with_shutdown(as_listed(state, listed, now), listed)
-        charges = tracker.charges(state, now)
         used = tracker.used(state, listed, now)
         given = self._orders.newest()
         spend = tracker.spend(state, listed, now, given.order.budget_usd, self.rules.prepaid_rule, used.unproven_usd)
         comes = self._comes(state, given.order, stored) if supervisor is None else None
         again = resumption(state, given.order, used, self.rules.prepaid_rule, stored.store_time)
-        told = replace(report(state, spend, charges, listed, supervisor), resumption=again)
+        told = replace(report(state, spend, tracker.charges(state, now), listed, supervisor), resumption=again)
         if (why := undrilled(given.order, state)) is not None:
             told = replace(told, message=why, exit_code=ExitReason.USER_ERROR.exit_code)
         else:
@@ -181,10 +179,7 @@ class Asker:
         return without_lost_outputs(told)
 
     def with_stored_checkpoint(self, report: JobReport) -> JobReport:
-        """Return the report with the newest checkpoint that the store has, where nobody looks for it any more.
-
-        A script goes on saving when its supervisor is dead.
-        """
+        """Return the report with the newest checkpoint that the store has: a script saves on without a supervisor."""
         if report.supervisor is not None or not report.attempts or report.attempts[-1].reason is not None:
             return report
         with suppress(StoreError, TooMany):
@@ -378,13 +373,19 @@ def with_forecast(report: JobReport) -> JobReport:
     return replace(report, spend=spend.for_job_of(to_go, report.deadline_at, buys_time=report.buys_time))
 
 
-def with_stored_outputs(report: JobReport) -> JobReport:
-    """Return the report of a job that is over, whose outputs are in its store: they did not come home."""
-    copies = f"cp -r {report.job}:@store/outputs FOLDER copies it"
-    why = f"in the job's store: gpucloud {f'down {report.job} brings it home' if report.has_home else copies}"
-    known = {missing.path for missing in report.missing_outputs if missing.attempt is None}
-    stored = tuple(MissingOutput(path=path, why=why) for path in report.ever_outputs if path not in known)
-    return replace(report, has_stored_outputs=True, missing_outputs=(*report.missing_outputs, *stored))
+def with_stored_outputs(report: JobReport, attempts: frozenset[int]) -> JobReport:
+    """Return the report of a job of which outputs of these attempts are in its store: they are not home yet."""
+    copies = f"gpucloud cp -r {report.job}:@store/outputs FOLDER copies it"
+    why = f": gpucloud down {report.job} brings it home" if report.has_home else f": {copies}"
+    why = f"in the job's store{why if report.status.ended else f', and comes home when the job has ended; {copies}'}"
+
+    def told(one: MissingOutput) -> MissingOutput:
+        return replace(one, why=f"{one.why}; what was stored before that is {why}") if one.attempt in attempts else one
+
+    known = {one.path for one in report.missing_outputs if one.attempt is None or one.attempt in attempts}
+    stored = (MissingOutput(path=path, why=why) for path in report.ever_outputs if path not in known)
+    missing = (*map(told, report.missing_outputs), *stored)
+    return replace(report, has_stored_outputs=report.status.ended, missing_outputs=missing)
 
 
 def _with_shutdown(state: JobState, listed: GroupView) -> JobState:
