@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 
@@ -10,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from gpucloud.cli.render.live import _panel, use_grid
-from gpucloud.cli.render.onlookers import NodeLine, PanelState
+from gpucloud.cli.render.onlookers import NodeLine, PanelState, line_of
 from gpucloud.domain.money.budget import Spend
 from tests.unit.worlds import NOW
 
@@ -81,3 +82,15 @@ def test_watch_cuts_no_heading_and_no_figure_at_80_columns(rows: list[tuple[str,
     assert text.splitlines()[0].split() == heads
     for cell in ("i-0e2467d3", "100 %", "2.4 of 7 GiB", *(("70.1 of 80 GiB", "688 of 700 W") if rows is GPUS else ())):
         assert cell in text
+
+
+@pytest.mark.parametrize(
+    ("phase", "step", "said"),
+    [
+        ("done", 30, "done: step 30 of 60, where its script called run.done()"),
+        ("done", 60, "done: step 60 of 60"),
+        ("train", 30, "train: step 30 of 60"),
+    ],
+)
+def test_a_script_that_is_done_before_its_last_step_is_said_to_have_said_so(phase: str, step: int, said: str) -> None:
+    assert line_of(replace(RUNNING, phase=phase, step=step, total_steps=60)).startswith(f"{said}, loss 0.1806")

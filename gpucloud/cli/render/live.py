@@ -176,7 +176,7 @@ def _progress(now: PanelState, width: int) -> Table:
     """Return one line; where there is no room for all of it, the bar goes first, then what is right of it."""
     told = [Text(in_one_line(now.phase), style="bold")]
     if now.step is not None and now.phase != UNTOLD:
-        told.append(Text(f"step {now.step}" + (f" of {now.total_steps}" if now.total_steps else "")))
+        told.append(Text(now.reached))
     if now.told_at is not None:
         told.append(Text(f"as of {now.told_at:%H:%M:%S} UTC", style="red"))
     words = [*stalled_words(now.stalled_for, now.patience), *to_go_words(now.time_left, now.spend)]

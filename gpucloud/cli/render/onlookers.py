@@ -17,7 +17,7 @@ from gpucloud.domain.job.quantities import format_span
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.node import NodeState
 from gpucloud.domain.node.output import without_code_folder
-from gpucloud.domain.node.status import UNTOLD, Stop
+from gpucloud.domain.node.status import DONE, UNTOLD, Stop
 from gpucloud.domain.supervision.action import Action, Arm, Done, Wait
 from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, is_gone, patience, shown_of, time_left
 from gpucloud.domain.supervision.snapshot import Limits, NodeSnapshot, Readiness, Snapshot
@@ -176,7 +176,7 @@ class PlainOnlooker:
 
 def line_of(now: PanelState) -> str:
     """Return progress in one line."""
-    parts = [f"{now.phase}: step {now.step}" + (f" of {now.total_steps}" if now.total_steps else "")]
+    parts = [f"{now.phase}: {now.reached}"]
     if now.phase == UNTOLD:
         saved = f"{now.counts.named(now.committed_step)} is saved" if now.committed_step else "nothing saved yet"
         parts = [f"{now.phase}: {saved}"]
@@ -240,6 +240,13 @@ class PanelState:
     """For how long its script makes no step; None while steps come."""
     patience: timedelta | None = None
     """For how long it may make none before that is taken for a hang."""
+
+    @property
+    def reached(self) -> str:
+        """Its step, of how many, and that its script has ended there where that is before the last."""
+        of = f" of {self.total_steps}" if self.total_steps else ""
+        early = self.phase == DONE and self.step is not None and self.step < (self.total_steps or 0)
+        return f"step {self.step}{of}{', where its script called run.done()' if early else ''}"
 
 
 def panel_state(snapshot: Snapshot, action: Action, spend: Spend, limits: Limits = _LIMITS) -> PanelState:
