@@ -267,7 +267,7 @@ class Run:
         Saves when it is due, or when the agent of any node wishes it: copies the state, and the rest goes on beside the
         training. When an agent asks to stop, all ranks save this step, wait until it counts and leave: SystemExit(75).
         No rank waits for another at a step of less than a tenth of a second: what a node wishes then, or the clock, is
-        done by all at the end of the next, and of those that take less than 25 ms within the next six.
+        done by all at the end of the next, and of those that take less than 25 ms within the next six after 50 ms.
         All that belongs to the step comes before it, `scheduler.step()` too: a checkpoint has what was until here. What
         is drawn between it and the next batch, as an evaluation does, changes no number that training draws.
         Where gradients are gathered over several steps, saving and leaving wait for the optimizer's next step. With DDP

@@ -60,6 +60,7 @@ class Job:
             "GPUCLOUD_ATTEMPT": str(self.attempts),
             "GPUCLOUD_ATTEMPT_DIR": str(self.node(rank)),
             "GPUCLOUD_CHECKPOINT_EVERY": every,
+            "GPUCLOUD_RECIPE": "{}",  # as a launcher says that the script is as it was: options here say how it ends
         }
         command = [str(SCRIPT), "--out", str(self.folder), *arguments]
         if torchrun:
@@ -127,6 +128,7 @@ def test_a_killed_then_a_stopped_run_ends_with_the_same_bits(uninterrupted, tmp_
     try:
         wait_for(lambda: len(list(job.folder.glob("held-*"))) == 2, processes)
         (job.node(1) / "stop.json").write_text('{"reason": "notice", "at": null}')  # one node alone is asked
+        time.sleep(0.1)  # longer than a node's wishes may go unlooked for
         (job.folder / "go").touch()
         codes = [process.wait(WITHIN_S) for process in processes]
     finally:
@@ -134,7 +136,8 @@ def test_a_killed_then_a_stopped_run_ends_with_the_same_bits(uninterrupted, tmp_
     assert 0 not in codes
     left = [job.read(f"left-{rank}.json", rank) for rank in range(2)]
     step = left[0]["step"]
-    assert step in (18, 19)  # the other rank hears of it at once only where the step before was slow
+    # Quick ranks may tell each other nothing at step 18, and hear one step after they told; step 20 is one to save.
+    assert step in (18, 19, 20)
     assert left == [{"rank": rank, "step": step, "committed_step": step} for rank in range(2)]
     assert "exitcode  : 75" in (job.node(0) / "log").read_text()
 
