@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -244,7 +245,21 @@ def test_a_finished_job_is_followed_by_a_new_run(line):
 
     assert again.code == 0, again.stderr
     assert again.json["job"] == "small-2"
-    assert {j["job"] for j in line.run("status", "--json").json["jobs"]} == {"small", "small-2"}
+    assert _names(line) == ["small-2", "small@1"]
+    for command in ("status", "cost"):
+        assert line.run(command, "small@1", "--json").json["job"] == "small@1"
+        assert line.run(command, "small", "--json").json["job"] == "small-2"
+    assert weights(line, "small@1") == weights(line, "small-2")
+    for name in ("small@1", "small-2"):
+        assert line.run("cp", f"{name}:@store/state.json", name).code == 0
+    stored = [json.loads((line.folder / name).read_text())["job"] for name in ("small@1", "small-2")]
+    assert stored == ["small", "small-2"]
+    assert line.run("rm", "small@1", "--with-checkpoints", "--yes").code == 0
+    assert _names(line) == ["small-2"]
+
+
+def _names(line):
+    return sorted(one["job"] for one in line.run("status", "--json").json["jobs"])
 
 
 def test_setup_secrets_and_outputs_reach_the_script_and_come_home(line):
