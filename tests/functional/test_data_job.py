@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gpucloud.domain.untrusted import STAGING
 from tests.commandline import command_line, until
 from tests.standins.bucket import serving
 
@@ -139,12 +140,16 @@ def _a_copy_that_was_killed_goes_on(line):
     assert 0 < rest.json["bytes"] <= 200_000_000 - (16 << 20)
 
     fetching = line.start("cp", "small:huge", "home-again")
-    until(lambda: [p for p in here.glob(".home-again.*.part") if p.stat().st_size >= 16 << 20], "some of it is here")
+    landed = lambda: [  # noqa: E731
+        path for path in here.glob(f"{STAGING}*/*") if 16 << 20 <= path.stat().st_size < 200_000_000
+    ]
+    until(landed, "some of it is here")
     fetching.send_signal(signal.SIGKILL)
     fetching.wait()
     rest = line.run("cp", "small:huge", "home-again", "--json")
     assert 0 < rest.json["bytes"] <= 200_000_000 - (16 << 20)
     assert (here / "home-again").read_bytes() == (here / "huge").read_bytes()
+    assert list(here.glob(f"{STAGING}*")) == []
     assert line.run("down", "small").code == 0
 
 
