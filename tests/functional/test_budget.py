@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from decimal import Decimal
 
@@ -65,12 +66,22 @@ def test_a_job_whose_budget_is_lowered_ends_at_the_wall_and_goes_on_from_there(l
     state = line.state()
     assert (state["exit_reason"], state["torn_down"], state["attempts"][-1]["reason"]) == ("budget", True, "budget")
     assert state["checkpoint"]["step"] == state["attempts"][-1]["last_step"] < 400
-    said = re.search(r"train small --budget '(\S+) USD' goes on from there, and pays for the \d+", state["message"])
-    assert said is not None, state["message"]
-    assert "kept aside for the last save and the machines' end" in state["message"]
+    shown = line.run("status", "small", "--json").json["message"]
+    said = re.search(r"train small --budget '(\S+) USD' goes on from there, and pays for the \d+", shown)
+    assert said is not None, shown
+    unspent = re.search(
+        r"pays for no more machine time \((\S+) USD spent, (\S+) USD"
+        r" (kept aside for the last save and the machines' end"
+        r"|left, which is too little to start machines and train 6 s on them)",
+        shown,
+    )
+    assert unspent is not None, shown
+    assert json.loads((line.folder / "out").read_text())["message"] == shown
+    assert shown in line.run("status", "small").stdout
     assert line.nodes() == []
     ended = line.run("cost", "small", "--json").json
     assert money(ended)["promised_usd"] == 0
+    assert abs(Decimal(unspent[1]) - money(ended)["spent_usd"]) < Decimal("0.0001")
     assert sum(Decimal(charge["usd"]) for charge in ended["charges"]) == money(ended)["spent_usd"] <= lower
 
     line.job(steps=400, step_s=0)
