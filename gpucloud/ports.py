@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpucloud.domain.money.costs import Billed
     from gpucloud.domain.node.node import GroupView, Node
     from gpucloud.domain.offer import EfaLayout, Offer, Pool, PricePoint
-    from gpucloud.domain.state.state import MissingOutput
+    from gpucloud.domain.state.state import Attempt, MissingOutput
     from gpucloud.domain.supervision.strays import Owner, Thing
 
 
@@ -305,8 +305,12 @@ class Outputs(Protocol):
         """
         ...
 
-    def came(self, node_id: str, attempt: int) -> tuple[MissingOutput, ...] | None:
-        """Return what was missing of the attempt's outputs when they came home from there; None where none came."""
+    def note(self, attempt: Attempt, missing: tuple[MissingOutput, ...]) -> None:
+        """Note beside them that the attempt's outputs came home, and without what; where that fails, nothing is."""
+        ...
+
+    def came(self, attempt: Attempt) -> tuple[MissingOutput, ...] | None:
+        """Return what was noted as missing of the attempt's outputs; None where that they came is not."""
         ...
 
     def bring_profile(self, host: Host, attempt: int) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from gpucloud.system import wholefile
 from gpucloud.usecases.supervise.story import brought_lines, missing_line
 from tests.fakes.nodes import node_at
 from tests.fakes.shell import FakeShell
+from tests.unit.worlds import opened
 
 NAMED = ("results/", "run.sh", "metrics/", "*.pt")
 
@@ -422,12 +423,16 @@ def test_a_large_file_that_goes_into_the_store_is_heard_of_part_by_part(
         put(code / "best.pt", another_try)
 
 
-def test_what_came_home_is_known_there_by_the_machine_that_it_came_from(
+def test_what_came_home_is_known_there_by_the_attempt_that_it_is_of(
     tmp_path: Path, hosts: tuple[Host, Host], code: Path
 ) -> None:
     outputs = OutputsFolder(("results/", "gone"), tmp_path / "home", python=sys.executable, marks=True)
-    assert outputs.came(hosts[0].node.id, 2) is None
+    attempt = opened(hosts[0].node.id, number=2)
+    assert outputs.came(attempt) is None
     brought = outputs.bring_home(hosts[0], str(code), 2)
     assert [one.path for one in brought.missing] == ["gone"]
-    assert outputs.came(hosts[0].node.id, 2) == brought.missing
-    assert (outputs.came(hosts[0].node.id, 3), outputs.came(hosts[1].node.id, 2)) == (None, None)
+    assert outputs.came(attempt) is None
+    outputs.note(attempt, brought.missing)
+    assert outputs.came(attempt) == brought.missing
+    others = (opened(hosts[0].node.id, number=3), opened(hosts[1].node.id, number=2))
+    assert [outputs.came(other) for other in others] == [None, None]

@@ -94,8 +94,11 @@ class NoOutputs:
         del host, code, moves
         return Brought()
 
-    def came(self, node_id: str, attempt: int) -> None:
-        del node_id, attempt
+    def note(self, *_: object) -> None:
+        pass
+
+    def came(self, *_: object) -> None:
+        pass
 
     def bring_profile(self, host: object, attempt: int) -> tuple[str, ...]:
         del host, attempt

@@ -125,6 +125,9 @@ class _Outputs:
         self._together.brought.add(self._run)
         return Brought(paths=(str(home),))
 
+    def note(self, *_: object) -> None:
+        pass
+
     def came(self, *_: object) -> None:
         pass
 

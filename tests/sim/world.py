@@ -406,6 +406,9 @@ class _NoOutputs:
     def bring_home(self, *_: object) -> Brought:
         return Brought()
 
+    def note(self, *_: object) -> None:
+        pass
+
     def came(self, *_: object) -> None:
         pass
 

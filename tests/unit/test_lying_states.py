@@ -20,7 +20,7 @@ from gpucloud.domain.errors import CredentialsError, HostUnreachable, ProvisionE
 from gpucloud.domain.job.quantities import format_usd
 from gpucloud.domain.job.spec import KnownJob
 from gpucloud.domain.node.status import Stop, desired_from_json
-from gpucloud.domain.state.state import ExitReason, JobState, MissingOutput, Owner, UsageInterval
+from gpucloud.domain.state.state import NOT_THERE, ExitReason, JobState, MissingOutput, Owner, UsageInterval
 from gpucloud.domain.supervision.self_driving import arming
 from gpucloud.domain.untrusted import RECORD_BYTES
 from gpucloud.ports import Brought
@@ -305,14 +305,13 @@ def test_machines_are_ended_where_results_come_at_the_next_try(tmp_path: Path, m
 def test_results_that_came_home_are_not_told_as_lost_once_the_store_takes_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: tuple[MissingOutput, ...] | None
 ) -> None:
-    outside, came = left_to_its_machines(tmp_path, drive=False, outputs=("out/",)), dict[tuple[str, int], Any]()
-
-    def bring_home(_: object, host: Any, code: str, number: int, *more: object) -> Brought:
-        came[host.node.id, number] = missing
-        return Brought(missing=missing or ())
-
-    monkeypatch.setattr(NoOutputs, "bring_home", bring_home)
-    monkeypatch.setattr(NoOutputs, "came", lambda _, *asked: came.get(asked))
+    outside, came = left_to_its_machines(tmp_path, drive=False, outputs=("out/",)), dict[datetime, Any]()
+    unasked = MissingOutput(path="out/of/another", why=NOT_THERE)
+    brought = Brought(missing=(*(missing or ()), unasked))
+    monkeypatch.setattr(NoOutputs, "bring_home", lambda *_: brought)
+    if missing is not None:
+        monkeypatch.setattr(NoOutputs, "note", lambda _, attempt, lacks: came.update({attempt.started_at: lacks}))
+    monkeypatch.setattr(NoOutputs, "came", lambda _, attempt: came.get(attempt.started_at))
     with monkeypatch.context() as patched:
         patched.setattr(outside.store, "put", full)
         assert down(outside).code == 15
@@ -320,7 +319,7 @@ def test_results_that_came_home_are_not_told_as_lost_once_the_store_takes_the_en
     assert (attempt.reason, outside.cloud.describe(GROUP).alive) == (None, ())
     ended, first = down(outside), attempt.members[0].node_id
     (attempt,) = state(outside).attempts
-    assert (list(came), ended.code, state(outside).torn_down) == ([(first, 1)], 0, True), ended.stderr
+    assert (ended.code, state(outside).torn_down) == (0, True), ended.stderr
     lost = f"out/ of attempt 1 did not come home: whatever was written there goes with {first}"
     assert (lost in ended.stderr) is (missing is None)
     if missing is not None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
-from gpucloud.adapters.transfer.localfiles import HashCache, came_from, mark_results, note_came, read_tree
+from gpucloud.adapters.transfer.localfiles import CameNotes, HashCache, mark_results, read_tree
 from gpucloud.domain.job.code import RESULTS_MARK
 from gpucloud.domain.state.state import MissingOutput
+from tests.unit.worlds import opened
 
 
 def code(root: Path) -> tuple[str, list[str]]:
@@ -33,12 +36,30 @@ def test_where_nothing_came_home_there_is_nothing_to_mark(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def test_from_which_machine_results_came_is_kept_beside_them(tmp_path: Path) -> None:
+def test_of_which_attempt_results_came_is_kept_beside_them(tmp_path: Path) -> None:
     missing = (MissingOutput(path="results/b", why="was left out", attempt=2),)
-    note_came(tmp_path / "outputs", "i-1", 1, ())
+    CameNotes(tmp_path / "outputs").note(opened("i-1"), ())
     assert list(tmp_path.iterdir()) == []
     (tmp_path / RESULTS_MARK).write_bytes(b"\xff\n{")  # as a full disk cuts it off
-    for node, attempt, without in (("i-1", 1, ()), ("i-2", 2, ()), ("i-2", 2, missing)):
-        note_came(tmp_path, node, attempt, without)
-    asked = (("i-1", 1), ("i-1", 2), ("i-2", 2), ("i-3", 3))
-    assert [came_from(tmp_path, *one) for one in asked] == [(), None, missing, None]
+    one, two = opened("i-1"), opened("i-2", number=2)
+    reader = CameNotes(tmp_path)
+    assert reader.came(one) is None
+    for attempt, without in ((one, ()), (two, ()), (two, missing)):
+        CameNotes(tmp_path).note(attempt, without)
+    asked = (one, replace(one, number=2), two, opened("i-3", number=3))
+    assert [reader.came(each) for each in asked] == [(), None, missing, None]
+
+
+def test_what_came_of_another_run_of_the_name_says_nothing_of_this_one_on_the_same_host(tmp_path: Path) -> None:
+    notes, before = CameNotes(tmp_path), opened("10.0.0.7-1")
+    notes.note(before, ())
+    assert notes.came(replace(before, started_at=before.started_at + timedelta(hours=3))) is None
+
+
+def test_the_newest_notes_count_in_a_folder_that_has_those_of_many_runs(tmp_path: Path) -> None:
+    many = tuple(MissingOutput(path=f"results/{n}", why="was left out") for n in range(100))
+    notes = CameNotes(tmp_path)
+    for number in range(1, 200):
+        notes.note(opened("i-1", number=number), many)
+    assert (tmp_path / RESULTS_MARK).stat().st_size > 1 << 20
+    assert (notes.came(opened("i-1", number=1)), notes.came(opened("i-1", number=199))) == (None, many)

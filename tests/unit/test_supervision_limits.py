@@ -451,8 +451,15 @@ class Outputs:
             raise NodeError("a: connection reset")
         return Brought(paths=("/home/me/outputs/model.pt",), missing=MISSING)
 
+    def note(self, *_):
+        pass
+
     def came(self, *_):
         return None
+
+
+def bringing(bring_home):
+    return SimpleNamespace(bring_home=bring_home, note=lambda *_: None, came=lambda *_: None)
 
 
 class Prepared(Bootstrapper):
@@ -499,9 +506,7 @@ def test_outputs_whose_way_is_cut_off_are_tried_again_half_a_minute_later():
 def test_outputs_are_looked_for_in_the_tree_that_the_attempt_runs(tree, looked_in):
     home, _ = homecoming(0)
     asked = []
-    home.services.outputs = SimpleNamespace(
-        bring_home=lambda host, code, attempt, moves, paths: asked.append(code) or Brought()
-    )
+    home.services.outputs = bringing(lambda host, code, attempt, moves, paths: asked.append(code) or Brought())
     home.bootstrapper.code_on = lambda _: "/node/code/now"
     one = over(Homecoming.NO)
     attempt = replace(one.state.attempts[-1], tree=tree)
@@ -523,7 +528,7 @@ def test_an_attempt_brings_the_outputs_of_the_job_file_that_it_was_started_under
         asked.append(paths)
         return Brought(missing=tuple(MissingOutput(path=path, why="is not there") for path in paths))
 
-    home.services.outputs = SimpleNamespace(bring_home=nothing_there)
+    home.services.outputs = bringing(nothing_there)
     attempt = replace(one.state.attempts[-1], outputs=("first.pt",), outdated=outdated)
     home.start(replace(one, state=replace(one.state, attempts=(attempt,))))
     ended = replace(one, state=replace(one.state, attempts=(attempt,)))
@@ -737,6 +742,9 @@ class Stalling:
         moves()
         return Brought(paths=("/home/me/outputs/model.pt",), missing=MISSING)
 
+    def note(self, *_):
+        pass
+
     def came(self, *_):
         return None
 
@@ -863,9 +871,7 @@ def test_outputs_of_a_machine_that_nobody_prepares_again_are_brought_all_the_sam
     """One with a notice, or relieved, after a take-over: there is no time to wait for what does not come."""
     home, _ = homecoming(0)
     asked = []
-    home.services.outputs = SimpleNamespace(
-        bring_home=lambda host, code, attempt, moves, paths: asked.append(code) or Brought()
-    )
+    home.services.outputs = bringing(lambda host, code, attempt, moves, paths: asked.append(code) or Brought())
     home.bootstrapper.code_on = lambda _: None
     one = over(Homecoming.NO)
     attempt = replace(one.state.attempts[-1], tree=tree)
@@ -1230,7 +1236,7 @@ def refuse(home):
     def bring_home(*_):
         raise LandingRefused("'A' and 'a' are one name here")
 
-    home.services.outputs = SimpleNamespace(bring_home=bring_home, came=lambda *_: None)
+    home.services.outputs = bringing(bring_home)
 
 
 REFUSED = f"{LIES}; it was refused here: 'A' and 'a' are one name here"

@@ -9,14 +9,15 @@ import os
 import stat
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import accumulate
 from pathlib import Path
 
 from gpucloud.domain import codec
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.code import FILE, FOLDER, LINK, PROGRAM, RESULTS_MARK, Entry, IgnoreRules, Manifest, manifest
-from gpucloud.domain.state.state import MissingOutput
+from gpucloud.domain.state.state import Attempt, MissingOutput
 from gpucloud.domain.untrusted import landing_of
 from gpucloud.system.wholefile import write_whole
 
@@ -280,15 +281,20 @@ def _identity(status: os.stat_result) -> list[int | str]:
 
 # Results that came home, beside the job file: a mark says that they are no code, and from where which of them came.
 
-_MOST_NOTED = 1 << 20
+_MOST_NOTED = 1 << 16  # the newest count: a folder may have them of many runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Came:
-    """The outputs of an attempt came from the node of its rank 0, all but what is missing."""
+    """The outputs of an attempt came from the node of its rank 0, all but what is missing.
+
+    Runs of one name come into one folder, and hosts of one's own have the same ids in each: when it began tells them
+    apart.
+    """
 
     node_id: str
     attempt: int
+    started_at: datetime
     missing: tuple[MissingOutput, ...] = ()
 
 
@@ -299,22 +305,39 @@ def mark_results(folder: Path) -> None:
             (folder / RESULTS_MARK).touch()
 
 
-def note_came(folder: Path, node_id: str, attempt: int, missing: tuple[MissingOutput, ...]) -> None:
-    """Note in the mark that they came: the job's store may take no word of it before their machine goes."""
-    with contextlib.suppress(OSError):
-        if folder.is_dir():
-            with (folder / RESULTS_MARK).open("a") as mark:
-                mark.write(f"\n{codec.to_json(_Came(node_id=node_id, attempt=attempt, missing=missing))}\n")
+@dataclass(slots=True)
+class CameNotes:
+    """Keeps in the mark which attempts' outputs came: the store may take no word of it before their machine goes."""
+
+    folder: Path
+    _seen: list[int | str] = field(default_factory=list)
+    _noted: tuple[_Came, ...] = ()
+
+    def note(self, attempt: Attempt, missing: tuple[MissingOutput, ...]) -> None:
+        """Note that the attempt's came, all but what is missing; where that cannot be written, nothing is noted."""
+        with contextlib.suppress(OSError):
+            if self.folder.is_dir():
+                with (self.folder / RESULTS_MARK).open("a") as mark:
+                    mark.write(f"\n{codec.to_json(_came(attempt, missing))}\n")
+
+    def came(self, attempt: Attempt) -> tuple[MissingOutput, ...] | None:
+        """Return what was missing when the attempt's came, None where that is not noted. Asked at each look."""
+        with contextlib.suppress(OSError), (self.folder / RESULTS_MARK).open("rb") as mark:
+            seen = _identity(os.fstat(mark.fileno()))
+            if seen != self._seen:
+                mark.seek(max(0, mark.seek(0, os.SEEK_END) - _MOST_NOTED))
+                self._noted, self._seen = tuple(_noted(mark.read(_MOST_NOTED))), seen
+            found = [one.missing for one in self._noted if one == _came(attempt, one.missing)]
+            return found[-1] if found else None
+        return None
 
 
-def came_from(folder: Path, node_id: str, attempt: int) -> tuple[MissingOutput, ...] | None:
-    """Return what was missing when outputs came from there, None where that is not noted."""
-    found = [one for one in _noted(folder) if (one.node_id, one.attempt) == (node_id, attempt)]
-    return found[-1].missing if found else None
+def _came(attempt: Attempt, missing: tuple[MissingOutput, ...]) -> _Came:
+    first = attempt.members[0].node_id
+    return _Came(node_id=first, attempt=attempt.number, started_at=attempt.started_at, missing=missing)
 
 
-def _noted(folder: Path) -> Iterator[_Came]:
-    with contextlib.suppress(OSError), (folder / RESULTS_MARK).open("rb") as mark:
-        for line in mark.read(_MOST_NOTED).splitlines():
-            with contextlib.suppress(codec.Malformed):  # cut off, or of a later version
-                yield codec.from_json(_Came, line)
+def _noted(mark: bytes) -> Iterator[_Came]:
+    for line in mark.splitlines():
+        with contextlib.suppress(codec.Malformed):  # cut off, or of another version
+            yield codec.from_json(_Came, line)

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpucloud.adapters.transfer.copying import Copier, Listing
-from gpucloud.adapters.transfer.localfiles import came_from, mark_results, note_came
+from gpucloud.adapters.transfer.localfiles import CameNotes, mark_results
 from gpucloud.domain import codec
 from gpucloud.domain.errors import LandingRefused, StoreError
 from gpucloud.domain.node.member import attempt_folder
 from gpucloud.domain.node.status import WRITING, written_in
-from gpucloud.domain.state.state import NOT_THERE, MissingOutput
+from gpucloud.domain.state.state import NOT_THERE, Attempt, MissingOutput
 from gpucloud.domain.untrusted import Arriving, Tree, parent_of, shown
 from gpucloud.ports import Brought, Host, Outputs
 from gpucloud.store import PART_BYTES, ObjectStore
@@ -28,8 +28,7 @@ from gpucloud.store.contract import Heard, unheard
 from gpucloud.store.landing import Landing
 from gpucloud.system.wholefile import content_of
 
-_NAME_CHARS = 200
-"""A node chooses its names: a longer one is nothing to tell."""
+_NAME_CHARS = 200  # a node chooses its names: a longer one is nothing to tell
 _MOST_READ = 1 << 18
 _TORN = "was being written when the script was ended: it may be incomplete"
 _UNKNOWN = ""  # no name of a content: an earlier version noted none
@@ -56,11 +55,10 @@ class OutputsFolder:
         earlier: Callable[[], Brought] = Brought,
         require_home: Callable[[], None] = lambda: None,
     ) -> None:
-        self._earlier = earlier
-        self._require_home = require_home
+        self._earlier, self._require_home = earlier, require_home
         self._paths, self._target = paths, target
-        self._python = python
-        self._marks = marks
+        self._python, self._marks = python, marks
+        self._came = CameNotes(target)
 
     def bring_home(
         self, host: Host, code: str, attempt: int, moves: Heard | None = None, paths: tuple[str, ...] = ()
@@ -81,14 +79,16 @@ class OutputsFolder:
             raise StoreError(str(error), hint=error.hint) from error
         brought, found = self._bring(host, code, paths, "", attempt, moves)
         both = _together(earlier, brought)
-        missing = (*both.missing, *_not_there(found), *_left_out(found), *_torn(found, written))
-        if self._marks:
-            note_came(self._target, host.node.id, attempt, missing)
-        return replace(both, missing=missing)
+        return replace(both, missing=(*both.missing, *_not_there(found), *_left_out(found), *_torn(found, written)))
 
-    def came(self, node_id: str, attempt: int) -> tuple[MissingOutput, ...] | None:
-        """Return what was missing of outputs that came from there, by what the folder is marked with."""
-        return came_from(self._target, node_id, attempt)
+    def note(self, attempt: Attempt, missing: tuple[MissingOutput, ...]) -> None:
+        """Note that they came, in what the folder is marked with."""
+        if self._marks:
+            self._came.note(attempt, missing)
+
+    def came(self, attempt: Attempt) -> tuple[MissingOutput, ...] | None:
+        """Return what was missing of outputs that came, by what the folder is marked with."""
+        return self._came.came(attempt)
 
     def bring_profile(self, host: Host, attempt: int) -> tuple[str, ...]:
         """Return what of the attempt's profiles arrived from the host, below `profile/attempt-<n>`."""
@@ -214,9 +214,7 @@ class StoredOutputs:
     """
 
     def __init__(self, store: ObjectStore, job: str, folder: Path | None, fetching: Callable[[Path], Outputs]) -> None:
-        self._store = store
-        self._job = job
-        self._folder = folder
+        self._store, self._job, self._folder = store, job, folder
         self._fetching = fetching
 
     def bring_home(
@@ -228,8 +226,11 @@ class StoredOutputs:
         )
         return replace(brought, paths=keys, size=0, set_aside=())
 
-    def came(self, node_id: str, attempt: int) -> None:
-        """Return None: what is in the store is told by the store."""
+    def note(self, attempt: Attempt, missing: tuple[MissingOutput, ...]) -> None:
+        """Note nothing: what is in the store is told by the store."""
+
+    def came(self, attempt: Attempt) -> None:
+        """Return None, too."""
 
     def bring_profile(self, host: Host, attempt: int) -> tuple[str, ...]:
         """Return the keys of what was put into the store."""
@@ -419,9 +420,8 @@ def _receive(store: ObjectStore, key: str, file: Arriving, landing: Landing) -> 
     with landing.part(file, key) as part:
         is_whole = part.fill(store, key, file.size) and not store.read_into(key, file.size, memoryview(bytearray(1)))
     if not is_whole:
-        raise StoreError(
-            f"{key} has another size than was noted", hint="the same command again, once its machine is done"
-        )
+        why = f"{key} has another size than was noted"
+        raise StoreError(why, hint="the same command again, once its machine is done")
     landing.keep(file, key, durable=True)
 
 

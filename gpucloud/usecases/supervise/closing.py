@@ -168,7 +168,7 @@ class OutputsHome:
 
     def lose(self, attempts: Sequence[Attempt]) -> _Lost:
         """Tell and return which outputs of the last attempt nobody brings home: of those that are here, what is not."""
-        came = self._came(attempts[-1])
+        came = self.services.outputs.came(attempts[-1])
         self._tell(*map(missing_line, missing := self.lost(attempts) if came is None else came))
         return missing
 
@@ -220,9 +220,6 @@ class OutputsHome:
         """Return what is missing of the last attempt's outputs if nobody brings them."""
         return lost_outputs(attempts, self.services.job.outputs, self.bootstrapper.known)
 
-    def _came(self, attempt: Attempt) -> _Lost | None:
-        return self.services.outputs.came(attempt.members[0].node_id, attempt.number)
-
     def give_up(self) -> None:
         """Bring no more of a machine that goes: another attempt's outputs come now, or nobody is left to bring any."""
         self._see_rescued()
@@ -261,7 +258,7 @@ class OutputsHome:
     def _as_it_came(self, attempt: Attempt) -> Attempt:
         if attempt.number in self._rescued:
             return replace(attempt, missing_outputs=self._rescued[attempt.number].missing, outputs_came=True)
-        if are_left(attempt) and not attempt.outputs_came and (came := self._came(attempt)) is not None:
+        if are_left(attempt) and not attempt.outputs_came and (came := self.services.outputs.came(attempt)) is not None:
             return replace(attempt, missing_outputs=came, outputs_came=True)
         lost = self._left.get(attempt.number) if attempt.missing_outputs else None
         return replace(attempt, missing_outputs=lost) if lost is not None else attempt
@@ -341,6 +338,7 @@ class OutputsHome:
                 *map(missing_line, kept.missing),
             )
             return Brought(missing=kept.missing)
+        self.services.outputs.note(attempt, brought.missing)
         self._tell(*brought_lines(brought), *map(missing_line, brought.missing))
         return brought
 
