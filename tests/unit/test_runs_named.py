@@ -162,6 +162,20 @@ def test_a_job_whose_store_is_a_folder_that_has_nothing_of_it_is_no_job_that_can
     refuse_to_forget(Gpucloud(), replace(old, store=str(tmp_path / "other")))
 
 
+def test_a_job_whose_state_alone_is_lost_is_told_as_that_with_what_ends_its_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GPUCLOUD_HOME", str(tmp_path / "home"))
+    Gpucloud().home.remember(KnownJob(name="lost", store=str(tmp_path / "store"), file=tmp_path / "job.yaml"))
+    store = open_store(str(tmp_path / "store"))
+    store.put("jobs/lost/control/order.json", b"{}")
+    assert status(None, history=False, every=False, as_json=False) == 2
+    assert capsys.readouterr().err == (
+        f"lost: {store.url} has an order of lost and no state: it never began, or its state is lost"
+        " (gpucloud train with its job file goes on; gpucloud gc lists machines that it may have)\n"
+    )
+
+
 @pytest.mark.parametrize("is_another", [False, True])
 def test_a_known_job_whose_store_is_away_is_neither_deleted_nor_begun_anew_by_another_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, is_another: bool

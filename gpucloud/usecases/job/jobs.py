@@ -10,7 +10,7 @@ from decimal import Decimal
 from enum import Enum
 
 from gpucloud.domain.checkpoint.layouts import additions_of
-from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
+from gpucloud.domain.errors import GpucloudError, StoreError
 from gpucloud.domain.job.quantities import counted, format_moment, span_of
 from gpucloud.domain.job.spec import Job, Market
 from gpucloud.domain.money.budget import Bound, most_prepaid
@@ -353,7 +353,7 @@ class Asker:
 
     def _loaded(self, loaded: tuple[JobState, Stored] | None) -> tuple[JobState, Stored]:
         if loaded is None:
-            raise UsageError(f"there is no job {self.jobs.job!r} in {self.jobs.store.url}", hint="gpucloud status")
+            raise self.jobs.absent()
         return loaded
 
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import TypeVar
 
 from gpucloud.domain import codec
-from gpucloud.domain.errors import OrderUnreadable, StateUnreadable, StoreError
+from gpucloud.domain.errors import OrderUnreadable, StateUnreadable, StoreError, UsageError
 from gpucloud.domain.job.data import DataSet, pack, unpack
 from gpucloud.domain.money.costs import Billed
 from gpucloud.domain.money.ledger import Charge, joined
@@ -98,6 +98,15 @@ class JobStore:
     def exists(self) -> bool:
         """Whether the job has a state, readable or not."""
         return get_small(self.store, f"{self._root}/state.json") is not None
+
+    def absent(self) -> UsageError:
+        """Return what to say of a job without a state; where it has an order, that may be lost, and machines left."""
+        if self.order_version() is None:
+            return UsageError(f"there is no job {self.job!r} in {self.store.url}", hint="gpucloud status")
+        return UsageError(
+            f"{self.store.url} has an order of {self.job} and no state: it never began, or its state is lost",
+            hint="gpucloud train with its job file goes on; gpucloud gc lists machines that it may have",
+        )
 
     def _way_on(self) -> str:
         """Return what helps where the state does not: by what was armed for them, its machines can be ended."""
