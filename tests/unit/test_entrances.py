@@ -32,6 +32,7 @@ from gpucloud.domain.job.spec import Cloud, Job, KnownJob
 from gpucloud.domain.state.order import repeats_at_a_cost, run_of, undrillable
 from gpucloud.domain.state.state import ExitReason, JobState, JobStatus
 from gpucloud.store import newest_commit
+from gpucloud.store.contract import NoBucket
 from gpucloud.usecases.job.start import Prospect
 from gpucloud.usecases.jobstore.condition import NodeStanding
 from gpucloud.usecases.jobstore.jobstore import JobStore
@@ -39,6 +40,7 @@ from gpucloud.usecases.jobstore.orders import Orders
 from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.usecases.jobstore.runs import current_run
 from gpucloud.usecases.services import Services
+from gpucloud.usecases.supervise.session import Supervisor
 from gpucloud.wiring import Gpucloud
 from gpucloud.wiring.jobs import starter
 from tests.fakes.agent import Training
@@ -653,6 +655,8 @@ DENIED = ClientError({"Error": {"Code": "AccessDenied"}, "ResponseMetadata": {"H
         (LOGIN, None, "once its credentials are valid again: ", False),
         (StoreError("AccessDenied"), DENIED, "once you may write to its store again: ", False),
         (StoreError("full"), OSError(errno.ENOSPC, "No space left on device"), "", True),
+        (NoBucket("no bucket"), None, "once its store answers again: ", False),
+        (StoreError("cannot read /disk: Input/output error"), None, "once its store answers again: ", False),
     ],
 )
 def test_who_loses_the_store_of_a_job_is_told_when_the_commands_that_are_named_do_what_is_said(
@@ -680,3 +684,21 @@ def test_who_loses_the_store_of_a_job_is_told_when_the_commands_that_are_named_d
         assert alive(outside) == (0 if ends else 2)
     assert give(outside, "down", "small").code == 0
     assert alive(outside) == 0
+
+
+def test_another_store_that_refuses_a_read_is_not_told_as_that_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside = Outside(tmp_path, training=Training(nodes=2, steps=4000, every=100, step_s=0.5))
+    began, tick = outside.clock.now(), Supervisor.tick
+
+    def refused(self: Supervisor) -> Any:
+        if outside.clock.now() - began > timedelta(seconds=100):
+            raise StoreError("s3://of-another/data: AccessDenied") from DENIED
+        return tick(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Supervisor, "tick", refused)
+        told = give(outside, "train", "small.yaml").stderr
+    assert "\n`gpucloud train small` goes on, `gpucloud down small` ends them now\n" in told
+    assert (give(outside, "down", "small").code, alive(outside)) == (0, 0)

@@ -49,7 +49,8 @@ def test_without_an_armed_shut_off_there_are_no_machines(capsys: pytest.CaptureF
 def last_line(capsys: pytest.CaptureFixture[str], **left: Any) -> str:
     alive = UsageInterval(node_id="a", pool=POOL, launched_at=NOW)
     known = {"group": "gpucloud-digits", "nodes": (alive,), "paid_until": ARMED, **left.pop("state", {})}
-    say_what_is_left(LeftJob(state=replace(state(), **known), **left), NOW)
+    first = left.pop("first", str)
+    say_what_is_left(LeftJob(state=replace(state(), **known), **left), NOW, first)
     return capsys.readouterr().err.splitlines()[-1]
 
 
@@ -82,6 +83,23 @@ def test_who_leaves_reads_who_goes_on_with_the_job_or_with_its_end(
     capsys: pytest.CaptureFixture[str], left: Any, line: str
 ) -> None:
     said = last_line(capsys, **left)
+    assert said == line.format(down="`gpucloud down digits`", train="`gpucloud train digits`")
+
+
+@pytest.mark.parametrize(
+    ("left", "line"),
+    [
+        ({}, "first: {train} goes on, {down} ends them now"),
+        ({"state": {"nodes": ()}, "asked_for": 0}, "first: {train} goes on, {down} ends it"),
+        ({"end": STOPPED}, "nobody sees to its end now: first: {down} does"),
+        ({"state": OWN}, "digits drives itself; `gpucloud logs -f digits` follows it, {down} ends it"),
+        ({"end": STOPPED, "state": OWN}, "its own machines see to its end; {down} waits for it"),
+    ],
+)
+def test_what_has_to_be_so_before_a_command_does_anything_is_said_of_what_waits_for_one_alone(
+    capsys: pytest.CaptureFixture[str], left: Any, line: str
+) -> None:
+    said = last_line(capsys, first=lambda: "first: ", **left)
     assert said == line.format(down="`gpucloud down digits`", train="`gpucloud train digits`")
 
 

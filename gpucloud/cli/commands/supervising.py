@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -31,7 +32,7 @@ from gpucloud.domain.supervision.snapshot import Limits, Supervising
 from gpucloud.store import is_refused
 from gpucloud.system.retries import Retry
 from gpucloud.usecases.job.jobs import Asker, LeftJob, Prepaid
-from gpucloud.usecases.job.ordered import adopt
+from gpucloud.usecases.job.ordered import adopt, not_ended_by
 from gpucloud.usecases.job.start import Start
 from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.usecases.supervise.session import Entering, Session
@@ -217,10 +218,10 @@ def answer_left(asker: Asker, leave: Leave, *, as_json: bool) -> int:
     return left(leave.exit_code, f"left {job} as it is: gpucloud status {job}", as_json=as_json)
 
 
-def say_what_is_left(left: LeftJob, now: datetime, error: GpucloudError | None = None) -> None:
+def say_what_is_left(left: LeftJob, now: datetime, first: Callable[[], str] = str) -> None:
     """Tell which machines are left, until when they are paid, and who or which command goes on or ends them.
 
-    Where a store that is away, or credentials, ended the session by an `error`, no command does before they are back.
+    `first` says what has to be so before a command does either: it is asked once all else is told.
     """
     state = left.state
     tell(f"left {state.job}, which is to end" if left.ends else f"left {state.job} as it is")
@@ -234,20 +235,23 @@ def say_what_is_left(left: LeftJob, now: datetime, error: GpucloudError | None =
         tell(f"no machine has been seen; one that was asked for last is {held}{until}, then {then} by itself")
     else:
         tell("no machines are alive")
-    if (way := _way_on(left, machines=bool(alive), comes=comes)) is not None:
-        tell(f"{_first(error)}{way}")
+    if (way := _way_on(left, first, machines=bool(alive), comes=comes)) is not None:
+        tell(way)
 
 
-def _first(error: GpucloudError | None) -> str:
-    """Return what has to be so before any command can see to the job."""
-    if isinstance(error, CredentialsError):
+def _first(asker: Asker, error: GpucloudError) -> str:
+    """Return what has to be so before any command can see to the job that the error has left."""
+    by: GpucloudError | None = error
+    if isinstance(error, StoreError):  # or another store, as that of its data: the job's is asked as `down` asks it
+        by = not_ended_by(asker)
+    if isinstance(by, CredentialsError):
         return "once its credentials are valid again: "
-    if isinstance(error, StoreError) and is_refused(error):
-        return "once you may write to its store again: "
-    return "once its store answers again: " if isinstance(error, StoreError) and error.may_pass else ""
+    if not isinstance(by, StoreError):
+        return ""
+    return "once you may write to its store again: " if is_refused(by) else "once its store answers again: "
 
 
-def _way_on(left: LeftJob, *, machines: bool, comes: bool) -> str | None:
+def _way_on(left: LeftJob, first: Callable[[], str], *, machines: bool, comes: bool) -> str | None:
     """Return who goes on with a job that is left, or which command does; None where nothing is left to go on with."""
     job, drives_itself = left.state.job, left.state.drives_itself and left.state.group is not None
     driven, once = drives_itself and (machines or comes), "" if machines else " once that machine is there"
@@ -256,7 +260,7 @@ def _way_on(left: LeftJob, *, machines: bool, comes: bool) -> str | None:
     if left.ends and driven:
         return f"its own machines see to its end{once}; `gpucloud down {job}` waits for it"
     if left.ends:
-        return f"nobody sees to its end now: `gpucloud down {job}` does"
+        return f"nobody sees to its end now: {first()}`gpucloud down {job}` does"
     if left.state.torn_down:
         return None
     if driven:
@@ -264,8 +268,8 @@ def _way_on(left: LeftJob, *, machines: bool, comes: bool) -> str | None:
     if drives_itself:
         return f"nobody looks for machines until `gpucloud train {job}`; `gpucloud down {job}` ends it"
     if machines or comes:
-        return f"`gpucloud train {job}` goes on, `gpucloud down {job}` ends them now"
-    return f"`gpucloud train {job}` goes on, `gpucloud down {job}` ends it" if left.state.paid_until else None
+        return f"{first()}`gpucloud train {job}` goes on, `gpucloud down {job}` ends them now"
+    return f"{first()}`gpucloud train {job}` goes on, `gpucloud down {job}` ends it" if left.state.paid_until else None
 
 
 def _run(begun: Begun, leaves: bool, shown: Onlooker, interrupts: Interrupts) -> None:  # noqa: FBT001
@@ -279,7 +283,9 @@ def _run(begun: Begun, leaves: bool, shown: Onlooker, interrupts: Interrupts) ->
         who=Supervising(leaves=leaves),
         asked=interrupts.wanted_end,
         # As it was known last: store and cloud may be what fails.
-        left=lambda state, error: say_what_is_left(LeftJob(state=state), cloud.clock.now(), error),
+        left=lambda state, error: say_what_is_left(
+            LeftJob(state=state), cloud.clock.now(), partial(_first, begun.asker, error)
+        ),
     )
     offer = start.plan.offer if start.plan is not None else None
     going_on = partial(adopt, offer=offer, drills=start.order.drill, reopens=start.reopens, reruns=start.reruns)

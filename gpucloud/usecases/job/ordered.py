@@ -10,7 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Protocol
 
-from gpucloud.domain.errors import CredentialsError, GpucloudError, PlanRefused, StoreError
+from gpucloud.domain.errors import CredentialsError, GpucloudError, PlanRefused, StateUnreadable, StoreError
 from gpucloud.domain.job.quantities import counted, format_moment, format_span, format_usd, span_of, written_span
 from gpucloud.domain.job.spec import AwsChoices, Cloud, Job, KnownJob
 from gpucloud.domain.market.plan import affordable, fitting
@@ -409,11 +409,18 @@ def end_unwritten(asker: Asker, access: Access, error: StoreError, watcher: Watc
             f" {left.error.message}; {_that_stays(asker, state)}",
             hint=f"{left.error.hint or 'see to that'}, then gpucloud down {name}; {_abandon(name)} ends them without",
         )
-    first = f"{error.hint}, then " if error.hint else ""
-    raise StoreError(
-        f"the machines of {name} are ended, and that is not written down: {error.message}",
-        hint=f"{first}gpucloud down {name} notes what it has cost and removes what is left",
-    )
+    first, then = f"{error.hint}, then " if error.hint else "", "notes what it has cost and removes what is left"
+    message = f"the machines of {name} are ended, and that is not written down: {error.message}"
+    raise StoreError(message, hint=f"{first}gpucloud down {name} {then}")
+
+
+def not_ended_by(asker: Asker) -> GpucloudError | None:
+    """Return why the store, or the credentials, would not let the job be ended from here now; None where they would."""
+    try:
+        asker.jobs.try_to_keep(asker.state())
+    except (StoreError, CredentialsError) as error:
+        return None if isinstance(error, StateUnreadable) or takes_nothing(error) else error
+    return None
 
 
 def _abandon(name: str) -> str:
