@@ -16,7 +16,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,17 +101,18 @@ def handles(pid: int, number: signal.Signals) -> bool:
     return False
 
 
-def is_worker(pid: int, parent: int) -> bool:
-    """Whether the process goes on in its parent's program: forked, or started by a multiprocessing library of Python.
-
-    A fork is told from a new program by what the kernel handed that: where its parts lie is drawn anew for each.
-    """
+def command(pid: int) -> tuple[str, ...]:
+    """Return the command line of the process; nothing where that cannot be seen."""
     with contextlib.suppress(OSError):
-        if (_PROC / str(pid) / "auxv").read_bytes() == (_PROC / str(parent) / "auxv").read_bytes():
-            return True
-        words = (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
-        return any(word.startswith(b"from multiprocess") for word in words)  # its `spawn` and `forkserver`
-    return False
+        return tuple(os.fsdecode((_PROC / str(pid) / "cmdline").read_bytes()).split("\0")[:-1])
+    return ()
+
+
+def program(pid: int) -> str:
+    """Return the name of the file that the process runs: of a script its interpreter's; "" where it cannot be seen."""
+    with contextlib.suppress(OSError):
+        return (_PROC / str(pid) / "exe").readlink().name
+    return ""
 
 
 def writing(pid: int) -> tuple[str, ...]:
@@ -264,7 +265,7 @@ def _kill(targets: Callable[[], set[int]], limit_s: float) -> bool:
         if found:
             if time.monotonic() > deadline:
                 return False
-            _signal(found, signal.SIGKILL)
+            _signal(sorted(found), signal.SIGKILL)  # parents first: none is to see its child go, and write on
             time.sleep(0.005)
     return True
 
@@ -276,7 +277,7 @@ def _stop(targets: Callable[[], set[int]]) -> None:
         stopped |= found
 
 
-def _signal(pids: set[int], number: signal.Signals) -> None:
+def _signal(pids: Iterable[int], number: signal.Signals) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)

@@ -369,7 +369,7 @@ import os, signal, sys, time
 torn, log = open("torn.pt", "wb"), open("log.txt", "a")
 torn.write(b"half"), torn.flush()
 def finish(*_):
-    time.sleep(1 if "slowly" in sys.argv else 0.3)
+    time.sleep(1 if "SLOWLY" in os.environ else 0.3)
     torn.write(b"+rest"), torn.close()
     print("finished", flush=True)
     sys.exit(3)
@@ -407,8 +407,9 @@ def test_a_script_that_is_killed_may_end_what_it_writes_and_else_that_is_written
     assert (node.root / "torn.pt").read_bytes() == holds
 
 
-# A script without a handler, whose worker has one, as torch's loaders of data have: it closes its files in mid-write
-# when the worker goes. And a program that has one, and ends its script by the same signal, as torchrun does.
+# A script without a handler, whose worker or service has one, as torch's loaders of data and wandb's have: it closes
+# its files in mid-write when that goes. And a program that has one, and ends its script by the same signal, as torchrun
+# does, or by a pipe that it leaves.
 BREAKS = """
 import multiprocessing, os, signal, subprocess, sys, time
 word = sys.argv[1]
@@ -416,11 +417,16 @@ def work():
     signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
     print("writing", flush=True)
     time.sleep(600)
+if word == "work":
+    work()
 if __name__ == "__main__":
-    if word == "launcher":
-        child = subprocess.Popen([sys.executable, __file__, "deaf"])
+    if word in ("launcher", "leaves"):
+        child = subprocess.Popen([sys.executable, __file__, "deaf" if word == "launcher" else "left"], stdin=-1)
         def end(*_):
-            child.terminate(), child.wait()
+            if word == "launcher":
+                child.terminate(), child.wait()
+            child.stdin.close()
+            time.sleep(0.5)
             sys.exit(1)
         signal.signal(signal.SIGTERM, end)
         while True:
@@ -430,10 +436,17 @@ if __name__ == "__main__":
     if word == "deaf":
         print("writing", flush=True)
         time.sleep(600)
-    worker = multiprocessing.get_context(word).Process(target=work)
-    worker.start()
+    if word == "left":
+        print("writing", flush=True)
+        ended = sys.stdin.read
+    elif word == "service":
+        ended = subprocess.Popen([sys.executable, __file__, "work"]).wait
+    else:
+        worker = multiprocessing.get_context(word).Process(target=work)
+        worker.start()
+        ended = worker.join
     try:
-        worker.join()
+        ended()
         raise RuntimeError("a worker is gone")
     finally:
         last.write(b"a summary"), torn.close(), last.close()
@@ -441,7 +454,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("word", ["fork", "spawn", "forkserver", "launcher"])
+@pytest.mark.parametrize("word", ["fork", "spawn", "forkserver", "service", "launcher", "leaves"])
 def test_a_script_is_asked_to_end_by_itself_alone_and_what_breaks_off_beside_is_written_down(node, word):
     node.start()
     (node.root / "breaks.py").write_text(BREAKS)
@@ -455,6 +468,8 @@ def test_a_script_is_asked_to_end_by_itself_alone_and_what_breaks_off_beside_is_
         str(node.root / name) for name in ("last.pt", "torn.pt")
     ]
     assert (node.root / "torn.pt").read_bytes() == b"half"
+    if word == "leaves":  # the script goes on when the program that was asked is gone, and is killed
+        return
     assert (node.root / "last.pt").read_bytes() == b""  # nobody broke into it
     assert "a worker is gone" not in (node.folder(1) / "launcher.log").read_text()
 
@@ -476,20 +491,25 @@ def test_a_script_is_asked_to_end_behind_a_shell_and_behind_the_checkpoint_watch
 
 # Two scripts, of which the second takes longer; whoever started them fails with the first that does.
 TWO = """
-import subprocess, sys
-both = [subprocess.Popen([sys.executable, "-c", sys.argv[1], "heeds", *of]) for of in ((), ("slowly",))]
+import os, subprocess, sys
+both = [subprocess.Popen(sys.argv[1:], env={**os.environ, **more}) for more in ({}, {"SLOWLY": "1"})]
 sys.exit(both[0].wait())
 """
+
+LAUNCH = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-u', *sys.argv[3:]]))"  # as accelerate
 
 
 @pytest.mark.parametrize(
     "before",
     [
-        ("{}", "-c", OF_OURS),  # as accelerate and nsys start it
+        ("{}", "-c", OF_OURS),  # as nsys starts it
         ("{}", "-c", OF_OURS, "/bin/sh", "-c", '"$@"; true', "sh"),
         ("{}", "-c", OF_OURS, "{}", "-c", OF_OURS),
         ("./run.sh",),  # no process of that name is a shell
         ("./run.sh", "env"),
+        ("./own.sh",),
+        ("{}", "-c", OF_OURS, "./own.sh"),
+        ("{}", "launch.py", "--processes", "1"),
         ("{}", "-c", TWO),
     ],
 )
@@ -497,8 +517,13 @@ def test_a_script_is_asked_to_end_below_programs_that_do_not_heed_it(node, befor
     node.start()
     (node.root / "run.sh").write_text('#!/bin/sh\n("$@"; true)\necho over\n')
     (node.root / "run.sh").chmod(0o700)
-    words = [word.format(sys.executable) if word == "{}" else word for word in before]
-    words += [WRITES] if TWO in before else [sys.executable, "-c", WRITES, "heeds"]
+    (node.root / "writes.py").write_text(WRITES)
+    (node.root / "own.sh").write_text(f"#!/bin/sh\n{sys.executable} writes.py heeds\necho over\n")
+    (node.root / "own.sh").chmod(0o700)
+    (node.root / "launch.py").write_text(LAUNCH)
+    script = [] if "./own.sh" in before else [sys.executable, "-c", WRITES, "heeds"]
+    script = ["writes.py", "heeds"] if "launch.py" in before else script
+    words = [*(word.format(sys.executable) if word == "{}" else word for word in before), *script]
     launch = replace(node.launch(1, *words, RANK="0"), outputs=True)
     node.want(launch)
     node.wait_running(1)

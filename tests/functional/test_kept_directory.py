@@ -176,12 +176,28 @@ def test_on_a_notice_the_script_is_asked_by_its_signal_and_what_it_then_saves_is
     assert script.wrong() is None
 
 
-def test_a_script_without_a_handler_ends_by_the_signal_and_its_last_save_stays(make):
+SERVICE = """
+import os, signal, time
+signal.signal(signal.SIGTERM, lambda *_: print("the service was told", flush=True))
+above = os.getppid()
+while os.getppid() == above:
+    time.sleep(0.1)
+"""
+BESIDE = f"""
+import os, subprocess, sys
+subprocess.Popen([sys.executable, "-c", {SERVICE!r}])
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("before", [(), (sys.executable, "-c", BESIDE)])  # a service that has a handler, as wandb's
+def test_a_script_without_a_handler_ends_by_the_signal_and_its_last_save_stays(make, before):
     script = make("hf")
-    script.start(steps=10_000, pause_s=0.005, on=OnNotice.SIGTERM, handler="none")
+    script.start(steps=10_000, pause_s=0.005, on=OnNotice.SIGTERM, handler="none", before=before)
     until(lambda: script.step() >= 10, "a commit")
     script.ask_to_stop(within_s=600.0)
     assert script.ended() == 75
+    assert "the service was told" not in script.said()
     assert script.committed()[0].commit.step == script.step()
     assert script.wrong() is None
 

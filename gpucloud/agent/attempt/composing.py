@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import pwd
@@ -316,9 +317,10 @@ def ranks(folder: Path, wrapper: int | None = None) -> tuple[int, ...]:
 def heeding(folder: Path, number: signal.Signals, wrapper: int | None = None) -> dict[int, tuple[int, ...]]:
     """Return, for each of the attempt's ranks, the processes that have a handler for the signal: itself, else scripts.
 
-    A rank may be a launcher without one (`accelerate launch`, `subprocess.run`), which the signal would end at once:
-    the programs below it are looked through to the first that have one. Workers are left out: without its loaders of
-    data, which have one, a script of torch would break off.
+    A rank may be a launcher without one, which the signal would end at once: it is looked through to what it runs.
+    A launcher is a shell, or a program whose command line ends in that of a process below it, as `accelerate launch
+    train.py` does in `python train.py`. Any other is the script itself, and what is below it, whether workers or
+    services (wandb, Ray), is its own to end: it would break off when these go.
     """
     told, below = set(told_of(folder)), dict[int, list[int]]()
     for process in processes.listing():
@@ -331,9 +333,26 @@ def _heeding(pid: int, number: signal.Signals, below: Mapping[int, Sequence[int]
     if processes.handles(pid, number):
         yield pid
         return
-    for child in below.get(pid, ()):
-        if not (processes.handles(child, number) and processes.is_worker(child, pid)):
-            yield from _heeding(child, number, below)
+    for child in below.get(pid, ()) if processes.program(pid) in _SHELLS else _launched(pid, below):
+        yield from _heeding(child, number, below)
+
+
+def _launched(pid: int, below: Mapping[int, Sequence[int]]) -> Iterator[int]:
+    own, rest = _words(pid), list(below.get(pid, ()))
+    while rest:
+        child = rest.pop()
+        if (words := _words(child)) and words != own and own[-len(words) :] == words:
+            yield child
+        else:
+            rest += below.get(child, ())
+
+
+def _words(pid: int) -> tuple[str, ...]:
+    """Return the command line of the process, from the script on where an interpreter runs one."""
+    words, program = processes.command(pid), processes.program(pid)
+    if not (program in _SHELLS or program.startswith("python")):
+        return words
+    return tuple(itertools.dropwhile(lambda word: word.startswith("-"), words[1:]))
 
 
 def _is_shell(pid: int) -> bool:
@@ -382,9 +401,8 @@ def ask_to_end(folder: Path, wrapper: int | None = None) -> tuple[frozenset[int]
 def note_writing(folder: Path, before: Writing = MappingProxyType({})) -> None:
     """Write down which files the ranks are writing: they are killed in the middle, and the files may be torn.
 
-    So may those that were being written `before`, by processes that are gone since.
+    So may those that were being written `before`: who wrote them is gone since, or broke off when another went.
     """
-    now = {pid: processes.writing(pid) for pid in told_of(folder)}
-    found = sorted({path for writing in ({**before, **now}).values() for path in writing})
+    found = sorted({path for pid in told_of(folder) for path in processes.writing(pid)}.union(*before.values()))
     with contextlib.suppress(OSError):  # a full disk keeps nobody from being killed
         write_whole(folder / WRITING, json.dumps(found[:_MOST_WRITTEN]))
