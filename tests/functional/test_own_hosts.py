@@ -119,6 +119,37 @@ def test_two_jobs_share_a_host_and_each_leaves_what_is_the_others(line, hosts):
     nothing_is_left(hosts, 0)
 
 
+@SLOW
+@pytest.mark.engine(name="openssh")  # which lets a program go on whose connection is gone
+def test_a_job_that_is_ended_while_its_host_is_made_ready_leaves_nothing_there(line, tmp_path):
+    python = python_with_clock(tmp_path / "python", ahead_s=0)
+    (late,) = (tmp_path / "python").rglob("shifted_clock.py")
+    late.write_text(LATE)
+    with own_hosts(tmp_path / "hosts", 1, openssh=True, pythons=[python]) as hosts:
+        train = line.start("train", job(line, hosts.section(), nodes=1))
+        until((hosts.servers[0].home / "receiving").exists, "the package comes")
+
+        down = line.run("down", "small")
+
+        assert (down.code, train.wait(60)) == (0, 130), down.stderr
+        until((hosts.servers[0].home / "received").exists, "the package came")
+        nothing_is_left(hosts)
+
+
+LATE = """
+import os, sys, time
+
+def late(*arguments, make=os.makedirs, **options):
+    open(os.path.expanduser("~/receiving"), "w").close()
+    time.sleep(8)
+    make(*arguments, **options)
+    open(os.path.expanduser("~/received"), "w").close()
+
+if sys.orig_argv[1] == "-c" and len(sys.orig_argv[3:]) == 2:  # the package, and where it goes
+    os.makedirs = late
+"""
+
+
 def test_a_second_job_is_told_who_has_the_host(line, hosts):
     assert line.run("up", job(line, hosts.section(0), "other", nodes=1)).code == 0
 

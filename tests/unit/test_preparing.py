@@ -98,6 +98,20 @@ def test_machines_that_a_cut_line_silences_together_are_no_failure():
     assert failures(noted(state(), one.tries)) == 0
 
 
+def test_what_is_under_way_on_a_machine_is_waited_for_before_it_is_cleared_though_not_for_long():
+    one = bootstrapper(NodeError("no pip"))
+    one.pool, one.agent_writer = Later(), SimpleNamespace(busy=False)
+    one.see(GroupView(exists=True, size=1, armed_until=None, nodes=(node("n0"),)))
+    one.start("n0", None)
+    since = one.services.clock.now()
+    one.settle()
+    assert timedelta(seconds=15) <= one.services.clock.now() - since < timedelta(seconds=16)
+    one.pool.run()
+    since = one.services.clock.now()
+    one.settle()
+    assert one.services.clock.now() == since
+
+
 def test_a_machine_that_is_tried_again_and_again_is_one_that_did_not_answer():
     one = bootstrapper(HostUnreachable("silent"))
     one.agent_writer = SimpleNamespace(forget=lambda _: None)

@@ -43,6 +43,8 @@ _SHOWN_BYTES = 300
 _UNANSWERED_FOR = timedelta(seconds=10)
 _ASKED_S = 10.0
 _WORTH_TELLING_S = 2.0
+_SETTLED_WITHIN = timedelta(seconds=15)
+_SETTLED_LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +119,12 @@ class Bootstrapper:
     def busy(self) -> bool:
         """Whether a preparation goes on, or a node is being told what is wanted."""
         return self.agent_writer.busy or any(not work.done() for work in self._work.values())
+
+    def settle(self) -> None:
+        """Wait for what is under way on the nodes, though not for minutes: it is no more wanted."""
+        deadline = self.services.clock.now() + _SETTLED_WITHIN
+        while self.busy and self.services.clock.now() < deadline:
+            self.services.clock.sleep(_SETTLED_LOOK_S)
 
     def readiness(self, node_id: str) -> Readiness:
         """Return how far the node is. A fault of ours in its preparation is raised here."""

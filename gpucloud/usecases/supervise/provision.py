@@ -238,8 +238,7 @@ class MachineProvisioner:
             self.bootstrapper.publish(action.offer.pool, self.lease.state.gpu)
 
     def _tear_down(self) -> None:
-        name = self.lease.state.group
-        if name is not None:
+        if (name := self.lease.state.group) is not None:
             try:
                 self._end_group(name)
                 self.bootstrapper.records.withdraw()
@@ -249,6 +248,8 @@ class MachineProvisioner:
 
     def _end_group(self, name: str) -> None:
         """End the machines, bill them, and only then forget the group that lists them."""
+        if self.lease.state.pool.market is Market.OWNED:  # what came to a host after it was cleared would stay there
+            self.bootstrapper.settle()
         self.services.group.purge(name, keep=left_on_hosts(self.lease.state))
         self._bill(name)
         if self.lease.state.drives_itself:
@@ -274,9 +275,8 @@ class MachineProvisioner:
 
     def _bill(self, name: str) -> None:
         """Bill every machine of a group that was purged; one whose end the list never tells is charged up to now."""
-        intervals = self._last_intervals(name)
-        now = self.services.clock.now()
-        intervals = tuple(ended(interval, self.lease.state.paid_until, now) for interval in intervals)
+        found, now = self._last_intervals(name), self.services.clock.now()
+        intervals = tuple(ended(interval, self.lease.state.paid_until, now) for interval in found)
         self.lease.write(self.tracker.settle(replace(self.lease.state, nodes=intervals), now))
 
     def _last_intervals(self, name: str) -> tuple[UsageInterval, ...]:
