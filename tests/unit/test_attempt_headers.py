@@ -482,6 +482,35 @@ def test_that_nobody_fetches_output_is_said_where_that_of_the_open_attempt_was_a
     assert [line.startswith("fetched until") for line in written] == ([True] if is_told else [])
 
 
+@pytest.mark.parametrize("wanted", [{"attempt": 1}, {"rank": 2}, {"node": "a"}])
+@pytest.mark.parametrize(
+    ("looks", "end", "told"),
+    [
+        (SECOND, None, "nobody supervises digits: gpucloud train digits goes on"),
+        (SECOND, ExitReason.STOPPED, "nobody supervises digits: it is to end: gpucloud down digits ends it"),
+        (
+            replace(SECOND, state=state(attempts=(CLOSED,))),
+            None,
+            "nobody supervises digits: it writes nothing more until `gpucloud train digits` goes on",
+        ),
+    ],
+)
+def test_who_follows_other_output_than_that_of_the_open_attempt_is_not_told_that_this_one_writes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+    written: list[str],
+    wanted: Any,
+    looks: Unsupervised,
+    end: ExitReason | None,
+    told: str,
+) -> None:
+    asker = Silent(JobStatus.RUNNING)
+    asker.looks, asker.end = [looks], end
+    monkeypatch.setattr(asker, "ranks_of_a_node", {1: 4, 2: 2}.get, raising=False)
+    monkeypatch.setattr(asker, "stored_state", lambda: looks.state)
+    asked_of(monkeypatch, asker, logs.Wanted(follow=True, **wanted))
+    assert [line for line in written if "nobody supervises" in line] == [told]
+
+
 @pytest.mark.parametrize("status", [JobStatus.SUCCEEDED, JobStatus.RUNNING])
 def test_a_silent_job_that_is_not_followed_or_was_over_is_one(
     monkeypatch: pytest.MonkeyPatch, written: list[str], status: JobStatus

@@ -63,26 +63,28 @@ def logs(target: str | None, wanted: Wanted) -> int:
     finally:
         asker.bill_pull(read)
     left = shown.unsupervised
-    alone = ranks.if_wanted(left.state.attempt) if left is not None else None
+    is_alone = left is not None and ranks.has_wanted(left.state.attempt)
     if not shown.read_any:
-        none = _no_output(ranks.newest_state(), wanted, is_alone=alone is not None)
+        none = _no_output(ranks.newest_state(), wanted, is_alone=is_alone)
         if not wanted.follow or state.status.ended:
             raise none
         tell(none.message)  # it was followed to its end, as asked
-    if left is not None and alone is not None and not wanted.follow:
-        tell(_unsupervised_line(asker, left, alone))
+    if left is not None and is_alone and not wanted.follow:
+        tell(_unsupervised_line(ranks, left))
     _say_what_is_left_out(shown, since)
     return 0
 
 
-def _unsupervised_line(asker: Asker, left: Unsupervised, attempt: Attempt | None) -> str:
+def _unsupervised_line(ranks: Ranks, left: Unsupervised) -> str:
     """Return what to say of an open attempt's output that nobody fetches: it may be old, and the script far ahead."""
-    job = left.state.job
+    asker, job, attempt = ranks.asker, left.state.job, left.state.attempt
     ends = _ends(asker, left.state)
     way = f"it is to end: gpucloud down {job} ends it" if ends else f"gpucloud train {job} goes on"
     if attempt is None:
         on = way if ends else f"it writes nothing more until `gpucloud train {job}` goes on"
         return f"nobody supervises {job}: {on}"
+    if not ranks.has_wanted(attempt):
+        return f"nobody supervises {job}: {way}"
     told = f"fetched until {format_moment(left.fetched_until, asker.clock.now())}: nobody supervises {job}"
     if asker.is_off(attempt, left.state):
         return f"{told}, and what it wrote since went with its machines; {way}"
@@ -155,13 +157,13 @@ class Ranks:
         node = self.node(part)
         return node is not None and self._is_wanted(node)
 
-    def if_wanted(self, attempt: Attempt | None) -> Attempt | None:
-        """Return the attempt if some of its output is of what was asked for."""
+    def has_wanted(self, attempt: Attempt | None) -> bool:
+        """Whether some output of the attempt is of what was asked for."""
         if attempt is None or self.wanted.attempt not in (None, attempt.number):
-            return None
+            return False
         if self.wanted.node is not None and not any(self._is_wanted(member.node_id) for member in attempt.members):
-            return None
-        return attempt if self.wanted.rank is None or self._had(attempt, self.wanted.rank) else None
+            return False
+        return self.wanted.rank is None or self._had(attempt, self.wanted.rank)
 
     def _has(self, rank: int) -> bool:
         """Whether any attempt had the rank: the newest one that has it answers, so that few launches are read."""
@@ -258,7 +260,7 @@ class Shown:
             leaves = "Ctrl-C leaves" if unsupervised is not None else "Ctrl-C leaves, the job goes on"
             tell(f"{self.ranks.state.job} has {of_it} yet: following ({leaves})")
         if self.wanted.follow and unsupervised is not None and self.unsupervised is None:
-            tell(_unsupervised_line(self.ranks.asker, unsupervised, self.ranks.if_wanted(unsupervised.state.attempt)))
+            tell(_unsupervised_line(self.ranks, unsupervised))
         self._is_new, self.unsupervised = True, unsupervised
 
     def _dated(self, piece: DatedPiece) -> Iterator[tuple[bytes, datetime | None]]:
