@@ -40,7 +40,8 @@ class Clock(Protocol):
 class ClusterSpec:
     """What a Terraform module is given; the same variables for every cloud, none of them secret.
 
-    `group` is the node group's name for the `NodeGroup` port: of a cloud with regions `<region>/<name>`, else `name`.
+    `group` is the node group's name for the `NodeGroup` port: of a cloud with regions `<region>/<name>`, of the
+    embedded fleet `<whose>/<name>` (`domain/node/node.Fleet`), else `name`.
     `image` is the machine image that the job is pinned to in this region, `efa` the layouts of EFA interfaces
     that its types have, `data` what machines may read (`s3://bucket/prefix`). `unattended`: its machines drive the job.
     """

@@ -10,6 +10,7 @@ import json
 import os
 import pwd
 import shutil
+import socket
 import stat
 import sys
 import uuid
@@ -24,6 +25,7 @@ from gpucloud.domain.codec import from_json, to_json
 from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
 from gpucloud.domain.job.quantities import format_size
 from gpucloud.domain.job.spec import Cloud, KnownJob
+from gpucloud.domain.node.node import Fleet
 from gpucloud.domain.state.order import OrderMark
 from gpucloud.domain.supervision.strays import Owner
 from gpucloud.domain.variables import GPUCLOUD_HOME, GPUCLOUD_SSH_KEY
@@ -96,6 +98,10 @@ class Home:
             if not path.is_file():
                 write_whole(path, f"{uuid.uuid4().hex}\n")
             return path.read_text().strip()
+
+    def fleet(self) -> Fleet:
+        """Return what the groups of this folder's embedded fleet are named after."""
+        return Fleet(identity=self.identity, host=socket.gethostname(), home=str(self.root))
 
     @property
     def order_marks(self) -> OrderMarks:

@@ -7,7 +7,8 @@
     │   ├── BudgetRefused             2   a running job may not have so little
     │   └── NeverStarted              2   there is no run of the job
     ├── CredentialsError              3
-    │   └── StrangersRun              3   somebody whom the user does not trust gave the run
+    │   ├── StrangersRun              3   somebody whom the user does not trust gave the run
+    │   └── FleetElsewhere            3   its machines are processes of another home
     ├── LeaseHeld                     4   another supervisor holds the job
     │   ├── OrderChanged              4   another order was given in between
     │   └── RunIsOver                 4   another process has ended the run in between
@@ -117,6 +118,12 @@ class StrangersRun(CredentialsError):
     """The run of that name was ordered from another home by nobody whom the user trusts."""
 
     code = "strangers_run"
+
+
+class FleetElsewhere(CredentialsError):
+    """The job's machines are on the embedded fleet of another home, which is not looked into from here."""
+
+    code = "fleet_elsewhere"
 
 
 class LeaseHeld(GpucloudError):

@@ -147,7 +147,7 @@ class LocalCloud:
         """Return the node groups, with what only an emulated cloud can do."""
         from gpucloud.adapters.local.group import LocalNodeGroup
 
-        return LocalNodeGroup(self._home.cloud)
+        return LocalNodeGroup(self._home.cloud, fleet=self._home.fleet)
 
     def group(self, store: ObjectStore) -> LocalNodeGroup:  # noqa: ARG002  host keys are known here
         """Return the node groups."""
@@ -163,7 +163,7 @@ class LocalCloud:
         if find_terraform() is not None:
             env = {**os.environ, GPUCLOUD_HOME: str(self._home.root)}
             terraform = TerraformProvisioner(bundled("terraform", "local"), self._home.terraform, env)
-        return EmbeddedProvisioner(direct, terraform, self._home.terraform)
+        return EmbeddedProvisioner(self._home.fleet, direct, terraform, self._home.terraform)
 
     def census(self, store: ObjectStore) -> LocalCensus:
         """Return what lists everything of this cloud."""

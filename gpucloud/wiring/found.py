@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from gpucloud.adapters.home import SightingsFile, has_room, temporary_files
 from gpucloud.domain.codec import to_json
-from gpucloud.domain.errors import CredentialsError, GpucloudError, NodeError, UsageError
+from gpucloud.domain.errors import CredentialsError, FleetElsewhere, GpucloudError, NodeError, UsageError
 from gpucloud.domain.job.spec import AwsChoices, Cloud, KnownJob, Resources
 from gpucloud.domain.job.spec import Cloud as CloudName
 from gpucloud.domain.node.bootstrap.steps import MINIMUM_FREE_BYTES
@@ -50,7 +50,9 @@ class FoundJob:
         if self.has_own_file:
             return self.known
         in_s3 = self.known.store.startswith("s3://")
-        is_here = not in_s3 and state.group is not None and gpucloud.local().nodes().describe(state.group).exists
+        is_here = False
+        with suppress(FleetElsewhere):
+            is_here = not in_s3 and state.group is not None and gpucloud.local().nodes().describe(state.group).exists
         cloud = ending_cloud(self.known.name, state.group, in_s3=in_s3, is_here=is_here)
         if isinstance(cloud, Refusal):
             raise CredentialsError(cloud.why, hint=cloud.hint)
@@ -166,7 +168,8 @@ def _what_runs(gpucloud: Gpucloud, known: KnownJob) -> Iterator[str]:
         yield f"its machines may still run, and cost: {error}. Once it is forgotten, `{ends} --wait --yes` ends them"
         return
     if not things:
-        yield f"no machine of it is listed ({known.cloud.value})"
+        where = "on the embedded fleet of this home" if known.cloud is CloudName.LOCAL else known.cloud.value
+        yield f"no machine of it is listed ({where})"
         return
     regions = dict.fromkeys(thing.region for thing in things if known.cloud is CloudName.AWS)
     ends = " ".join((ends, *(f"--region {region}" for region in regions)))

@@ -235,8 +235,11 @@ class Machine:
         match order.job.cloud:
             case CloudName.LOCAL:
                 from gpucloud.adapters.local.group import LocalNodeGroup
+                from gpucloud.domain.node.node import fleet_of
 
-                return OwnGroup(LocalNodeGroup(Path(order.records)), order.group)
+                named = fleet_of(order.group)
+                fleet = None if named is None else lambda: named
+                return OwnGroup(LocalNodeGroup(Path(order.records), fleet=fleet), order.group)
             case CloudName.AWS:
                 from gpucloud.wiring.aws import own_nodes
 

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from gpucloud.adapters.home import Home
 from gpucloud.adapters.local.group import LocalNodeGroup
-from gpucloud.adapters.local.provision import LocalProvisioner, ensure_group
+from gpucloud.adapters.local.provision import EmbeddedProvisioner, LocalProvisioner, ensure_group
 from gpucloud.adapters.local.records import Folder
-from gpucloud.domain.errors import ProvisionError
+from gpucloud.domain.errors import FleetElsewhere, ProvisionError
 from gpucloud.domain.job.spec import Market
+from gpucloud.domain.node.node import fleet_of
 from gpucloud.ports import ClusterSpec
 
 SPEC = ClusterSpec(
@@ -96,6 +98,37 @@ def test_ensuring_again_changes_the_settings_and_keeps_the_level(tmp_path: Path)
     provisioner.destroy("gpucloud-digits", story=told.append)
     assert not LocalNodeGroup(tmp_path).describe("gpucloud-digits").exists
     assert len(told) == 3
+
+
+def test_no_call_for_a_group_of_another_home_reaches_the_own_one_of_that_name(tmp_path: Path) -> None:
+    homes, told = [Home(tmp_path / name) for name in ("mine", "a folder")], list[str]()
+    mine, theirs = (LocalNodeGroup(home.cloud, fleet=home.fleet) for home in homes)
+    makers = [EmbeddedProvisioner(home.fleet, LocalProvisioner(home.cloud), None, home.terraform) for home in homes]
+    own, other = (maker.ensure(SPEC, story=told.append) for maker in makers)
+    assert fleet_of(other) == homes[1].fleet()
+    assert own == makers[0].group(SPEC.name, SPEC.region)
+    assert mine.describe(own).exists
+    assert mine.describe(SPEC.name).exists  # of states that were written before
+    until = datetime.now(timezone.utc) + timedelta(hours=1)
+    for call in (
+        lambda: mine.describe(other),
+        lambda: mine.arm(other, until),
+        lambda: mine.purge(other),
+        lambda: mine.interrupt(other, "i-1", notice=True),
+        lambda: makers[0].destroy(other, story=told.append),
+        lambda: LocalNodeGroup(homes[1].cloud).describe(other),
+    ):
+        with pytest.raises(FleetElsewhere, match=r"fleet of another home \(.*/a folder on ") as refused:
+            call()
+        assert str(refused.value.hint).endswith(f"GPUCLOUD_HOME='{homes[1].root}'")
+    assert theirs.describe(other).exists
+    makers[0].destroy(own, story=told.append)
+    assert (mine.describe(own).exists, theirs.describe(other).exists) == (False, True)
+
+
+@pytest.mark.parametrize("group", [None, "", "gpucloud-digits", "us-west-2/gpucloud-digits", f"{'a' * 32}/gpucloud-x"])
+def test_groups_of_clouds_are_named_after_no_fleet(group: str | None) -> None:
+    assert fleet_of(group) is None
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "Upper", "x" * 64])

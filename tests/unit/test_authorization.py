@@ -56,6 +56,8 @@ from tests.unit.worlds import NOW, job, order, state
         ("gpucloud-digits", False, False, "only its owner"),
         ("gpucloud-digits", True, False, "only its owner"),
         ("eu-west-1/gpucloud-digits", False, False, "only its owner"),
+        (f"{'a' * 32}@host/home/me/gpucloud-digits", True, False, "only its owner"),
+        (f"{'a' * 32}@host/home/me/gpucloud-digits", False, True, Cloud.LOCAL),
         ("eu-west-1/gpucloud-other", True, False, "not its own"),
         ("gpucloud-other", False, True, "not its own"),
         ("eu-west-1/digits", True, False, "not its own"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
@@ -23,7 +23,7 @@ from gpucloud.adapters.keys import derive_key, generate_key
 from gpucloud.domain.errors import CredentialsError
 from gpucloud.domain.job.spec import KnownJob, Market
 from gpucloud.domain.offer import Pool
-from gpucloud.usecases.job.ordered import require_key
+from gpucloud.usecases.job.ordered import Access
 from gpucloud.usecases.supervise.agents import NodeRecords
 from gpucloud.usecases.supervise.needs import JobData
 from gpucloud.usecases.supervise.prepare import Bootstrapper
@@ -145,13 +145,15 @@ def test_a_machine_without_the_key_says_so_before_anything_else(tmp_path, monkey
     monkeypatch.delenv("GPUCLOUD_SSH_KEY", raising=False)
     cloud = Gpucloud(Home(tmp_path / "home"))
     known = KnownJob(name="digits", store=str(tmp_path / "store"), file=tmp_path / "job.yaml")
+    here = SimpleNamespace(known=known, host=lambda: "", orders=SimpleNamespace(clock=cloud.clock))
+    access = Access(ordered=here, key=lambda: cloud.machine_key(known), services=cloud.services)
 
     with pytest.raises(CredentialsError, match="SSH key is not here"):
-        require_key(known, state(), partial(cloud.machine_key, known))
+        access.require_key(state())
 
     monkeypatch.setenv("GPUCLOUD_SSH_KEY", str(tmp_path / "missing"))
     with pytest.raises(CredentialsError, match="SSH key is not here"):
-        require_key(known, state(), partial(cloud.machine_key, known))
+        access.require_key(state())
 
     generate_key(tmp_path / "missing")
-    require_key(known, state(), partial(cloud.machine_key, known))
+    access.require_key(state())

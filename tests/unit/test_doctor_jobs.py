@@ -37,7 +37,7 @@ def doctor(monkeypatch, found, *, as_json, full=False):
     monkeypatch.setattr(machines, "Gpucloud", lambda: cloud)
     monkeypatch.setattr(machines, "known_job", lambda *_: SimpleNamespace(name="digits"))
     monkeypatch.setattr(machines, "asker_of", lambda *_: SimpleNamespace(state=state))
-    monkeypatch.setattr(machines, "require_key", lambda *_: None)
+    monkeypatch.setattr(machines, "access_to", lambda *_: SimpleNamespace(require_key=lambda _: None))
     monkeypatch.setattr(machines, "examine", lambda *_, **__: found)
     return machines.doctor("digits", full=full, as_json=as_json)
 

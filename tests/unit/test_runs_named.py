@@ -259,7 +259,7 @@ def test_a_job_whose_store_is_lost_is_forgotten_when_that_is_asked_and_is_begun_
     assert forget("live", yes=False, as_json=False) == 2  # nobody is there to be asked
     told = capsys.readouterr().err.splitlines()
     assert told[0].startswith(f"live: {store}, the store's folder, ")
-    assert told[1] == "no machine of it is listed (local)"
+    assert told[1] == "no machine of it is listed (on the embedded fleet of this home)"
     assert key.exists()
     assert forget("live", yes=True, as_json=False) == 0
     assert capsys.readouterr().out == "live is forgotten: its store is away\n"
@@ -302,7 +302,7 @@ def test_a_job_whose_store_cannot_be_asked_is_forgotten_by_nobody_but_a_person_w
         assert forget("live", yes=True, as_json=False) == 0
     assert (cloud.home.find("live") is None, key.exists()) == (is_meant, not is_meant)
     told = capsys.readouterr().err
-    assert ("no machine of it is listed (local)" in told) is (typed is not None)
+    assert ("no machine of it is listed (on the embedded fleet of this home)" in told) is (typed is not None)
     way = "where it is lost for good, gpucloud rm live --forget on a terminal has that confirmed"
     assert (way in told) is (typed is None)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gpucloud.adapters.local.records import Folder, GroupRecord, NodeRecord, noticed
 from gpucloud.domain.errors import ProvisionError
-from gpucloud.domain.node.node import NO_GROUP, EndCause, Fault, GroupView, Refusal
+from gpucloud.domain.node.node import NO_GROUP, EndCause, Fault, Fleet, GroupView, Refusal, fleet_of
 from gpucloud.domain.offer import Pool
 from gpucloud.domain.variables import GPUCLOUD_NODE
 from gpucloud.system import processes
@@ -30,18 +30,20 @@ class LocalNodeGroup:
 
     What is given is kept in the folder, and what is left out stays as it is there: `clock_factor`, how much faster than
     EC2's 120 s a node is interrupted; `server`, the command of the nodes' SSH server; `daemon`, the command that keeps
-    the folder, in place of ours.
+    the folder, in place of ours. `fleet` tells whose groups they are: one that is named after another is refused.
     """
 
     def __init__(
         self,
         root: Path,
         *,
+        fleet: Callable[[], Fleet] | None = None,
         clock_factor: float | None = None,
         server: tuple[str, ...] | None = None,
         daemon: tuple[str, ...] | None = None,
     ) -> None:
         self._folder = Folder(root)
+        self._fleet = fleet
         if clock_factor is not None or server is not None or daemon is not None:
             self._folder.create()
             with self._folder.locked():
@@ -111,6 +113,7 @@ class LocalNodeGroup:
 
     def purge(self, group: str, *, keep: tuple[tuple[str, str], ...] = ()) -> None:  # noqa: ARG002  no disk stays
         """Set the level to 0, end every node, and return when no process of them is left; no group is no error."""
+        group = self._here(group)
         if self._read(group)[0] is None:
             return
         with self._changing(group) as record:
@@ -156,13 +159,24 @@ class LocalNodeGroup:
         with self._folder.locked():
             self._folder.save_settings(replace(self._folder.settings(), no_spot_until=until))
 
+    def _here(self, group: str) -> str:
+        """Return the group's name in the folder. FleetElsewhere for one that is of another home's."""
+        named, name = fleet_of(group), group.rpartition("/")[2]
+        if named is None:
+            return group
+        if self._fleet is None or self._fleet().identity != named.identity:
+            raise named.elsewhere(name)
+        return name
+
     def _read(self, group: str) -> tuple[GroupRecord | None, tuple[NodeRecord, ...]]:
+        group = self._here(group)
         with contextlib.suppress(FileNotFoundError), self._locked():
             return self._folder.group(group), self._folder.nodes(group)
         return None, ()
 
     @contextlib.contextmanager
     def _changing(self, group: str) -> Iterator[GroupRecord]:
+        group = self._here(group)
         try:
             with self._locked():
                 record = self._folder.group(group)
@@ -190,12 +204,12 @@ class LocalNodeGroup:
 
     def _change(self, group: str, node_id: str, change: Callable[[NodeRecord], NodeRecord]) -> None:
         """Change a node that is alive; one that has ended stays as it is."""
-        with self._changing(group):
-            node = self._folder.node(group, node_id)
+        with self._changing(group) as record:
+            node = self._folder.node(record.name, node_id)
             if node is None:
-                raise ProvisionError(f"{group} has no node {node_id}", hint="take an id from the group's list")
+                raise ProvisionError(f"{record.name} has no node {node_id}", hint="take an id from the group's list")
             if node.alive:
-                self._folder.save_node(group, change(node))
+                self._folder.save_node(record.name, change(node))
 
 
 def _needs_daemon(record: GroupRecord | None, nodes: tuple[NodeRecord, ...]) -> bool:

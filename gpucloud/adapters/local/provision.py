@@ -21,6 +21,7 @@ from gpucloud.adapters.local.group import LocalNodeGroup
 from gpucloud.adapters.local.records import Folder, GroupRecord
 from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.job.spec import Market
+from gpucloud.domain.node.node import Fleet, fleet_elsewhere
 from gpucloud.domain.variables import GPUCLOUD_CLUSTER, GPUCLOUD_HOME
 from gpucloud.ports import ClusterSpec, Provisioner
 
@@ -29,27 +30,33 @@ class EmbeddedProvisioner:
     """Implements `Provisioner` with Terraform where there is one, and without it where there is none.
 
     Terraform may be installed or removed while a cluster lives: what is destroyed is gone whoever made it.
-    `work_root` holds Terraform's folders.
+    `work_root` holds Terraform's folders. Groups are named after `fleet`; of another one none is removed.
     """
 
-    def __init__(self, direct: LocalProvisioner, terraform: Provisioner | None, work_root: Path) -> None:
+    def __init__(
+        self, fleet: Callable[[], Fleet], direct: LocalProvisioner, terraform: Provisioner | None, work_root: Path
+    ) -> None:
+        self._fleet = fleet
         self._direct = direct
         self._terraform = terraform
         self._work_root = work_root
 
     def group(self, name: str, region: str) -> str:  # noqa: ARG002  one region
-        """Return the cluster's own name."""
-        return name
+        """Return the cluster's own name, after the fleet's."""
+        return self._fleet().named(name)
 
     def image(self, region: str) -> None:
         """Return None: machines of this cloud have no image."""
 
     def ensure(self, spec: ClusterSpec, *, story: Callable[[str], None]) -> str:
         """Make the node group of size 0 and return its name."""
-        return (self._terraform or self._direct).ensure(spec, story=story)
+        return self._fleet().named((self._terraform or self._direct).ensure(spec, story=story))
 
     def destroy(self, group: str, *, story: Callable[[str], None]) -> None:
-        """End the group's nodes and remove it, with what Terraform remembers of it."""
+        """End the group's nodes and remove it, with what Terraform remembers of it. FleetElsewhere, as `describe`."""
+        fleet, group = fleet_elsewhere(group, lambda: self._fleet().identity), group.rpartition("/")[2]
+        if fleet is not None:
+            raise fleet.elsewhere(group)
         if self._terraform is not None:
             self._terraform.destroy(group, story=story)
         self._direct.destroy(group, story=story)

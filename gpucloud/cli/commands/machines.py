@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpucloud.cli.render.words import error_fields, say, say_json, table, tell, usd
@@ -23,11 +22,10 @@ from gpucloud.domain.node.hardware import Gpu
 from gpucloud.domain.supervision.strays import Thing
 from gpucloud.domain.untrusted import in_one_line, set_off
 from gpucloud.ports import Census
-from gpucloud.usecases.job.ordered import require_key
 from gpucloud.usecases.machines import Examined, Sweeper, Swept, examine, require_embedded
 from gpucloud.wiring import Gpucloud
 from gpucloud.wiring.found import Unasked, look_here, sweepers, swept_clouds
-from gpucloud.wiring.jobs import asker_of
+from gpucloud.wiring.jobs import access_to, asker_of
 
 if TYPE_CHECKING:
     from gpucloud.adapters.local.group import LocalNodeGroup
@@ -62,7 +60,7 @@ def _job(target: str | None, *, full: bool, as_json: bool) -> int:
     cloud = Gpucloud()
     known = known_job(cloud, target)
     state = asker_of(cloud, known).state()
-    require_key(known, state, partial(cloud.machine_key, known))
+    access_to(cloud, known).require_key(state)
     services = cloud.services(cloud.ordered(known).newest(), known.name, goes_on=False)
     try:
         found = examine(services, state, full=full)

@@ -45,7 +45,7 @@ from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.usecases.supervise.story import missing_line
 from gpucloud.wiring import Gpucloud, KnownJob
 from gpucloud.wiring.found import FoundJob, jobs_in, what_stays
-from gpucloud.wiring.jobs import asker_of, budget_changer, deleter_of, ender_of, leftovers, reconciler_of
+from gpucloud.wiring.jobs import access_to, asker_of, budget_changer, deleter_of, ender_of, leftovers, reconciler_of
 
 if TYPE_CHECKING:
     from gpucloud.usecases.job.passes import Stored
@@ -178,6 +178,9 @@ def budget(target: str | None, wanted: Decimal | None, *, as_json: bool) -> int:
     known = known_job(cloud, target)
     asker = asker_of(cloud, known)
     if wanted is not None:
+        state = asker.state()
+        if asker.supervisor() is None or state.drives_itself:  # else whoever supervises it, there, has it in force
+            access_to(cloud, known).require_fleet(state)
         budget_changer(cloud, known, partial(_settle, cloud, known), tell).make(wanted)
     report, order = report_of(cloud, known), asker.order()
     if as_json:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
-from functools import partial
 from pathlib import Path
 
 from gpucloud.cli.commands.supervising import Begun, answer, answer_left, bring_stored_home, detach, launch, run
@@ -31,7 +30,6 @@ from gpucloud.domain.state.order import (
 )
 from gpucloud.domain.state.state import JobState
 from gpucloud.domain.supervision.self_driving import USUAL_TIME, unkept
-from gpucloud.usecases.job.ordered import require_key
 from gpucloud.usecases.job.start import Asked as StartRequest
 from gpucloud.usecases.job.start import Prospect
 from gpucloud.usecases.jobstore.condition import ConditionKind
@@ -39,7 +37,7 @@ from gpucloud.usecases.jobstore.lease import require_free
 from gpucloud.usecases.money.estimate import data_remarks
 from gpucloud.usecases.supervise.session import CannotLeave
 from gpucloud.wiring import Gpucloud, KnownJob, how_it_saves
-from gpucloud.wiring.jobs import asker_of, estimator, first_plan, plot_into, starter
+from gpucloud.wiring.jobs import access_to, asker_of, estimator, first_plan, plot_into, starter
 
 _SPOT_OF_THE_CATALOG = "spot prices that were never read are estimates of AWS's advisor"
 
@@ -293,7 +291,7 @@ def begin(
         _require_free(prospect, cloud, cloud.known(read.job, prospect.name, read.file))
         _require_able_to_begin(cloud, read, prospect.name, None if prospect.reopens else prospect.state)
         if prospect.reopens and prospect.state is not None:
-            _require_key(cloud, cloud.known(read.job, prospect.name, read.file), prospect.state)
+            access_to(cloud, cloud.known(read.job, prospect.name, read.file)).require_key(prospect.state)
         if start_request.until is Until.FINISHED and (prospect.state is None or not prospect.state.attempts):
             _require_meant(read.job, protection)  # `up` has made the state, perhaps, and no script has run yet
         _say_what_it_follows(prospect, cloud.clock.now())
@@ -359,6 +357,7 @@ def _say_what_trains(prospect: Prospect, cloud: Gpucloud, known: KnownJob) -> No
 def _require_free(prospect: Prospect, cloud: Gpucloud, known: KnownJob) -> None:
     if prospect.state is not None:
         require_free(asker_of(cloud, known).jobs, is_strangers=cloud.is_strangers(known))
+        access_to(cloud, known).require_fleet(prospect.state)
 
 
 def _require_able_to_begin(cloud: Gpucloud, read: Target, name: str, state: JobState | None) -> None:
@@ -372,11 +371,7 @@ def _require_able_to_begin(cloud: Gpucloud, read: Target, name: str, state: JobS
         cloud.require_secrets(read.job)
     elif not is_finished(state):
         cloud.require_secrets(read.job)
-        _require_key(cloud, known, state)
-
-
-def _require_key(cloud: Gpucloud, known: KnownJob, state: JobState) -> None:
-    require_key(known, state, partial(cloud.machine_key, known))
+        access_to(cloud, known).require_key(state)
 
 
 def introduce(cloud: Gpucloud, job: Job) -> None:

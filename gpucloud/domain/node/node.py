@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from enum import Enum
+from urllib.parse import quote, unquote
 
+from gpucloud.domain.errors import FleetElsewhere
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.offer import Pool
-from gpucloud.domain.untrusted import in_calendar
+from gpucloud.domain.untrusted import in_calendar, in_one_line
 
 
 class NodeState(str, Enum):
@@ -110,6 +115,8 @@ class GroupView:
     armed_until: datetime | None
     nodes: tuple[Node, ...]
     refusals: tuple[Refusal, ...] = ()
+    unseen: str | None = None
+    """Why it cannot be listed from here: it is told as it was known last."""
 
     @property
     def alive(self) -> tuple[Node, ...]:
@@ -133,6 +140,46 @@ class GroupView:
 
 NO_GROUP = GroupView(exists=False, size=0, armed_until=None, nodes=())
 """What is listed where there is no group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """The embedded fleet of one home: `identity` tells it from every other one, `host` and `home` where it was made.
+
+    Its groups are named after it, as those of a cloud after their region: no call for a group of it reaches another.
+    What the name says of the place may have been written by anybody who may write the job's state: it is told alone.
+    """
+
+    identity: str
+    host: str
+    home: str
+
+    def named(self, group: str) -> str:
+        """Return the group's whole name."""
+        return f"{self.identity}@{quote(self.host, safe='')}{quote(self.home)}/{group}"
+
+    def elsewhere(self, of: str) -> FleetElsewhere:
+        """Return the error for who asks in another home for machines `of` a job."""
+        home = in_one_line(self.home)
+        return FleetElsewhere(
+            f"the machines of {of} are on the embedded fleet of another home ({home} on {in_one_line(self.host)}),"
+            " which alone sees and ends them",
+            hint=f"the same command there, with GPUCLOUD_HOME={shlex.quote(home)}",
+        )
+
+
+def fleet_of(group: str | None) -> Fleet | None:
+    """Return the embedded fleet after which a group is named; None for those of clouds, and of before they were."""
+    found = re.fullmatch(r"([0-9a-f]{32})@([^/]*)(/.*)?/[^/]+", group or "", re.DOTALL)
+    if found is None:
+        return None
+    return Fleet(identity=found[1], host=unquote(found[2]), home=unquote(found[3] or "/"))
+
+
+def fleet_elsewhere(group: str | None, identity: Callable[[], str]) -> Fleet | None:
+    """Return the embedded fleet of another home than that one after which a group is named, None for others."""
+    fleet = fleet_of(group)
+    return fleet if fleet is not None and fleet.identity != identity() else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

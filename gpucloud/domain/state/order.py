@@ -16,6 +16,7 @@ from enum import Enum
 
 from gpucloud.domain.codec import from_json, to_json
 from gpucloud.domain.job.spec import Cloud, Job, Market
+from gpucloud.domain.node.node import fleet_of
 from gpucloud.domain.state.state import ExitReason, JobState, JobStatus
 
 VERSION = 1
@@ -416,7 +417,7 @@ def ending_cloud(job: str, group: str | None, *, in_s3: bool, is_here: bool) -> 
     Its machines are told by the name of their group, which is the job's: no other group is touched on such a word.
     `is_here`: this machine's embedded fleet has that group.
     """
-    region = (group or "").rpartition("/")[0]
+    region = (group or "").rpartition("/")[0] if fleet_of(group) is None else ""
     if not is_own_group(group, job):
         return Refusal(
             why=f"{job} names the group {group!r:.80}, which is not its own", hint="gpucloud gc lists strays"

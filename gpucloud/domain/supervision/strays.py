@@ -7,13 +7,15 @@ look again): two sightings at least a minute apart, and exact owner tags only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 
 from gpucloud.domain.checkpoint.manifest import Counts
-from gpucloud.domain.node.node import EndCause, GroupView, Node, NodeState
+from gpucloud.domain.errors import FleetElsewhere
+from gpucloud.domain.job.quantities import format_moment
+from gpucloud.domain.node.node import NO_GROUP, EndCause, Fleet, GroupView, Node, NodeState, fleet_elsewhere, fleet_of
 from gpucloud.domain.state.state import Interruption, InterruptionKind, JobState, UsageInterval
 from gpucloud.domain.supervision.membership import unit_of
 
@@ -159,6 +161,75 @@ def as_listed(state: JobState, group: GroupView, now: datetime) -> JobState:
         for interval in with_intervals(state.nodes, group.nodes)
     )
     return replace(state, nodes=tuple(intervals))
+
+
+def list_group(describe: Callable[[str], GroupView], state: JobState, now: Callable[[], datetime]) -> GroupView:
+    """Return the job's group as the cloud describes it now.
+
+    One on the embedded fleet of another home is told as it was known last, until its paid time is over.
+    """
+    try:
+        return describe(state.group) if state.group is not None else NO_GROUP
+    except FleetElsewhere:
+        at = now()
+        return _unlisted(state, at) if is_paid(state, at) else NO_GROUP
+
+
+def is_paid(state: JobState, now: datetime) -> bool:
+    """Whether machines of the job may live that cannot be listed: until the time that was armed last is over."""
+    return state.paid_until is not None and now - state.paid_until < LISTED_LATE
+
+
+def _unlisted(state: JobState, now: datetime) -> GroupView:
+    """Return the group as the state tells of it, where it cannot be listed: its machines as they were known last."""
+    fleet = fleet_of(state.group)
+    why = _not_here(fleet, state, now) if fleet is not None else None
+    nodes = tuple(
+        Node(
+            id=interval.node_id,
+            pool=interval.pool,
+            state=NodeState.RUNNING,
+            launched_at=interval.launched_at,
+            address="",
+            port=0,
+            user="",
+            private_address="",
+            interface=None,
+        )
+        for interval in state.alive
+    )
+    return GroupView(
+        exists=True,
+        size=len(nodes),
+        armed_until=state.paid_until,
+        nodes=nodes,
+        unseen=f"{why.message} ({why.hint})" if why else None,
+    )
+
+
+def let_go(state: JobState) -> JobState:
+    """Return the state without its group, which nobody here can end: its machines count until their paid time is over.
+
+    They cost until then, whether or not the job has ended.
+    """
+    alive = (
+        interval if interval.ended_at else replace(interval, missing_at=state.paid_until) for interval in state.nodes
+    )
+    return replace(state, group=None, nodes=tuple(alive))
+
+
+def elsewhere(state: JobState, identity: Callable[[], str], now: Callable[[], datetime]) -> FleetElsewhere | None:
+    """Return the error for machines of the embedded fleet of another home than that one, while they are paid."""
+    fleet = fleet_elsewhere(state.group, identity)
+    if fleet is None:
+        return None
+    at = now()
+    return _not_here(fleet, state, at) if is_paid(state, at) else None
+
+
+def _not_here(fleet: Fleet, state: JobState, now: datetime) -> FleetElsewhere:
+    error, until = fleet.elsewhere(state.job), format_moment(state.paid_until or now, now)
+    return FleetElsewhere(f"{error.message}; paid until {until}, they count as gone after that", hint=error.hint)
 
 
 def ended(interval: UsageInterval, paid_until: datetime | None, now: datetime) -> UsageInterval:

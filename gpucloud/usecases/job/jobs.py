@@ -27,7 +27,7 @@ from gpucloud.domain.supervision.capacity import standing
 from gpucloud.domain.supervision.membership import time_to_go
 from gpucloud.domain.supervision.self_driving import hands_over, makes_itself_fit
 from gpucloud.domain.supervision.snapshot import Rules, asked_of
-from gpucloud.domain.supervision.strays import as_listed
+from gpucloud.domain.supervision.strays import as_listed, list_group
 from gpucloud.domain.supervision.transitions import with_commit
 from gpucloud.ports import Clock, MarketData, NodeGroup
 from gpucloud.store import Stored, TooMany, newest_commit
@@ -176,6 +176,7 @@ class Asker:
             outputs=asked_of(state.attempts, given.order.resolved.outputs),
             additions=additions_of(given.order.resolved.checkpoint.directory),
         )
+        told = replace(told, message="; ".join(filter(None, (told.message, listed.unseen))) or None)
         return without_lost_outputs(told)
 
     def with_stored_checkpoint(self, report: JobReport) -> JobReport:
@@ -190,8 +191,8 @@ class Asker:
         return report
 
     def listed(self, state: JobState) -> GroupView:
-        """Return the job's group as the cloud lists it now."""
-        return self.group.describe(state.group) if state.group is not None else NO_GROUP
+        """Return the job's group as the cloud lists it now, or as it was known last (`GroupView.unseen`)."""
+        return list_group(self.group.describe, state, self.clock.now) if state.group is not None else NO_GROUP
 
     def prepaid_for(self, span: timedelta) -> Prepaid | None:
         """Return what the job's machines are prepaid for that are left alone for so long; None for too little money.

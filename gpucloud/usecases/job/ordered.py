@@ -14,7 +14,7 @@ from gpucloud.domain.errors import CredentialsError, GpucloudError, PlanRefused,
 from gpucloud.domain.job.quantities import counted, format_moment, format_span, format_usd, span_of, written_span
 from gpucloud.domain.job.spec import AwsChoices, Cloud, Job, KnownJob
 from gpucloud.domain.market.plan import affordable, fitting
-from gpucloud.domain.node.node import NO_GROUP, GroupView
+from gpucloud.domain.node.node import NO_GROUP, GroupView, fleet_elsewhere
 from gpucloud.domain.offer import Offer, Pool
 from gpucloud.domain.state.order import Order, is_finished, refuse_elsewhere, unusable
 from gpucloud.domain.state.state import JobState
@@ -22,12 +22,13 @@ from gpucloud.domain.supervision.capacity import no_start_fits, pool_to_stay_in,
 from gpucloud.domain.supervision.deadline import situation
 from gpucloud.domain.supervision.membership import pace_of
 from gpucloud.domain.supervision.snapshot import Limits, Rules, Snapshot, Supervising, goal_of
+from gpucloud.domain.supervision.strays import elsewhere
 from gpucloud.domain.supervision.transitions import reopen
 from gpucloud.store import is_refused, takes_nothing
 from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.jobstore.condition import from_where
 from gpucloud.usecases.jobstore.orders import Given, Orders, sha256_of
-from gpucloud.usecases.jobstore.runs import Found
+from gpucloud.usecases.jobstore.runs import Found, outdated
 from gpucloud.usecases.services import Services, Watcher
 from gpucloud.usecases.supervise.agents import end_by_agents
 
@@ -209,7 +210,7 @@ class Access:
         """
         if state.status.ended or given.order.end is not None:
             return self.to_end(state, given)
-        require_key(self.ordered.known, state, self.key)
+        self.require_key(state)
         job, edited = self.ordered.to_go_on(given)
         services = self.services(job, self._name, unattended=given.order.unattended)
         return Means(job=job, edited=edited, services=services)
@@ -219,9 +220,10 @@ class Access:
 
         A run that lacks its teardown alone needs nothing.
         """
+        self.require_fleet(state)
         if is_finished(state) and not reopens:
             return Means(job=job, services=self.services(job, self._name, goes_on=False))
-        require_key(self.ordered.known, state, self.key)
+        self.require_key(state)
         job = self.ordered.with_pinned_code(job, order)
         return Means(job=job, services=self.services(job, self._name, unattended=order.unattended))
 
@@ -229,15 +231,16 @@ class Access:
         """Return what there is to end the job: with a last save where an attempt runs and its code and key are here.
 
         An end takes no secrets, and no key is made for it. Raises a StoreError that may pass: what there is to save is
-        not given up for that.
+        not given up for that; FleetElsewhere where another home alone can end the machines.
         """
+        self.require_fleet(state)
         job, edited = self.ordered.to_end(given)
         unsaved = None
         if not state.status.ended and not self.ordered.orders.is_trusted(given):
             unsaved = "its order is signed by nobody you trust"
         elif not state.status.ended:
             try:
-                require_key(self.ordered.known, state, self.key)
+                self.require_key(state)
                 if state.attempt is not None:
                     job, edited = self.ordered.to_go_on(given)
                     unsaved = None if job.code.is_dir() else f"there is no folder {job.code}"
@@ -248,22 +251,28 @@ class Access:
         services = self.services(job, self._name, goes_on=False)
         return Means(job=job, edited=edited, unsaved=unsaved, services=services)
 
+    def require_fleet(self, state: JobState) -> None:
+        """Raise FleetElsewhere where the job's machines are on the embedded fleet of another home, and paid."""
+        if (away := self.elsewhere(state)) is not None:
+            raise away
+
+    def require_key(self, state: JobState) -> None:
+        """Raise CredentialsError where the key of the job's machines is not here: a new one opens none of them."""
+        self.require_fleet(state)
+        path = None if state.group is None or fleet_elsewhere(state.group, self.ordered.host) else self.key()
+        if path is not None and not path.is_file():
+            raise CredentialsError(
+                f"{self._name} has machines, and their SSH key is not here ({path})",
+                hint="GPUCLOUD_SSH_KEY=<the file>: the same one wherever the job is supervised from, from its start",
+            )
+
+    def elsewhere(self, state: JobState) -> GpucloudError | None:
+        """Return that error, None where there is none."""
+        return elsewhere(state, self.ordered.host, self.ordered.orders.clock.now)
+
     @property
     def _name(self) -> str:
         return self.ordered.known.name
-
-
-def require_key(known: KnownJob, state: JobState, key: FindKey) -> None:
-    """Check that the key of the job's machines is here where it has any: a new one would open none of them.
-
-    `key` tells where it is, None for machines that the user's own key opens. Raises CredentialsError.
-    """
-    path = key() if state.group is not None else None
-    if path is not None and not path.is_file():
-        raise CredentialsError(
-            f"{known.name} has machines, and their SSH key is not here ({path})",
-            hint="GPUCLOUD_SSH_KEY=<the file>: the same one wherever the job is supervised from, from its start",
-        )
 
 
 # How a job's state begins, and goes on when it is started again.
@@ -296,17 +305,6 @@ def adopt(
         return adopted
     cap = offer.cap_usd_per_hour
     return replace(adopted, pool=offer.pool, cap_usd_per_hour=cap, efa=(offer.efa,), gpu=offer.gpu)
-
-
-def outdated(state: JobState, script: str) -> JobState:
-    """Return the state whose next attempt runs that script (`script_of`): attempts that ran another are outdated.
-
-    One that ran this very script is none, or no more: an edit was taken back. How many steps another had counts no
-    longer: the work left would be reckoned by it until it tells its own.
-    """
-    attempts = tuple(replace(one, outdated=one.script != script) for one in state.attempts)
-    ended = (replace(a, total_steps=None) if a.outdated and a.reason is not None else a for a in attempts)
-    return replace(state, attempts=tuple(ended))
 
 
 def pool_asked_again(order: Order, look: Snapshot, rules: Rules) -> Pool | None:

@@ -23,7 +23,7 @@ from gpucloud.domain.errors import (
     ToolMissing,
     UsageError,
 )
-from gpucloud.domain.job.quantities import counted, format_moment, format_size, in_cents
+from gpucloud.domain.job.quantities import counted, format_moment, format_size, format_span, in_cents
 from gpucloud.domain.job.spec import Job
 from gpucloud.domain.money.budget import sooner
 from gpucloud.domain.state.order import Order, is_closed, with_budget
@@ -298,6 +298,8 @@ class Ender:
             watcher.story(f"{error.message}\nending the job by an order of your own in its place")
             orders.end_in_place(enough_to_end(ordered.known, ordered.read_job), ordered.host())
         if not (state.status.ended and state.torn_down):
+            if asker.supervisor() is None and not self.abandons:
+                self.access.require_fleet(state)  # who cannot end it orders nothing; a supervisor there can
             orders.end()
         since = asker.clock.now()
         while not (state.status.ended and state.torn_down):
@@ -328,19 +330,19 @@ class Ender:
                 watcher.story(waits)
                 told.append(waits)
             if order.end is None:
-                raise OrderChanged(
-                    f"{order.job} was started again by {order.by} at {format_moment(order.at, asker.clock.now())}",
-                    hint=f"gpucloud down {order.job}",
-                )
+                again = f"{order.job} was started again by {order.by} at {format_moment(order.at, now)}"
+                raise OrderChanged(again, hint=f"gpucloud down {order.job}")
             if state.drives_itself and asker.clock.now() - since > _MACHINE_ENDS_WITHIN:
-                minutes = _MACHINE_ENDS_WITHIN.total_seconds() / 60
-                raise LeaseHeld(f"{by} has not ended {order.job} for {minutes:.0f} min", hint=None)
+                raise LeaseHeld(f"{by} has not ended {order.job} for {format_span(_MACHINE_ENDS_WITHIN)}", hint=None)
             asker.clock.sleep(_WAITED_S)
             if asker.supervisor() != by:
                 return
 
     def _end_here(self, state: JobState, watcher: Watcher, asked: AskedToEnd) -> None:
         """End the job from here: with a last save if that can be, else the machines at once."""
+        if self.abandons and (away := self.access.elsewhere(state)) is not None:
+            self._unsaved_session(watcher, asked).end_unsaved(away.message, lets_go=True)
+            raise CleanupIncomplete(f"{state.job} is ended without its machines: {away.message}", hint=away.hint)
         means = self.access.to_end(state, self._orders.newest())
         session = Session(services=means.services, orders=self._orders, watcher=watcher, asked=asked)
         if means.unsaved is None:

@@ -31,10 +31,11 @@ from gpucloud.domain.state.state import JobState
 from gpucloud.domain.supervision.budget import least_to_go_on, least_to_lower_to, prepaid_rule_for, refusal, rules_for
 from gpucloud.domain.supervision.capacity import no_start_fits
 from gpucloud.domain.supervision.snapshot import Rules, Snapshot
+from gpucloud.domain.supervision.strays import list_group
 from gpucloud.ports import Account, Clock, MarketData, NodeGroup, Signer
 from gpucloud.store import Conflict, ObjectStore
 from gpucloud.usecases.job.jobs import Kept, kept_of
-from gpucloud.usecases.job.ordered import first_state, outdated, pool_asked_again, require_start, require_time
+from gpucloud.usecases.job.ordered import first_state, pool_asked_again, require_start, require_time
 from gpucloud.usecases.jobstore.jobstore import JobStore, job_names
 from gpucloud.usecases.jobstore.lease import StoreClock
 from gpucloud.usecases.jobstore.orders import Given, Orders, Reader, caller, sha256_of
@@ -44,6 +45,7 @@ from gpucloud.usecases.jobstore.runs import (
     changes_between,
     current_run,
     next_run,
+    outdated,
     require_own,
     runs_otherwise,
 )
@@ -214,8 +216,7 @@ class Starter:
         return found
 
     def _kept(self, found: Found) -> Kept | None:
-        listed = self._listed(found.state)
-        return kept_of(found.given.order, found.state, listed, self.clock.now())
+        return kept_of(found.given.order, found.state, self._listed(found.state), self.clock.now())
 
     def plan(self, job: Job) -> Plan:
         """Return the plan of a new run; nothing is read from the store, nothing is written.
@@ -402,7 +403,7 @@ class Starter:
         return SpendTracker(jobs, self.market, self.terms)
 
     def _listed(self, state: JobState) -> GroupView:
-        return NO_GROUP if self.group is None or state.group is None else self.group.describe(state.group)
+        return NO_GROUP if self.group is None else list_group(self.group.describe, state, self.clock.now)
 
     def _plan_again(self, job: Job, order: Order, state: JobState, now: datetime, used: Used) -> Plan:
         listed = self._listed(state)
@@ -423,8 +424,7 @@ class Starter:
         """An attempt that runs needs no plan; lowered below what it must still cost, it could not even save."""
         standing = self._tracker(jobs).standing(state, self._listed(state), order.resolved.resources.nodes, now)
         rules = rules_for(order.resolved.checkpoint, order.unattended, self.rules)
-        why = refusal(state, before.budget_usd, order.budget_usd, standing, rules)
-        if why is not None:
+        if (why := refusal(state, before.budget_usd, order.budget_usd, standing, rules)) is not None:
             least = in_cents(least_to_lower_to(state, standing, rules))
             raise BudgetRefused(f"{state.job}: {why}", hint=f"gpucloud train {state.job} --budget '{least} USD'")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from decimal import Decimal
 
@@ -156,6 +156,17 @@ def changes_between(before: Order, order: Order, running: Attempt | None, anew: 
     if order.budget_usd != before.budget_usd:
         changes.append(f"budget: {format_usd(before.budget_usd)} → {format_usd(order.budget_usd)}")
     return tuple(changes)
+
+
+def outdated(state: JobState, script: str) -> JobState:
+    """Return the state whose next attempt runs that script (`script_of`): attempts that ran another are outdated.
+
+    One that ran this very script is none, or no more: an edit was taken back. How many steps another had counts no
+    longer: the work left would be reckoned by it until it tells its own.
+    """
+    attempts = tuple(replace(one, outdated=one.script != script) for one in state.attempts)
+    ended = (replace(a, total_steps=None) if a.outdated and a.reason is not None else a for a in attempts)
+    return replace(state, attempts=tuple(ended))
 
 
 def runs_otherwise(before: Order, order: Order) -> bool:

@@ -24,6 +24,7 @@ from gpucloud.domain.supervision.budget import with_leaving
 from gpucloud.domain.supervision.membership import time_left
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.snapshot import OUTSIDE, Goal, Snapshot, Supervising, goal_of
+from gpucloud.domain.supervision.strays import let_go
 from gpucloud.domain.untrusted import masked, words_of
 from gpucloud.system.retries import Retry
 from gpucloud.usecases.jobstore.lease import Lease, StoreClock, take
@@ -88,15 +89,19 @@ class Session:
             one.settle()
             return one.lease.state
 
-    def end_unsaved(self, why: str | None = None) -> JobState:
-        """End the job as it stands and its machines at once, and say why; return the state then. Raises LeaseHeld."""
-        with self._held(None, saves=False) as one:
+    def end_unsaved(self, why: str | None = None, *, lets_go: bool = False) -> JobState:
+        """End the job as it stands and its machines at once, and say why; return the state then. Raises LeaseHeld.
+
+        With `lets_go` its machines, which cannot be ended from here, go on until their paid time is over.
+        """
+        with self._held(None, saves=False, lets_go=lets_go) as one:
             if why is not None:
-                self.watcher.story(f"{why}\nending the machines without a last save")
+                does = "ending the job without its machines" if lets_go else "ending the machines without a last save"
+                self.watcher.story(f"{why}\n{does}")
             return one.run()
 
     @contextmanager
-    def _held(self, entering: Entering | None, *, saves: bool = True) -> Iterator[Supervisor]:
+    def _held(self, entering: Entering | None, *, saves: bool = True, lets_go: bool = False) -> Iterator[Supervisor]:
         services = replace(self.services, clock=StoreClock(self.services.clock, self.services.jobs, self.watcher.story))
         orders = replace(self.orders, clock=services.clock)
         who = replace(self.who, began_at=services.clock.now(), saving=services.saving)
@@ -108,6 +113,8 @@ class Session:
             if not saves and not lease.state.status.ended:
                 known = _with_newest(services, lease.state)
                 lease.write(transitions.abandon(known, services.clock.now(), services.job.outputs))
+            if lets_go:
+                lease.write(let_go(lease.state))
             with supervisor(services, who, orders, lease, self.watcher, self.asked) as one, self._telling(lease):
                 if not who.node:
                     one.begin()
