@@ -22,7 +22,7 @@ from gpucloud.agent.scripts.putting import Directory
 from gpucloud.agent.scripts.script import CheckpointLocation, Reporting, copy, is_whole, look
 from gpucloud.agent.scripts.taking import Taking, Took
 from gpucloud.agent.scripts.watcher import CheckpointWatcher
-from gpucloud.domain.checkpoint.layouts import Additions, Found, KeepOrder, Rule
+from gpucloud.domain.checkpoint.layouts import Additions, KeepOrder, Rule, find_sets
 from gpucloud.domain.checkpoint.manifest import Commit, CounterDrop, Counts, Why, seal, unseal
 from gpucloud.domain.errors import StoreError
 from gpucloud.domain.job.spec import Layout, OnNotice
@@ -425,22 +425,67 @@ def test_a_script_that_left_nothing_whole_is_over_and_its_end_says_so(make):
     assert script.told().unsaved == "no new checkpoint (auto) among the 1 files there"
 
 
-def test_what_is_missing_of_a_script_whose_files_are_no_checkpoint_is_said_once_while_it_runs(tmp_path, monkeypatch):
-    monkeypatch.setattr(watcher, "_RESTS_NS", 0)
+def watching(folder):
     said = list[str]()
-    order = SimpleNamespace(rule=Rule(), rank=0, folder=str(tmp_path), settle=timedelta(0))
+    order = SimpleNamespace(rule=Rule(), rank=0, folder=str(folder), settle=timedelta(0))
     reporting = SimpleNamespace(say=said.append)
-    one = watcher.CheckpointWatcher(order, SimpleNamespace(path=tmp_path), reporting, taking=None)  # type: ignore[arg-type]
-    one._began_ns = 0  # a disk's clock is a little behind
-    (tmp_path / "ep_1").mkdir()
-    (tmp_path / "ep_1" / "weights.bin").touch()
-    there = look(tmp_path)
-    for count in (1, 0, 0):
-        one._tell_none(SimpleNamespace(count=count), Found(), there)  # type: ignore[arg-type]
-    (line,) = said
+    one = watcher.CheckpointWatcher(order, SimpleNamespace(path=folder), reporting, taking=None)  # type: ignore[arg-type]
+    one._began_ns = 0
+
+    def told(count=0):
+        listing = look(folder)
+        one._tell_none(SimpleNamespace(count=count), find_sets(Rule(), listing), listing)  # type: ignore[arg-type]
+        return said
+
+    return told
+
+
+def written(path, *, minutes_ago):
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    at = time.time() - 60 * minutes_ago
+    os.utime(path, (at, at))
+
+
+def test_what_is_missing_of_a_script_whose_files_are_no_checkpoint_is_said_once_while_it_runs(tmp_path):
+    told = watching(tmp_path)
+    written(tmp_path / "ep_1" / "weights.bin", minutes_ago=0)
+    assert not told()
+    written(tmp_path / "ep_1" / "weights.bin", minutes_ago=2)
+    written(tmp_path / "ep_2" / "weights.bin", minutes_ago=0)  # the next is under way
+    written(tmp_path / "log.txt", minutes_ago=0)
+    assert not told(count=1)
+    (line,) = told()
+    assert told() == [line]
     assert line.startswith(
         "nothing is saved yet: ep_1/weights.bin is of no layout that is known; have the script write "
     )
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (("train_cache.npz",), ()),  # data, and not what is saved
+        (("data/train.bin", "vocabulary.pkl"), ()),
+        (("step_5/model/weights.bin",), ("step_5/optimizer/weights.bin",)),  # it is still being written
+        (("step_5/model.bin",), ("checkpoint-5/model.safetensors",)),
+    ],
+)
+def test_nothing_is_said_to_be_missing_of_data_or_of_what_is_being_written(tmp_path, old, new):
+    told = watching(tmp_path)
+    for minutes_ago, paths in ((2, old), (0, new)):
+        for path in paths:
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            written(tmp_path / path, minutes_ago=minutes_ago)
+    assert not told()
+
+
+def test_a_checkpoint_that_stays_as_it_was_begun_is_told_beside_a_log_that_is_written(tmp_path):
+    told = watching(tmp_path)
+    written(tmp_path / "__0_0.distcp", minutes_ago=2)
+    written(tmp_path / "log.txt", minutes_ago=0)
+    (line,) = told()
+    assert line.startswith("nothing is saved yet: the directory is not whole: a checkpoint (layout dcp) is a folder of")
 
 
 def test_an_attempt_that_was_replaced_is_ended_and_commits_nothing(make):

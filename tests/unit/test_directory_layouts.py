@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpucloud.agent.scripts.watcher import why_none
+from gpucloud.agent.scripts.script import why_none
 from gpucloud.domain.checkpoint.directory import (
     AfterScript,
     Settling,

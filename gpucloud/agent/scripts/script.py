@@ -19,9 +19,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from gpucloud.agent.attempt.composing import MARK, heeding
-from gpucloud.domain.checkpoint.directory import OURS, Listing, Signature
-from gpucloud.domain.checkpoint.layouts import TORCH_FILES
+from gpucloud.domain.checkpoint.directory import OURS, Listing, Signature, above, folder_of, last_number
+from gpucloud.domain.checkpoint.layouts import SAY_DONE_FILE, SINGLE_FILES, TORCH_FILES, Found, Rule, layout_of
 from gpucloud.domain.checkpoint.manifest import CounterDrop, Counts, Why
+from gpucloud.domain.job.spec import Layout
 from gpucloud.domain.node.status import UNTOLD
 from gpucloud.store import ObjectStore, get_small, open_store
 from gpucloud.store.checkpoints import Checkpoints, under
@@ -346,3 +347,61 @@ class CheckpointLocation:
     def read_into(self, name: str, at: int, into: memoryview) -> bool:
         """Fill `into` with the object's bytes from `at` on; False when it is missing or shorter."""
         return self.store.read_into(self.key(name), at, into)
+
+
+# Why files in a script's own directory are no checkpoint.
+
+
+_ARRAYS = (".bin", ".npz", ".pkl")
+_OFTEN = (*SINGLE_FILES, *_ARRAYS, ".distcp", ".h5", ".msgpack")
+"""How the names of files end that are mostly a part of one."""
+_WHOLE = {
+    Layout.HF: "`checkpoint-STEP/` with `trainer_state.json`, and with each rank's `rng_state_RANK.pth` if with any",
+    Layout.DEEPSPEED: "`global_stepSTEP/` with `latest` beside it, written after it",
+    Layout.MEGATRON: "`iter_STEP/`, of 7 digits, with `latest_checkpointed_iteration.txt` beside it, written after it",
+    Layout.DCP: "a folder of `*.distcp` with `.metadata`, written after them",
+    Layout.LIGHTNING: "`*.ckpt`",
+    Layout.FILE: f"a file `*{'`, `*'.join(SINGLE_FILES)}`",
+}
+
+
+def why_none(rule: Rule, found: Found, listing: Listing, since_ns: int = 0, until_ns: int | None = None) -> str | None:
+    """Return what was written since then that looks like a checkpoint, and what a whole one has.
+
+    None where one is whole, or nothing looks like one; what is `unclear` says so itself. With `until_ns`, while the
+    script runs, it is what came to rest by then.
+    """
+    new = [path for path, about in listing.items() if about.mtime_ns >= since_ns]
+    often = sorted(path for path in new if path.endswith(_OFTEN))
+    sets = [one for one in found.sets if not since_ns or not set(new).isdisjoint(one.paths)]
+    if until_ns is not None:
+        often = [] if sets else _at_rest(often, listing, until_ns)
+        sets = [one for one in sets if _newest_ns(one.paths, listing) <= until_ns]
+    begun = max(sets, key=lambda one: one.written_ns(listing), default=None)
+    if found.unclear or any(one.complete for one in found.sets) or not (begun or often):
+        return None
+    there = f"{begun.name or 'the directory'} is not whole" if begun is not None else f"{often[0]} is in none"
+    if rule.done_file is not None:
+        return f"{there}: a checkpoint is a folder with `{rule.done_file}`, written last"
+    layout = rule.layout if rule.layout is not Layout.AUTO else layout_of(listing)
+    if layout in _WHOLE:
+        return f"{there}: a checkpoint (layout {layout.value}) is {_WHOLE[layout]}"
+    alone = "if it is one by itself: checkpoint: {layout: file}; else " if often[0].endswith(SINGLE_FILES) else ""
+    return f"{often[0]} is of no layout that is known; {alone}{SAY_DONE_FILE}"
+
+
+def _at_rest(often: Iterable[str], listing: Listing, until_ns: int) -> list[str]:
+    """Return those whose folder is at rest, by its number; arrays in none that has one may be data."""
+    together: dict[str, list[str]] = {}
+    for path in often:
+        numbered = next((top for top in above(path) if last_number(top) is not None), None)
+        if numbered is not None or not path.endswith(_ARRAYS):
+            together.setdefault(numbered or folder_of(path), []).append(path)
+    return [path for paths in together.values() if _newest_ns(paths, listing) <= until_ns for path in paths]
+
+
+def _newest_ns(paths: Iterable[str], listing: Listing) -> int:
+    """Return when the newest was written of those that look like a checkpoint's, if any does: logs lie beside them."""
+    paths = tuple(paths)
+    often = [path for path in paths if path.endswith(_OFTEN)] or paths
+    return max((listing[path].mtime_ns for path in often), default=0)

@@ -16,25 +16,21 @@ from gpucloud.agent.attempt.files import LEFT_EXIT_CODE
 from gpucloud.agent.scripts import script
 from gpucloud.agent.scripts.counters import counters_of
 from gpucloud.agent.scripts.putting import Directory, Start, Stopped, directory_of
-from gpucloud.agent.scripts.script import Reporting, look
+from gpucloud.agent.scripts.script import Reporting, look, why_none
 from gpucloud.agent.scripts.taking import Content, Taking, Took
 from gpucloud.domain.checkpoint.directory import AfterScript, FileSet, Listing, Settling, Unsaved, after_script
 from gpucloud.domain.checkpoint.layouts import (
-    SAY_DONE_FILE,
-    SINGLE_FILES,
     Counters,
     Found,
     KeepOrder,
-    Rule,
     anew_warning,
     counter_drop,
-    layout_of,
     step_drop,
 )
 from gpucloud.domain.checkpoint.manifest import Commit, Counts, Why
 from gpucloud.domain.errors import CredentialsError, GpucloudError, StoreError, UsageError
 from gpucloud.domain.job.quantities import format_span
-from gpucloud.domain.job.spec import Layout, OnNotice
+from gpucloud.domain.job.spec import OnNotice
 from gpucloud.store import lasts
 from gpucloud.store.checkpoints import Fenced
 from gpucloud.system.retries import Retry, Tries
@@ -222,10 +218,10 @@ class CheckpointWatcher:
 
     def _tell_none(self, taking: Taking, found: Found, listing: Listing) -> None:
         """Say once what is missing of the first that looks like a checkpoint, if it stays so."""
-        newest_ns = max((about.mtime_ns for about in listing.values()), default=0)
-        if self._told_none or self._order.rank != 0 or taking.count or time.time_ns() - newest_ns < _RESTS_NS:
+        if self._told_none or self._order.rank != 0 or taking.count:
             return
-        if (why := why_none(self._order.rule, found, listing, self._began_ns)) is not None:
+        until_ns = time.time_ns() - _RESTS_NS
+        if (why := why_none(self._order.rule, found, listing, self._began_ns, until_ns)) is not None:
             self._told_none = True
             self._reporting.say(f"nothing is saved yet: {why}")
 
@@ -402,39 +398,3 @@ class CheckpointWatcher:
         if self._upload_by is None and (at := self._reporting.stop()) is not None:
             self._upload_by = self._order.leaving(now, at, timedelta(0), alone=False).upload
         return self._upload_by is not None and now > self._upload_by
-
-
-# Why files in a script's own directory are no checkpoint.
-
-
-_OFTEN = (*SINGLE_FILES, ".bin", ".distcp", ".h5", ".msgpack", ".npz", ".pkl")
-"""How the names of files end that are mostly a part of one."""
-_WHOLE = {
-    Layout.HF: "`checkpoint-STEP/` with `trainer_state.json`, and with each rank's `rng_state_RANK.pth` if with any",
-    Layout.DEEPSPEED: "`global_stepSTEP/` with `latest` beside it, written after it",
-    Layout.MEGATRON: "`iter_STEP/`, of 7 digits, with `latest_checkpointed_iteration.txt` beside it, written after it",
-    Layout.DCP: "a folder of `*.distcp` with `.metadata`, written after them",
-    Layout.LIGHTNING: "`*.ckpt`",
-    Layout.FILE: f"a file `*{'`, `*'.join(SINGLE_FILES)}`",
-}
-
-
-def why_none(rule: Rule, found: Found, listing: Listing, since_ns: int = 0) -> str | None:
-    """Return what was written since then that looks like a checkpoint, and what a whole one has.
-
-    None where one is whole, or nothing looks like one; what is `unclear` says so itself.
-    """
-    new = [path for path, about in listing.items() if about.mtime_ns >= since_ns]
-    often = sorted(path for path in new if path.endswith(_OFTEN))
-    sets = [one for one in found.sets if not since_ns or not set(new).isdisjoint(one.paths)]
-    begun = max(sets, key=lambda one: one.written_ns(listing), default=None)
-    if found.unclear or any(one.complete for one in found.sets) or not (begun or often):
-        return None
-    there = f"{begun.name or 'the directory'} is not whole" if begun is not None else f"{often[0]} is in none"
-    if rule.done_file is not None:
-        return f"{there}: a checkpoint is a folder with `{rule.done_file}`, written last"
-    layout = rule.layout if rule.layout is not Layout.AUTO else layout_of(listing)
-    if layout in _WHOLE:
-        return f"{there}: a checkpoint (layout {layout.value}) is {_WHOLE[layout]}"
-    alone = "if it is one by itself: checkpoint: {layout: file}; else " if often[0].endswith(SINGLE_FILES) else ""
-    return f"{often[0]} is of no layout that is known; {alone}{SAY_DONE_FILE}"
