@@ -390,21 +390,33 @@ class Full(Taking):
         raise StoreError("cannot write x", hint="free some space") from OSError(errno.ENOSPC, "full")
 
 
-def test_what_the_store_refuses_until_somebody_mends_it_fails_the_script(tmp_path, location):
+def run_with_a_full_store(tmp_path, location, *, code, upload=timedelta(0)):
     (out := tmp_path / "code" / "out").mkdir(parents=True)
     order = KeepOrder(
         code=str(tmp_path / "code"), directory=str(out), rule=Rule(), on_notice=OnNotice.NONE,
         settle=timedelta(seconds=0.1), store=str(tmp_path), prefix=PREFIX, attempt=1, keep=KEEP, rank=0,
-        folder=str(tmp_path), first_rank=0,
+        folder=str(tmp_path), first_rank=0, upload=upload,
     )  # fmt: skip
     reporting = Reporting(tmp_path, rank=0)
     taking = Full(location, tmp_path / "copies", Rule(), reporting.say)
     watcher = CheckpointWatcher(order, Directory(out, tmp_path / "code", Rule()), reporting, taking)
-    script = f"import zipfile; zipfile.ZipFile({str(out / 'ckpt.pt')!r}, 'w').writestr('a', 'b')"
-    assert watcher.run((sys.executable, "-c", script), os.environ) == 1
+    script = f"import zipfile; zipfile.ZipFile({str(out / 'ckpt.pt')!r}, 'w').writestr('a', 'b'); exit({code})"
+    return watcher.run((sys.executable, "-c", script), os.environ), reporting
+
+
+def test_what_the_store_refuses_until_somebody_mends_it_fails_the_script(tmp_path, location):
+    code, reporting = run_with_a_full_store(tmp_path, location, code=0)
+    assert code == 1
     said = "cannot write x (free some space)"
     assert (json.loads((tmp_path / "progress.json").read_text())["unsaved"], reporting.unsaved) == (said, said)
     assert not (tmp_path / "barred-0.json").exists()  # another attempt would be refused the same
+
+
+def test_a_script_that_failed_is_heard_of_at_once_where_its_store_would_refuse_its_last_save_again(tmp_path, location):
+    began = time.monotonic()
+    code, _ = run_with_a_full_store(tmp_path, location, code=3, upload=timedelta(seconds=40))
+    assert code == 3
+    assert time.monotonic() - began < 20
 
 
 @pytest.mark.parametrize("outputs", [("out",), ("out/checkpoint-*/", "logs")])

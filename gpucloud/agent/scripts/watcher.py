@@ -367,6 +367,8 @@ class CheckpointWatcher:
                 troubles.append(self._unsaved or Unsaved(why=f"{one.name} is not whole"))
             whole = [trouble for trouble in troubles if trouble.paths]
             self._unsaved = next(iter([*whole, *troubles]), self._unsaved)
+            if proven and self._leave_by is None and self._unsaved is not None and self._unsaved.lasts:
+                return  # a script that failed unasked is heard of
             tries = patience if whole else torn
             if not newest or self._gives_up() or not tries.again():
                 return
