@@ -19,12 +19,12 @@ from gpucloud.cli.render.bills import for_later, left_rows, money_line, spend_js
 from gpucloud.cli.render.estimates import estimate_text
 from gpucloud.cli.render.live import _panel
 from gpucloud.cli.render.onlookers import line_of, panel_state
-from gpucloud.cli.render.plans import plan_rows
+from gpucloud.cli.render.plans import plan_json, plan_rows
 from gpucloud.cli.render.reports import report_text
 from gpucloud.cli.render.simulations import _HEAD, _SPARE, policy_named
 from gpucloud.cli.render.use import headline, step_words
 from gpucloud.cli.render.words import fitted
-from gpucloud.domain.checkpoint.protection import Saving
+from gpucloud.domain.checkpoint.protection import Protection, Saving
 from gpucloud.domain.errors import PlanRefused
 from gpucloud.domain.job.spec import CheckpointPolicy, Job, Market, MarketPolicy, Policy, Resources
 from gpucloud.domain.market.outcome import Outcome, summary
@@ -117,6 +117,25 @@ def test_a_job_of_spot_machines_is_told_that_on_demand_is_cheaper() -> None:
     assert plan.offer.pool.market is Market.SPOT
     assert plan_rows(plan)["on demand"].startswith("is cheaper: 144.50 USD, and nothing interrupts it; spot machines ")
     assert plan_rows(plan)["on demand"].endswith(" USD, whatever the budget. `resources: {market: on_demand}`")
+
+
+@pytest.mark.parametrize(("hours", "usd"), [(24, "797.50"), (48, "1589.50"), (72, "2381.50")])
+def test_where_spot_machines_mostly_come_to_no_end_the_few_that_did_are_no_sum_to_compare_with(
+    hours: int, usd: str
+) -> None:
+    one_zone, long = replace(A100, zones="a"), replace(UNSAVED, work=hours * HOUR, budget_usd=Decimal(50000))
+    plan = planner_of(spot(long), one_zone, saving=Saving.NOTHING).plan(spot(long))
+    assert (plan.offer.pool.market, plan_json(plan)["spot_usd"]) == (Market.SPOT, None)
+    assert plan_rows(plan)["on demand"] == (
+        f"costs {usd} USD, and nothing interrupts it; spot machines mostly come to no end in what is recorded of them."
+        " `resources: {market: on_demand}`"
+    )
+    protection, found = (
+        Protection(saving=Saving.NOTHING, row=""),
+        estimated(spot(long), one_zone, saving=Saving.NOTHING),
+    )
+    text = estimate_text(spot(long), found, width=None, protection=protection)
+    assert "spot machines do not pay for such a script" in text
 
 
 def test_on_demand_is_advised_with_the_budget_that_its_plan_takes() -> None:

@@ -363,9 +363,7 @@ def _kept(job: Job, estimate: Estimate, protection: Protection | None) -> Iterat
         yield "replayed as a script that begins anew whenever its machines go"
         if protection.saving is Saving.NOTHING and estimate.policy is not None:
             yield "with `checkpoint: none` it is kept on demand, unless a whole run more fits before the deadline"
-        dear = estimate.on_demand
-        on_spot = estimate.plan.offer.pool.market is Market.SPOT
-        if on_spot and dear is not None and (estimate.outlook is None or estimate.outlook.mean_usd >= dear.mean_usd):
+        if estimate.plan.offer.pool.market is Market.SPOT and estimate.plan.on_demand_usd is not None:
             yield "spot machines do not pay for such a script: `resources: {market: on_demand}`, or have it save"
 
 

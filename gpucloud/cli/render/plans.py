@@ -109,15 +109,16 @@ def _safer_rows(plan: Plan) -> dict[str, str]:
     spot = (
         f"are expected to cost {format_usd(plan.spot_usd)}, whatever the budget"
         if plan.spot_usd is not None
-        else "come to no end in what is recorded of them"
+        else "mostly come to no end in what is recorded of them"
     )
     on_demand = format_usd(plan.on_demand_usd)
     if plan.offer.pool.market is Market.ON_DEMAND:
         return {"on demand": f"chosen for {on_demand}, where nothing interrupts it: spot machines {spot}"}
     takes_usd = plan.on_demand_budget_usd
     budget = f" with `budget: {takes_usd} USD`" if takes_usd is not None and takes_usd > plan.budget_usd else ""
+    costs = "is cheaper:" if plan.spot_usd is not None else "costs"
     return {
-        "on demand": f"is cheaper: {on_demand}, and nothing interrupts it; spot machines {spot}."
+        "on demand": f"{costs} {on_demand}, and nothing interrupts it; spot machines {spot}."
         f" `resources: {{market: on_demand}}`{budget}"
     }
 

@@ -69,7 +69,7 @@ class Plan:
     deadline: timedelta | None = None
     """How long after its first start the job ends, done or not; None for no deadline."""
     spot_usd: Decimal | None = None
-    """What replays on spot machines come to, where that is no less than on demand; None where it is, or none ends."""
+    """What replays on spot machines come to, where that is no less than on demand; None where it is, or few end."""
     on_demand_usd: Decimal | None = None
     """What the same costs on demand, where spot machines do not pay; None where they do, or nobody knows."""
     on_demand_budget_usd: Decimal | None = None

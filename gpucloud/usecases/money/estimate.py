@@ -293,7 +293,7 @@ class Planner:
             spot = self._foresee(job, plan.offers, needs, _ANY_SUM, job.policy)
             if not is_safer_on_demand(job, needs, spot):
                 return plan
-        spot_usd = spot.mean_usd if spot is not None else None
+        spot_usd = None if spot is None or spot.is_mostly_unfinished else spot.mean_usd  # of few it says nothing
         safe = self._on_demand(job, plan, prepaid_rule, used) if job.deadline is None else None
         if safe is not None and on_demand_usd(job, needs) + safe.kept_usd <= job.budget_usd:
             told = replace(plan, on_demand_usd=self.undisturbed(job, needs).mean_usd, spot_usd=spot_usd)
