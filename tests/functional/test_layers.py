@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -195,23 +194,6 @@ def test_a_setup_that_installs_nothing_needs_no_index_at_all(tmp_path, bare):
     made = node.layer(node.order("echo run >>runs", env=(("PIP_NO_INDEX", "1"),)))
     assert made.ready
     assert (node.code / "runs").read_text() == "run\n"
-
-
-def test_what_a_setup_left_in_a_tree_of_code_is_made_again_where_the_tree_was_removed_and_came_back(tmp_path, with_pip):
-    node = Node(tmp_path, with_pip)
-    setup = "mkdir net && echo made >net/a.txt"
-    for of_tree in (True, False):
-        wanted = node.order(setup if of_tree else "true")
-        wanted = replace(wanted, wanted=replace(wanted.wanted, of_tree=of_tree))
-        assert node.layer(wanted).ready
-        assert node.fact(wanted).ready
-        node.code.rename(tmp_path / f"removed-{of_tree}")
-        node.code.mkdir()
-        assert node.fact(wanted).ready is not of_tree
-        assert node.layer(wanted).ready
-        assert (node.code / "net" / "a.txt").exists() is of_tree
-        node.code.rename(tmp_path / f"of-{of_tree}")
-        node.code.mkdir()
 
 
 def test_torch_comes_within_the_tested_range_from_its_mirror_and_the_rest_from_the_other(

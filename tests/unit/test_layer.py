@@ -125,38 +125,20 @@ def test_a_requirements_file_may_install_from_the_tree(line):
         ("pip install a", False),
         ("pip install a && curl -s https://a.example/x > input.txt", True),
         ("echo 1 >>state.txt", True),
-        ("pip freeze >'a b'", True),
-        ("date > /tmp/when 2>&1; echo x >> ~/.netrc; printf x >$HOME/y", False),
+        ("curl -s https://a.example/x >'a b' 2>/dev/null", True),
+        ("echo 1 > ~/x", True),
+        ("date > /tmp/when 2>&1; echo 2>&1", False),
+        ("> made", True),
+        ("pip install a > pip.log 2>&1", False),
+        ("pip install numpy>=1.26", False),
         ("pip install a >/dev/null 2>&1", False),
-        ("pip install -r /dev/stdin < names", True),
+        ("cat < names >> /tmp/names", False),
         ("pip install -t vendor x", True),
-        ("uv pip install --target=vendor x", True),
+        ("python -m pip install x --target=vendor", True),
+        ("uv pip install --target vendor x", True),
         ("pip install --target /opt/vendor x", False),
-        ("pip install --src deps -e git+https://a.example/x.git", True),
-        ("uv pip install -p 3.11 x", False),
-        ("conda create -p ./env python", True),
-        ("conda create -p /opt/env python", False),
-        ("apt-get download libgl1", True),
-        ("apt-get -t stable install -y libgl1", False),
-        ("mkdir -p /opt/x data", True),
-        ("mkdir -m 755 /opt/x", False),
-        ("git clone --reference /cache/net https://a.example/net", True),
-        ("git clone -b main --depth 1 https://a.example/net /opt/net", False),
-        ("git clone git@a.example:me/net.git ~/net", False),
-        ("git clone git@a.example:me/net.git", True),
-        ("git clone vendor/net.git /opt/net", True),
-        ("git clone /srv/net.git", True),
-        ("git lfs clone https://a.example/net", True),
-        ("git lfs install", False),
-        ("curl --cacert /etc/ca.pem -O https://a.example/x", True),
-        ("curl -so/tmp/x https://a.example/x", False),
-        ("curl -O --output-dir /tmp https://a.example/x", False),
-        ("curl --output=x https://a.example/x", True),
-        ("wget -P data https://a.example/x", True),
-        ("wget -qO- https://a.example/x", False),
-        ("wget --ca-certificate /etc/ca.pem https://a.example/x", True),
-        ("python -m nltk.downloader -d data punkt", True),
-        ("pip install a && python -m spacy download en_core_web_sm", False),
+        ("pip install --target=/opt/vendor x", False),
+        ("pip install --timeout 3 -q x", False),
     ],
 )
 def test_a_setup_that_leaves_files_beside_the_script_runs_for_each_tree(setup, again):
@@ -236,25 +218,6 @@ def test_what_a_requirements_file_names_in_its_turn_makes_another_layer_and_may_
     assert before.torch
     (tmp_path / "base.txt").write_text("torch==2.5\n")
     assert not wanted().torch
-
-
-@pytest.mark.parametrize(
-    ("choices", "of_tree"),
-    [
-        ({"setup": "pip install -r r.txt"}, False),
-        ({"setup": "pip install -r r.txt && git clone https://a.example/net"}, True),
-        ({"setup": "pip install -r mine.txt"}, True),
-        ({"conda": "env.yml"}, True),
-        ({}, False),
-    ],
-)
-def test_a_layer_that_depends_on_the_tree_is_gone_with_it(tmp_path, choices, of_tree):
-    (tmp_path / "env.yml").write_text("dependencies:\n- python\n- pip:\n  - -e .\n")
-    (tmp_path / "r.txt").write_text("numpy\n")
-    (tmp_path / "mine.txt").write_text("-e .\n")
-    job = Job(name="j", run="train.py", budget_usd=Decimal(1), source=tmp_path / "j.yaml", code=tmp_path, **choices)
-    wanted = wanted_for(job, package="", code="/code", secrets={}, store_url="file:///s", power_off=())
-    assert (wanted.of_tree, wanted.layer.of_tree) == (of_tree, of_tree)
 
 
 def test_the_trees_own_requirements_count_where_it_is_installed():

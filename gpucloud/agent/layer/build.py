@@ -26,7 +26,6 @@ from gpucloud.agent.layer.environment import (
     installed_version,
     key_of,
     make_venv,
-    mark_in,
     only_from,
     places,
     read_ready,
@@ -224,12 +223,7 @@ class _Work:
             "torch_backend": self.torch_backend,
             "uv": ".".join(str(part) for part in uv) if uv else None,
             "packages": freeze([str(made.site_packages)]),
-            "tree": self.order.code if self.order.wanted.of_tree else None,
         }
-        if self.order.wanted.of_tree:
-            mark = mark_in(Path(self.order.code), self.folder.name)
-            mark.parent.mkdir(exist_ok=True)
-            mark.touch()
         write_whole(self.folder / "ready.json", json.dumps(said))
 
     def _variables(self, made: Environment | None) -> dict[str, str]:

@@ -225,14 +225,9 @@ def layer_fact(places: Places, wanted: LayerWanted | None, base: Base, gpu: tupl
 
 
 def read_ready(folder: Path) -> Layer | None:
-    """Return what the layer in the folder holds; None while it is not whole, or without the tree that it was made in.
-
-    What a setup leaves in a tree of code is gone when that is removed, also where it is brought again.
-    """
+    """Return what the layer in the folder holds; None while it is not whole."""
     try:
         said = json.loads(read_text(folder / "ready.json") or "")
-        if said.get("tree") and not mark_in(Path(said["tree"]), folder.name).exists():
-            return None
         return Layer(
             key=folder.name,
             python=str(folder / "bin" / "python"),
@@ -244,13 +239,8 @@ def read_ready(folder: Path) -> Layer | None:
             uv=said["uv"],
             packages=tuple(said["packages"]),
         )
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError):
         return None
-
-
-def mark_in(tree: Path, key: str) -> Path:
-    """Return what says in a tree of code that the layer of that name was made in it."""
-    return tree / ".gpucloud-setup" / key
 
 
 # What is installed for an interpreter, read from metadata; nothing is imported, which for torch takes seconds.

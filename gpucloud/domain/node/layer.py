@@ -49,11 +49,8 @@ _PACKAGE_MANAGERS = frozenset({"apt", "apt-get", "dnf", "yum", "apk", "conda", "
 _THEIR_INSTALLS = frozenset({"install", "update", "upgrade", "add", "remove", "clean", "makecache"})
 _QUIET = frozenset({"echo", "printf", "true", ":", "set", "export", "unset", "which", "date", "nvidia-smi", "sleep"})
 _INTO_A_FOLDER = re.compile(r"-[tep]|--(?:target|prefix|root|src|editable)(?:=|$)")
-# Where these put what they fetch, by the option's value.
-_CURL_INTO, _CURL_BY_NAME = re.compile(r"-[a-zA-Z]*o|--output(?:-dir)?"), re.compile(r"-[a-zA-Z]*O|--remote-name")
-_WGET_INTO = re.compile(r"-[a-zA-Z]*[OP]|--(?:output-document|directory-prefix)")
-_PIP_INTO, _CONDA_INTO = re.compile(r"-t|--(?:target|prefix|root|src)(?==|$)"), re.compile(r"-p|--prefix")
-_OVER_SSH = re.compile(r"[\w.-]+@[\w.-]+:")
+_INTO_A_TARGET = re.compile(r"-t|--target(?:=|$)")
+_INTO_A_FILE = re.compile(r"-[a-zA-Z]*[oO]|--(?:output|remote-name)")
 _INTO_NOWHERE = re.compile(r"\d*>+[ \t]*/dev/null(?![\w/.-])|\d*>&[ \t]*\d")
 # Of the job's variables, those that builds of packages read and that say where packages come from.
 _BUILD_VARIABLES = re.compile(
@@ -66,15 +63,13 @@ _NAMED_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 class LayerWanted:
     """What a job wants of its Python: `always` a layer of its own (setup, conda), or one for what the base lacks.
 
-    `digest` is the hash of all that the layer depends on, save what is the node's own. `of_tree`: it is of the tree of
-    code that it was made in, and is gone with that.
+    `digest` is the hash of all that the layer depends on, save what is the node's own.
     """
 
     digest: str
     always: bool
     boto3: bool
     torch: bool
-    of_tree: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,24 +151,30 @@ def setup_variables(setup: str, env: tuple[tuple[str, str], ...]) -> tuple[tuple
 
 def _commands(setup: str) -> tuple[tuple[str, ...], ...] | None:
     """Return the words of each command of a shell text, unquoted; None where this is not enough of a shell for it."""
-    commands: list[list[str]] = [[]]
+    calls = _calls(setup)
+    return None if calls is None else tuple(words for words, _ in calls if words)
+
+
+def _calls(setup: str) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] | None:
+    """Return the words of each command and into which files its output goes; None as for `_commands`."""
+    calls: list[tuple[list[str], list[str]]] = [([], [])]
     if re.search(r'"[^"]*\$\(', setup):
         return None  # a command within a word
-    at, into = 0, False
+    at, into = 0, ""
     while at < len(setup):
         found = _SHELL.match(setup, at)
         if found is None:
             return None
         at = found.end()
         if found["end"]:
-            commands.append([])
-        elif found["word"] and not into:
+            calls.append(([], []))
+        elif found["word"] and into in ("", ">", ">>"):
             try:
-                commands[-1] += shlex.split(found["word"])
+                calls[-1][bool(into)].extend(shlex.split(found["word"]))
             except ValueError:
                 return None
-        into = found["into"] is not None
-    return tuple(tuple(words) for words in map(_called, commands) if words)
+        into = (found["into"] or "").strip().lstrip("12")
+    return tuple((tuple(_called(words)), tuple(written)) for words, written in calls)
 
 
 def _called(words: list[str]) -> list[str]:
@@ -208,45 +209,22 @@ def _only_installs(words: tuple[str, ...]) -> bool:
 
 
 def _leaves_files(setup: str) -> bool:
-    """Whether a setup clones, downloads, installs or writes into the tree, where it runs, by a relative path."""
-    tokens = tuple(_SHELL.finditer(_INTO_NOWHERE.sub("", setup)))
-    written = (after["word"] for before, after in pairwise(tokens) if before["into"])
-    return any(map(_leaves_file, _commands(setup) or ())) or not all(map(_is_elsewhere, written))
+    """Whether a setup clones, downloads, installs or writes into the tree, where it runs, by relative paths alone."""
+    return any(_leaves_file(words, written) for words, written in _calls(setup) or ())
 
 
-def _leaves_file(words: tuple[str, ...]) -> bool:
-    match words:
-        case ("curl", *_):
-            into = _values(words, _CURL_INTO)
-            return not all(map(_is_elsewhere, into)) or (not into and any(map(_CURL_BY_NAME.match, words)))
-        case ("wget", *_):
-            into = _values(words, _WGET_INTO)
-            return not into or not all(map(_is_elsewhere, into))
-        case ("mkdir", *rest):
-            names = (word for before, word in pairwise(("", *rest)) if before != "-m" and not word.startswith("-"))
-            return not all(map(_is_elsewhere, names))
-        case ("git", "clone", *rest) | ("git", "lfs", "clone", *rest):
-            names_repository = any(":" in word or "/" in word for word in rest[:-1] if not word.startswith("-"))
-            return not (names_repository and _is_elsewhere(rest[-1]))
-        case ("conda" | "mamba" | "micromamba", *_):
-            return not all(map(_is_elsewhere, _values(words, _CONDA_INTO)))
-        case ("python" | "python3", "-m", "nltk.downloader", *rest):
-            return "-d" in rest and not all(map(_is_elsewhere, _values(words, re.compile("-d"))))
-        case (manager, *rest) if manager in _PACKAGE_MANAGERS:
-            return "download" in rest or "source" in rest
-        case _:
-            return _asked_of_pip(words) is not None and not all(map(_is_elsewhere, _values(words, _PIP_INTO)))
-
-
-def _values(words: tuple[str, ...], option: re.Pattern[str]) -> tuple[str, ...]:
-    """Return what an option is given, beside it (`-o x`) or within the word (`-ox`, `--output=x`)."""
-    found = ((option.match(word), word, after) for word, after in pairwise((*words[1:], "")))
-    return tuple(word[match.end() :].removeprefix("=") or after for match, word, after in found if match)
-
-
-def _is_elsewhere(word: str | None) -> bool:
-    """Whether what is written there is not in the tree: a full path, the home, or the output itself."""
-    return word is not None and (word == "-" or word.lstrip("'\"").startswith(("/", "~", "$HOME", "${HOME}")))
+def _leaves_file(words: tuple[str, ...], written: tuple[str, ...]) -> bool:
+    if _asked_of_pip(words) is not None:  # its output is a log; and `numpy>=1.26` without quotes writes one, too
+        given = (after for before, after in pairwise(words) if _INTO_A_TARGET.fullmatch(before))
+        within = (word.partition("=")[2] for word in words if _INTO_A_TARGET.match(word) and "=" in word)
+        return any(not into.startswith("/") for into in (*given, *within))
+    if any(not into.startswith(("/", "&")) for into in written):
+        return True
+    if not words or any(word.startswith("/") for word in words[1:]):
+        return False
+    if words[0] == "curl":
+        return any(map(_INTO_A_FILE.match, words))
+    return words[0] in ("wget", "mkdir") or words[:2] == ("git", "clone")
 
 
 def _asked_of_pip(words: tuple[str, ...]) -> tuple[str, ...] | None:
@@ -289,7 +267,7 @@ def _is_in_tree(word: str) -> bool:
     """Whether a word is a path in the tree, or may be one once the shell has put a variable's value in."""
     if "file:" in word:
         return True
-    if "://" in word or word.startswith("-") or _is_elsewhere(word) or _OVER_SSH.match(word):
+    if "://" in word or word.startswith(("/", "-")):
         return False
     return "/" in word or word.startswith("$") or bool(_DOTTED.match(word) or _ARCHIVE.search(word))
 
@@ -303,12 +281,6 @@ def _names_tree(name: str, data: bytes) -> bool:
     return any(_installs_tree(tuple(_LISTED.sub("", line).replace('"', "").replace("'", "").split())) for line in lines)
 
 
-def depends_on_tree(setup: str, files: tuple[tuple[str, bytes], ...], conda: bytes | None = None) -> bool:
-    """Whether each tree needs a layer of its own: it is installed from, or files are left in it."""
-    read = (*files, ("conda.yml", conda or b""))
-    return setup_uses_tree(setup) or _leaves_files(setup) or any(_names_tree(name, data) for name, data in read)
-
-
 def setup_digest(
     setup: str,
     files: tuple[tuple[str, bytes], ...],
@@ -318,12 +290,16 @@ def setup_digest(
     requirements: tuple[str, ...] = (),
     conda: bytes | None = None,
 ) -> str:
-    """Return the hash of all that a layer depends on, save what is the node's own; `code` counts if the tree does.
+    """Return the hash of all that a layer depends on, save what is the node's own; `code` counts if the tree is used.
+
+    So it does where files are left in the tree: each tree needs them.
 
     `env` are the job's variables without its secrets; `requirements` is what the layer must have beside what the setup
     installs; `conda` an environment file's content. Mirrors do not count: the same packages come from them.
     """
-    parts = [setup, code if depends_on_tree(setup, files, conda) else ""]
+    read = (*files, ("conda.yml", conda or b""))
+    uses_tree = setup_uses_tree(setup) or _leaves_files(setup) or any(_names_tree(name, data) for name, data in read)
+    parts = [setup, code if uses_tree else ""]
     parts += [f"{name}: {value}" for name, value in setup_variables(setup, env)]
     parts += [f"{name}={hashlib.sha256(data).hexdigest()}" for name, data in files]
     parts += requirements
