@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import shutil
 from dataclasses import replace
 from datetime import timedelta
@@ -23,6 +24,7 @@ from gpucloud.cli.commands import checkpoints
 from gpucloud.cli.commands.asking import Asked, cost, status
 from gpucloud.cli.commands.machines import Sweep, gc
 from gpucloud.cli.commands.passes import forget, rm
+from gpucloud.cli.commands.reaching import _parsed, copy
 from gpucloud.cli.commands.training import plan
 from gpucloud.cli.render.bills import money_json
 from gpucloud.cli.render.reports import jobs_text, newest_first, report_json, report_text
@@ -513,6 +515,34 @@ def test_a_strangers_run_is_deleted_where_that_is_meant_and_what_is_said_of_it_n
     assert delete(adopts=True) == 0
     assert not jobs.exists()
     assert cloud.home.find("live-2") is None
+
+
+def test_what_means_a_run_of_another_store_is_taken_by_cp_and_stands_unquoted_in_json(
+    two_files: tuple[Gpucloud, Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cloud, _, _ = two_files
+    shared, here = tmp_path / "shared by all" / "gpucloud.yaml", tmp_path / "here"
+    shared.parent.mkdir()
+    (shared.parent / "train.py").touch()
+    shared.write_text(f"{FILE}store: {tmp_path / 'team'}\n")
+    store = open_store(str(tmp_path / "team"))
+    over = state(job="live", status=JobStatus.STOPPED, torn_down=True)
+    put_job(JobStore(store, "live"), over, resolved=cloud.read_job(shared), base="live", host=cloud.home.identity)
+    store.put("jobs/live/outputs/files/best.pt", b"of the team")
+    said = called(cloud, cloud.known(cloud.read_job(shared), "live", shared))
+    assert said == f"'{shared}'"
+
+    (source,) = shlex.split(f"{said}:@store/outputs")
+    assert copy(source, str(here), node=None, recursive=True, as_json=False) == 0
+    assert next(here.rglob("best.pt")).read_bytes() == b"of the team"
+    with pytest.raises(UsageError) as refused:
+        copy(f"{shared}:@store/output", str(here), node=None, recursive=True, as_json=False)
+    assert refused.value.hint == f"did you mean {said}:@store/outputs/files?"
+    assert status(str(shared), history=False, every=False, as_json=True) == 0
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (answer["job"], answer["name"]) == (str(shared), "live")
+    local = tmp_path / "of:two.yaml"
+    assert [_parsed(one) for one in (str(local), f"{tmp_path}/gone.yaml:x")] == [local, tmp_path / "gone.yaml:x"]
 
 
 def test_a_run_of_another_store_takes_nothing_with_it_of_this_homes_run_of_the_name(

@@ -22,7 +22,18 @@ from gpucloud.cli.render.bills import (
 )
 from gpucloud.cli.render.reports import report_json, report_text
 from gpucloud.cli.render.use import condition_and_reason, condition_word
-from gpucloud.cli.render.words import is_meant, is_somebody_there, is_typed, say, say_json, say_words, table, tell, usd
+from gpucloud.cli.render.words import (
+    as_argument,
+    is_meant,
+    is_somebody_there,
+    is_typed,
+    say,
+    say_json,
+    say_words,
+    table,
+    tell,
+    usd,
+)
 from gpucloud.cli.target import (
     called,
     deleted_words,
@@ -152,7 +163,7 @@ def _standing(report: JobReport) -> Passed:
 
 def _json(one: Passed) -> dict[str, object]:
     return {
-        "job": one.job,
+        "job": as_argument(one.job),
         "status": one.report.status.value if one.report is not None else None,
         "condition": one.report.condition.value if one.report is not None else None,
         "supervisor": one.report.supervisor if one.report is not None else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -203,8 +204,9 @@ def _tell_left_out(why: Sequence[str]) -> None:
 
 
 def _parsed(written: str) -> _There | Path:
+    """Return a path here, or one of a job: that may be named by its file, as in every command."""
     job, colon, path = written.partition(":")
-    if colon and job and "/" not in job:
+    if colon and job and ("/" not in job or (job.endswith((".yaml", ".yml")) and Path(job).is_file())):
         return _There(job=job, path=path or ".")
     return Path(written)
 
@@ -216,7 +218,7 @@ def _bring(
     cloud = Gpucloud()
     known = known_job(cloud, there.job)
     if there.path.startswith("@"):
-        return *_from_store(cloud, known, there.path, target, recursive=recursive), None
+        return *_from_store(cloud, known, there, target, recursive=recursive), None
     meant = node_of(cloud, known, node)
     with copier_to(cloud, known, meant, _shown) as copier:
         found = copier.listing([there.path])
@@ -294,11 +296,12 @@ def _remote_name(copier: Copier, written: str, source: Path) -> str:
 
 
 def _from_store(
-    cloud: Gpucloud, known: KnownJob, written: str, target: Path, *, recursive: bool
+    cloud: Gpucloud, known: KnownJob, there: _There, target: Path, *, recursive: bool
 ) -> tuple[int, int, tuple[str, ...]]:
     """Objects of the job in its store: checkpoints, logs, its spec; its outputs as the script wrote them."""
+    written, named = there.path, shlex.quote(there.job)  # a run of another store may have that name, too
     if written.rstrip("/") != _STORE.rstrip("/") and not written.startswith(_STORE):
-        raise UsageError(f"there is no {written}", hint=f"{known.name}:@store/checkpoints/…")
+        raise UsageError(f"there is no {written}", hint=f"{named}:@store/checkpoints/…")
     asker, root = asker_of(cloud, known), f"jobs/{known.name}/"
     store = asker.jobs.store
     wanted = written.removeprefix(_STORE.rstrip("/")).strip("/")
@@ -312,12 +315,12 @@ def _from_store(
     keys = [key for key in everything if not wanted or key == wanted or key.startswith(f"{wanted}/")]
     if not keys:
         near = get_close_matches(wanted, {*everything, *(key.rpartition("/")[0] for key in everything)}, n=1)
-        hint = f"did you mean {known.name}:@store/{near[0]}?" if near else f"gpucloud cp -r {known.name}:@store here"
+        hint = f"did you mean {named}:@store/{near[0]}?" if near else f"gpucloud cp -r {named}:@store here"
         raise UsageError(f"the store has no {wanted} of {known.name}", hint=hint)
     if keys != [wanted] and not recursive:
         raise UsageError(
             f"@store/{wanted} is a folder of {len(keys)} objects",
-            hint=f"gpucloud cp -r {known.name}:@store/{wanted} {target}",
+            hint=f"gpucloud cp -r {named}:@store/{wanted} {target}",
         )
     below, place_of = _store_place(wanted, target, is_folder=keys != [wanted])
     files, refused = fitting({key: place_of(key) for key in keys})

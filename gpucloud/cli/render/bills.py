@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from decimal import ROUND_HALF_DOWN, ROUND_HALF_UP, ROUND_UP, Decimal
 from typing import Any
 
-from gpucloud.cli.render.words import pool_json, quarantine_json, table, usd
+from gpucloud.cli.render.words import as_argument, pool_json, quarantine_json, table, usd
 from gpucloud.domain import codec
 from gpucloud.domain.job.quantities import format_moment, format_span, format_usd
 from gpucloud.domain.money.budget import Spend
@@ -228,7 +228,7 @@ def rows_json(heads: Sequence[str], rows: Sequence[Row]) -> list[dict[str, Any]]
 def money_json(report: JobReport) -> dict[str, Any]:
     """Return what `cost` and `budget` say of a job as every command does: its name, how it stands, its money."""
     return {
-        "job": report.job,
+        "job": as_argument(report.job),
         "name": report.name,
         "status": report.status.value,
         "condition": report.condition.value,

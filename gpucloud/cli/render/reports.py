@@ -18,7 +18,7 @@ from gpucloud.cli.render.use import (
     use_rows,
 )
 from gpucloud.cli.render.ways import failure_text, lacking, signature_lines, stay_text, stopped_text
-from gpucloud.cli.render.words import pool_json, quarantine_json, table
+from gpucloud.cli.render.words import as_argument, pool_json, quarantine_json, table
 from gpucloud.domain import codec
 from gpucloud.domain.checkpoint.layouts import Additions, resume_advice
 from gpucloud.domain.checkpoint.manifest import Counts
@@ -142,7 +142,7 @@ def report_json(report: JobReport) -> dict[str, Any]:
     `use` is empty where nobody asked the nodes: only `status` of one job and `watch` do.
     """
     return {
-        "job": report.job,
+        "job": as_argument(report.job),
         "name": report.name,
         "status": report.status.value,
         "condition": report.condition.value,

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import sys
 import threading
 import time
@@ -46,6 +47,11 @@ def say_words(text: str) -> None:
     """Write an answer for people: on a terminal, a line that has no room goes on between words."""
     width = width_of(sys.stdout)
     say("\n".join(folded(line, width) for line in lines_of(text)))
+
+
+def as_argument(called: str) -> str:
+    """Return what means a job for programs, which pass it as one word: people read it as their shell does."""
+    return shlex.split(called)[0]
 
 
 def say_json(answer: dict[str, Any], *, is_one_of_many: bool = False) -> None:
