@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -39,6 +40,16 @@ def job(line: CommandLine, extra: str, name: str = "small", *, nodes: int | str 
     return str(file)
 
 
+def at_step(line: CommandLine, train: subprocess.Popen[str], step: int) -> None:
+    """Wait for the job to be there; one that ended before is said to have, with all that it wrote."""
+
+    def stands() -> str:
+        return f"the job is at step {line.step()} of {step}:\n{(line.folder / 'err').read_text()}"
+
+    until(lambda: line.step() >= step or train.poll() is not None, stands)
+    assert line.step() >= step, stands()
+
+
 def nothing_is_left(hosts: OwnHosts, *numbers: int) -> None:
     for at in numbers or range(len(hosts.servers)):
         assert hosts.left(at) == []
@@ -61,7 +72,7 @@ def test_a_job_that_loses_a_host_goes_on_exactly_on_a_third_one(line, hosts):
     undisturbed = weights(line, "other")
 
     train = line.start("train", job(line, hosts.section(price="1.20 USD"), steps=80))
-    until(lambda: line.step() >= 25, "the job is at step 25")
+    at_step(line, train, 25)
     hosts.kill(1)
     assert train.wait(120) == 0, (line.folder / "err").read_text()
 
@@ -77,7 +88,7 @@ def test_a_job_that_loses_a_host_goes_on_exactly_on_a_third_one(line, hosts):
 @SLOW
 def test_a_job_on_a_range_of_hosts_goes_on_with_those_that_are_left(line, hosts):
     train = line.start("train", job(line, hosts.section(0, 1), nodes="1-2", steps=80))
-    until(lambda: line.step() >= 25, "the job is at step 25")
+    at_step(line, train, 25)
     hosts.kill(1)
     assert train.wait(120) == 0, (line.folder / "err").read_text()
 
@@ -90,7 +101,7 @@ def test_a_job_on_a_range_of_hosts_goes_on_with_those_that_are_left(line, hosts)
 def test_a_supervisor_that_was_killed_is_followed_by_one_that_goes_on_with_the_same_hosts(line, hosts):
     file = job(line, hosts.section(), steps=100)
     train = line.start("train", file)
-    until(lambda: line.step() >= 10, "the job is at step 10")
+    at_step(line, train, 10)
     os.kill(train.pid, signal.SIGKILL)
     train.wait()
     before = {entry["node"] for at in range(2) for entry in hosts.taken(at)}
@@ -200,7 +211,7 @@ class Hasty(CommandLine):
 def test_a_job_whose_only_host_dies_waits_for_its_time_and_ends_without_capacity(hosts, tmp_path):
     line = Hasty(tmp_path)
     train = line.start("train", job(line, hosts.section(0), nodes=1, steps=400))
-    until(lambda: line.step() >= 10, "the job is at step 10")
+    at_step(line, train, 10)
     hosts.kill(0)
 
     assert train.wait(120) == 11, (tmp_path / "err").read_text()
@@ -215,7 +226,7 @@ def test_a_job_whose_only_host_dies_waits_for_its_time_and_ends_without_capacity
 def test_a_job_whose_host_dies_goes_on_elsewhere_when_its_time_there_is_over(hosts, tmp_path):
     line = Hasty(tmp_path)
     train = line.start("train", job(line, hosts.section(0, 1), nodes=1, steps=100))
-    until(lambda: line.step() >= 20, "the job is at step 20")
+    at_step(line, train, 20)
     hosts.kill(0)
 
     assert train.wait(120) == 0, (tmp_path / "err").read_text()
@@ -317,7 +328,7 @@ def test_hosts_whose_clocks_are_an_hour_wrong_train_as_others_do_and_are_told_of
 def test_hosts_whose_clocks_are_an_hour_wrong_save_and_stop_in_time_when_nobody_supervises_them(wrong_clocks, tmp_path):
     line = Hasty(tmp_path)
     train = line.start("train", job(line, wrong_clocks.section(), steps=2000))
-    until(lambda: line.step() >= 10, "the job is at step 10")
+    at_step(line, train, 10)
     os.kill(train.pid, signal.SIGKILL)
     train.wait()
 
@@ -343,12 +354,12 @@ class WrongClock(CommandLine):
 def test_a_job_of_a_supervisor_whose_clock_is_an_hour_wrong_is_gone_on_with_by_one_whose_clock_is_right(
     hosts, line, ahead_s
 ):
-    """The lease ends by the store's clock, which is neither's."""
+    """Who held the lease was on this machine and is gone: whatever its clock wrote, it is followed at once."""
     wrong = WrongClock(line.folder)
     wrong.ahead_s = ahead_s
     file = job(line, hosts.section(), steps=100)
     train = wrong.start("train", file)
-    until(lambda: line.step() >= 10, "the job is at step 10")
+    at_step(line, train, 10)
     os.kill(train.pid, signal.SIGKILL)
     train.wait()
 
