@@ -332,7 +332,7 @@ def blocked(script, *, until_a_step):
 @pytest.mark.parametrize("is_mended", [True, False])
 def test_a_last_save_that_the_store_does_not_take_is_tried_for_as_long_as_an_upload_may_take(make, is_mended):
     script = make("hf")
-    script.start(steps=20, pause_s=0.05, upload=timedelta(seconds=30 if is_mended else 1))
+    script.start(steps=20, pause_s=0.2, upload=timedelta(seconds=30 if is_mended else 1))
     data = blocked(script, until_a_step=10)
     until(lambda: "saved 20\n" in script.said(), "the last save")
     time.sleep(6 if is_mended else 0)  # longer than it was tried at all
@@ -349,7 +349,7 @@ def test_a_last_save_that_the_store_does_not_take_is_tried_for_as_long_as_an_upl
 
 def failed_while_its_store_is_away(make, **options):
     script = make("hf", **options)
-    script.start(steps=20, pause_s=0.05, upload=timedelta(seconds=40), exit=3)
+    script.start(steps=20, pause_s=0.2, upload=timedelta(seconds=40), exit=3)
     data = blocked(script, until_a_step=10)
     until(lambda: "saved 20\n" in script.said(), "the last save")
     return script, data
