@@ -86,7 +86,9 @@ def test_another_archive_is_not_installed_whatever_the_server_says_of_it(
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [(b"no zip", "is not an archive"), (archive("else"), "is not an arch")]
+    ("content", "message"),
+    [(b"no zip", "is not an archive"), (archive("else"), "is not an arch")],
+    ids=["no archive", "another program"],
 )
 def test_what_holds_no_terraform_is_refused(
     server: tuple[Server, str], tmp_path: Path, content: bytes, message: str

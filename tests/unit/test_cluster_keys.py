@@ -98,7 +98,9 @@ def test_a_named_key_that_is_missing_is_said_and_never_made(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", [b"rubbish", text_of(Ed25519PrivateKey.generate(), encryption=BestAvailableEncryption(b"x"))]
+    "text",
+    [b"rubbish", text_of(Ed25519PrivateKey.generate(), encryption=BestAvailableEncryption(b"x"))],
+    ids=["rubbish", "with a passphrase"],
 )
 def test_a_key_that_cannot_be_read_is_said(tmp_path, text):
     (tmp_path / "key").write_bytes(text)
