@@ -12,6 +12,7 @@ from gpucloud.domain.errors import PlanRefused
 from gpucloud.domain.job.quantities import format_span, format_usd, written_span
 from gpucloud.domain.job.spec import Job, Market, MarketPolicy
 from gpucloud.domain.market.outcome import Summary
+from gpucloud.domain.market.plan import affordable
 from gpucloud.domain.market.policies import NOTHING, Mode, Observation, Reason, Task, ZoneState
 from gpucloud.domain.market.policy import decide, least_span_s
 from gpucloud.domain.market.scenario import changeover_words, restart_within
@@ -101,9 +102,9 @@ def refuse_what_cannot_be_kept(
         return
     if job.deadline is not None:
         _refuse_the_deadline(job, needs, job.deadline, of)
-    begins_usd = least_budget_usd(job.resources.nodes, needs.offer.cap_usd_per_hour, prepaid_rule)
-    least = max(least_usd(job, needs, prepaid_rule), begins_usd).quantize(_CENT, ROUND_UP)
-    start_usd = least_budget_usd(job.resources.nodes, min(one.cap_usd_per_hour for one in offers), prepaid_rule)
+    least = max(least_usd(job, needs, prepaid_rule), _start_usd(job, needs.offer, prepaid_rule))
+    least = least.quantize(_CENT, ROUND_UP)
+    start_usd = min(_start_usd(job, one, prepaid_rule) for one in offers)
     if job.budget_usd >= least or least <= start_usd:  # `make_plan` refuses what pays for no start
         return
     work = _work_words(job, needs)
@@ -169,9 +170,30 @@ def least_usd(job: Job, needs: Needs, prepaid_rule: PrepaidRule) -> Decimal:
     return usd + tried_usd + reserve_usd(nodes, last.cap_usd_per_hour, prepaid_rule)
 
 
+def paid_for_by_least(
+    job: Job, offers: tuple[Offer, ...], changeover: timedelta, prepaid_rule: PrepaidRule
+) -> tuple[Offer, ...]:
+    """Return those of the offers that the least sum can start, from the job's budget on, that also pays for the job.
+
+    A larger sum starts more of them, and the first of these is what the job is then planned on.
+    """
+    starts = sorted({max(job.budget_usd, _start_usd(job, one, prepaid_rule)) for one in offers})
+    for start_usd, more_usd in zip(starts, (*starts[1:], None), strict=True):
+        payable = affordable(offers, job.resources.nodes, start_usd, prepaid_rule)
+        needs = needs_of(job, payable, changeover)
+        least = least_usd(job, needs, prepaid_rule) if needs is not None else start_usd
+        if more_usd is None or max(start_usd, least).quantize(_CENT, ROUND_UP) < more_usd:
+            return payable
+    return offers
+
+
 def last_offer_usd(needs: Needs) -> Decimal:
     """Return what a machine costs an hour on which nothing interrupts the job: its spot machine, where none does."""
     return needs.fallback.usd_per_hour if needs.fallback is not None else needs.offer.cap_usd_per_hour
+
+
+def _start_usd(job: Job, offer: Offer, prepaid_rule: PrepaidRule) -> Decimal:
+    return least_budget_usd(job.resources.nodes, offer.cap_usd_per_hour, prepaid_rule)
 
 
 def _must_end(job: Job) -> bool:
@@ -221,8 +243,8 @@ def _refuse_what_hardly_ends(
 ) -> None:
     """Raise PlanRefused where hardly a replay ends within the budget; names a sum that nine in ten end within."""
     any_sum = foresee(needs, _ANY_SUM)
-    nodes, cap_usd = job.resources.nodes, needs.offer.cap_usd_per_hour
-    work, kept_usd = _work_words(job, needs), reserve_usd(nodes, cap_usd, prepaid_rule)
+    kept_usd = reserve_usd(job.resources.nodes, needs.offer.cap_usd_per_hour, prepaid_rule)
+    work = _work_words(job, needs)
     safe_usd = (on_demand_usd(job, needs) + kept_usd).quantize(_CENT, ROUND_UP)
     safe = f"{format_usd(safe_usd)} at the most, {_with_parts(needs)}"
     if needs.fallback is not None and is_safer_on_demand(job, needs, any_sum):  # it is begun there: `Planner.plan`
@@ -243,7 +265,7 @@ def _refuse_what_hardly_ends(
         ends = f"ends within {format_usd(job.budget_usd)} in {_ended(within)} of {any_sum.windows} replays"
         ends += f", and in {_ended(any_sum)} whatever its budget" if any_sum.p90_usd is None else ""
     if any_sum is not None and any_sum.p90_usd is not None:
-        least = max(any_sum.p90_usd + kept_usd, least_budget_usd(nodes, cap_usd, prepaid_rule))
+        least = max(any_sum.p90_usd + kept_usd, _start_usd(job, needs.offer, prepaid_rule))
         least = least.quantize(_CENT, ROUND_UP)
         ends += f", and within {format_usd(least)} in nine of ten, with {format_usd(kept_usd)} kept aside"
         ways.append(f"budget: {least:f} USD")
@@ -263,9 +285,9 @@ def _does_on_spot(
     saves: bool,
 ) -> bool:
     """Whether the job is accepted as it is on spot machines alone."""
-    spot = [offer for offer in offers if offer.pool.market is Market.SPOT]
-    least_usd = min(least_budget_usd(job.resources.nodes, one.cap_usd_per_hour, prepaid_rule) for one in spot)
-    if job.budget_usd < least_usd:
+    spot = tuple(offer for offer in offers if offer.pool.market is Market.SPOT)
+    spot = affordable(spot, job.resources.nodes, job.budget_usd, prepaid_rule)
+    if not spot:
         return False
     alone = replace(job, resources=replace(job.resources, market=MarketPolicy.SPOT))
     try:

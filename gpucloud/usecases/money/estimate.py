@@ -20,6 +20,7 @@ from gpucloud.domain.market.feasibility import (
     least_usd,
     needs_of,
     on_demand_usd,
+    paid_for_by_least,
     refuse_what_cannot_be_kept,
     task_of,
 )
@@ -264,12 +265,12 @@ class Planner:
         offers, now = self.allowed(job, self.offers(job)), self.clock.now()
         try:
             plan = make_plan(job, offers, now, self.prepaid_rule, saves=self.saves(job), offered=self.offers)
+            self._refuse_what_cannot_be_kept(job, plan.offers)
         except PlanRefused:
-            # The whole work wants more than a start: the larger sum is the one to name.
+            # The whole work may want more than a start, and its sum start other machines: one that suffices is named.
             if found := fitting(job, offers):
-                self._refuse_what_cannot_be_kept(job, found)
+                self._refuse_what_cannot_be_kept(job, paid_for_by_least(job, found, self.changeover, self.prepaid_rule))
             raise
-        self._refuse_what_cannot_be_kept(job, plan.offers)
         return self.safer(job, plan, self.prepaid_rule)
 
     def safer(self, job: Job, plan: Plan, prepaid_rule: PrepaidRule, *, used: Used = NOTHING_USED) -> Plan:
