@@ -106,7 +106,7 @@ class Home:
     @property
     def order_marks(self) -> OrderMarks:
         """The newest orders that were seen from here."""
-        return OrderMarks(self.root / "orders", give_room=self.give_reserve)
+        return OrderMarks(self.root / "orders", give_room=partial(self.give_reserve, whole=False))
 
     def log(self, job: str) -> Path:
         """What the background supervisor of the job says."""
@@ -141,15 +141,15 @@ class Home:
                 f"{self.root}: {format_size(free)} free, {format_size(least)} is the least that works",
                 hint=f"free some space there, or {_ELSEWHERE}",
             )
-        if not self._reserve.is_file():
+        if not self._reserve.is_file() or self._reserve.stat().st_size < _RESERVE:
             with writing(self._reserve), self._reserve.open("wb") as file:
                 _fill(file.fileno(), _RESERVE)
 
-    def give_reserve(self) -> None:
-        """Give the room back that was set aside, where the disk is full: orders, and what ends a job, are written."""
+    def give_reserve(self, *, whole: bool = True) -> None:
+        """Give the room back that was set aside, where the disk is full, for a job's end; a part of it for an order."""
         with contextlib.suppress(OSError):  # no home, none to give; one that may not be written to keeps it
-            if shutil.disk_usage(self.root).free < _RESERVE:
-                self._reserve.unlink(missing_ok=True)
+            if shutil.disk_usage(self.root).free < (least := _RESERVE if whole else _RESERVE // 4):
+                os.truncate(self._reserve, max(0, self._reserve.stat().st_size - least))
 
     @property
     def _reserve(self) -> Path:

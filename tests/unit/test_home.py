@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,10 +21,12 @@ from gpucloud.adapters.transfer.localfiles import HashCache, read_tree
 from gpucloud.cli.faults import known_error
 from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.domain.job.spec import KnownJob
+from gpucloud.domain.state.order import OrderMark
 from gpucloud.domain.supervision.strays import Owner
 from gpucloud.system.wholefile import write_whole
 
 OTHER = 12345
+NOW = datetime.fromisoformat("2026-03-01T12:00Z")
 
 
 @pytest.fixture
@@ -211,8 +214,24 @@ def test_a_full_disk_is_found_before_anything_is_rented_and_leaves_room_to_end_a
     assert (tmp_path / "reserve").is_file()
     usage.free = 0
     home.give_reserve()
-    assert not (tmp_path / "reserve").exists()
+    assert (tmp_path / "reserve").stat().st_blocks == 0
     home.give_reserve()
+
+
+def test_a_mark_takes_a_part_of_the_room_that_was_set_aside_and_only_where_the_disk_is_full(tmp_path, monkeypatch):
+    """It is kept by `status`, too: a later `down` on the same full disk had none left."""
+    home, free = Home(tmp_path), [2**30]
+    home.require_room(0)
+    reserve = tmp_path / "reserve"
+    whole = reserve.stat().st_size
+    monkeypatch.setattr("gpucloud.adapters.home.shutil.disk_usage", lambda _: SimpleNamespace(free=free[0]))
+    for free[0], left in ((whole // 2, whole), (0, 3 * whole // 4), (whole // 4, 3 * whole // 4)):
+        home.order_marks.raise_to("file:///s", "job", OrderMark(first_at=NOW, number=1))
+        assert reserve.stat().st_size == left
+
+    free[0] = 2**30
+    home.require_room(0)
+    assert (reserve.stat().st_size, reserve.stat().st_blocks * 512 >= whole) == (whole, True)
 
 
 def test_a_home_that_is_not_there_or_may_not_be_written_to_gives_no_reserve_and_ends_nothing(tmp_path, monkeypatch):
@@ -229,9 +248,9 @@ def test_a_home_that_is_not_there_or_may_not_be_written_to_gives_no_reserve_and_
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr("gpucloud.adapters.home.shutil.disk_usage", lambda _: SimpleNamespace(free=0))
-    monkeypatch.setattr("pathlib.Path.unlink", read_only)
+    monkeypatch.setattr("os.truncate", read_only)
     gone.give_reserve()
-    assert (gone.root / "reserve").is_file()
+    assert (gone.root / "reserve").stat().st_size
 
 
 def test_a_file_that_was_open_when_the_disk_became_full_is_no_fault_of_ours():

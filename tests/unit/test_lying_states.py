@@ -383,21 +383,30 @@ def test_an_order_that_is_given_on_a_full_disk_is_noted_in_the_room_that_was_set
     monkeypatch.setattr(Rigged, "reader", Gpucloud.reader)
     outside = left_to_its_machines(tmp_path, drive=False)
     outside.home.require_room(0)
-    reserve, real = outside.home.root / "reserve", home.write_whole
-    assert reserve.is_file()
+    reserve, real, put = outside.home.root / "reserve", home.write_whole, outside.store.put
+    whole = reserve.stat().st_size
 
-    def full(path: Path, *more: Any, **options: Any) -> None:
-        if reserve.exists():
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+    def full(what: object) -> None:
+        if reserve.stat().st_size == whole:
+            raise StoreError(f"cannot write {what}") from OSError(errno.ENOSPC, "No space left on device")
+
+    def written(path: Path, *more: Any, **options: Any) -> None:
+        full(path)
         real(path, *more, **options)
 
-    monkeypatch.setattr(home, "write_whole", full)
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=0))
+    def stored(key: str, *more: Any, **options: Any) -> Any:
+        full(key)
+        return put(key, *more, **options)
+
+    monkeypatch.setattr(home, "write_whole", written)
+    monkeypatch.setattr(outside.store, "put", stored)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=whole - reserve.stat().st_size))
     strikes = Strikes()
     changed = run(("budget", JOB, "2 USD"), outside.over(strikes), strikes)
     assert (changed.code, state(outside).order_number) == (0, 2), changed.stderr
     assert outside.home.order_marks.seen(outside.store.url, JOB).number == 2
     assert len(outside.cloud.describe(GROUP).alive) == 2
+    assert reserve.stat().st_size >= whole / 2  # a later `down` has room, too
 
 
 def test_machines_that_another_supervisor_goes_on_with_are_left_to_it_where_the_store_takes_no_write_from_here(

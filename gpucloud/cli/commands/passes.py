@@ -189,6 +189,7 @@ def budget(target: str | None, wanted: Decimal | None, *, as_json: bool) -> int:
     known = known_job(cloud, target)
     asker = asker_of(cloud, known)
     if wanted is not None:
+        cloud.home.give_reserve(whole=False)
         state = asker.state()
         if asker.supervisor() is None or state.drives_itself:  # else whoever supervises it, there, has it in force
             access_to(cloud, known).require_fleet(state)
