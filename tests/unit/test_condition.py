@@ -255,7 +255,7 @@ def test_results_that_a_machine_stored_before_it_went_are_said_to_be_in_the_stor
     lost = MissingOutput(path="results/", why="did not come home: it went with i-1", attempt=1)
     left = replace(told(), outputs=("results/", "m/"), missing_outputs=(lost,))
     copies = "gpucloud cp -r live:@store/outputs FOLDER copies it"
-    kept = f"in the job's store, and comes home when the job has ended; {copies}"
+    kept = f"in the job's store: gpucloud down live brings it home once the job has ended, {copies} now"
     whole = MissingOutput(path="m/", why=kept)
 
     both = with_stored_outputs(left, frozenset({1}))
@@ -263,6 +263,8 @@ def test_results_that_a_machine_stored_before_it_went_are_said_to_be_in_the_stor
     assert (both.missing_outputs, both.has_stored_outputs) == ((before, whole), False)
     other = with_stored_outputs(left, frozenset({2}))
     assert other.missing_outputs == (lost, MissingOutput(path="results/", why=kept), whole)
+    nowhere = with_stored_outputs(replace(left, missing_outputs=(), has_home=False), frozenset({1}))
+    assert {one.why for one in nowhere.missing_outputs} == {f"in the job's store: {copies}"}
 
 
 @pytest.mark.parametrize(

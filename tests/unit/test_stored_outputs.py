@@ -95,7 +95,7 @@ def test_status_tells_of_results_that_a_machine_stored_which_drove_its_job_and_w
     last = {**told["attempts"][-1], "reason": "interrupted", "outputs_came": True}
     went = {"status": "waiting", "exit_reason": None, "exit_code": None, "ended_at": None, "torn_down": False}
     outside.store.put(key, json.dumps({**told, **went, "drives_itself": drives, "attempts": [last]}).encode())
-    line = "outputs: results/ in the job's store, and comes home when the job has ended; gpucloud cp -r small:@store/ou"
+    line = "outputs: results/ in the job's store: gpucloud down small brings it home once the job has ended, gpucl"
     assert (line in command(outside, "status", JOB).stdout) is drives
 
 

@@ -377,8 +377,8 @@ def with_forecast(report: JobReport) -> JobReport:
 def with_stored_outputs(report: JobReport, attempts: frozenset[int]) -> JobReport:
     """Return the report of a job of which outputs of these attempts are in its store: they are not home yet."""
     copies = f"gpucloud cp -r {report.job}:@store/outputs FOLDER copies it"
-    why = f": gpucloud down {report.job} brings it home" if report.has_home else f": {copies}"
-    why = f"in the job's store{why if report.status.ended else f', and comes home when the job has ended; {copies}'}"
+    then = "" if report.status.ended else f" once the job has ended, {copies} now"
+    why = f"in the job's store: {f'gpucloud down {report.job} brings it home{then}' if report.has_home else copies}"
 
     def told(one: MissingOutput) -> MissingOutput:
         return replace(one, why=f"{one.why}; what was stored before that is {why}") if one.attempt in attempts else one
