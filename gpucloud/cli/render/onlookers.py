@@ -22,7 +22,7 @@ from gpucloud.domain.supervision.action import Action, Arm, Done, Wait
 from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, is_gone, patience, shown_of, time_left
 from gpucloud.domain.supervision.snapshot import Limits, NodeSnapshot, Readiness, Snapshot
 from gpucloud.domain.untrusted import in_one_line
-from gpucloud.usecases.jobstore.condition import WORDS, Condition
+from gpucloud.usecases.jobstore.condition import WORDS, Condition, Reached
 
 if TYPE_CHECKING:
     from gpucloud.usecases.jobstore.report import JobReport
@@ -243,10 +243,8 @@ class PanelState:
 
     @property
     def reached(self) -> str:
-        """Its step, of how many, and that its script has ended there where that is before the last."""
-        of = f" of {self.total_steps}" if self.total_steps else ""
-        early = self.phase == DONE and self.step is not None and self.step < (self.total_steps or 0)
-        return f"step {self.step}{of}{', where its script called run.done()' if early else ''}"
+        """Its step, as `status` tells it."""
+        return str(Reached(step=self.step or 0, total_steps=self.total_steps, is_done=self.phase == DONE))
 
 
 def panel_state(snapshot: Snapshot, action: Action, spend: Spend, limits: Limits = _LIMITS) -> PanelState:

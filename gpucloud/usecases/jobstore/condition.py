@@ -175,11 +175,14 @@ class Reached:
     """When a node told it; None for one that a node tells now, and for one of no time: it is saved, or the last."""
     is_saved: bool = False
     """Whether it is known from the job's store."""
+    is_done: bool = False
+    """Whether the script called `run.done()` there."""
 
     def __str__(self) -> str:
-        """As people are told of it: its number, of how many."""
+        """As people are told of it: its number, of how many, and why none comes after it where any could."""
         total = f" of {self.total_steps}" if self.total_steps else ""
-        return f"{self.counts.named(self.step)}{total}"
+        early = ", where its script called run.done()" if self.is_done and self.step < (self.total_steps or 0) else ""
+        return f"{self.counts.named(self.step)}{total}{early}"
 
 
 def from_where(checkpoint: CheckpointRef | None) -> str:

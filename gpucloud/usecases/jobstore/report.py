@@ -11,7 +11,7 @@ from gpucloud.domain.job.quantities import span_of
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.money.ledger import Charge, total
 from gpucloud.domain.node.node import GroupView, Node
-from gpucloud.domain.node.status import EXCUSED, OUTPUT, UNTOLD, AttemptStatus, Outcome, Progress, RunState
+from gpucloud.domain.node.status import DONE, EXCUSED, OUTPUT, UNTOLD, AttemptStatus, Outcome, Progress, RunState
 from gpucloud.domain.state.state import (
     Attempt,
     CapacityDecision,
@@ -340,7 +340,7 @@ class JobReport:
             # A node's word may be older than what it has saved since; a script below its first step has begun anew.
             goes_on = saved is not None and saved.counts is told and progress.step >= progress.first_step
             step = max(progress.step, saved.step) if saved is not None and goes_on else progress.step
-            return Reached(step=step, total_steps=progress.total_steps, counts=told)
+            return Reached(step=step, total_steps=progress.total_steps, counts=told, is_done=progress.phase == DONE)
         unit = self.unit_of(attempt)
         by_output = self.supervisor is not None and progress is None and attempt.printed_step is not None
         if by_output and (unit is Counts.SAVES or attempt.last_step is None):
