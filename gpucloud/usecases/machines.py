@@ -33,6 +33,7 @@ from gpucloud.domain.state.state import JobState
 from gpucloud.domain.supervision.strays import APART, Claim, Owner, Ripe, Thing, claim, is_owned, ripe, sighted, strays
 from gpucloud.ports import Census, Clock, Host, Sightings, SpotQuotes
 from gpucloud.store import ObjectStore, TooMany
+from gpucloud.store.contract import StoreAway
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import take
 from gpucloud.usecases.jobstore.orders import Orders
@@ -205,7 +206,8 @@ class Swept:
     """What one look found: strays, when each was first seen, and those that may be removed.
 
     `owned` and `foreign` are the keys of all that is listed: of this store's jobs, and of others. `away` is why the
-    store could not be asked what its jobs have; nothing of them is a stray then.
+    store could not be asked what its jobs have; nothing of them is a stray then. `unread` is why what single jobs have
+    is left alone, as was told.
     """
 
     strays: tuple[Thing, ...]
@@ -214,6 +216,7 @@ class Swept:
     owned: frozenset[str]
     foreign: frozenset[str]
     away: GpucloudError | None = None
+    unread: tuple[StoreError, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,14 +238,23 @@ class Sweeper:
         owner = Owner(account=self.census.account, store=self.store.url)
         things = self.census.things()
         clusters = sorted({thing.cluster for thing in things if is_owned(thing, owner)})
-        claims, away = self._claims(clusters)
+        unread: list[StoreError] = []
+        claims, away = self._claims(clusters, unread)
         found, now = strays(things, claims, owner), self.clock.now()
         first_seen = sighted(found, self.sightings.load(owner), now)
         self.sightings.save(owner, first_seen)
         listed = frozenset(thing.key for thing in things)
         owned = frozenset(thing.key for thing in things if is_owned(thing, owner))
         able = ripe(found, first_seen, now)
-        return Swept(strays=found, first_seen=first_seen, ripe=able, owned=owned, foreign=listed - owned, away=away)
+        return Swept(
+            strays=found,
+            first_seen=first_seen,
+            ripe=able,
+            owned=owned,
+            foreign=listed - owned,
+            away=away,
+            unread=tuple(unread),
+        )
 
     def wait_for_a_second_look(self, swept: Swept) -> Swept:
         """Wait until the youngest stray was first seen a minute ago, and look again."""
@@ -280,31 +292,33 @@ class Sweeper:
         self.story(f"removing {one.cluster} in {one.region}: {', '.join(f'{t.kind} {t.id}' for t in one.things)}")
         self.census.remove(one.cluster, one.region, one.things, story=self.story)
 
-    def _claims(self, clusters: Sequence[str]) -> tuple[tuple[Claim, ...], GpucloudError | None]:
+    def _claims(
+        self, clusters: Sequence[str], unread: list[StoreError]
+    ) -> tuple[tuple[Claim, ...], GpucloudError | None]:
         """Return what jobs have; of a store that is away, or does not answer, each may have all that bears its name."""
         try:
-            claims = [self._claim(one) for one in clusters]
+            claims = [self._claim(one, unread) for one in clusters]
         except GpucloudError as error:
             return tuple(Claim(cluster=one, regions=None) for one in clusters), error
         return tuple(one for one in claims if one is not None), None
 
-    def _claim(self, cluster: str) -> Claim | None:
+    def _claim(self, cluster: str, unread: list[StoreError]) -> Claim | None:
         """A job whose state or order cannot be read may live: all that bears its name is left to `down`."""
         claimed: Claim | None = Claim(cluster=cluster, regions=None)
         try:
             state, job = self._state(cluster), self._jobs(cluster).job
             if state is None and job in self.known and self._has_nothing(job):
-                away = f"nothing of {job} is in {self.store.url}, and it is known here: is the store away?"
-                self.story(
-                    f"{away} What is there of {cluster} is left alone (gpucloud rm {job} --forget forgets the job)"
+                raise StoreAway(
+                    f"nothing of {job} is in {self.store.url}, which may be away, as it is known here",
+                    hint=f"gpucloud rm {job} --forget forgets the job",
                 )
-                return claimed
             claimed = claim(cluster, state, regional=self.census.regional)
             if claimed is not None:
                 Orders(jobs=self._jobs(cluster), clock=self.clock).given()
         except StoreError as error:
             if error.may_pass:
                 raise
+            unread.append(error)
             way_on = f" ({error.hint})" if error.hint else ""
             self.story(f"{error}: what is there of {cluster} is left alone{way_on}")
         return claimed

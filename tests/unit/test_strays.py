@@ -386,3 +386,26 @@ def test_what_is_of_a_known_job_is_no_stray_where_its_store_has_nothing_of_it(kn
     sweeper = Sweeper(census=census, store=store, clock=clock, sightings=memory, story=told.append, known=here)
     assert len(sweeper.look().strays) == found
     assert [line.partition(",")[0] for line in told] == ["nothing of digits is in s3://jobs"][: 1 - found]
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_what_is_left_alone_of_a_job_that_cannot_be_read_gives_the_exit_code_where_there_are_no_strays(
+    tmp_path, monkeypatch, capsys, damaged
+):
+    """A pipeline read "no strays" of machines that are paid."""
+    monkeypatch.setenv("GPUCLOUD_HOME", str(tmp_path))
+    [healthy] = looks(FLEET)
+    if damaged:
+        healthy.store.put("jobs/digits/state.json", b"{")
+    stray, told = thing("i-2", gpucloud_cluster="gpucloud-x", gpucloud_job="x"), []
+    for others, code in ((), StoreError.exit_code), ((stray,), 30):
+        census = Account((*others, thing()))
+        one = replace(healthy, known=frozenset({"digits"}), census=census, story=told.append)
+        monkeypatch.setattr("gpucloud.cli.commands.machines.sweepers", lambda *_, one=one: [one])
+        assert gc(Sweep(), as_json=True) == code
+        said = capsys.readouterr()
+        found = json.loads(said.out)
+        assert [one["id"] for one in found["strays"]] == [one.id for one in others]
+        assert [(one["store"], one["error"]) for one in found["unread"]] == [("s3://jobs", "store")]
+        assert "NOT LOOKED AT" not in said.err
+    assert ["what is there of gpucloud-digits is left alone" in line for line in told] == [True, True]

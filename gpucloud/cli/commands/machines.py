@@ -187,7 +187,7 @@ class Sweep:
 
 
 def gc(asked: Sweep, *, as_json: bool) -> int:
-    """Look for strays and answer; return 30 while there are any, else 0, or the code of what could not be asked.
+    """Look for strays and answer; return 30 while there are any, else 0, or the code of what could not be read.
 
     That, an account or a store, keeps nobody from the others. Raises its error where there was nothing else to look at.
     """
@@ -197,6 +197,7 @@ def gc(asked: Sweep, *, as_json: bool) -> int:
     results: list[Swept] = []
     looks: list[Census] = []
     unasked: list[Unasked] = []
+    left_alone: list[Unasked] = []
     for one in sweepers(cloud, asked.clouds, asked.store, asked.regions, tell):
         if isinstance(one, Unasked):
             unasked.append(one)
@@ -210,20 +211,22 @@ def gc(asked: Sweep, *, as_json: bool) -> int:
         results.append(swept)
         if swept.away is not None:
             unasked.append(Unasked(None, swept.away, one.store.url))
+        left_alone += [Unasked(None, error, one.store.url) for error in swept.unread]
     if unasked and not looks:
         raise unasked[0].error
     found = tuple(thing for swept in results for thing in swept.strays)
     tell(_looked_at(looks, may_name=not asked.clouds and Cloud.AWS not in swept_clouds(cloud, ())))
     for missing in unasked:
         tell(f"NOT LOOKED AT: {_place(missing)}: {missing.error}")
+    every = (*unasked, *left_alone)
     if as_json:
-        unread = [{"profile": one.profile, "store": one.store, **error_fields(one.error)} for one in unasked]
+        unread = [{"profile": one.profile, "store": one.store, **error_fields(one.error)} for one in every]
         strays = [_json(thing, swept) for swept in results for thing in swept.strays]
         say_json({"strays": strays, "looked_at": _looked_at_json(looks), "unread": unread})
     else:
         say(_text(results))
     _advise(found, asked, len(_foreign(results)))
-    return _LEFT if found else max((one.error.exit_code for one in unasked), default=0)
+    return _LEFT if found else max((one.error.exit_code for one in every), default=0)
 
 
 def _sweep(sweeper: Sweeper, asked: Sweep) -> Swept:
