@@ -142,12 +142,14 @@ class Account:
 
     def life(self, instance_id: str) -> tuple[float, float]:
         """When an instance was started and when it ended, in seconds since the epoch; now while it runs."""
-        life = self.lab.world.instance(instance_id).lab
+        with self.lab.world.lock:  # a list that is told as of earlier takes newer ones out meanwhile
+            life = self.lab.world.instance(instance_id).lab
         return life.born.timestamp(), life.died.timestamp() if life.died else time.time()
 
     def zone_of(self, instance_id: str) -> str:
         """Where an instance is, or was."""
-        return str(self.lab.world.instance(instance_id).placement.zone)
+        with self.lab.world.lock:
+            return str(self.lab.world.instance(instance_id).placement.zone)
 
     def interrupt(self, process: subprocess.Popen[str]) -> int:
         """End a command as a pipeline would and return its exit code."""
