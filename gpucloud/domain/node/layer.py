@@ -218,7 +218,8 @@ def _leaves_file(words: tuple[str, ...], written: tuple[str, ...]) -> bool:
         given = (after for before, after in pairwise(words) if _INTO_A_TARGET.fullmatch(before))
         within = (word.partition("=")[2] for word in words if _INTO_A_TARGET.match(word) and "=" in word)
         return any(not into.startswith("/") for into in (*given, *within))
-    if any(not into.startswith(("/", "&")) for into in written):
+    is_log = bool(words) and words[0] in _PACKAGE_MANAGERS
+    if not is_log and any(not into.startswith(("/", "&", "~", "$HOME", "${HOME}")) for into in written):
         return True
     if not words or any(word.startswith("/") for word in words[1:]):
         return False
