@@ -373,7 +373,7 @@ def finish(*_):
     torn.write(b"+rest"), torn.close()
     print("finished", flush=True)
     sys.exit(3)
-if sys.argv[1] == "heeds":
+if "heeds" in sys.argv:
     signal.signal(signal.SIGTERM, finish)
 open("whole.pt", "wb").write(b"whole")
 print("writing", flush=True)
@@ -496,7 +496,18 @@ both = [subprocess.Popen(sys.argv[1:], env={**os.environ, **more}) for more in (
 sys.exit(both[0].wait())
 """
 
-LAUNCH = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-u', *sys.argv[3:]]))"  # as accelerate
+# As accelerate does, and deepspeed; as one finds what is installed, or starts the interpreter in its own way.
+LAUNCH = """
+import os, subprocess, sys
+how, script, *words = sys.argv[1:]
+words = {
+    "as-it-is": ["-u", script, *words],
+    "with-a-rank": ["-u", script, "--local_rank=0", *words],
+    "installed": [os.path.abspath(script), *words],
+    "by-itself": ["-W", "ignore", "-X", "faulthandler", script, *words, "--lr=0.1"],
+}[how]
+sys.exit(subprocess.call([sys.executable, *words]))
+"""
 
 
 @pytest.mark.parametrize(
@@ -509,7 +520,11 @@ LAUNCH = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-u'
         ("./run.sh", "env"),
         ("./own.sh",),
         ("{}", "-c", OF_OURS, "./own.sh"),
-        ("{}", "launch.py", "--processes", "1"),
+        ("{}", "launch.py", "as-it-is"),
+        ("{}", "launch.py", "with-a-rank"),
+        ("{}", "-c", OF_OURS, "{}", "launch.py", "with-a-rank"),
+        ("{}", "launch.py", "installed"),
+        ("{}", "launch.py", "by-itself"),
         ("{}", "-c", TWO),
     ],
 )
@@ -518,11 +533,12 @@ def test_a_script_is_asked_to_end_below_programs_that_do_not_heed_it(node, befor
     (node.root / "run.sh").write_text('#!/bin/sh\n("$@"; true)\necho over\n')
     (node.root / "run.sh").chmod(0o700)
     (node.root / "writes.py").write_text(WRITES)
+    (node.root / "writes").write_text(WRITES)
     (node.root / "own.sh").write_text(f"#!/bin/sh\n{sys.executable} writes.py heeds\necho over\n")
     (node.root / "own.sh").chmod(0o700)
     (node.root / "launch.py").write_text(LAUNCH)
     script = [] if "./own.sh" in before else [sys.executable, "-c", WRITES, "heeds"]
-    script = ["writes.py", "heeds"] if "launch.py" in before else script
+    script = ["writes" if "installed" in before else "writes.py", "heeds"] if "launch.py" in before else script
     words = [*(word.format(sys.executable) if word == "{}" else word for word in before), *script]
     launch = replace(node.launch(1, *words, RANK="0"), outputs=True)
     node.want(launch)

@@ -158,11 +158,12 @@ def test_of_a_script_that_leaves_before_its_first_save_no_step_is_called_saved(m
     assert not script.committed()
 
 
-OF_OURS = (sys.executable, "-c", "import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:]))")
+OF_OURS = (sys.executable, "-c", "import subprocess, sys; sys.exit(subprocess.call([*sys.argv[1:], '--local_rank=0']))")
+PIPED = ("/bin/sh", "-c", '"$@" | tee tee.txt', "sh")
 
 
 @pytest.mark.parametrize("signal", [OnNotice.SIGTERM, OnNotice.SIGUSR1])
-@pytest.mark.parametrize("before", [(), OF_OURS])  # as accelerate starts it, which the signal would end
+@pytest.mark.parametrize("before", [(), OF_OURS, PIPED])  # as deepspeed starts it, which the signal would end, as tee
 def test_on_a_notice_the_script_is_asked_by_its_signal_and_what_it_then_saves_is_committed(make, signal, before):
     script = make("hf")
     script.start(steps=10_000, pause_s=0.005, on=signal, before=before)
@@ -198,6 +199,7 @@ def test_a_script_without_a_handler_ends_by_the_signal_and_its_last_save_stays(m
     script.ask_to_stop(within_s=600.0)
     assert script.ended() == 75
     assert "the service was told" not in script.said()
+    assert "asked to stop: SIGTERM sent, for which no script was found to have a handler: it ends " in script.said()
     assert script.committed()[0].commit.step == script.step()
     assert script.wrong() is None
 

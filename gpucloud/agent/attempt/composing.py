@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
-import itertools
 import json
 import os
 import pwd
@@ -271,6 +270,7 @@ def chosen_runtime(wanted: ContainerRuntime) -> ContainerRuntime:
 _RANK = "RANK="
 _OF_A_RANK = ("TORCHELASTIC_RUN_ID=", "OMPI_COMM_WORLD_RANK=", _RANK)
 _SHELLS = ("sh", "dash", "bash", "zsh", "ash")
+_WITH_A_WORD = ("-W", "-X")  # options of Python
 _NO_CORE = 1  # bytes; core(5): a limit of 1 keeps the kernel from feeding a core dump to a program, too
 
 
@@ -318,9 +318,9 @@ def heeding(folder: Path, number: signal.Signals, wrapper: int | None = None) ->
     """Return, for each of the attempt's ranks, the processes that have a handler for the signal: itself, else scripts.
 
     A rank may be a launcher without one, which the signal would end at once: it is looked through to what it runs.
-    A launcher is a shell, or a program whose command line ends in that of a process below it, as `accelerate launch
-    train.py` does in `python train.py`. Any other is the script itself, and what is below it, whether workers or
-    services (wandb, Ray), is its own to end: it would break off when these go.
+    A launcher is a shell, or a program with the name of what runs below it among its words, as `deepspeed train.py`
+    has that of `python /code/train.py --local_rank=0`. Any other is the script itself, and what is below it, whether
+    workers or services (wandb, Ray), is its own to end: it would break off when these go.
     """
     told, below = set(told_of(folder)), dict[int, list[int]]()
     for process in processes.listing():
@@ -338,10 +338,10 @@ def _heeding(pid: int, number: signal.Signals, below: Mapping[int, Sequence[int]
 
 
 def _launched(pid: int, below: Mapping[int, Sequence[int]]) -> Iterator[int]:
-    own, rest = _words(pid), list(below.get(pid, ()))
+    own, rest = {Path(word).name for word in _words(pid)[1:]} - {""}, list(below.get(pid, ()))
     while rest:
         child = rest.pop()
-        if (words := _words(child)) and words != own and own[-len(words) :] == words:
+        if (words := _words(child)) and Path(words[0]).name in own:
             yield child
         else:
             rest += below.get(child, ())
@@ -352,7 +352,10 @@ def _words(pid: int) -> tuple[str, ...]:
     words, program = processes.command(pid), processes.program(pid)
     if not (program in _SHELLS or program.startswith("python")):
         return words
-    return tuple(itertools.dropwhile(lambda word: word.startswith("-"), words[1:]))
+    at = 1
+    while at < len(words) and words[at].startswith("-"):
+        at += 2 if words[at] in _WITH_A_WORD else 1
+    return words[at:]
 
 
 def _is_shell(pid: int) -> bool:

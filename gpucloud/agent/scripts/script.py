@@ -32,14 +32,20 @@ from gpucloud.system.wholefile import read_text, write_whole
 _PROC = Path("/proc")
 
 
-def tell(folder: Path, name: str) -> int:
-    """Send the signal to every rank and return how many there were; one that only started the script is passed over."""
+def tell(folder: Path, name: str) -> tuple[int, bool]:
+    """Send the signal to every rank with a script that heeds it; return to how many it was, and whether they do.
+
+    Where none does, all get it, and it ends them. Else nothing goes to those that do not: it would end `tee` in
+    `train.py | tee log`, and the script by its next print.
+    """
     number = signal.Signals[name]
     found = heeding(folder, number)
-    for pid in {pid for rank, scripts in found.items() for pid in scripts or (rank,)}:
+    heed = {rank: scripts for rank, scripts in found.items() if scripts}
+    told = heed or {rank: (rank,) for rank in found}
+    for pid in {pid for scripts in told.values() for pid in scripts}:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
-    return len(found)
+    return len(told), bool(heed)
 
 
 def written_to(folder: Path) -> frozenset[int]:

@@ -153,11 +153,12 @@ class CheckpointWatcher:
         if taking is not None:
             taking.close_by(time.monotonic() + (self._upload_by - now).total_seconds())
         if self._order.on_notice is not OnNotice.NONE:
-            self._told = script.tell(self._folder, self._order.on_notice.value)
-            script_has = format_span(self._leave_by - now)
-            self._reporting.say(
-                f"asked to stop: {self._order.on_notice.value} sent to {self._told} ranks; {script_has} to save"
-            )
+            name, script_has = self._order.on_notice.value, format_span(self._leave_by - now)
+            self._told, heed = script.tell(self._folder, name)
+            to = f"{name} sent to {self._told} ranks"
+            if self._told and not heed:
+                to = f"{name} sent, for which no script was found to have a handler: it ends what does not ignore it"
+            self._reporting.say(f"asked to stop: {to}; {script_has} to save")
         if leaving.is_short:
             self._reporting.say(
                 f"what is saved now may not reach the store: {format_span(at - now)} are left for saving and uploading,"
