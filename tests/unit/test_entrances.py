@@ -686,6 +686,27 @@ def test_who_loses_the_store_of_a_job_is_told_when_the_commands_that_are_named_d
     assert alive(outside) == 0
 
 
+@pytest.mark.parametrize("away", [True, False])
+def test_what_ended_a_session_is_told_and_a_store_that_was_just_away_is_not_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away: bool
+) -> None:
+    outside = Outside(tmp_path, training=Training(nodes=2, steps=4000, every=100, step_s=0.5))
+    began, tick, tries = outside.clock.now(), Supervisor.tick, list[object]()
+
+    def gone(self: Supervisor) -> Any:
+        if outside.clock.now() - began <= timedelta(seconds=100):
+            return tick(self)
+        for key in [] if away else list(outside.store.list("jobs/small/")):
+            outside.store.delete(key)
+        raise StoreError("the manifest of a checkpoint is damaged", may_pass=away)
+
+    monkeypatch.setattr(Supervisor, "tick", gone)
+    monkeypatch.setattr(JobStore, "try_to_keep", lambda _, state: tries.append(state))
+    ended_by = give(outside, "train", "small.yaml")
+    assert (ended_by.code, "the manifest of a checkpoint is damaged" in ended_by.stderr) == (15, True)
+    assert not tries
+
+
 def test_another_store_that_refuses_a_read_is_not_told_as_that_of_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -242,7 +242,8 @@ def say_what_is_left(left: LeftJob, now: datetime, first: Callable[[], str] = st
 def _first(asker: Asker, error: GpucloudError) -> str:
     """Return what has to be so before any command can see to the job that the error has left."""
     by: GpucloudError | None = error
-    if isinstance(error, StoreError):  # or another store, as that of its data: the job's is asked as `down` asks it
+    # It may be another store's, as that of its data: the job's is asked as `down` asks it, unless one just went away.
+    if isinstance(error, StoreError) and not error.may_pass:
         by = not_ended_by(asker)
     if isinstance(by, CredentialsError):
         return "once its credentials are valid again: "

@@ -413,11 +413,15 @@ def end_unwritten(asker: Asker, access: Access, error: StoreError, watcher: Watc
 
 
 def not_ended_by(asker: Asker) -> GpucloudError | None:
-    """Return why the store, or the credentials, would not let the job be ended from here now; None where they would."""
+    """Return why the store, or the credentials, would not let the job be ended from here now; None where they would.
+
+    Nor do they keep a job from its end that is gone, or of which nothing can be read.
+    """
     try:
         asker.jobs.try_to_keep(asker.state())
-    except (StoreError, CredentialsError) as error:
-        return None if isinstance(error, StateUnreadable) or takes_nothing(error) else error
+    except GpucloudError as error:
+        theirs = isinstance(error, (StoreError, CredentialsError)) and not isinstance(error, StateUnreadable)
+        return error if theirs and not takes_nothing(error) else None
     return None
 
 
