@@ -479,6 +479,24 @@ def test_what_is_missing_of_a_script_whose_files_are_no_checkpoint_is_said_once_
 @pytest.mark.parametrize(
     ("old", "new"),
     [
+        ("model_500.npz", "model_1000.npz"),
+        ("out/model_500.pkl", "out/model_1000.pkl"),
+        ("w_1.h5", "w_2.h5"),
+        ("v2/ep_1/w.bin", "v2/ep_2/w.bin"),
+    ],
+)
+def test_each_that_has_a_number_of_its_own_is_told_while_the_next_is_written(tmp_path, old, new):
+    told = watching(tmp_path)
+    for minutes_ago, path in ((2, old), (0, new)):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        written(tmp_path / path, minutes_ago=minutes_ago)
+    (line,) = told()
+    assert line.startswith(f"nothing is saved yet: {old} is of no layout that is known; ")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
         (("train_cache.npz",), ()),  # data, and not what is saved
         (("data/train.bin", "vocabulary.pkl"), ()),
         (("step_5/model/weights.bin",), ("step_5/optimizer/weights.bin",)),  # it is still being written

@@ -397,10 +397,13 @@ def why_none(rule: Rule, found: Found, listing: Listing, since_ns: int = 0, unti
 
 
 def _at_rest(often: Iterable[str], listing: Listing, until_ns: int) -> list[str]:
-    """Return those whose folder is at rest, by its number; arrays in none that has one may be data."""
+    """Return those that are at rest with all of their numbered folder, else by their own number or with their folder.
+
+    Arrays without any number may be data.
+    """
     together: dict[str, list[str]] = {}
     for path in often:
-        numbered = next((top for top in above(path) if last_number(top) is not None), None)
+        numbered = next((one for one in (*reversed(above(path)), path) if last_number(one) is not None), None)
         if numbered is not None or not path.endswith(_ARRAYS):
             together.setdefault(numbered or folder_of(path), []).append(path)
     return [path for paths in together.values() if _newest_ns(paths, listing) <= until_ns for path in paths]
