@@ -146,10 +146,10 @@ class Home:
                 _fill(file.fileno(), _RESERVE)
 
     def give_reserve(self, *, whole: bool = True) -> None:
-        """Give the room back that was set aside, where the disk is full, for a job's end; a part of it for an order."""
+        """Give the room back that was set aside, where the disk is full, for a job's end; for orders a part, once."""
         with contextlib.suppress(OSError):  # no home, none to give; one that may not be written to keeps it
-            if shutil.disk_usage(self.root).free < (least := _RESERVE if whole else _RESERVE // 4):
-                os.truncate(self._reserve, max(0, self._reserve.stat().st_size - least))
+            if shutil.disk_usage(self.root).free < _RESERVE // (1 if whole else 4):
+                os.truncate(self._reserve, min(self._reserve.stat().st_size, 0 if whole else 3 * _RESERVE // 4))
 
     @property
     def _reserve(self) -> Path:

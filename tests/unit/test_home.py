@@ -225,7 +225,7 @@ def test_a_mark_takes_a_part_of_the_room_that_was_set_aside_and_only_where_the_d
     reserve = tmp_path / "reserve"
     whole = reserve.stat().st_size
     monkeypatch.setattr("gpucloud.adapters.home.shutil.disk_usage", lambda _: SimpleNamespace(free=free[0]))
-    for free[0], left in ((whole // 2, whole), (0, 3 * whole // 4), (whole // 4, 3 * whole // 4)):
+    for free[0], left in ((whole // 2, whole), (0, 3 * whole // 4), (whole // 4, 3 * whole // 4), (0, 3 * whole // 4)):
         home.order_marks.raise_to("file:///s", "job", OrderMark(first_at=NOW, number=1))
         assert reserve.stat().st_size == left
 
