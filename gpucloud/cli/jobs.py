@@ -136,9 +136,7 @@ def budget(
 def down(  # noqa: PLR0913, PLR0917  each is an option
     target: Target = None,
     adopt: Annotated[bool, typer.Option("--adopt", help="End a run that another job file began.")] = False,
-    abandon: Annotated[
-        bool, typer.Option("--abandon", help="Give up results that cannot come, and machines of another home.")
-    ] = False,
+    abandon: Annotated[bool, typer.Option("--abandon", help="Give up results that cannot come home.")] = False,
     base: Annotated[bool, typer.Option("--base", help="Remove what stays on AWS between jobs.")] = False,
     region: Annotated[Optional[str], typer.Option(help="With --base: where.")] = None,  # noqa: UP045
     with_data: Annotated[bool, typer.Option("--with-data", help="With --base: the bucket too, and all in it.")] = False,

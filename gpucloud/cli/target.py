@@ -385,14 +385,14 @@ def _later_runs(cloud: Gpucloud, base: str, store: str | None = None) -> Iterato
 def one_node(cloud: Gpucloud, known: KnownJob, node_id: str | None) -> Node:
     """Return the node that is meant, by its name or the beginning that tables have of it; without one the first."""
     asker = asker_of(cloud, known)
-    listed = asker.group.describe(group_of(cloud, known)).alive
+    group, view = group_of(cloud, known), asker.listed(asker.state())
+    listed = (asker.group.describe(group) if view.unseen is not None else view).alive  # which says whose they are
     running = [node for node in listed if node.state is NodeState.RUNNING]
     if not running:
         raise none_is_up(known.name, len(listed))
     if node_id is None:
         return running[0]
-    exact = [node for node in running if node.id == node_id]
-    found = exact or [node for node in running if node.id.startswith(node_id)]
+    found = [node for node in running if node.id == node_id] or [n for n in running if n.id.startswith(node_id)]
     if len(found) != 1:
         why = "has no node" if not found else "has several nodes that begin with"
         raise UsageError(f"{known.name} {why} {node_id}", hint=f"one of {', '.join(n.id for n in running)}")

@@ -125,6 +125,11 @@ class FleetElsewhere(CredentialsError):
 
     code = "fleet_elsewhere"
 
+    @property
+    def is_here(self) -> bool:
+        """Whether that home is on this machine: the hint is what works there, and there is none for others."""
+        return self.hint is not None
+
 
 class LeaseHeld(GpucloudError):
     """Another supervisor holds the job; the message names owner, host and age."""

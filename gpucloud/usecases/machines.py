@@ -30,7 +30,19 @@ from gpucloud.domain.node.bootstrap.wanted import Wanted
 from gpucloud.domain.node.gate.report import Checked, GateOrder, GateWanted
 from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.state.state import JobState
-from gpucloud.domain.supervision.strays import APART, Claim, Owner, Ripe, Thing, claim, is_owned, ripe, sighted, strays
+from gpucloud.domain.supervision.strays import (
+    APART,
+    Claim,
+    Owner,
+    Ripe,
+    Thing,
+    claim,
+    is_owned,
+    list_here,
+    ripe,
+    sighted,
+    strays,
+)
 from gpucloud.ports import Census, Clock, Host, Sightings, SpotQuotes
 from gpucloud.store import ObjectStore, TooMany
 from gpucloud.store.contract import StoreAway
@@ -59,7 +71,7 @@ class Examined:
 
 def examine(services: Services, state: JobState, *, full: bool) -> tuple[Examined, ...]:
     """Return how each machine of the job is; the package is put there if it is not. Raises ProvisionError."""
-    listed = services.group.describe(state.group).alive if state.group is not None else ()
+    listed = list_here(services.group.describe, state).alive
     with ThreadPoolExecutor(max_workers=16) as hands:
         return tuple(hands.map(lambda node: _examined(services, state, node, full=full), listed))
 

@@ -19,7 +19,7 @@ from gpucloud.domain.market.learned import Lesson, Tables
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.money.ledger import Terms
 from gpucloud.domain.node.bootstrap.wanted import ControllerWanted
-from gpucloud.domain.node.node import GroupView
+from gpucloud.domain.node.node import GroupView, is_same_group
 from gpucloud.domain.offer import Offer, Pool, PricePoint
 from gpucloud.domain.supervision.action import Action
 from gpucloud.domain.supervision.self_driving import DriveOrder
@@ -215,7 +215,7 @@ class OwnGroup:
         return self._groups.interrupt(self._checked(group), node_id, notice=notice)
 
     def _checked(self, group: str) -> str:
-        if group != self._own:
+        if not is_same_group(group, self._own):
             raise ProvisionError(f"{group}: a machine of {self._own} may not touch it", hint=_OUTSIDE)
         return group
 

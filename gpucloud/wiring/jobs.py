@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpucloud.domain.errors import ToolMissing
 from gpucloud.domain.job.spec import AwsChoices, Cloud, Job, KnownJob, Resources
+from gpucloud.domain.node.node import fleet_of
 from gpucloud.wiring.root import Gpucloud
 
 if TYPE_CHECKING:
@@ -57,9 +58,15 @@ def asker_of(gpucloud: Gpucloud, known: KnownJob) -> Asker:
 
 def access_to(gpucloud: Gpucloud, known: KnownJob) -> Access:
     """Return the way to a known job: by what it is gone on with or ended. Raises CredentialsError."""
+    from gpucloud.adapters.local.group import fleet_elsewhere
     from gpucloud.usecases.job.ordered import Access
 
-    return Access(ordered=gpucloud.ordered(known), key=partial(gpucloud.machine_key, known), services=gpucloud.services)
+    return Access(
+        ordered=gpucloud.ordered(known),
+        key=partial(gpucloud.machine_key, known),
+        services=gpucloud.services,
+        fleet_elsewhere=partial(fleet_elsewhere, own=gpucloud.home.fleet),
+    )
 
 
 def ender_of(gpucloud: Gpucloud, known: KnownJob, *, abandons: bool = False) -> Ender:
@@ -120,7 +127,8 @@ def leftovers(gpucloud: Gpucloud, known: KnownJob) -> tuple[str, ...]:
     for region in dict.fromkeys((asker.state().pool.region, *(one.rented.pool.region for one in asker.jobs.armings()))):
         name = provisioner.group(cluster, region)
         listed = asker.group.describe(name)
-        found += [f"group {name}", *(node.id for node in listed.alive)] if listed.exists else []
+        shown = name if fleet_of(name) is None else cluster
+        found += [f"group {shown}", *(node.id for node in listed.alive)] if listed.exists else []
         if known.cloud is Cloud.AWS:
             census = gpucloud.aws(AwsChoices(profile=known.profile), Resources(regions=(region,))).census(store)
             found += [f"{one.kind} {one.id}" for one in census.of_cluster(cluster)]

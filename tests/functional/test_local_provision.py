@@ -14,10 +14,11 @@ import pytest
 from gpucloud.adapters.home import Home
 from gpucloud.adapters.local.group import LocalNodeGroup
 from gpucloud.adapters.local.provision import EmbeddedProvisioner, LocalProvisioner, ensure_group
-from gpucloud.adapters.local.records import Folder
+from gpucloud.adapters.local.records import Folder, NodeRecord
 from gpucloud.domain.errors import FleetElsewhere, ProvisionError
 from gpucloud.domain.job.spec import Market
-from gpucloud.domain.node.node import fleet_of
+from gpucloud.domain.node.node import NO_GROUP, NodeState, fleet_of
+from gpucloud.domain.offer import Pool
 from gpucloud.ports import ClusterSpec
 
 SPEC = ClusterSpec(
@@ -40,6 +41,19 @@ CLUSTER = {
     "access": "ssh-ed25519 AAAA",
     "store": "/store",
 }
+
+NODE = NodeRecord(
+    id="i-00000000000000001",
+    number=1,
+    pool=Pool(instance_type="local.p3.2xlarge", zone="us-east-2a", market=Market.SPOT),
+    launched_at=datetime(2026, 1, 1, tzinfo=timezone.utc),
+    address="127.0.0.11",
+    port=2201,
+    user="me",
+    interface="lo",
+    host_key="ssh-ed25519 AAAA",
+    state=NodeState.RUNNING,
+)
 
 
 def provision(action: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -109,6 +123,9 @@ def test_no_call_for_a_group_of_another_home_reaches_the_own_one_of_that_name(tm
     assert own == makers[0].group(SPEC.name, SPEC.region)
     assert mine.describe(own).exists
     assert mine.describe(SPEC.name).exists  # of states that were written before
+    assert mine.describe(other) == NO_GROUP  # no machine of it lives there
+    records = Folder(homes[1].cloud)
+    records.save_node(SPEC.name, NODE)
     until = datetime.now(timezone.utc) + timedelta(hours=1)
     for call in (
         lambda: mine.describe(other),
@@ -116,11 +133,20 @@ def test_no_call_for_a_group_of_another_home_reaches_the_own_one_of_that_name(tm
         lambda: mine.purge(other),
         lambda: mine.interrupt(other, "i-1", notice=True),
         lambda: makers[0].destroy(other, story=told.append),
-        lambda: LocalNodeGroup(homes[1].cloud).describe(other),
     ):
         with pytest.raises(FleetElsewhere, match=r"fleet of another home \(.*/a folder on ") as refused:
             call()
+        assert str(refused.value.message).startswith("the machines of digits are ")
         assert str(refused.value.hint).endswith(f"GPUCLOUD_HOME='{homes[1].root}'")
+    for away in (replace(homes[1].fleet(), host="another"), replace(homes[1].fleet(), home=str(tmp_path / "gone"))):
+        with pytest.raises(FleetElsewhere) as unseen:
+            mine.describe(away.named(SPEC.name))
+        assert not unseen.value.is_here
+        mine.purge(away.named(SPEC.name))
+        makers[0].destroy(away.named(SPEC.name), story=told.append)
+    records.save_node(SPEC.name, replace(NODE, state=NodeState.TERMINATED, ended_at=until))
+    assert (mine.describe(other).exists, mine.describe(other).nodes[0].ended_at) == (False, until)
+    makers[0].destroy(other, story=told.append)
     assert theirs.describe(other).exists
     makers[0].destroy(own, story=told.append)
     assert (mine.describe(own).exists, theirs.describe(other).exists) == (False, True)

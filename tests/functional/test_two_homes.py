@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import socket
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -49,39 +51,58 @@ def test_machines_of_another_home_are_told_as_alive_and_ended_by_nobody_else(min
     told = mine.run("status", job, "--json", limit_s=60)
     assert (told.code, len(told.json["nodes"]), told.json["paid_until"] is not None) == (0, 2, True), told.stderr
     assert f"embedded fleet of another home ({theirs.home} on " in told.json["message"]
-    for command in (("down", "--adopt"), ("train", "--adopt"), ("ssh",), ("budget", "2 USD")):
-        refused = mine.run(command[0], job, *command[1:], limit_s=60)
+    for command in ("down --adopt", "down --adopt --abandon", "train --adopt", "ssh", "budget 2USD"):
+        refused = mine.run(command.split()[0], job, *command.split()[1:], limit_s=60)
         assert refused.code == 3, (command, refused.stdout, refused.stderr)
         assert f"GPUCLOUD_HOME={theirs.home}" in refused.stderr, command
     assert alive(theirs) == 2
     assert json.loads(state_file(theirs).read_bytes())["status"] == json.loads(before)["status"]
     assert not (mine.home / "cloud" / "groups").exists()
 
-    theirs.home.rename(theirs.home.with_name("away"))
-    gone = mine.run("status", job, "--json", limit_s=60)
-    assert (gone.code, len(gone.json["nodes"])) == (0, 2)
-    assert mine.run("down", job, "--adopt", limit_s=60).code == 3
-    theirs.home.with_name("away").rename(theirs.home)
-
     ended = theirs.run("down", "small", "--json")
     assert (ended.code, ended.json["nodes"], alive(theirs)) == (0, [], 0), ended.stderr
     assert mine.run("down", job, "--adopt").code == 0
 
 
-def test_who_abandons_them_is_told_that_they_go_on_and_they_cost_until_then(mine, theirs):
-    job = job_of(mine)
+def test_a_job_goes_on_at_once_where_the_home_of_its_machines_is_gone(mine, theirs):
+    job, before = job_of(mine), json.loads(state_file(theirs).read_bytes())
+    gone = theirs.home.with_name("gone")
+    theirs.home.rename(gone)
+    try:
+        told = mine.run("status", job, "--json", limit_s=60)
+        assert (told.code, len(told.json["nodes"])) == (0, 2), told.stderr
+        assert "and not seen from here; paid until " in told.json["message"]
 
-    given_up = mine.run("down", job, "--adopt", "--abandon", "--json")
+        trained = mine.run("train", job, "--adopt")
 
-    assert (given_up.code, given_up.json["error"]["code"]) == (30, "cleanup_incomplete"), given_up.stderr
-    assert alive(theirs) == 2
-    assert (
-        "2 machines that could not be ended from here may be alive, and cost, until"
-        in mine.run("status", "small").stdout
-    )
-    assert [node["ended_at"] for node in json.loads(state_file(theirs).read_bytes())["nodes"]] == [None, None]
-    assert theirs.run("train", job_of(theirs)).code == 0
-    assert alive(theirs) == 0
+        assert trained.code == 0, trained.stderr
+        assert f"2 machines of the embedded fleet of {socket.gethostname()}:{theirs.home} are not seen from here" in (
+            " ".join(trained.stderr.split())
+        )
+        state = json.loads(state_file(theirs).read_bytes())
+        until = datetime.fromisoformat(before["paid_until"])
+        theirs_before = {node["node_id"] for node in before["nodes"]}
+        left = [node for node in state["nodes"] if node["node_id"] in theirs_before]
+        assert {datetime.fromisoformat(node["missing_at"]) for node in left} == {until}
+    finally:
+        gone.rename(theirs.home)
+
+
+def test_a_job_that_drives_itself_is_ended_from_another_home_and_its_budget_is_changed_there(mine, theirs):
+    begun = theirs.run("train", theirs.job(steps=6000, extra=f"store: {theirs.folder.parent / 'store'}\n"), "--detach")
+    assert begun.code == 0, begun.stderr
+    job = mine.job(steps=6000, extra=f"store: {mine.folder.parent / 'store'}\n")
+
+    shutil.copytree(theirs.home / "signing", mine.home / "signing", dirs_exist_ok=True)
+
+    raised = mine.run("budget", job, "2 USD")
+    assert raised.code == 0, raised.stderr
+    ended = mine.run("down", job, "--adopt", "--json")
+
+    assert (ended.code, ended.json["nodes"], alive(theirs)) == (0, [], 0), ended.stderr
+    assert "not seen from here" not in ended.stderr
+    left = json.loads(state_file(theirs).read_bytes())
+    assert (left["status"], left["group"]) == ("stopped", None)
 
 
 def test_after_their_paid_time_they_are_gone_and_were_paid_until_then(mine, theirs):
@@ -92,6 +113,8 @@ def test_after_their_paid_time_they_are_gone_and_were_paid_until_then(mine, thei
         node["launched_at"] = (over - timedelta(minutes=10)).isoformat()
     state_file(theirs).write_text(json.dumps(state))
 
+    for command in ("ssh", "doctor"):
+        assert "has no machine that is up" in mine.run(command, job_of(mine), limit_s=60).stderr
     ended = mine.run("down", job_of(mine), "--adopt", "--json")
 
     assert (ended.code, ended.json["nodes"]) == (0, []), ended.stderr

@@ -148,7 +148,9 @@ def test_a_machine_without_the_key_says_so_before_anything_else(tmp_path, monkey
     cloud = Gpucloud(Home(tmp_path / "home"))
     known = KnownJob(name="digits", store=str(tmp_path / "store"), file=tmp_path / "job.yaml")
     here = SimpleNamespace(known=known, host=lambda: "", orders=SimpleNamespace(clock=cloud.clock))
-    access = Access(ordered=here, key=lambda: cloud.machine_key(known), services=cloud.services)
+    access = Access(
+        ordered=here, key=lambda: cloud.machine_key(known), services=cloud.services, fleet_elsewhere=lambda _: None
+    )
 
     with pytest.raises(CredentialsError, match="SSH key is not here"):
         access.require_key(state())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ from decimal import Decimal
 from pathlib import Path
 
 from gpucloud.adapters.local.records import Folder, GroupRecord, NodeRecord, noticed
-from gpucloud.domain.errors import ProvisionError
+from gpucloud.domain.errors import FleetElsewhere, ProvisionError
 from gpucloud.domain.node.node import NO_GROUP, EndCause, Fault, Fleet, GroupView, Refusal, fleet_of
 from gpucloud.domain.offer import Pool
 from gpucloud.domain.variables import GPUCLOUD_NODE
@@ -67,9 +68,9 @@ class LocalNodeGroup:
         record, nodes = self._read(group)
         if _needs_daemon(record, nodes) and kick(self._folder):
             record, nodes = self._read(group)
-        if record is None:
-            return NO_GROUP
         listed = tuple(node.listed() for node in nodes)
+        if record is None:
+            return replace(NO_GROUP, nodes=listed)
         refusals = _refusals(record)
         return GroupView(exists=True, size=record.size, armed_until=record.armed_until, nodes=listed, refusals=refusals)
 
@@ -113,9 +114,10 @@ class LocalNodeGroup:
 
     def purge(self, group: str, *, keep: tuple[tuple[str, str], ...] = ()) -> None:  # noqa: ARG002  no disk stays
         """Set the level to 0, end every node, and return when no process of them is left; no group is no error."""
+        away = fleet_elsewhere(group, self._fleet)
+        if (away is not None and not away.is_here) or self._read(group)[0] is None:
+            return  # from here, nothing is there to end
         group = self._here(group)
-        if self._read(group)[0] is None:
-            return
         with self._changing(group) as record:
             self._folder.save_group(replace(record, size=0))
             ending = [node for node in self._folder.nodes(group) if node.alive]
@@ -161,14 +163,18 @@ class LocalNodeGroup:
 
     def _here(self, group: str) -> str:
         """Return the group's name in the folder. FleetElsewhere for one that is of another home's."""
-        named, name = fleet_of(group), group.rpartition("/")[2]
-        if named is None:
-            return group
-        if self._fleet is None or self._fleet().identity != named.identity:
-            raise named.elsewhere(name)
-        return name
+        if (away := fleet_elsewhere(group, self._fleet)) is not None:
+            raise away
+        return group.rpartition("/")[2] if fleet_of(group) is not None else group
 
     def _read(self, group: str) -> tuple[GroupRecord | None, tuple[NodeRecord, ...]]:
+        """Of another home's group whose nodes have all ended, these are told: there is nothing to change any more."""
+        if (away := fleet_elsewhere(group, self._fleet)) is not None:
+            fleet = fleet_of(group)
+            nodes = _nodes_there(fleet, group.rpartition("/")[2]) if fleet is not None else None
+            if away.is_here or nodes is None:
+                raise away
+            return None, nodes
         group = self._here(group)
         with contextlib.suppress(FileNotFoundError), self._locked():
             return self._folder.group(group), self._folder.nodes(group)
@@ -210,6 +216,32 @@ class LocalNodeGroup:
                 raise ProvisionError(f"{record.name} has no node {node_id}", hint="take an id from the group's list")
             if node.alive:
                 self._folder.save_node(record.name, change(node))
+
+
+def fleet_elsewhere(group: str | None, own: Callable[[], Fleet] | None) -> FleetElsewhere | None:
+    """Return the error for a group on the embedded fleet of another home than `own`, None for others.
+
+    That home is here where its folder tells of machines that are alive: they can be ended there.
+    """
+    fleet = fleet_of(group)
+    if group is None or fleet is None or (own is not None and own().identity == fleet.identity):
+        return None
+    name = group.rpartition("/")[2]
+    is_here = any(node.alive for node in _nodes_there(fleet, name) or ())
+    return fleet.elsewhere(name.removeprefix("gpucloud-"), is_here=is_here)
+
+
+def _nodes_there(fleet: Fleet, name: str) -> tuple[NodeRecord, ...] | None:
+    """Return the group's nodes as the folder of a home on this machine has them; None where that home is not here.
+
+    It is only read: its name may have been written by anybody. In a container, a folder of that name is another's.
+    """
+    identity = Path(fleet.home) / "identity"
+    with contextlib.suppress(OSError, ValueError, ProvisionError):
+        at_home = fleet.host == socket.gethostname() and identity.is_file()
+        if at_home and identity.read_text().strip() == fleet.identity:
+            return Folder(identity.parent / "cloud").nodes(name)
+    return None
 
 
 def _needs_daemon(record: GroupRecord | None, nodes: tuple[NodeRecord, ...]) -> bool:

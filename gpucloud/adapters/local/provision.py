@@ -17,11 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpucloud.adapters.local import first_boot
-from gpucloud.adapters.local.group import LocalNodeGroup
+from gpucloud.adapters.local.group import LocalNodeGroup, fleet_elsewhere
 from gpucloud.adapters.local.records import Folder, GroupRecord
 from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.job.spec import Market
-from gpucloud.domain.node.node import Fleet, fleet_elsewhere
+from gpucloud.domain.node.node import Fleet
 from gpucloud.domain.variables import GPUCLOUD_CLUSTER, GPUCLOUD_HOME
 from gpucloud.ports import ClusterSpec, Provisioner
 
@@ -54,9 +54,11 @@ class EmbeddedProvisioner:
 
     def destroy(self, group: str, *, story: Callable[[str], None]) -> None:
         """End the group's nodes and remove it, with what Terraform remembers of it. FleetElsewhere, as `describe`."""
-        fleet, group = fleet_elsewhere(group, lambda: self._fleet().identity), group.rpartition("/")[2]
-        if fleet is not None:
-            raise fleet.elsewhere(group)
+        if (away := fleet_elsewhere(group, self._fleet)) is not None:
+            if away.is_here:
+                raise away
+            return
+        group = group.rpartition("/")[2]
         if self._terraform is not None:
             self._terraform.destroy(group, story=story)
         self._direct.destroy(group, story=story)

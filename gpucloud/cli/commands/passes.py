@@ -191,7 +191,7 @@ def budget(target: str | None, wanted: Decimal | None, *, as_json: bool) -> int:
     if wanted is not None:
         cloud.home.give_reserve(whole=False)
         state = asker.state()
-        if asker.supervisor() is None or state.drives_itself:  # else whoever supervises it, there, has it in force
+        if asker.supervisor() is None:  # else whoever supervises it, there, has it in force
             access_to(cloud, known).require_fleet(state)
         budget_changer(cloud, known, partial(_settle, cloud, known), tell).make(wanted)
     report, order = report_of(cloud, known), asker.order()

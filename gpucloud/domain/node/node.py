@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from enum import Enum
@@ -158,14 +157,14 @@ class Fleet:
         """Return the group's whole name."""
         return f"{self.identity}@{quote(self.host, safe='')}{quote(self.home)}/{group}"
 
-    def elsewhere(self, of: str) -> FleetElsewhere:
-        """Return the error for who asks in another home for machines `of` a job."""
+    def elsewhere(self, of: str, *, is_here: bool) -> FleetElsewhere:
+        """Return the error for who asks in another home for machines `of` a job; `is_here`: that one is on its host."""
         home = in_one_line(self.home)
-        return FleetElsewhere(
-            f"the machines of {of} are on the embedded fleet of another home ({home} on {in_one_line(self.host)}),"
-            " which alone sees and ends them",
-            hint=f"the same command there, with GPUCLOUD_HOME={shlex.quote(home)}",
-        )
+        whose = f"the machines of {of} are on the embedded fleet of another home ({home} on {in_one_line(self.host)}), "
+        if not is_here:
+            return FleetElsewhere(f"{whose}and not seen from here")
+        there = f"the same command there, with GPUCLOUD_HOME={shlex.quote(home)}"
+        return FleetElsewhere(f"{whose}which alone sees and ends them", hint=there)
 
 
 def fleet_of(group: str | None) -> Fleet | None:
@@ -176,10 +175,12 @@ def fleet_of(group: str | None) -> Fleet | None:
     return Fleet(identity=found[1], host=unquote(found[2]), home=unquote(found[3] or "/"))
 
 
-def fleet_elsewhere(group: str | None, identity: Callable[[], str]) -> Fleet | None:
-    """Return the embedded fleet of another home than that one after which a group is named, None for others."""
-    fleet = fleet_of(group)
-    return fleet if fleet is not None and fleet.identity != identity() else None
+def is_same_group(one: str, other: str) -> bool:
+    """Whether the names are of one group: a home may have moved since, or its host be called otherwise."""
+    fleets = fleet_of(one), fleet_of(other)
+    if fleets[0] is None or fleets[1] is None:
+        return one == other
+    return fleets[0].identity == fleets[1].identity and one.rpartition("/")[2] == other.rpartition("/")[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ look again): two sightings at least a minute apart, and exact owner tags only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -15,7 +16,7 @@ from decimal import Decimal
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.errors import FleetElsewhere
 from gpucloud.domain.job.quantities import format_moment
-from gpucloud.domain.node.node import NO_GROUP, EndCause, Fleet, GroupView, Node, NodeState, fleet_elsewhere, fleet_of
+from gpucloud.domain.node.node import NO_GROUP, EndCause, GroupView, Node, NodeState
 from gpucloud.domain.state.state import Interruption, InterruptionKind, JobState, UsageInterval
 from gpucloud.domain.supervision.membership import unit_of
 
@@ -132,6 +133,8 @@ def ripe(found: Iterable[Thing], first_seen: Mapping[str, datetime], now: dateti
 # that was armed last was over. What it costs up to then is what `status` shows, and what the budget counts.
 
 
+FindFleet = Callable[["str | None"], "FleetElsewhere | None"]
+"""Tells of a group that it is on the embedded fleet of another home."""
 LISTED_LATE = timedelta(seconds=60)
 """For so long a list may lack what lives: nothing is written down for good before."""
 
@@ -166,24 +169,42 @@ def as_listed(state: JobState, group: GroupView, now: datetime) -> JobState:
 def list_group(describe: Callable[[str], GroupView], state: JobState, now: Callable[[], datetime]) -> GroupView:
     """Return the job's group as the cloud describes it now.
 
-    One on the embedded fleet of another home is told as it was known last, until its paid time is over.
+    One on the embedded fleet of another home is told as it was known last, while machines of it may live.
     """
     try:
         return describe(state.group) if state.group is not None else NO_GROUP
-    except FleetElsewhere:
+    except FleetElsewhere as error:
         at = now()
-        return _unlisted(state, at) if is_paid(state, at) else NO_GROUP
+        return _unlisted(state, error, at) if may_live(state, at) else NO_GROUP
 
 
-def is_paid(state: JobState, now: datetime) -> bool:
-    """Whether machines of the job may live that cannot be listed: until the time that was armed last is over."""
-    return state.paid_until is not None and now - state.paid_until < LISTED_LATE
+def list_here(describe: Callable[[str], GroupView], state: JobState) -> GroupView:
+    """Return the job's group as the cloud describes it now; none where it is on the embedded fleet of another home."""
+    with suppress(FleetElsewhere):
+        return describe(state.group) if state.group is not None else NO_GROUP
+    return NO_GROUP
 
 
-def _unlisted(state: JobState, now: datetime) -> GroupView:
+def living_elsewhere(find: FindFleet, state: JobState, now: datetime) -> FleetElsewhere | None:
+    """Return the error for machines of the job that live on the embedded fleet of another home that is here.
+
+    What is on another host, or was in a folder that is gone, is ended by nobody else: it switches itself off.
+    """
+    away = find(state.group)
+    return until_paid(away, state, now) if away is not None and away.is_here and may_live(state, now) else None
+
+
+def may_live(state: JobState, now: datetime) -> bool:
+    """Whether machines of the job may live that cannot be listed: until the time that was armed last is over.
+
+    None does where the job has ended, and its state knows the end of each.
+    """
+    is_paid = state.paid_until is not None and now - state.paid_until < LISTED_LATE
+    return is_paid and not (state.status.ended and not state.alive)
+
+
+def _unlisted(state: JobState, error: FleetElsewhere, now: datetime) -> GroupView:
     """Return the group as the state tells of it, where it cannot be listed: its machines as they were known last."""
-    fleet = fleet_of(state.group)
-    why = _not_here(fleet, state, now) if fleet is not None else None
     nodes = tuple(
         Node(
             id=interval.node_id,
@@ -198,38 +219,23 @@ def _unlisted(state: JobState, now: datetime) -> GroupView:
         )
         for interval in state.alive
     )
-    return GroupView(
-        exists=True,
-        size=len(nodes),
-        armed_until=state.paid_until,
-        nodes=nodes,
-        unseen=f"{why.message} ({why.hint})" if why else None,
-    )
+    why = until_paid(error, state, now)
+    unseen = f"{why.message} ({why.hint})" if why.is_here else why.message
+    return GroupView(exists=True, size=len(nodes), armed_until=state.paid_until, nodes=nodes, unseen=unseen)
+
+
+def until_paid(error: FleetElsewhere, state: JobState, now: datetime) -> FleetElsewhere:
+    """Return the error with the time at which the machines have switched themselves off at the latest."""
+    until = format_moment(state.paid_until or now, now)
+    return FleetElsewhere(f"{error.message}; paid until {until}, they count as gone after that", hint=error.hint)
 
 
 def let_go(state: JobState) -> JobState:
-    """Return the state without its group, which nobody here can end: its machines count until their paid time is over.
-
-    They cost until then, whether or not the job has ended.
-    """
+    """Return the state without its group, which nobody here can end: its machines cost for their paid time at most."""
     alive = (
         interval if interval.ended_at else replace(interval, missing_at=state.paid_until) for interval in state.nodes
     )
     return replace(state, group=None, nodes=tuple(alive))
-
-
-def elsewhere(state: JobState, identity: Callable[[], str], now: Callable[[], datetime]) -> FleetElsewhere | None:
-    """Return the error for machines of the embedded fleet of another home than that one, while they are paid."""
-    fleet = fleet_elsewhere(state.group, identity)
-    if fleet is None:
-        return None
-    at = now()
-    return _not_here(fleet, state, at) if is_paid(state, at) else None
-
-
-def _not_here(fleet: Fleet, state: JobState, now: datetime) -> FleetElsewhere:
-    error, until = fleet.elsewhere(state.job), format_moment(state.paid_until or now, now)
-    return FleetElsewhere(f"{error.message}; paid until {until}, they count as gone after that", hint=error.hint)
 
 
 def ended(interval: UsageInterval, paid_until: datetime | None, now: datetime) -> UsageInterval:

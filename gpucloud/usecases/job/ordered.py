@@ -14,7 +14,7 @@ from gpucloud.domain.errors import CredentialsError, GpucloudError, PlanRefused,
 from gpucloud.domain.job.quantities import counted, format_moment, format_span, format_usd, span_of, written_span
 from gpucloud.domain.job.spec import AwsChoices, Cloud, Job, KnownJob
 from gpucloud.domain.market.plan import affordable, fitting
-from gpucloud.domain.node.node import NO_GROUP, GroupView, fleet_elsewhere
+from gpucloud.domain.node.node import NO_GROUP, GroupView
 from gpucloud.domain.offer import Offer, Pool
 from gpucloud.domain.state.order import Order, is_finished, refuse_elsewhere, unusable
 from gpucloud.domain.state.state import JobState
@@ -22,7 +22,7 @@ from gpucloud.domain.supervision.capacity import no_start_fits, pool_to_stay_in,
 from gpucloud.domain.supervision.deadline import situation
 from gpucloud.domain.supervision.membership import pace_of
 from gpucloud.domain.supervision.snapshot import Limits, Rules, Snapshot, Supervising, goal_of
-from gpucloud.domain.supervision.strays import elsewhere
+from gpucloud.domain.supervision.strays import FindFleet, living_elsewhere
 from gpucloud.domain.supervision.transitions import reopen
 from gpucloud.store import is_refused, takes_nothing
 from gpucloud.usecases.job.jobs import Asker
@@ -202,6 +202,7 @@ class Access:
     ordered: OrderedJob
     key: FindKey
     services: MakeServices
+    fleet_elsewhere: FindFleet
 
     def by_order(self, state: JobState, given: Given) -> Means:
         """Return what there is for the job as it was ordered: to go on with it, or to end it.
@@ -211,9 +212,8 @@ class Access:
         if state.status.ended or given.order.end is not None:
             return self.to_end(state, given)
         self.require_key(state)
-        job, edited = self.ordered.to_go_on(given)
-        services = self.services(job, self._name, unattended=given.order.unattended)
-        return Means(job=job, edited=edited, services=services)
+        (job, edited), unattended = self.ordered.to_go_on(given), given.order.unattended
+        return Means(job=job, edited=edited, services=self.services(job, self._name, unattended=unattended))
 
     def to_go_on(self, state: JobState, job: Job, order: Order, *, reopens: bool) -> Means:
         """Return what there is for the job as its file here says, under a start's order. Raises what `by_order` raises.
@@ -252,23 +252,23 @@ class Access:
         return Means(job=job, edited=edited, unsaved=unsaved, services=services)
 
     def require_fleet(self, state: JobState) -> None:
-        """Raise FleetElsewhere where the job's machines are on the embedded fleet of another home, and paid."""
-        if (away := self.elsewhere(state)) is not None:
-            raise away
+        """Raise FleetElsewhere where machines of the job live, and stay, on the embedded fleet of another home here."""
+        clock = self.ordered.orders.clock
+        until = clock.now() + timedelta(seconds=30 if state.status.ended and state.drives_itself else 0)
+        while (away := living_elsewhere(self.fleet_elsewhere, state, clock.now())) is not None:
+            if clock.now() >= until:
+                raise away
+            clock.sleep(1)
 
     def require_key(self, state: JobState) -> None:
         """Raise CredentialsError where the key of the job's machines is not here: a new one opens none of them."""
         self.require_fleet(state)
-        path = None if state.group is None or fleet_elsewhere(state.group, self.ordered.host) else self.key()
+        path = None if state.group is None or self.fleet_elsewhere(state.group) is not None else self.key()
         if path is not None and not path.is_file():
             raise CredentialsError(
                 f"{self._name} has machines, and their SSH key is not here ({path})",
                 hint="GPUCLOUD_SSH_KEY=<the file>: the same one wherever the job is supervised from, from its start",
             )
-
-    def elsewhere(self, state: JobState) -> GpucloudError | None:
-        """Return that error, None where there is none."""
-        return elsewhere(state, self.ordered.host, self.ordered.orders.clock.now)
 
     @property
     def _name(self) -> str:

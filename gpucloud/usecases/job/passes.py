@@ -37,7 +37,7 @@ from gpucloud.domain.supervision.budget import (
     rules_for,
     shutdown_at,
 )
-from gpucloud.domain.supervision.self_driving import Arming, arming, most_machines
+from gpucloud.domain.supervision.self_driving import Arming, arming, most_machines, rebuilt
 from gpucloud.domain.supervision.snapshot import Rules, asked_of
 from gpucloud.ports import Clock
 from gpucloud.store import takes_nothing
@@ -298,7 +298,7 @@ class Ender:
             watcher.story(f"{error.message}\nending the job by an order of your own in its place")
             orders.end_in_place(enough_to_end(ordered.known, ordered.read_job), ordered.host())
         if not (state.status.ended and state.torn_down):
-            if asker.supervisor() is None and not self.abandons:
+            if asker.supervisor() is None:
                 self.access.require_fleet(state)  # who cannot end it orders nothing; a supervisor there can
             orders.end()
         since = asker.clock.now()
@@ -340,9 +340,6 @@ class Ender:
 
     def _end_here(self, state: JobState, watcher: Watcher, asked: AskedToEnd) -> None:
         """End the job from here: with a last save if that can be, else the machines at once."""
-        if self.abandons and (away := self.access.elsewhere(state)) is not None:
-            self._unsaved_session(watcher, asked).end_unsaved(away.message, lets_go=True)
-            raise CleanupIncomplete(f"{state.job} is ended without its machines: {away.message}", hint=away.hint)
         means = self.access.to_end(state, self._orders.newest())
         session = Session(services=means.services, orders=self._orders, watcher=watcher, asked=asked)
         if means.unsaved is None:
@@ -352,6 +349,7 @@ class Ender:
 
     def _end_as_armed(self, newest: Arming, watcher: Watcher, asked: AskedToEnd) -> None:
         """End the machines first, which then write nothing more, and the job as it is known on the user's side."""
+        self.access.require_fleet(rebuilt(self.asker.jobs.job, newest))
         session = self._unsaved_session(watcher, asked)
         for group in self._groups(newest):
             session.services.group.purge(group)

@@ -31,7 +31,7 @@ from gpucloud.domain.state.state import JobState
 from gpucloud.domain.supervision.budget import least_to_go_on, least_to_lower_to, prepaid_rule_for, refusal, rules_for
 from gpucloud.domain.supervision.capacity import no_start_fits
 from gpucloud.domain.supervision.snapshot import Rules, Snapshot
-from gpucloud.domain.supervision.strays import list_group
+from gpucloud.domain.supervision.strays import list_here
 from gpucloud.ports import Account, Clock, MarketData, NodeGroup, Signer
 from gpucloud.store import Conflict, ObjectStore
 from gpucloud.usecases.job.jobs import Kept, kept_of
@@ -403,7 +403,7 @@ class Starter:
         return SpendTracker(jobs, self.market, self.terms)
 
     def _listed(self, state: JobState) -> GroupView:
-        return NO_GROUP if self.group is None else list_group(self.group.describe, state, self.clock.now)
+        return NO_GROUP if self.group is None else list_here(self.group.describe, state)
 
     def _plan_again(self, job: Job, order: Order, state: JobState, now: datetime, used: Used) -> Plan:
         listed = self._listed(state)

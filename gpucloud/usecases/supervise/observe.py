@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 
-from gpucloud.domain.errors import FleetElsewhere, GpucloudError, NodeError
+from gpucloud.domain.errors import GpucloudError, NodeError
 from gpucloud.domain.market.plan import affordable, fitting
 from gpucloud.domain.money.ledger import with_extras
 from gpucloud.domain.node.member import workers_per_node
@@ -24,7 +24,6 @@ from gpucloud.domain.supervision.elastic import appointed, enough_since
 from gpucloud.domain.supervision.membership import is_gone, is_over, members_of, progress_of
 from gpucloud.domain.supervision.quarantine import failures, noted, silences
 from gpucloud.domain.supervision.snapshot import DriveTrial, Goal, Limits, NodeSnapshot, Readiness, Snapshot
-from gpucloud.domain.supervision.strays import is_paid, let_go
 from gpucloud.store import TooMany, newest_commit
 from gpucloud.usecases.money.spend import Payable, SpendTracker
 from gpucloud.usecases.services import Learning, Services
@@ -117,7 +116,7 @@ class Observer:
         """Return what is seen now; `goal` says what is worth a look."""
         now = self.services.clock.now()
         tries = tuple(self.bootstrapper.tries[self._noted :])
-        state, group = self._list_group(state, now)
+        group = self._list_group(state)
         given_back = {node.id for node in group.nodes if node.end_cause is EndCause.CHOICE}
         state = self.home.with_rescued(noted(state, tries, given_back))
         self.bootstrapper.see(group)
@@ -186,16 +185,8 @@ class Observer:
         both = transitions.appoint(snapshot.state, Appoint(offer=offer), snapshot.now)
         return replace(snapshot, payable_with_successor=self._payable(both, snapshot.group, goal, snapshot.now).until)
 
-    def _list_group(self, state: JobState, now: datetime) -> tuple[JobState, GroupView]:
-        """A group of another home's fleet is let go once its machines' paid time is over: the job goes on without."""
-        if state.group is None:
-            return state, NO_GROUP
-        try:
-            return state, self.services.group.describe(state.group)
-        except FleetElsewhere:
-            if is_paid(state, now):
-                raise
-            return let_go(state), NO_GROUP
+    def _list_group(self, state: JobState) -> GroupView:
+        return self.services.group.describe(state.group) if state.group is not None else NO_GROUP
 
     def _candidates(self, state: JobState, goal: Goal, spent_usd: Decimal, now: datetime) -> tuple[Offer, ...]:
         """Ask the market only when another pool is needed or may be, and not at every pass."""

@@ -21,6 +21,7 @@ from gpucloud.domain.job.quantities import format_moment
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.money.costs import Sundries, charges_of, drill_charges, saves_made, transfer_usd
 from gpucloud.domain.money.ledger import ZERO
+from gpucloud.domain.node.node import is_same_group
 from gpucloud.domain.offer import Pool
 from gpucloud.domain.state.order import UNDRILLED
 from gpucloud.domain.state.state import Attempt, JobState, UsageInterval
@@ -113,9 +114,7 @@ class MachineProvisioner:
             images[region] = image
         group = provisioner.group(self.services.cluster, region)
         self.lease.write(replace(state, group=group, images=tuple(sorted(images.items()))))
-        self.bootstrapper.publish(
-            state.pool, self.lease.state.gpu
-        )  # the first machine may read it as soon as it is there
+        self.bootstrapper.publish(state.pool, self.lease.state.gpu)  # the first machine may read it at once
         provisioner.ensure(self._cluster(image), story=self.watcher.story)
 
     def come_back(self, now: datetime) -> None:
@@ -226,9 +225,9 @@ class MachineProvisioner:
         """In the same region the group stays; in another one it is made anew, when nothing is left of the old one."""
         state, services = self.lease.state, self.services
         new = services.provisioner.group(services.cluster, action.offer.pool.region)
-        if state.group is not None and state.group != new:
+        kept = state.group if state.group is not None and is_same_group(state.group, new) else None
+        if state.group is not None and kept is None:
             self._end_group(state.group)
-        kept = state.group if state.group == new else None
         if kept is not None:  # an old listing may not have shown that machines were asked for in the pool that is left
             services.group.resize(kept, 0, action.offer.pool)
         self.lease.write(transitions.move(self.lease.state, action, kept, services.clock.now()))

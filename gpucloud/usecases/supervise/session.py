@@ -14,8 +14,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from gpucloud.domain.errors import GpucloudError, LeaseHeld, OrderChanged, RunIsOver, StoreError
+from gpucloud.domain.errors import FleetElsewhere, GpucloudError, LeaseHeld, OrderChanged, RunIsOver, StoreError
+from gpucloud.domain.job.quantities import counted, format_moment
 from gpucloud.domain.money.budget import Spend
+from gpucloud.domain.node.node import fleet_of
 from gpucloud.domain.state.order import Order, is_closed
 from gpucloud.domain.state.state import ExitReason, JobState, UsageInterval
 from gpucloud.domain.supervision import transitions
@@ -24,8 +26,8 @@ from gpucloud.domain.supervision.budget import with_leaving
 from gpucloud.domain.supervision.membership import time_left
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.snapshot import OUTSIDE, Goal, Snapshot, Supervising, goal_of
-from gpucloud.domain.supervision.strays import let_go
-from gpucloud.domain.untrusted import masked, words_of
+from gpucloud.domain.supervision.strays import let_go, may_live
+from gpucloud.domain.untrusted import in_one_line, masked, words_of
 from gpucloud.system.retries import Retry
 from gpucloud.usecases.jobstore.lease import Lease, StoreClock, take
 from gpucloud.usecases.jobstore.orders import Given, Orders
@@ -89,19 +91,15 @@ class Session:
             one.settle()
             return one.lease.state
 
-    def end_unsaved(self, why: str | None = None, *, lets_go: bool = False) -> JobState:
-        """End the job as it stands and its machines at once, and say why; return the state then. Raises LeaseHeld.
-
-        With `lets_go` its machines, which cannot be ended from here, go on until their paid time is over.
-        """
-        with self._held(None, saves=False, lets_go=lets_go) as one:
+    def end_unsaved(self, why: str | None = None) -> JobState:
+        """End the job as it stands and its machines at once, and say why; return the state then. Raises LeaseHeld."""
+        with self._held(None, saves=False) as one:
             if why is not None:
-                does = "ending the job without its machines" if lets_go else "ending the machines without a last save"
-                self.watcher.story(f"{why}\n{does}")
+                self.watcher.story(f"{why}\nending the machines without a last save")
             return one.run()
 
     @contextmanager
-    def _held(self, entering: Entering | None, *, saves: bool = True, lets_go: bool = False) -> Iterator[Supervisor]:
+    def _held(self, entering: Entering | None, *, saves: bool = True) -> Iterator[Supervisor]:
         services = replace(self.services, clock=StoreClock(self.services.clock, self.services.jobs, self.watcher.story))
         orders = replace(self.orders, clock=services.clock)
         who = replace(self.who, began_at=services.clock.now(), saving=services.saving)
@@ -113,12 +111,29 @@ class Session:
             if not saves and not lease.state.status.ended:
                 known = _with_newest(services, lease.state)
                 lease.write(transitions.abandon(known, services.clock.now(), services.job.outputs))
-            if lets_go:
-                lease.write(let_go(lease.state))
+            self._let_go_elsewhere(services, lease)
             with supervisor(services, who, orders, lease, self.watcher, self.asked) as one, self._telling(lease):
                 if not who.node:
                     one.begin()
                 yield one
+
+    def _let_go_elsewhere(self, services: Services, lease: Lease) -> None:
+        """Go on without machines of the embedded fleet of another home. FleetElsewhere where they are ended there."""
+        state, now, fleet = lease.state, services.clock.now(), fleet_of(lease.state.group)
+        if state.group is None or fleet is None:
+            return
+        try:
+            services.group.describe(state.group)
+        except FleetElsewhere as error:
+            if may_live(state, now) and error.is_here:
+                raise
+            if may_live(state, now) and state.alive and state.paid_until is not None:
+                self.watcher.story(
+                    f"{counted(len(state.alive), 'machine')} of the embedded fleet of {in_one_line(fleet.host)}:"
+                    f"{in_one_line(fleet.home)} are not seen from here: they switch themselves off by"
+                    f" {format_moment(state.paid_until, now)} at the latest"
+                )
+            lease.write(let_go(state))
 
     @contextmanager
     def _telling(self, lease: Lease) -> Iterator[None]:
