@@ -458,7 +458,8 @@ if __name__ == "__main__":
 def test_a_script_is_asked_to_end_by_itself_alone_and_what_breaks_off_beside_is_written_down(node, word):
     node.start()
     (node.root / "breaks.py").write_text(BREAKS)
-    launch = replace(node.launch(1, sys.executable, str(node.root / "breaks.py"), word, RANK="0"), outputs=True)
+    words = (str(node.root / "breaks.py"), word, "--config=configs/breaks.py")  # its own name is no launcher's word
+    launch = replace(node.launch(1, sys.executable, *words, RANK="0"), outputs=True)
     node.want(launch)
     node.wait_running(1)
     wait_until(lambda: "writing" in (node.folder(1) / "launcher.log").read_text(), "the script")

@@ -498,6 +498,7 @@ def test_each_that_has_a_number_of_its_own_is_told_while_the_next_is_written(tmp
     ("old", "new"),
     [
         (("train_cache.npz",), ()),  # data, and not what is saved
+        (("vocab_32000.pkl", "cache/mnist10.npz"), ()),
         (("data/train.bin", "vocabulary.pkl"), ()),
         (("step_5/model/weights.bin",), ("step_5/optimizer/weights.bin",)),  # it is still being written
         (("step_5/model.bin",), ("checkpoint-5/model.safetensors",)),

@@ -128,6 +128,7 @@ def test_a_requirements_file_may_install_from_the_tree(line):
         ("curl -s https://a.example/x >'a b' 2>/dev/null", True),
         ("echo 1 > ~/x; echo 2 >>$HOME/y", False),
         ("apt-get install -y libgl1 > apt.log 2>&1", False),
+        ("conda list --explicit > spec.txt", True),
         ("date > /tmp/when 2>&1; echo 2>&1", False),
         ("> made", True),
         ("pip install a > pip.log 2>&1", False),

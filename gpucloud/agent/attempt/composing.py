@@ -338,7 +338,11 @@ def _heeding(pid: int, number: signal.Signals, below: Mapping[int, Sequence[int]
 
 
 def _launched(pid: int, below: Mapping[int, Sequence[int]]) -> Iterator[int]:
-    own, rest = {Path(word).name for word in _words(pid)[1:]} - {""}, list(below.get(pid, ()))
+    itself, *others = [Path(word).name for word in _words(pid)] or [""]
+    own, rest = (
+        {*others} - {itself, ""},
+        list(below.get(pid, ())),
+    )  # workers bear its words: `train.py configs/train.py`
     while rest:
         child = rest.pop()
         if (words := _words(child)) and Path(words[0]).name in own:

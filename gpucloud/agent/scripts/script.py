@@ -13,13 +13,14 @@ import struct
 import sys
 import time
 import zipfile
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 
 from gpucloud.agent.attempt.composing import MARK, heeding
-from gpucloud.domain.checkpoint.directory import OURS, Listing, Signature, above, folder_of, last_number
+from gpucloud.domain.checkpoint.directory import OURS, Listing, Signature, above, family, folder_of, last_number
 from gpucloud.domain.checkpoint.layouts import SAY_DONE_FILE, SINGLE_FILES, TORCH_FILES, Found, Rule, layout_of
 from gpucloud.domain.checkpoint.manifest import CounterDrop, Counts, Why
 from gpucloud.domain.job.spec import Layout
@@ -399,12 +400,13 @@ def why_none(rule: Rule, found: Found, listing: Listing, since_ns: int = 0, unti
 def _at_rest(often: Iterable[str], listing: Listing, until_ns: int) -> list[str]:
     """Return those that are at rest with all of their numbered folder, else by their own number or with their folder.
 
-    Arrays without any number may be data.
+    Arrays may be data: those count that are in a numbered folder, or of which another bears another number.
     """
-    together: dict[str, list[str]] = {}
+    often, together = tuple(often), dict[str, list[str]]()
+    alike = Counter(map(family, often))
     for path in often:
         numbered = next((one for one in (*reversed(above(path)), path) if last_number(one) is not None), None)
-        if numbered is not None or not path.endswith(_ARRAYS):
+        if not path.endswith(_ARRAYS) or numbered not in (None, path) or alike[family(path)] > 1:
             together.setdefault(numbered or folder_of(path), []).append(path)
     return [path for paths in together.values() if _newest_ns(paths, listing) <= until_ns for path in paths]
 

@@ -203,9 +203,13 @@ def _only_installs(words: tuple[str, ...]) -> bool:
         return True
     if _may_use_tree(words) or any(map(_INTO_A_FOLDER.match, words)):
         return False
-    if words[0] in _PACKAGE_MANAGERS:
-        return next((word for word in words[1:] if not word.startswith("-")), "") in _THEIR_INSTALLS
-    return _asked_of_pip(words) is not None
+    return _is_a_managers(words) or _asked_of_pip(words) is not None
+
+
+def _is_a_managers(words: tuple[str, ...]) -> bool:
+    """Whether a package manager of the system installs by it."""
+    named = (word for word in words[1:] if not word.startswith("-"))
+    return bool(words) and words[0] in _PACKAGE_MANAGERS and next(named, "") in _THEIR_INSTALLS
 
 
 def _leaves_files(setup: str) -> bool:
@@ -218,8 +222,7 @@ def _leaves_file(words: tuple[str, ...], written: tuple[str, ...]) -> bool:
         given = (after for before, after in pairwise(words) if _INTO_A_TARGET.fullmatch(before))
         within = (word.partition("=")[2] for word in words if _INTO_A_TARGET.match(word) and "=" in word)
         return any(not into.startswith("/") for into in (*given, *within))
-    is_log = bool(words) and words[0] in _PACKAGE_MANAGERS
-    if not is_log and any(not into.startswith(("/", "&", "~", "$HOME", "${HOME}")) for into in written):
+    if not _is_a_managers(words) and any(not into.startswith(("/", "&", "~", "$HOME", "${HOME}")) for into in written):
         return True
     if not words or any(word.startswith("/") for word in words[1:]):
         return False
