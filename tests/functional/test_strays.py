@@ -63,8 +63,8 @@ def _age(line, *, seconds):
     path.write_text(json.dumps(kept))
 
 
-def elsewhere_without_the_key(line):
-    """A machine that trusts who gave the order, and has no key to the job's machines."""
+def in_another_home(line):
+    """A home that trusts who gave the order, on the computer where the job's machines are of the first home's fleet."""
     own = line.run("keys", "--json").json["own"]["key"]
     line.env |= {"GPUCLOUD_HOME": str(line.folder / "elsewhere"), "GPUCLOUD_TRUSTED_KEYS": f"{own} own"}
     answer = line.run("reconcile", "--all", "--store", str(line.home / "store"), "--json")
@@ -73,14 +73,14 @@ def elsewhere_without_the_key(line):
 
     assert answer.code == 3, answer.stderr
     (found,) = answer.json["jobs"]
-    assert "small has machines, and their SSH key is not here" in found["message"]
-    assert found["hint"].startswith("GPUCLOUD_SSH_KEY=")
+    assert f"on the embedded fleet of another home ({line.home} on " in found["message"]
+    assert f"GPUCLOUD_HOME={line.home}" in found["hint"]
 
 
 @pytest.mark.slow  # a pass of one job is made in every run
 def test_one_pass_for_all_takes_up_every_job_and_tells_which_of_them_failed(line):
     abandoned(line, steps=40)
-    elsewhere_without_the_key(line)
+    in_another_home(line)
     broken = line.home / "index" / "other.json"
     broken.write_text(json.dumps({"store": str(line.folder / "nowhere"), "file": str(line.folder / "other.yaml")}))
 
