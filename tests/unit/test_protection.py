@@ -270,6 +270,14 @@ def test_a_restart_says_what_was_done_in_vain():
     assert tell_story(action, snapshot(state=state(attempts=(first,)))) == (
         "attempt 2 starts from the beginning on a, b (no checkpoint): 16 s of work lost"
     )
+    seen = replace(
+        first, first_step=1, last_step=9, stepped_at=NOW - timedelta(seconds=58), last_step_at=first.ended_at
+    )
+    for unheard_s, words in ((0, "14 s"), (5, "9 s"), (11, "at least 3 s")):
+        one = replace(seen, last_step_at=seen.last_step_at - timedelta(seconds=unheard_s))
+        assert tell_story(action, snapshot(state=state(attempts=(one,)))) == (
+            f"attempt 2 starts from the beginning on a, b (no checkpoint): {words} of work lost"
+        )
     saved = state(attempts=(first,), checkpoint=CheckpointRef(step=153, sha256="0" * 64))
     assert tell_story(action, snapshot(state=saved)) == "attempt 2 starts after step 153 on a, b"
     assert tell_story(replace(action, number=1), snapshot()) == "attempt 1 starts on a, b"
@@ -337,7 +345,7 @@ def test_a_plan_says_from_which_machine_outputs_come_home_and_what_takes_them_al
     ("known", "lost"),
     [
         ({"first_step": 1}, ""),  # its script had come to no step yet
-        ({"first_step": 1, "last_step": 1, "stepped_at": 30, "last_step_at": 30, "step_seconds": 2.0}, "2 s"),
+        ({"first_step": 1, "last_step": 1, "stepped_at": 30, "last_step_at": 30, "step_seconds": 2.0}, "at least 2 s"),
         ({"first_step": 1, "last_step": 9, "stepped_at": 30, "last_step_at": 14, "pace_s": 2.0}, "18 s"),
         ({"first_step": 1, "last_step": 9, "stepped_at": 30, "last_step_at": 4, "pace_s": 2.0}, "22 s"),
         ({}, "50 s"),  # it tells no steps: for as long as its machine was there

@@ -1,15 +1,16 @@
-"""Nodes that take no part any more, machines that could not be prepared, and setups that fail: whose fault it is."""
+"""Nodes that take no part any more, machines that could not be prepared, setups that fail; what was done in vain."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import Enum
 
-from gpucloud.domain.job.quantities import format_span
+from gpucloud.domain.job.quantities import format_span, span_of
 from gpucloud.domain.node.node import EndCause, Fault
 from gpucloud.domain.state.state import (
+    Attempt,
     ExitReason,
     FailedBootstrap,
     InterruptionKind,
@@ -22,6 +23,7 @@ from gpucloud.domain.supervision.membership import is_gone, quarantined
 from gpucloud.domain.supervision.snapshot import InUse, Limits, NodeSnapshot, Readiness, Snapshot
 from gpucloud.domain.untrusted import in_one_line
 
+_UNHEARD = timedelta(seconds=10)
 QUARANTINED = "Quarantined"
 """The code of a cooldown that a pool of bad nodes got."""
 
@@ -233,3 +235,34 @@ def why_replaced(node_id: str, snapshot: Snapshot) -> str:
     if any(i.node_id == node_id and i.kind is InterruptionKind.FROZEN for i in snapshot.state.interruptions):
         return "nothing showed that it lives"
     return "what runs there does not end"
+
+
+# What an attempt did that no checkpoint holds.
+
+
+def undone_work(state: JobState, attempt: Attempt, now: datetime) -> timedelta | None:
+    """Return for how long an attempt worked that saved nothing; None where its script had come to no step.
+
+    What passed before its first step, and after its last one, is not done again. One that tells none has worked until
+    it ended, or its first machine did, whenever that was seen.
+    """
+    begun, end = attempt.started_at, _worked_until(state, attempt, now)
+    if attempt.first_step is not None:
+        if attempt.stepped_at is None or attempt.last_step_at is None:
+            return None
+        one_step = span_of(attempt.pace_s or attempt.step_seconds or 0.0)
+        begun, end = max(begun, attempt.stepped_at - one_step), min(end, attempt.last_step_at)
+    return max(end - begun, timedelta(0))
+
+
+def may_have_done_more(state: JobState, attempt: Attempt, now: datetime) -> bool:
+    """Whether an attempt went on for long after its last step that anybody heard of."""
+    heard = attempt.last_step_at
+    return heard is not None and _worked_until(state, attempt, now) - heard > _UNHEARD
+
+
+def _worked_until(state: JobState, attempt: Attempt, now: datetime) -> datetime:
+    members = {member.node_id for member in attempt.members}
+    stops = [one.stopped_at for one in state.interruptions if one.attempt == attempt.number]
+    ends = [*stops, *(one.ended_at for one in state.nodes if one.node_id in members), attempt.ended_at]
+    return min((at for at in ends if at is not None), default=now)

@@ -188,24 +188,6 @@ def is_unheard(snapshot: Snapshot, limits: Limits) -> bool:
     return known_at < owner.since and lately and not is_gone(members_of(attempt, snapshot)[0])
 
 
-def undone_work(state: JobState, attempt: Attempt, now: datetime) -> timedelta | None:
-    """Return for how long an attempt worked that saved nothing; None where its script had come to no step.
-
-    What passed before its first step, and after its last one, is not done again. One that tells none has worked until
-    it ended, or its first machine did, whenever that was seen.
-    """
-    members = {member.node_id for member in attempt.members}
-    stops = [one.stopped_at for one in state.interruptions if one.attempt == attempt.number]
-    ends = [*stops, *(one.ended_at for one in state.nodes if one.node_id in members), attempt.ended_at]
-    begun, end = attempt.started_at, min((at for at in ends if at is not None), default=now)
-    if attempt.first_step is not None:
-        if attempt.stepped_at is None or attempt.last_step_at is None:
-            return None
-        one_step = span_of(attempt.pace_s or attempt.step_seconds or 0.0)
-        begun, end = max(begun, attempt.stepped_at - one_step), min(end, attempt.last_step_at)
-    return max(end - begun, timedelta(0))
-
-
 # What an attempt wrote comes home from rank 0's machine, and needs some of the time that is left to it.
 
 

@@ -56,8 +56,8 @@ from gpucloud.domain.supervision.action import (
     Wait,
 )
 from gpucloud.domain.supervision.membership import members_of, part_of, progress_of, unit_of
-from gpucloud.domain.supervision.quarantine import why_replaced
-from gpucloud.domain.supervision.renewal import ended_words, undone_work
+from gpucloud.domain.supervision.quarantine import may_have_done_more, undone_work, why_replaced
+from gpucloud.domain.supervision.renewal import ended_words
 from gpucloud.domain.supervision.snapshot import Limits, NodeSnapshot, Snapshot
 from gpucloud.domain.supervision.transitions import ran_before, with_commit
 from gpucloud.ports import Brought, Host, Shell
@@ -320,7 +320,10 @@ def _lost(snapshot: Snapshot) -> str:
     if not attempts or (snapshot.checkpoint or snapshot.state.checkpoint) is not None:
         return ""
     undone = undone_work(snapshot.state, attempts[-1], snapshot.now)
-    return f" (no checkpoint): {format_span(undone)} of work lost" if undone is not None else " (no checkpoint)"
+    if undone is None:
+        return " (no checkpoint)"
+    least = "at least " if may_have_done_more(snapshot.state, attempts[-1], snapshot.now) else ""
+    return f" (no checkpoint): {least}{format_span(undone)} of work lost"
 
 
 def _interrupted(interruption: Interruption, snapshot: Snapshot, directory: CheckpointDirectory | None) -> str:
