@@ -80,6 +80,17 @@ def test_without_credentials_a_placeholder_stands_for_the_account_and_one_line_s
     assert "there are no AWS credentials" in line
 
 
+@pytest.mark.parametrize("words", [words for words in FORMS if "file.yaml" in words], ids=" ".join)
+def test_a_policy_of_the_first_of_several_regions_says_so(policy: Shell, words: tuple[str, ...]):
+    policy.file(regions=", regions: [us-east-2, us-west-2, eu-west-1]")
+    _, answer, story = policy(*words)
+    assert "us-west-2" not in answer
+    (line,) = (line for line in story if "alone" in line)
+    assert line.startswith("for us-east-2 alone: under it no machine can be taken in us-west-2, eu-west-1; ")
+    policy.file()
+    assert not [line for line in policy(*words)[2] if "alone" in line]
+
+
 def test_a_job_without_a_region_has_a_placeholder_for_it_in_its_machines_policy(policy: Shell):
     policy.file(regions="")
     code, answer, story = policy("--machines", "file.yaml")

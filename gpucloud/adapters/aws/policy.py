@@ -231,6 +231,7 @@ class PrintedPolicies:
         self, job: Job, cluster: str, *, unattended: bool = False, kms_keys: tuple[str, ...] = ()
     ) -> dict[str, Any]:
         """Return the least IAM policy of the job's machines, which drive it if it is `unattended`."""
+        self._tell_of_others()
         region = self._first_region or self._lacking(REGION, "--region us-east-1 puts the region in")
         store = urlsplit(job.store) if job.store else None
         return node_policy(
@@ -284,7 +285,15 @@ class PrintedPolicies:
 
     def _region_of(self, job: Job | None) -> str | None:
         """Return the region that the policies are limited to; None: every region."""
+        self._tell_of_others()
         return self._first_region if self._named or job is not None else None
+
+    def _tell_of_others(self) -> None:
+        """Have it said once which of the job's regions it could not use under the policies."""
+        if others := ", ".join(self._named[1:]):
+            how = "--region prints another one's, and `gpucloud iam policy` without a job file that of all"
+            remark = f"for {self._named[0]} alone: under it no machine can be taken in {others}; {how}"
+            self.remarks += [remark] if remark not in self.remarks else []
 
     @cached_property
     def _partition(self) -> str:
