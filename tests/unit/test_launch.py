@@ -42,6 +42,7 @@ from gpucloud.domain.node.member import (
 )
 from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.offer import Pool
+from gpucloud.usecases.checkpoint.comparing import two_jobs
 
 START = AttemptStart(number=3, port=29501, store_url="s3://b/p", checkpoints="jobs/digits/checkpoints")
 WORKER = 'PATH="$0:$PATH"; export PATH; exec "$@" >>"$GPUCLOUD_ATTEMPT_DIR/rank-$RANK.log" 2>&1'
@@ -497,3 +498,10 @@ def test_a_job_file_that_lies_in_the_code_may_be_read_by_its_script(changes, is_
     assert (recipe(replace(beside, **changes), "/c/tree") == recipe(beside, "/c/tree")) is is_same
     elsewhere = "/c/" + "a" * 64  # the tree has no job file
     assert recipe(replace(beside, **changes), elsewhere) == recipe(beside, elsewhere)
+
+
+def test_both_trials_of_a_job_whose_file_lies_in_the_code_are_made_of_the_same():
+    """Their names differ, which a script cannot read there: it was said not to be deterministic."""
+    beside = replace(job("train.py"), own_code_sha256="a" * 64)
+    calm, killed = (recipe(one, "/c/tree") for one in two_jobs(beside, 6))
+    assert calm == killed

@@ -334,8 +334,11 @@ _UNREAD_BY_SCRIPTS = (
 
 
 def reaching(job: Job, code_sha256: str) -> tuple[str, ...]:
-    """Return the keys that reach its script: of a file that lies in the code, which a script can read, almost all."""
-    if job.own_code_sha256 in ("", code_sha256):
+    """Return the keys that reach its script: of a file that lies in the code, which a script can read, almost all.
+
+    A trial has another name and budget than what its script can read there, and than the trial that it is compared to.
+    """
+    if job.own_code_sha256 in ("", code_sha256) or job.trial:
         return REACHES_SCRIPT
     return tuple(one.name for one in fields(Job) if one.name not in (*_UNREAD_BY_SCRIPTS, *NOT_IN_FILE, "code"))
 
