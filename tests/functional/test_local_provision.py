@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from gpucloud.adapters.home import Home
-from gpucloud.adapters.local.group import LocalNodeGroup
+from gpucloud.adapters.local import group as groups
+from gpucloud.adapters.local.group import LocalNodeGroup, fleet_elsewhere
 from gpucloud.adapters.local.provision import EmbeddedProvisioner, LocalProvisioner, ensure_group
 from gpucloud.adapters.local.records import Folder, NodeRecord
 from gpucloud.domain.errors import FleetElsewhere, ProvisionError
@@ -178,3 +179,21 @@ def test_the_settings_of_the_cloud_are_kept_for_those_who_do_not_give_them(tmp_p
     assert not (tmp_path / "cloud").exists()
     LocalNodeGroup(tmp_path / "cloud", clock_factor=60.0)
     assert LocalNodeGroup(tmp_path / "cloud").notice_seconds == 2.0
+
+
+@pytest.mark.parametrize("changes", [{"size": 1}, {}, None])
+def test_another_homes_group_is_here_while_its_level_may_start_machines_or_nobody_can_tell(
+    tmp_path, monkeypatch, changes
+):
+    """All its machines may be taken at the moment; and another user's home cannot be read."""
+    theirs, mine = Home(tmp_path / "theirs"), Home(tmp_path / "mine")
+    provisioner = EmbeddedProvisioner(theirs.fleet, LocalProvisioner(theirs.cloud), None, theirs.terraform)
+    group = provisioner.ensure(SPEC, story=print)
+    if changes is None:
+        monkeypatch.setattr(groups, "_read_there", lambda *_: (_ for _ in ()).throw(PermissionError))
+    else:
+        folder = Folder(theirs.cloud)
+        folder.save_group(replace(folder.group(SPEC.name), **changes))
+    found = fleet_elsewhere(group, mine.fleet)
+    assert found is not None
+    assert found.is_here is (changes != {})

@@ -83,7 +83,8 @@ def test_a_job_goes_on_at_once_where_the_home_of_its_machines_is_gone(mine, thei
         until = datetime.fromisoformat(before["paid_until"])
         theirs_before = {node["node_id"] for node in before["nodes"]}
         left = [node for node in state["nodes"] if node["node_id"] in theirs_before]
-        assert {datetime.fromisoformat(node["missing_at"]) for node in left} == {until}
+        assert {datetime.fromisoformat(node["ended_at"]) for node in left} == {until}  # and so they are paid for
+        assert "2 machines that could not be ended from here may be alive" in mine.run("status", job).stdout
     finally:
         gone.rename(theirs.home)
 

@@ -171,10 +171,10 @@ class LocalNodeGroup:
         """Of another home's group whose nodes have all ended, these are told: there is nothing to change any more."""
         if (away := fleet_elsewhere(group, self._fleet)) is not None:
             fleet = fleet_of(group)
-            nodes = _nodes_there(fleet, group.rpartition("/")[2]) if fleet is not None else None
-            if away.is_here or nodes is None:
+            there = None if away.is_here or fleet is None else _read_there(fleet, group.rpartition("/")[2])
+            if there is None:
                 raise away
-            return None, nodes
+            return None, there[1]
         group = self._here(group)
         with contextlib.suppress(FileNotFoundError), self._locked():
             return self._folder.group(group), self._folder.nodes(group)
@@ -221,26 +221,30 @@ class LocalNodeGroup:
 def fleet_elsewhere(group: str | None, own: Callable[[], Fleet] | None) -> FleetElsewhere | None:
     """Return the error for a group on the embedded fleet of another home than `own`, None for others.
 
-    That home is here where its folder tells of machines that are alive: they can be ended there.
+    That home is here where its folder tells of machines that are alive, or are to be: they can be ended there.
     """
     fleet = fleet_of(group)
     if group is None or fleet is None or (own is not None and own().identity == fleet.identity):
         return None
     name = group.rpartition("/")[2]
-    is_here = any(node.alive for node in _nodes_there(fleet, name) or ())
+    try:
+        there = _read_there(fleet, name)
+        is_here = there is not None and _needs_daemon(*there)
+    except (PermissionError, ProvisionError):  # another user's, or damaged: what lives there cannot be told
+        is_here = True
     return fleet.elsewhere(name.removeprefix("gpucloud-"), is_here=is_here)
 
 
-def _nodes_there(fleet: Fleet, name: str) -> tuple[NodeRecord, ...] | None:
-    """Return the group's nodes as the folder of a home on this machine has them; None where that home is not here.
+def _read_there(fleet: Fleet, name: str) -> tuple[GroupRecord | None, tuple[NodeRecord, ...]] | None:
+    """Return the group as the folder of a home on this machine has it; None where that home is not here.
 
     It is only read: its name may have been written by anybody. In a container, a folder of that name is another's.
     """
-    identity = Path(fleet.home) / "identity"
-    with contextlib.suppress(OSError, ValueError, ProvisionError):
-        at_home = fleet.host == socket.gethostname() and identity.is_file()
-        if at_home and identity.read_text().strip() == fleet.identity:
-            return Folder(identity.parent / "cloud").nodes(name)
+    home = Path(fleet.home)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, UnicodeError):
+        if fleet.host == socket.gethostname() and (home / "identity").read_text().strip() == fleet.identity:
+            folder = Folder(home / "cloud")
+            return folder.group(name), folder.nodes(name)
     return None
 
 

@@ -396,11 +396,12 @@ def _in_column(at: datetime, now: datetime | None) -> str:
 
 def _nodes_text(report: JobReport) -> str:
     if not report.nodes:
-        ends = [one.missing_at for one in report.intervals if one.ended_at is None and one.missing_at is not None]
-        if report.looked_at is None or max(ends, default=report.looked_at) <= report.looked_at:
+        now = report.looked_at
+        ends = [one.ended_at for one in report.intervals if now and one.ended_at and one.ended_at > now]  # told ahead
+        if not ends:
             return "no machines are alive"
         let_go = f"{counted(len(ends), 'machine')} that could not be ended from here"
-        return f"{let_go} may be alive, and cost, until {format_moment(max(ends), report.looked_at)}"
+        return f"{let_go} may be alive, and cost, until {format_moment(max(ends), now)}"
     until = ""
     if report.paid_until is not None and report.spend.off_at is None:  # else it is told with the money, just above
         until = f", {'taken' if report.owned else 'paid'} until {format_moment(report.paid_until, report.looked_at)}"

@@ -230,12 +230,17 @@ def until_paid(error: FleetElsewhere, state: JobState, now: datetime) -> FleetEl
     return FleetElsewhere(f"{error.message}; paid until {until}, they count as gone after that", hint=error.hint)
 
 
-def let_go(state: JobState) -> JobState:
-    """Return the state without its group, which nobody here can end: its machines cost for their paid time at most."""
-    alive = (
-        interval if interval.ended_at else replace(interval, missing_at=state.paid_until) for interval in state.nodes
+def let_go(state: JobState, now: datetime) -> JobState:
+    """Return the state without its group, which nobody here can end: its machines are paid to the end of their time.
+
+    That is told as their end ahead of it, so that what they may still cost is promised to no other machine.
+    """
+    end = state.paid_until or now
+    lives = (
+        one if one.ended_at else replace(one, ended_at=max(end, one.launched_at), end_cause=EndCause.SCHEDULE)
+        for one in state.nodes
     )
-    return replace(state, group=None, nodes=tuple(alive))
+    return replace(state, group=None, nodes=tuple(lives))
 
 
 def ended(interval: UsageInterval, paid_until: datetime | None, now: datetime) -> UsageInterval:

@@ -133,7 +133,7 @@ class Session:
                     f"{in_one_line(fleet.home)} are not seen from here: they switch themselves off by"
                     f" {format_moment(state.paid_until, now)} at the latest"
                 )
-            lease.write(let_go(state))
+            lease.write(let_go(state, now))
 
     @contextmanager
     def _telling(self, lease: Lease) -> Iterator[None]:
