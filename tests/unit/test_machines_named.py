@@ -48,8 +48,8 @@ def test_the_whole_name_and_a_beginning_of_one_machine_alone_mean_it(outside: Ou
 
 def test_a_whole_name_with_which_another_one_begins_means_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     machines = tuple(node(name) for name in ("vm-1a", "vm-1", "vm-1b"))
-    group = SimpleNamespace(describe=lambda _: replace(NO_GROUP, nodes=machines))
-    asker = SimpleNamespace(group=group, state=lambda: SimpleNamespace(group=GROUP))
+    group = replace(NO_GROUP, nodes=machines)
+    asker = SimpleNamespace(listed=lambda _: group, state=lambda: SimpleNamespace(group=GROUP))
     monkeypatch.setattr("gpucloud.cli.target.asker_of", lambda *_: asker)
     cloud: Any = SimpleNamespace()
     known: Any = SimpleNamespace(name=JOB)
@@ -59,9 +59,9 @@ def test_a_whole_name_with_which_another_one_begins_means_its_machine(monkeypatc
 def test_another_machine_than_that_of_rank_0_is_taken_once_that_is_gone_and_it_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    group = SimpleNamespace(describe=lambda _: replace(NO_GROUP, nodes=(node("vm-2"), node("vm-3"))))
+    group = replace(NO_GROUP, nodes=(node("vm-2"), node("vm-3")))
     trained = SimpleNamespace(group=GROUP, attempts=(opened("vm-3", "vm-2"),))
-    asker = SimpleNamespace(group=group, state=lambda: trained)
+    asker = SimpleNamespace(listed=lambda _: group, state=lambda: trained)
     monkeypatch.setattr("gpucloud.cli.target.asker_of", lambda *_: asker)
     cloud: Any = SimpleNamespace()
     known: Any = SimpleNamespace(name=JOB)
@@ -87,8 +87,8 @@ def test_machines_that_are_on_their_way_are_told_where_none_is_up(
     monkeypatch: pytest.MonkeyPatch, states: tuple[NodeState, ...], said: str
 ) -> None:
     machines = tuple(replace(node(f"vm-{at}"), state=state) for at, state in enumerate(states))
-    group = SimpleNamespace(describe=lambda _: replace(NO_GROUP, nodes=machines))
-    asker = SimpleNamespace(group=group, state=lambda: SimpleNamespace(group=GROUP))
+    group = replace(NO_GROUP, nodes=machines)
+    asker = SimpleNamespace(listed=lambda _: group, state=lambda: SimpleNamespace(group=GROUP))
     monkeypatch.setattr("gpucloud.cli.target.asker_of", lambda *_: asker)
     known: Any = SimpleNamespace(name=JOB)
     with pytest.raises(UsageError) as refused:

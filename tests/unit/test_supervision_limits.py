@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpucloud.domain.errors import LandingRefused, NodeError, ProvisionError, StoreError, ToolMissing
+from gpucloud.domain.job.quantities import format_span
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.money.budget import PrepaidRule
 from gpucloud.domain.node.hardware import GpuSample
@@ -471,6 +472,21 @@ class Prepared(Bootstrapper):
 
     def readiness(self, node_id):
         return Readiness.READY
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_machine_that_cannot_be_told_of_the_end_is_said_to_be_waited_for_and_what_then_is(ends):
+    one, told = Prepared(), []
+    one.watcher, one.error, one.forget = (
+        SimpleNamespace(story=told.append),
+        lambda _: "the disk is full",
+        lambda _: None,
+    )
+    one.services = SimpleNamespace(rules=RULES, name="digits")
+    one.try_again("a", ends=ends)
+    limit = format_span(RULES.limits.overdue)
+    until = f" for {limit} at the most, then its outputs come home and it is ended" if ends else ""
+    assert told == [f"a could not be prepared: the disk is full; it works on, trying again{until}"]
 
 
 def homecoming(fails, stored=None):

@@ -241,10 +241,14 @@ def _read_there(fleet: Fleet, name: str) -> tuple[GroupRecord | None, tuple[Node
     It is only read: its name may have been written by anybody. In a container, a folder of that name is another's.
     """
     home = Path(fleet.home)
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError, UnicodeError):
+    try:
         if fleet.host == socket.gethostname() and (home / "identity").read_text().strip() == fleet.identity:
             folder = Folder(home / "cloud")
             return folder.group(name), folder.nodes(name)
+    except PermissionError:
+        raise
+    except (OSError, ValueError):  # absent, no folder, no name of one, or on a disk that went away
+        return None
     return None
 
 

@@ -23,7 +23,7 @@ from gpucloud.domain import codec
 from gpucloud.domain.checkpoint.layouts import Additions, resume_advice
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import counted, format_moment, format_span, span_of
-from gpucloud.domain.node.node import Node
+from gpucloud.domain.node.node import EndCause, Node
 from gpucloud.domain.state.state import (
     Attempt,
     CapacityDecision,
@@ -397,7 +397,8 @@ def _in_column(at: datetime, now: datetime | None) -> str:
 def _nodes_text(report: JobReport) -> str:
     if not report.nodes:
         now = report.looked_at
-        ends = [one.ended_at for one in report.intervals if now and one.ended_at and one.ended_at > now]  # told ahead
+        told_ahead = [one.ended_at for one in report.intervals if one.end_cause is EndCause.SCHEDULE]
+        ends = [at for at in told_ahead if now is not None and at is not None and at > now]
         if not ends:
             return "no machines are alive"
         let_go = f"{counted(len(ends), 'machine')} that could not be ended from here"

@@ -255,7 +255,7 @@ class Observer:
         elif works and self.bootstrapper.readiness(node_id) is Readiness.FAILED:
             memory.failed_at = memory.failed_at or now
             if now - memory.failed_at >= _TRY_AGAIN:
-                self.bootstrapper.try_again(node_id)
+                self.bootstrapper.try_again(node_id, ends=state.attempt is not None and state.attempt.ends_for_good)
                 memory.failed_at = None
         elif memory.lost_at is None and not works:
             memory.answered_at, memory.mute_at = now, None

@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 
 from gpucloud.domain.errors import GateRefused, GpucloudError, HostUnreachable, NodeError, SetupFailed, StoreError
 from gpucloud.domain.job.code import beside, is_name
+from gpucloud.domain.job.quantities import format_span
 from gpucloud.domain.node.bootstrap.wanted import Wanted, with_driver
 from gpucloud.domain.node.launch import launch_of
 from gpucloud.domain.node.member import (
@@ -110,9 +111,14 @@ class Bootstrapper:
         self._unanswered.pop(node_id, None)
         self.agent_writer.forget(node_id)
 
-    def try_again(self, node_id: str) -> None:
-        """Prepare again, when it is asked for next, a node that the open attempt needs, and say why."""
-        self.watcher.story(f"{node_id} could not be prepared: {self.error(node_id)}; it works on, trying again")
+    def try_again(self, node_id: str, *, ends: bool) -> None:
+        """Prepare again, when it is asked for next, a node that the open attempt needs, and say why.
+
+        Where the attempt `ends`, a node that cannot be told so is ended when its end is overdue.
+        """
+        limit = format_span(self.services.rules.limits.overdue)
+        until = f" for {limit} at the most, then its outputs come home and it is ended" if ends else ""
+        self.watcher.story(f"{node_id} could not be prepared: {self.error(node_id)}; it works on, trying again{until}")
         self.forget(node_id)
 
     @property
