@@ -116,7 +116,20 @@ def test_a_hostile_path_is_cut() -> None:
     ],
 )
 def test_a_missing_module_is_to_be_set_up(failure: str, expected: str | None) -> None:
-    assert advice_for(failure) == expected
+    assert advice_for(failure) == advice_for(failure, resumed=True) == expected
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        "NameError: name 'loss' is not defined (train.py:28, rank 0)",
+        "UnboundLocalError: cannot access local variable 'loss' where it is not associated with a value",
+        "UnboundLocalError: local variable 'loss' referenced before assignment (a.py:1, rank 0)",
+    ],
+)
+def test_what_an_epochs_loop_sets_is_not_set_in_a_run_that_resumes_behind_it(failure: str) -> None:
+    said = "saved at an epoch's last step, it goes on behind the loop: set loss ahead of it"
+    assert (advice_for(failure), advice_for(failure, resumed=True)) == (None, said)
 
 
 def test_files_of_the_code_are_shown_by_their_paths_in_it() -> None:

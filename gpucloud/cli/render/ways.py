@@ -64,7 +64,7 @@ def failure_text(report: JobReport) -> str | None:
     if report.exit_reason is None or not report.exit_reason.by_script:
         return None
     said = f"{report.job}: failed" + (f": {report.message}" if report.message else " by its own error")
-    advice = advice_for(report.message or "")
+    advice = advice_for(report.message or "", resumed=len(report.attempts) > 1 and report.checkpoint is not None)
     given = " and ".join(report.resumption.conditions)
     same = "run the same command" if report.lost_file is None else _train(report)
     again = f"mend it and {same}{f' with {given}' if given else ''}: {_once_mended(report)}"

@@ -36,6 +36,7 @@ _PEER_LOST = re.compile(
 _END = 8000  # of a rank's output: what it said just before
 _TAKEN = re.compile("address already in use", re.IGNORECASE)
 _MODULE = re.compile(r"ModuleNotFoundError: No module named '([A-Za-z_]\w{0,63})(?:\.[\w.]*)?'")
+_UNSET = re.compile(r"(?:NameError: name|UnboundLocalError: [a-z ]{0,40}variable) '([A-Za-z_]\w{0,63})'")
 _PACKAGES = {
     "PIL": "pillow",
     "bs4": "beautifulsoup4",
@@ -95,10 +96,16 @@ def port_was_taken(launcher: str) -> bool:
     return _TAKEN.search(launcher) is not None
 
 
-def advice_for(failure: str) -> str | None:
-    """Return the edit of the job file that may help a script that failed so; None where none is known."""
+def advice_for(failure: str, *, resumed: bool = False) -> str | None:
+    """Return the edit of job file or script that may help a script that failed so; None where none is known.
+
+    A `resumed` one may have gone on behind an epoch's last step, where its loop over batches has nothing left.
+    """
     missing = _MODULE.match(failure)
-    return f"setup: uv pip install {_PACKAGES.get(missing[1], missing[1])}" if missing else None
+    if missing is not None:
+        return f"setup: uv pip install {_PACKAGES.get(missing[1], missing[1])}"
+    unset = _UNSET.match(failure) if resumed else None
+    return f"saved at an epoch's last step, it goes on behind the loop: set {unset[1]} ahead of it" if unset else None
 
 
 def without_code_folder(text: str) -> str:
