@@ -12,7 +12,7 @@ import torch
 from gpucloud.cli.commands import verifying
 from gpucloud.domain.checkpoint.manifest import Commit, Why
 from gpucloud.domain.checkpoint.objects import read_header
-from gpucloud.domain.checkpoint.protection import Outcome
+from gpucloud.domain.checkpoint.protection import Outcome, Verdict
 from gpucloud.domain.errors import StoreError
 from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.restoring import find
@@ -129,6 +129,19 @@ def test_runs_that_differ_before_the_resume_are_not_deterministic(two):
         saved(store, 1, 2, seed=wrong)
         saved(store, 2 if wrong else 1, 4, base=Commit(1, 2) if wrong else None)
     assert (verdict_of(two).outcome, verdict_of(two).step) == (Outcome.NOT_DETERMINISTIC, 2)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.NOT_DETERMINISTIC, Outcome.DIFFERENT])
+def test_a_log_that_is_written_into_the_code_folder_is_no_fault_of_the_script(outcome):
+    verdict = Verdict(
+        outcome=outcome, step=2, resumed_from=2, compared=9, parts=("rank 0: surroundings.code",), loss=None
+    )
+    assert verifying.verdict_text(verdict).startswith(
+        "nothing is proved: the files of the code folder changed between the runs"
+    )
+    assert verifying.hint_of(verdict).endswith(
+        "as a log, counts as code: write it elsewhere, or name it in .gpucloudignore"
+    )
 
 
 def test_a_script_that_ended_before_it_was_killed_proves_nothing(two):

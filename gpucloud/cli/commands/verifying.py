@@ -176,6 +176,10 @@ def verdict_text(verdict: Verdict) -> str:
 
 def hint_of(verdict: Verdict) -> str | None:
     """Return what to do about it; None when all is well."""
+    if _of_other_code(verdict):
+        return (
+            "what is written into the code folder meanwhile, as a log, counts as code: keep it out by .gpucloudignore"
+        )
     match verdict.outcome:
         case Outcome.DIFFERENT:
             return (
@@ -202,8 +206,14 @@ def verdict_json(verdict: Verdict) -> dict[str, Any]:
     }
 
 
+def _of_other_code(verdict: Verdict) -> bool:
+    return any(part.endswith("surroundings.code") for part in verdict.parts)
+
+
 def _first_line(verdict: Verdict) -> str:
     step, base, count = verdict.step, verdict.resumed_from, f"{len(verdict.parts)} of {verdict.compared} parts"
+    if _of_other_code(verdict):
+        return f"nothing is proved: the files of the code folder changed between the runs; {count} differ:"
     same = f"all {verdict.compared} parts of the state at step {step} are the same to the bit"
     match verdict.outcome:
         case Outcome.EQUAL:
