@@ -139,9 +139,7 @@ def test_a_log_that_is_written_into_the_code_folder_is_no_fault_of_the_script(ou
     assert verifying.verdict_text(verdict).startswith(
         "nothing is proved: the files of the code folder changed between the runs"
     )
-    assert verifying.hint_of(verdict).endswith(
-        "as a log, counts as code: write it elsewhere, or name it in .gpucloudignore"
-    )
+    assert verifying.hint_of(verdict).endswith("as a log, counts as code: keep it out by .gpucloudignore")
 
 
 def test_a_script_that_ended_before_it_was_killed_proves_nothing(two):
