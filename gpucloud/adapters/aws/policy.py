@@ -292,8 +292,7 @@ class PrintedPolicies:
         """Have it said once which of the job's regions it could not use under the policies."""
         if others := ", ".join(self._named[1:]):
             how = "--region prints another one's, and `gpucloud iam policy` without a job file that of all"
-            remark = f"for {self._named[0]} alone: under it no machine can be taken in {others}; {how}"
-            self.remarks += [remark] if remark not in self.remarks else []
+            self._remark(f"for {self._named[0]} alone: under it no machine can be taken in {others}; {how}")
 
     @cached_property
     def _partition(self) -> str:
@@ -311,10 +310,13 @@ class PrintedPolicies:
 
     def _lacking(self, placeholder: str, how: str) -> str:
         """Return the placeholder, and have it said once that it stands there."""
-        remark = f"{placeholder} is a placeholder: {how}"
-        if remark not in self.remarks:
-            self.remarks.append(remark)
+        self._remark(f"{placeholder} is a placeholder: {how}")
         return placeholder
+
+    def _remark(self, text: str) -> None:
+        """Have it said, once."""
+        if text not in self.remarks:
+            self.remarks.append(text)
 
     @property
     def _knows_the_account(self) -> bool:

@@ -339,10 +339,8 @@ def _heeding(pid: int, number: signal.Signals, below: Mapping[int, Sequence[int]
 
 def _launched(pid: int, below: Mapping[int, Sequence[int]]) -> Iterator[int]:
     itself, *others = [Path(word).name for word in _words(pid)] or [""]
-    own, rest = (
-        {*others} - {itself, ""},
-        list(below.get(pid, ())),
-    )  # workers bear its words: `train.py configs/train.py`
+    own = {*others} - {itself, ""}  # workers bear its words, too: `train.py --config=configs/train.py`
+    rest = list(below.get(pid, ()))
     while rest:
         child = rest.pop()
         if (words := _words(child)) and Path(words[0]).name in own:
