@@ -93,6 +93,11 @@ def has_variable(pid: int, prefix: str) -> bool:
     return any(entry.startswith(os.fsencode(prefix)) for entry in _environment(str(pid)))
 
 
+def shows_handlers() -> bool:
+    """Whether it can be seen here which processes have handlers."""
+    return Path("/proc/self/status").exists()
+
+
 def handles(pid: int, number: signal.Signals) -> bool:
     """Whether the process has a handler of its own for the signal; False where that cannot be seen."""
     with contextlib.suppress(OSError):
@@ -108,10 +113,24 @@ def command(pid: int) -> tuple[str, ...]:
     return ()
 
 
+def executable(pid: int) -> str:
+    """Return the file that the process runs: of a script its interpreter's; "" where it cannot be seen."""
+    return _link(pid, "exe")
+
+
 def program(pid: int) -> str:
-    """Return the name of the file that the process runs: of a script its interpreter's; "" where it cannot be seen."""
+    """Return the name of the file that the process runs, as `executable`."""
+    return Path(executable(pid)).name
+
+
+def directory(pid: int) -> str:
+    """Return the folder that the process is in; "" where it cannot be seen."""
+    return _link(pid, "cwd")
+
+
+def _link(pid: int, name: str) -> str:
     with contextlib.suppress(OSError):
-        return (_PROC / str(pid) / "exe").readlink().name
+        return str((_PROC / str(pid) / name).readlink())
     return ""
 
 

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from gpucloud.adapters.packaging import package_zip
+from gpucloud.agent.attempt.composing import signalled
+from gpucloud.agent.scripts import script
 from gpucloud.domain.job.spec import Job, Market, Resources
 from gpucloud.domain.node.launch import launches
 from gpucloud.domain.node.member import AttemptStart, Place
@@ -511,6 +513,14 @@ sys.exit(subprocess.call([sys.executable, *words]))
 """
 
 
+RUNS_ANOTHER = """
+import subprocess, sys
+sys.exit(subprocess.call([sys.executable, "model/main.py", "heeds"]))
+"""
+
+ALONE = ("./own.sh", "./trap.sh", "model/main.py", "job.yaml", "package", "package.main")
+
+
 @pytest.mark.parametrize(
     "before",
     [
@@ -527,6 +537,11 @@ sys.exit(subprocess.call([sys.executable, *words]))
         ("{}", "launch.py", "installed"),
         ("{}", "launch.py", "by-itself"),
         ("{}", "-c", TWO),
+        ("{}", "main.py", "--entry=x", "model/main.py"),  # of one name, and not one file
+        ("{}", "main.py", "--config", "job.yaml"),  # which script it runs is in no command line
+        ("{}", "-m", "package"),
+        ("{}", "-c", OF_OURS, "{}", "-m", "package.main"),
+        ("./trap.sh",),  # told by a script's own handler, and not by a shell's trap, which waits for the script
     ],
 )
 def test_a_script_is_asked_to_end_below_programs_that_do_not_heed_it(node, before):
@@ -537,8 +552,15 @@ def test_a_script_is_asked_to_end_below_programs_that_do_not_heed_it(node, befor
     (node.root / "writes").write_text(WRITES)
     (node.root / "own.sh").write_text(f"#!/bin/sh\n{sys.executable} writes.py heeds\necho over\n")
     (node.root / "own.sh").chmod(0o700)
+    (node.root / "trap.sh").write_text(f"#!/bin/bash\ntrap 'echo trapped' TERM\n{sys.executable} writes.py heeds\n")
+    (node.root / "trap.sh").chmod(0o700)
     (node.root / "launch.py").write_text(LAUNCH)
-    script = [] if "./own.sh" in before else [sys.executable, "-c", WRITES, "heeds"]
+    for folder in (node.root / "model", node.root / "package"):
+        folder.mkdir()
+        (folder / "main.py").write_text(WRITES.replace('"heeds" in sys.argv', "True"))
+    (node.root / "main.py").write_text(RUNS_ANOTHER)
+    (node.root / "package" / "__main__.py").write_text(RUNS_ANOTHER)
+    script = [] if before[-1] in ALONE else [sys.executable, "-c", WRITES, "heeds"]
     script = ["writes" if "installed" in before else "writes.py", "heeds"] if "launch.py" in before else script
     words = [*(word.format(sys.executable) if word == "{}" else word for word in before), *script]
     launch = replace(node.launch(1, *words, RANK="0"), outputs=True)
@@ -550,6 +572,91 @@ def test_a_script_is_asked_to_end_below_programs_that_do_not_heed_it(node, befor
     assert node.wait_exited(1).attempt.outcome is Outcome.KILLED
     assert log.read_text().count("finished") == scripts
     assert (node.root / "torn.pt").read_bytes() == b"half+rest"
+
+
+# A service as wandb's and TensorBoard's: installed, with a handler, beside or below a script that has none.
+SERVES = """#!{}
+import signal, time
+def end(*_):
+    print("service ended", flush=True)
+    raise SystemExit
+signal.signal(signal.SIGTERM, end)
+print("serving", flush=True)
+while True:
+    time.sleep(0.1)
+"""
+WITH_A_SERVICE = """
+import os, subprocess, sys, time
+if "starts" in sys.argv:
+    subprocess.Popen([os.environ["SERVICE"]])
+print("training", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("{}", "train.py", "starts", "--logger", "tensorboard"),
+        ("./run.sh",),
+        ("/bin/sh", "-c", '"$SERVICE" & exec {} train.py tensorboard'),
+        ("/bin/sh", "-c", '"$SERVICE" & {} train.py; true'),
+    ],
+)
+@pytest.mark.parametrize("environment", ["bin", ".gpucloud/.venv/bin"])
+def test_a_service_gets_no_signal_in_place_of_a_script_without_a_handler(node, words, environment):
+    node.start()
+    service = node.root.parent / environment / "tensorboard"
+    service.parent.mkdir(parents=True)
+    (service.parents[1] / "pyvenv.cfg").touch()
+    service.write_text(SERVES.format(sys.executable))
+    service.chmod(0o700)
+    (node.root / "train.py").write_text(WITH_A_SERVICE)
+    (node.root / "run.sh").write_text(f'#!/bin/sh\n"$SERVICE" &\n{sys.executable} train.py\necho over\n')
+    (node.root / "run.sh").chmod(0o700)
+    argv = tuple(word.replace("{}", sys.executable) for word in words)
+    launch = replace(node.launch(1, *argv, RANK="0", SERVICE=str(service)), outputs=True)
+    node.want(launch)
+    node.wait_running(1)
+    log = node.folder(1) / "launcher.log"
+    wait_until(lambda: {"serving", "training"} <= {*log.read_text().split()}, "both")
+    found = signalled(node.folder(1), signal.SIGTERM, node.root)
+    assert found.heeding == ()
+    assert [processes.command(pid)[1] for pid in found.scripts] == ["train.py"]
+    node.want(launch, stop=Stop.KILL)
+    node.wait_exited(1)
+    assert "service ended" not in log.read_text()
+
+
+def test_a_shell_is_told_for_its_trap_where_the_script_has_no_handler(node):
+    node.start()
+    (node.root / "train.py").write_text(WITH_A_SERVICE)
+    (node.root / "run.sh").write_text(
+        f"#!/bin/bash\ntrap 'echo copied; kill $!' TERM\n{sys.executable} train.py &\nwait\n"
+    )
+    launch = replace(node.launch(1, "/bin/bash", "run.sh", RANK="0"), outputs=True)
+    node.want(launch)
+    node.wait_running(1)
+    log = node.folder(1) / "launcher.log"
+    wait_until(lambda: "training" in log.read_text(), "the script")
+    node.want(launch, stop=Stop.KILL)
+    node.wait_exited(1)
+    assert "copied" in log.read_text()
+
+
+def test_who_cannot_see_handlers_says_nothing_of_them(node, monkeypatch):
+    node.start()
+    (node.root / "writes.py").write_text(WRITES)
+    node.want(node.launch(1, sys.executable, "writes.py", "heeds", RANK="0"))
+    node.wait_running(1)
+    log = node.folder(1) / "launcher.log"
+    wait_until(lambda: "writing" in log.read_text(), "the script")
+    monkeypatch.setattr(processes, "shows_handlers", lambda: False)
+    monkeypatch.setattr(processes, "handles", lambda *_: False)
+    monkeypatch.setattr(processes, "program", lambda _: "")
+    monkeypatch.setattr(processes, "command", lambda _: ())
+    assert script.tell(node.folder(1), "SIGTERM", node.root) == (1, None)
+    wait_until(lambda: "finished" in log.read_text(), "the script's end")
 
 
 def test_a_script_that_does_not_leave_at_sigterm_is_killed_after_a_moment_and_at_once_where_nothing_is_paid(node):

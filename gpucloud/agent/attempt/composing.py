@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import pwd
@@ -296,50 +297,76 @@ def told_of(folder: Path) -> tuple[int, ...]:
     return tuple(pid for pid in processes.marked(MARK, str(folder)) if processes.has_variable(pid, _RANK))
 
 
-def ranks(folder: Path, wrapper: int | None = None) -> tuple[int, ...]:
-    """Return the pids of the attempt's ranks: neither what started them, nor the workers that they started.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signalled:
+    """Of an attempt's ranks: what has a handler, rank by rank (None where that cannot be seen), and all scripts."""
 
-    Nor the process `wrapper`, which is ours and may bear a rank's variables.
+    heeding: tuple[tuple[int, ...], ...] | None
+    scripts: tuple[int, ...]
 
-    In containers too: their processes are seen from outside, by the attempt's mark.
+
+def signalled(folder: Path, number: signal.Signals, code: Path, wrapper: int | None = None) -> Signalled:
+    """Return which processes of the attempt are scripts, and which of these have a handler for the signal.
+
+    A script is what runs a file of the code folder, unless that is a shell, or the same file runs above it. So neither
+    what launches one (accelerate, deepspeed) nor a service (wandb, Ray) nor a worker is a script. Where a rank runs no
+    such file, scripts are the program itself, what a shell runs, and what runs a program that the one above it names
+    among its words (`nsys profile simulate`). Of two with a handler the upper one is asked, for what is below it is its
+    own to end: a shell, for its trap, only where no script has one. `wrapper` is a process of ours, and no rank.
     """
     listing = {process.pid: process for process in processes.listing()}
+    told, below = set(told_of(folder)), dict[int, list[int]]()
+    for process in listing.values():
+        if process.pid in told:
+            below.setdefault(process.parent, []).append(process.pid)
+    heeding, scripts = list[tuple[int, ...]](), list[int]()
+    for rank in _ranks(folder, wrapper, listing):
+        found = tuple(_of_code(rank, code.resolve(), below)) or tuple(_launched(rank, below))
+        for candidates in (found, tuple(_shells(rank, below))):
+            if having := {pid for pid in candidates if processes.handles(pid, number)}:
+                heeding.append(_outermost(having, listing))
+                break
+        scripts += found or (rank,)
+    return Signalled(heeding=tuple(heeding) if processes.shows_handlers() else None, scripts=tuple(scripts))
+
+
+def _ranks(folder: Path, wrapper: int | None, listing: Mapping[int, processes.Process]) -> tuple[int, ...]:
+    # In containers too: their processes are seen from outside, by the attempt's mark.
     ours = {pid for pid in processes.marked(MARK, str(folder)) if pid in listing and pid != wrapper}
     for variable in _OF_A_RANK:
-        bearing = {pid for pid in ours if processes.has_variable(pid, variable)}
-        programs = {pid for pid in bearing if not _is_shell(pid)}
-        outermost = tuple(pid for pid in sorted(programs) if not _has_above(pid, programs, listing))
-        if outermost:
-            return outermost
+        if bearing := {pid for pid in ours if processes.has_variable(pid, variable)}:
+            return _outermost(bearing, listing)
     return ()
 
 
-def heeding(folder: Path, number: signal.Signals, wrapper: int | None = None) -> dict[int, tuple[int, ...]]:
-    """Return, for each of the attempt's ranks, the processes that have a handler for the signal: itself, else scripts.
+def _outermost(pids: set[int], listing: Mapping[int, processes.Process]) -> tuple[int, ...]:
+    def is_below(pid: int) -> bool:
+        above = listing[pid].parent
+        while above in listing and above not in pids:
+            above = listing[above].parent
+        return above in pids
 
-    A rank may be a launcher without one, which the signal would end at once: it is looked through to what it runs.
-    A launcher is a shell, or a program with the name of what runs below it among its words, as `deepspeed train.py`
-    has that of `python /code/train.py --local_rank=0`. Any other is the script itself, and what is below it, whether
-    workers or services (wandb, Ray), is its own to end: it would break off when these go.
-    """
-    told, below = set(told_of(folder)), dict[int, list[int]]()
-    for process in processes.listing():
-        if process.pid in told:
-            below.setdefault(process.parent, []).append(process.pid)
-    return {rank: tuple(_heeding(rank, number, below)) for rank in ranks(folder, wrapper)}
+    return tuple(pid for pid in sorted(pids) if not is_below(pid))
 
 
-def _heeding(pid: int, number: signal.Signals, below: Mapping[int, Sequence[int]]) -> Iterator[int]:
-    if processes.handles(pid, number):
+def _of_code(pid: int, code: Path, below: Mapping[int, Sequence[int]], above: tuple[Path, ...] = ()) -> Iterator[int]:
+    file = None if _is_shell(pid) else _file(pid, code)
+    if file is not None and file not in above:
         yield pid
-        return
-    for child in below.get(pid, ()) if processes.program(pid) in _SHELLS else _launched(pid, below):
-        yield from _heeding(child, number, below)
+    for child in below.get(pid, ()):
+        yield from _of_code(child, code, below, above if file is None else (*above, file))
 
 
 def _launched(pid: int, below: Mapping[int, Sequence[int]]) -> Iterator[int]:
+    if not _is_shell(pid):
+        yield pid
+    for child in below.get(pid, ()) if _is_shell(pid) else _named(pid, below):
+        yield from _launched(child, below)
+
+
+def _named(pid: int, below: Mapping[int, Sequence[int]]) -> Iterator[int]:
     itself, *others = [Path(word).name for word in _words(pid)] or [""]
-    own = {*others} - {itself, ""}  # workers bear its words, too: `train.py --config=configs/train.py`
+    own = {*others} - {itself, ""}
     rest = list(below.get(pid, ()))
     while rest:
         child = rest.pop()
@@ -347,6 +374,31 @@ def _launched(pid: int, below: Mapping[int, Sequence[int]]) -> Iterator[int]:
             yield child
         else:
             rest += below.get(child, ())
+
+
+def _shells(pid: int, below: Mapping[int, Sequence[int]]) -> Iterator[int]:
+    if _is_shell(pid):
+        yield pid
+    for child in below.get(pid, ()):
+        yield from _shells(child, below)
+
+
+def _is_shell(pid: int) -> bool:
+    return processes.program(pid) in _SHELLS
+
+
+def _file(pid: int, code: Path) -> Path | None:
+    """Return the file of the code folder that the process runs; None for any other, also of an environment there."""
+    is_python = processes.program(pid).startswith("python")
+    word = next(iter(_words(pid)), "") if is_python else processes.executable(pid)
+    module = word.replace(".", "/")
+    for name in (word, f"{word}/__main__.py", f"{module}.py", f"{module}/__main__.py"):
+        with contextlib.suppress(OSError, ValueError):
+            path = Path(processes.directory(pid), name).resolve()
+            if path.is_file() and path.is_relative_to(code):
+                inside = itertools.takewhile(lambda folder: folder != code, path.parents)
+                return None if any((folder / "pyvenv.cfg").exists() for folder in inside) else path
+    return None
 
 
 def _words(pid: int) -> tuple[str, ...]:
@@ -358,22 +410,6 @@ def _words(pid: int) -> tuple[str, ...]:
     while at < len(words) and words[at].startswith("-"):
         at += 2 if words[at] in _WITH_A_WORD else 1
     return words[at:]
-
-
-def _is_shell(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip() in _SHELLS
-    except OSError:
-        return False
-
-
-def _has_above(pid: int, programs: set[int], listing: dict[int, processes.Process]) -> bool:
-    above = listing[pid].parent
-    while above in listing:
-        if above in programs:
-            return True
-        above = listing[above].parent
-    return False
 
 
 def _without_core(pid: int) -> None:
@@ -389,14 +425,14 @@ Writing = Mapping[int, tuple[str, ...]]
 """Which files each process was writing, by its pid."""
 
 
-def ask_to_end(folder: Path, wrapper: int | None = None) -> tuple[frozenset[int], Writing]:
+def ask_to_end(folder: Path, code: Path, wrapper: int | None = None) -> tuple[frozenset[int], Writing]:
     """Send SIGTERM to the scripts that have a handler for it and return their pids: any other it would just end.
 
     What a script has started is its own to end, also where it has no handler. With them come the files that processes
     without a handler are writing: what the asked end in their turn, as a launcher does, breaks off too.
     """
     deaf = {pid: processes.writing(pid) for pid in told_of(folder) if not processes.handles(pid, signal.SIGTERM)}
-    asked = frozenset(pid for found in heeding(folder, signal.SIGTERM, wrapper).values() for pid in found)
+    asked = frozenset(itertools.chain(*signalled(folder, signal.SIGTERM, code, wrapper).heeding or ()))
     for pid in asked:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGTERM)

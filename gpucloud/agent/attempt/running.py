@@ -50,7 +50,7 @@ class RunningAttempt:
         self._ranks = tuple(int(rank) for rank in dict(launch.env).get(GPUCLOUD_RANKS, "").split())
         self._exit_code: int | None = None
         self._killing = self._gently = False
-        self._brings = launch.outputs
+        self._brings, self._code = launch.outputs, Path(launch.directory)
         self._asked: tuple[frozenset[int], float] | None = None
         self._wrapped, self._broken_off = bool(launch.wrapper), dict[int, tuple[str, ...]]()
         self._aborting_since: float | None = None
@@ -150,7 +150,7 @@ class RunningAttempt:
 
     def _ask(self) -> frozenset[int]:
         wrapper = self._launcher.pid if self._launcher is not None and self._wrapped else None
-        asked, writing = ask_to_end(self.folder.path, wrapper)
+        asked, writing = ask_to_end(self.folder.path, self._code, wrapper)
         self._broken_off.update(writing)
         return asked
 

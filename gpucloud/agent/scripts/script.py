@@ -19,7 +19,7 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 
-from gpucloud.agent.attempt.composing import MARK, heeding
+from gpucloud.agent.attempt.composing import MARK, signalled
 from gpucloud.domain.checkpoint.directory import OURS, Listing, Signature, above, family, folder_of, last_number
 from gpucloud.domain.checkpoint.layouts import SAY_DONE_FILE, SINGLE_FILES, TORCH_FILES, Found, Rule, layout_of
 from gpucloud.domain.checkpoint.manifest import CounterDrop, Counts, Why
@@ -33,20 +33,19 @@ from gpucloud.system.wholefile import read_text, write_whole
 _PROC = Path("/proc")
 
 
-def tell(folder: Path, name: str) -> tuple[int, bool]:
+def tell(folder: Path, name: str, code: Path) -> tuple[int, bool | None]:
     """Send the signal to every rank with a script that heeds it; return to how many it was, and whether they do.
 
-    Where none does, all get it, and it ends them. Else nothing goes to those that do not: it would end `tee` in
-    `train.py | tee log`, and the script by its next print.
+    Where none does, or that cannot be seen (None), all scripts get it, and it ends the others. Else nothing goes to
+    those that do not heed it: it would end `tee` in `train.py | tee log`, and the script by its next print.
     """
     number = signal.Signals[name]
-    found = heeding(folder, number)
-    heed = {rank: scripts for rank, scripts in found.items() if scripts}
-    told = heed or {rank: (rank,) for rank in found}
-    for pid in {pid for scripts in told.values() for pid in scripts}:
+    found = signalled(folder, number, code)
+    told = found.heeding or [(pid,) for pid in found.scripts]
+    for pid in {pid for scripts in told for pid in scripts}:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
-    return len(told), bool(heed)
+    return len(told), found.heeding if found.heeding is None else bool(found.heeding)
 
 
 def written_to(folder: Path) -> frozenset[int]:

@@ -154,9 +154,9 @@ class CheckpointWatcher:
             taking.close_by(time.monotonic() + (self._upload_by - now).total_seconds())
         if self._order.on_notice is not OnNotice.NONE:
             name, script_has = self._order.on_notice.value, format_span(self._leave_by - now)
-            self._told, heed = script.tell(self._folder, name)
+            self._told, heed = script.tell(self._folder, name, Path(self._order.code))
             to = f"{name} sent to {self._told} ranks"
-            if self._told and not heed:
+            if self._told and heed is False:
                 to = f"{name} sent, for which no script was found to have a handler: it ends what does not ignore it"
             self._reporting.say(f"asked to stop: {to}; {script_has} to save")
         if leaving.is_short:
