@@ -81,14 +81,13 @@ def test_without_credentials_a_placeholder_stands_for_the_account_and_one_line_s
 
 
 @pytest.mark.parametrize("words", [words for words in FORMS if "file.yaml" in words], ids=" ".join)
-def test_a_policy_of_the_first_of_several_regions_says_so(policy: Shell, words: tuple[str, ...]):
-    policy.file(regions=", regions: [us-east-2, us-west-2, eu-west-1]")
-    _, answer, story = policy(*words)
-    assert "us-west-2" not in answer
-    (line,) = (line for line in story if "alone" in line)
-    assert line.startswith("for us-east-2 alone: under it no machine can be taken in us-west-2, eu-west-1; ")
-    policy.file()
-    assert not [line for line in policy(*words)[2] if "alone" in line]
+def test_a_policy_is_of_all_regions_of_the_file_and_the_store_in_the_first(policy: Shell, words: tuple[str, ...]):
+    regions = ("us-east-2", "us-west-2", "eu-west-1")
+    policy.file(regions=f", regions: [{', '.join(regions)}]")
+    code, answer, story = policy(*words, "--account", OURS)
+    assert (code, json.loads(answer)) == (0, expected(words, regions))
+    assert not [line for line in story if "us-west-2" in line]
+    assert json.loads(policy(*words, "--account", OURS, "--region", "us-west-2")[1]) == expected(words, ("us-west-2",))
 
 
 def test_a_job_without_a_region_has_a_placeholder_for_it_in_its_machines_policy(policy: Shell):
@@ -111,13 +110,13 @@ def test_with_an_account_nothing_is_asked_of_aws(
     code, answer, story = policy(*words, "--account", OURS, "--region", "eu-west-1")
     assert (code, placeholders(story)) == (0, [])
     assert "<" not in answer
-    assert json.loads(answer) == expected(words)
+    assert json.loads(answer) == expected(words, ("eu-west-1",))
 
 
-def expected(words: tuple[str, ...]) -> Any:
-    who: dict[str, Any] = {"partition": "aws", "account": OURS, "region": "eu-west-1"}
+def expected(words: tuple[str, ...], regions: tuple[str, ...]) -> Any:
+    who: dict[str, Any] = {"partition": "aws", "account": OURS, "regions": regions}
     if words[:1] in {("--machines",), ("--self-driving",)}:
-        bucket = f"gpucloud-{OURS}-eu-west-1"
+        bucket = f"gpucloud-{OURS}-{regions[0]}"
         return node_policy(**who, cluster="gpucloud-digits", bucket=bucket, unattended=words[0] == "--self-driving")
     if words[:1] == ("--boundary",):
         return boundary_policy(**who)

@@ -12,9 +12,9 @@ from tests.lab.aws import Lab
 from tests.lab.aws.world import ACCOUNT, REGION
 
 
-def let_as_printed(lab: Lab, *, region: str | None = REGION, uses: Uses | None = None, **more: Any) -> None:
+def let_as_printed(lab: Lab, *, regions: tuple[str, ...] = (REGION,), uses: Uses | None = None, **more: Any) -> None:
     """Make the boundary in the account, and judge gpucloud's own calls by the printed policies from now on."""
-    who: dict[str, Any] = {"partition": "aws", "account": ACCOUNT, "region": region, "uses": uses}
+    who: dict[str, Any] = {"partition": "aws", "account": ACCOUNT, "regions": regions, "uses": uses}
     iam = lab.client("iam")
     with contextlib.suppress(iam.exceptions.EntityAlreadyExistsException):
         iam.create_policy(PolicyName=BOUNDARY, PolicyDocument=json.dumps(boundary_policy(**who)))

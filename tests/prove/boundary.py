@@ -135,7 +135,7 @@ class _Role:
 
     def __init__(self, lab: Lab, *, drives: bool) -> None:
         iam = lab.client("iam")
-        who: dict[str, Any] = {"partition": "aws", "account": ACCOUNT, "region": REGION}
+        who: dict[str, Any] = {"partition": "aws", "account": ACCOUNT, "regions": (REGION,)}
         bound = iam.create_policy(PolicyName=BOUNDARY, PolicyDocument=json.dumps(boundary_policy(**who)))
         iam.create_role(RoleName="node", AssumeRolePolicyDocument="{}", PermissionsBoundary=bound["Policy"]["Arn"])
         policy = node_policy(**who, cluster=CLUSTER, bucket=_BUCKET, unattended=drives)

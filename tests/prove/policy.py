@@ -18,13 +18,13 @@ from gpucloud.adapters.aws.statements import Uses
 from tests.commandline import until
 from tests.iam import forbidden, recording
 from tests.iam.forbidden import ACCOUNT, REGION, Call, SomeAccount
-from tests.iam.judge import Rights
+from tests.iam.judge import Need, Rights
 from tests.iam.needs import needs
 from tests.prove.goal import Figure, Form, Goal
 from tests.standins import session_manager
 from tests.standins.aws import Account, account
 
-_WHO: dict[str, Any] = {"partition": "aws", "account": ACCOUNT, "region": REGION}
+_ONE, _TWO = (REGION,), (REGION, "us-west-2")  # of a job's file
 _BOUNDARY = boundary_arn("aws", ACCOUNT)
 _OURS = f"gpucloud-{ACCOUNT}-{REGION}"
 _KEYED = Uses(stores=(forbidden.BUCKET,), kms_keys=(forbidden.KEY,))
@@ -36,9 +36,15 @@ def run(form: Form) -> Iterator[Figure]:
     calls = recording.read()
     if form is Form.LONG:
         calls = [*calls, *_live()]
-    rights = _rights()
-    refused = [(by, call, found) for by, call, wanted in calls if (found := rights[by].refused(wanted))]
-    table = _table()
+    rights, of_two = _rights(_ONE), _rights(_TWO)
+    refused = [
+        (by, call, found)
+        for by, call, wanted in calls
+        for whose, all_ in ((rights, wanted), (of_two, wanted), (of_two, _moved(wanted)))
+        if (found := whose[by].refused(all_))
+    ]
+    elsewhere = [(whose, replace(call, region=_TWO[1])) for whose, call in _table(_TWO) if call.region == REGION]
+    table = [*_table(_ONE), *_table(_TWO), *elsewhere]
     allowed = [
         call.why for whose, call in table if (whose.refused(needs(call.asked, SomeAccount())) is None) != call.fine
     ]
@@ -50,55 +56,75 @@ def run(form: Form) -> Iterator[Figure]:
     yield Figure(name="policy.forbidden", value=sum(not call.fine for _, call in table), limit=400, least=True)
 
 
-def machine(cluster: str, *, drives: bool = False) -> Rights:
+def _who(regions: tuple[str, ...]) -> dict[str, Any]:
+    return {"partition": "aws", "account": ACCOUNT, "regions": regions}
+
+
+def _moved(wanted: Iterable[Need]) -> tuple[Need, ...]:
+    """Return what the same calls need in the second region; buckets, keys and roles stay where they are."""
+    here, there = _TWO
+    return tuple(
+        need if need.action.startswith("kms:") else replace(
+            need,
+            arn=need.arn.replace(f":{here}:", f":{there}:"),
+            context={**need.context, "aws:RequestedRegion": there},
+        )
+        for need in wanted
+    )  # fmt: skip
+
+
+def _machine(regions: tuple[str, ...], cluster: str, *, drives: bool = False) -> Rights:
     """Return the rights of a cluster's machines, under the boundary."""
-    return Rights.of([node_policy(**_WHO, cluster=cluster, bucket=_OURS, unattended=drives)], boundary_policy(**_WHO))
+    who = _who(regions)
+    return Rights.of([node_policy(**who, cluster=cluster, bucket=_OURS, unattended=drives)], boundary_policy(**who))
 
 
-def _rights() -> dict[str, Rights]:
+def _rights(regions: tuple[str, ...]) -> dict[str, Rights]:
     """Return each caller's of the recording: with nothing of his own, with all of it, with several EFA interfaces."""
     keyed, own = _as_recorded(_KEYED), _as_recorded(_OWN)
+    limits = boundary_policy(**_who(regions), uses=keyed)
     return {
-        "caller": _caller(),
-        "node": machine("gpucloud-small"),
-        "driver": machine("gpucloud-small", drives=True),
-        "own.caller": _caller(own, makes_roles=False),
-        "own.node": Rights.of([_own_machine("gpucloud-small", own)]),
-        "own.driver": Rights.of([_own_machine("gpucloud-small", own, drives=True)]),
-        "efa.caller": _caller(keyed),
-        "efa.node": Rights.of([_own_machine("gpucloud-small", keyed)], boundary_policy(**_WHO, uses=keyed)),
+        "caller": _caller(regions),
+        "node": _machine(regions, "gpucloud-small"),
+        "driver": _machine(regions, "gpucloud-small", drives=True),
+        "own.caller": _caller(regions, own, makes_roles=False),
+        "own.node": Rights.of([_own_machine(regions, "gpucloud-small", own)]),
+        "own.driver": Rights.of([_own_machine(regions, "gpucloud-small", own, drives=True)]),
+        "efa.caller": _caller(regions, keyed),
+        "efa.node": Rights.of([_own_machine(regions, "gpucloud-small", keyed)], limits),
     }
 
 
-def _caller(uses: Uses | None = None, *, makes_roles: bool = True) -> Rights:
-    return Rights.of(user_policy(**_WHO, uses=uses, boundary=_BOUNDARY, makes_roles=makes_roles).values())
+def _caller(regions: tuple[str, ...], uses: Uses | None = None, *, makes_roles: bool = True) -> Rights:
+    printed = user_policy(**_who(regions), uses=uses, boundary=_BOUNDARY, makes_roles=makes_roles)
+    return Rights.of(printed.values())
 
 
-def _own_machine(cluster: str, uses: Uses, *, drives: bool = False) -> dict[str, Any]:
+def _own_machine(regions: tuple[str, ...], cluster: str, uses: Uses, *, drives: bool = False) -> dict[str, Any]:
     """Return the policy of machines with a bucket under a key, which are reached by sessions."""
-    where: dict[str, Any] = {**_WHO, "cluster": cluster, "bucket": uses.stores[0], "kms_keys": uses.kms_keys}
-    return node_policy(**where, unattended=drives, session_manager=True)
+    where: dict[str, Any] = {"cluster": cluster, "bucket": uses.stores[0], "kms_keys": uses.kms_keys}
+    return node_policy(**_who(regions), **where, unattended=drives, session_manager=True)
 
 
 def _as_recorded(uses: Uses) -> Uses:
     return replace(uses, kms_keys=tuple(recording.alike(key) for key in uses.kms_keys))
 
 
-def _table() -> list[tuple[Rights, Call]]:
-    attended, driving = machine("gpucloud-digits"), machine("gpucloud-digits", drives=True)
-    own = _own_machine("gpucloud-digits", _OWN, drives=True)
+def _table(regions: tuple[str, ...]) -> list[tuple[Rights, Call]]:
+    attended, driving = (_machine(regions, "gpucloud-digits", drives=drives) for drives in (False, True))
+    own = _own_machine(regions, "gpucloud-digits", _OWN, drives=True)
+    plain, keyed, owner = (
+        _caller(regions), _caller(regions, _KEYED), _caller(regions, _OWN, makes_roles=False)
+    )  # fmt: skip
     nobodys = [call for call in forbidden.CALLERS if not call.fine]
     return [
-        *((_caller(), call) for call in (*forbidden.CALLERS, *forbidden.WITHOUT_KEY)),
+        *((plain, call) for call in (*forbidden.CALLERS, *forbidden.WITHOUT_KEY)),
         *((attended, call) for call in (*forbidden.NODES, *forbidden.ATTENDED, *forbidden.WITHOUT_SESSIONS)),
         *((driving, call) for call in (*forbidden.NODES, *forbidden.DRIVING, *forbidden.WITHOUT_SESSIONS)),
-        *((_caller(_KEYED), call) for call in (*forbidden.CALLERS, *forbidden.KEYED_CALLERS, *forbidden.MAKERS)),
-        *(
-            (_caller(_OWN, makes_roles=False), call)
-            for call in (*nobodys, *forbidden.KEYED_CALLERS, *forbidden.OWN_CALLERS)
-        ),
+        *((keyed, call) for call in (*forbidden.CALLERS, *forbidden.KEYED_CALLERS, *forbidden.MAKERS)),
+        *((owner, call) for call in (*nobodys, *forbidden.KEYED_CALLERS, *forbidden.OWN_CALLERS)),
         *((Rights.of([own]), call) for call in forbidden.KEYED_NODES),
-        *((Rights.of([own], boundary_policy(**_WHO, uses=_KEYED)), call) for call in forbidden.KEYED_NODES),
+        *((Rights.of([own], boundary_policy(**_who(regions), uses=_KEYED)), call) for call in forbidden.KEYED_NODES),
     ]
 
 

@@ -14,10 +14,10 @@ from tests.iam.actions import action_of
 
 ACCOUNT = "123456789012"
 LIMITS = boundary_arn("aws", ACCOUNT)
-USER = user_policy(partition="aws", account=ACCOUNT, region="us-east-1", boundary=LIMITS)
+USER = user_policy(partition="aws", account=ACCOUNT, regions=("us-east-1",), boundary=LIMITS)
 STATEMENTS = [statement for document in USER.values() for statement in document["Statement"]]
 NODE = node_policy(
-    partition="aws", account=ACCOUNT, region="us-east-1", cluster="gpucloud-digits", bucket="b", prefix="team"
+    partition="aws", account=ACCOUNT, regions=("us-east-1",), cluster="gpucloud-digits", bucket="b", prefix="team"
 )
 
 
@@ -26,29 +26,40 @@ def by_sid(name: str, documents: dict[str, Document] = USER) -> dict[str, Any]:
     return found
 
 
+MANY = tuple(f"ap-southeast-{number}" for number in range(12))
+
+
 @pytest.mark.parametrize("partition", ["aws", "aws-cn", "aws-us-gov"])
-@pytest.mark.parametrize("region", ["ap-southeast-1", None])
-def test_each_document_fits_into_a_managed_policy(partition: str, region: str | None):
+@pytest.mark.parametrize(("regions", "most"), [((), 4), (MANY[:1], 4), (MANY[:2], 5), (MANY, 7)])
+def test_each_document_fits_into_a_managed_policy(partition: str, regions: tuple[str, ...], most: int):
     uses = Uses(
         stores=("a" * 63,), data=("b" * 63,), subnets=("subnet-" + "0" * 17,) * 3, kms_keys=("k" * 36,),
         instance_profile=f"arn:{partition}:iam::{ACCOUNT}:instance-profile/{'p' * 64}",
         instance_role=f"arn:{partition}:iam::{ACCOUNT}:role/{'r' * 64}",
     )  # fmt: skip
     boundary = f"arn:{partition}:iam::{ACCOUNT}:policy/{'b' * 64}"
-    who = {"partition": partition, "account": ACCOUNT, "region": region}
+    who = {"partition": partition, "account": ACCOUNT, "regions": regions}
     documents = user_policy(**who, uses=uses, boundary=boundary)
     sizes = [size(document) for document in [*documents.values(), boundary_policy(**who, uses=uses)]]
     assert max(sizes) <= 6144
-    assert list(documents) == ["gpucloud-read", "gpucloud-network", "gpucloud-machines", "gpucloud-account"]
+    names = ["gpucloud-read", "gpucloud-network", "gpucloud-machines", "gpucloud-account"]
+    assert [name for name in documents if name[-1].isalpha()] == names
+    assert len(documents) <= most  # of ten that a user can hold
+    whole = user_policy(**{**who, "regions": regions[:1]}, uses=uses, boundary=boundary)
+    assert sids(documents) == sids(whole)
 
 
 def test_a_machines_policy_fits_into_its_role():
     policy = node_policy(
-        partition="aws-us-gov", account=ACCOUNT, region="us-gov-west-1", cluster="gpucloud-" + "d" * 40,
+        partition="aws-us-gov", account=ACCOUNT, regions=("us-gov-west-1",), cluster="gpucloud-" + "d" * 40,
         bucket="b" * 63, prefix="p" * 40, data=("s3://" + "s" * 63 + "/imagenet",) * 3, kms_keys=("k" * 36,),
         unattended=True, session_manager=True,
     )  # fmt: skip
     assert size(policy) <= 10240
+
+
+def sids(documents: dict[str, Document]) -> list[str]:
+    return [statement["Sid"] for document in documents.values() for statement in document["Statement"]]
 
 
 def size(document: Document) -> int:
@@ -63,7 +74,7 @@ def test_everything_everywhere_is_reading_in_the_region(statement: dict[str, Any
     reading = ("Describe", "Get", "List")
     assert all(action.partition(":")[2].startswith(reading) for action in statement["Action"])
     if statement["Sid"] not in {"ListPrices", "ListRoles", "ReadBill"}:
-        assert statement["Condition"] == {"StringEquals": {"aws:RequestedRegion": "us-east-1"}}
+        assert statement["Condition"] == {"StringEquals": {"aws:RequestedRegion": ["us-east-1"]}}
 
 
 @pytest.mark.parametrize("statement", STATEMENTS, ids=lambda statement: statement["Sid"])
@@ -78,6 +89,40 @@ def test_every_resource_is_in_the_account_and_region_or_ours_by_name(statement: 
         else:
             assert region == "us-east-1"
             assert account == ACCOUNT or name.startswith(("image/", "snapshot/", "parameter/aws/", "document/AWS-"))
+
+
+TWO = ("us-east-1", "us-west-2")
+
+
+def test_what_lies_in_a_region_is_reached_in_each_that_is_named_and_in_no_other():
+    who: dict[str, Any] = {"partition": "aws", "account": ACCOUNT, "regions": TWO}
+    documents = {
+        **user_policy(**who, boundary=LIMITS),
+        "boundary": boundary_policy(**who),
+        "machine": node_policy(**who, cluster="gpucloud-digits", bucket="b", unattended=True),
+    }
+    for name, statement in ((name, one) for name, document in documents.items() for one in document["Statement"]):
+        here = statement.get("Condition", {}).get("StringEquals", {}).get("aws:RequestedRegion")
+        regions = {(arn.split(":") + [""] * 3)[3] for arn in statement["Resource"]}
+        assert regions in ({""}, {"*"}, set(TWO)), statement
+        looks = statement["Sid"] == "Look" and name != "boundary"
+        assert here == (list(TWO) if regions == {"*"} or looks else None), statement
+
+
+def test_of_several_regions_each_has_a_bucket_and_a_drills_role_and_the_keys_id():
+    documents = user_policy(partition="aws", account=ACCOUNT, regions=TWO, uses=Uses(kms_keys=("mrk-1",)))
+    assert by_sid("Bucket", documents)["Resource"] == [f"arn:aws:s3:::gpucloud-{ACCOUNT}-{region}" for region in TWO]
+    assert by_sid("PassDrill", documents)["Resource"] == [
+        f"arn:aws:iam::{ACCOUNT}:role/gpucloud-base.drill-{region}" for region in TWO
+    ]
+    keys = [f"arn:aws:kms:{region}:{ACCOUNT}:key/mrk-1" for region in TWO]
+    assert by_sid("Keys", documents)["Resource"] == keys
+    machine = node_policy(
+        partition="aws", account=ACCOUNT, regions=TWO, cluster="c", bucket="b", kms_keys=("mrk-1",)
+    )  # fmt: skip
+    store = by_sid("StoreKey", {"node": machine})
+    assert store["Resource"] == keys
+    assert store["Condition"]["StringEquals"]["kms:ViaService"] == [f"s3.{region}.amazonaws.com" for region in TWO]
 
 
 def test_what_is_made_is_tagged_and_only_what_is_tagged_is_changed():
@@ -127,7 +172,7 @@ def test_roles_are_passed_to_machines_and_the_drills_to_its_service():
 
 
 def test_in_china_machines_are_another_service():
-    documents = user_policy(partition="aws-cn", account=ACCOUNT, region="cn-north-1")
+    documents = user_policy(partition="aws-cn", account=ACCOUNT, regions=("cn-north-1",))
     assert by_sid("PassRole", documents)["Condition"] == {
         "StringEquals": {"iam:PassedToService": "ec2.amazonaws.com.cn"}
     }
@@ -140,7 +185,7 @@ def test_roles_are_made_under_the_boundary_only():
 
 
 def test_without_a_boundary_nothing_of_it_is_asked():
-    free = user_policy(partition="aws", account=ACCOUNT, region="us-east-1")
+    free = user_policy(partition="aws", account=ACCOUNT, regions=("us-east-1",))
     assert "Condition" not in by_sid("MakeRole", free)
     assert LIMITS not in json.dumps(free)
 
@@ -149,7 +194,7 @@ def test_who_makes_no_roles_passes_the_one_that_he_names():
     role = f"arn:aws:iam::{ACCOUNT}:role/research/nodes"
     uses = Uses(instance_profile=f"arn:aws:iam::{ACCOUNT}:instance-profile/research/nodes", instance_role=role)
     ci = user_policy(
-        partition="aws", account=ACCOUNT, region="us-east-1", boundary=LIMITS, uses=uses, makes_roles=False
+        partition="aws", account=ACCOUNT, regions=("us-east-1",), boundary=LIMITS, uses=uses, makes_roles=False
     )
     assert by_sid("PassRole", ci)["Resource"] == [role]
     assert by_sid("OwnProfile", ci)["Resource"] == [uses.instance_profile]
@@ -161,7 +206,7 @@ def test_who_makes_no_roles_passes_the_one_that_he_names():
 
 def test_a_key_of_the_users_own_is_used_through_aws_only():
     documents = user_policy(
-        partition="aws", account=ACCOUNT, region="us-east-1", boundary=LIMITS, uses=Uses(kms_keys=("abc",))
+        partition="aws", account=ACCOUNT, regions=("us-east-1",), boundary=LIMITS, uses=Uses(kms_keys=("abc",))
     )
     assert by_sid("Keys", documents)["Resource"] == [f"arn:aws:kms:us-east-1:{ACCOUNT}:key/abc"]
     for sid in ("Keys", "KeyGrants"):
@@ -171,9 +216,9 @@ def test_a_key_of_the_users_own_is_used_through_aws_only():
 
 
 def test_what_the_boundary_allows_holds_all_that_machines_and_the_drill_need():
-    most = actions(boundary_policy(partition="aws", account=ACCOUNT, region=None))
+    most = actions(boundary_policy(partition="aws", account=ACCOUNT, regions=()))
     driving = node_policy(
-        partition="aws", account=ACCOUNT, region="us-east-1", cluster="gpucloud-digits", bucket="b",
+        partition="aws", account=ACCOUNT, regions=("us-east-1",), cluster="gpucloud-digits", bucket="b",
         unattended=True, session_manager=True,
     )  # fmt: skip
     assert actions(driving) - most == set()
@@ -183,7 +228,7 @@ def test_what_the_boundary_allows_holds_all_that_machines_and_the_drill_need():
 
 def test_by_session_manager_a_machine_gets_its_channels_and_reads_no_parameter():
     policy = node_policy(
-        partition="aws", account=ACCOUNT, region="us-east-1", cluster="gpucloud-digits", bucket="b", prefix="team",
+        partition="aws", account=ACCOUNT, regions=("us-east-1",), cluster="gpucloud-digits", bucket="b", prefix="team",
         session_manager=True,
     )  # fmt: skip
     assert actions(policy) - actions(NODE) == {
@@ -193,7 +238,7 @@ def test_by_session_manager_a_machine_gets_its_channels_and_reads_no_parameter()
 
 
 def test_buckets_of_the_users_own_hold_objects_and_are_not_changed():
-    documents = user_policy(partition="aws", account=ACCOUNT, region="us-east-1", uses=Uses(stores=("team-data",)))
+    documents = user_policy(partition="aws", account=ACCOUNT, regions=("us-east-1",), uses=Uses(stores=("team-data",)))
     assert by_sid("Stores", documents)["Action"] == [
         *("s3:GetBucketVersioning", "s3:GetLifecycleConfiguration", "s3:ListBucket", "s3:ListBucketVersions")
     ]
@@ -231,7 +276,7 @@ def test_a_machine_reaches_its_job_its_host_key_and_its_groups_end():
 
 def test_a_machine_of_a_job_that_drives_itself_sees_its_group_and_replaces_a_machine_of_it():
     driving = node_policy(
-        partition="aws", account=ACCOUNT, region="us-east-1", cluster="gpucloud-digits", bucket="b", prefix="team",
+        partition="aws", account=ACCOUNT, regions=("us-east-1",), cluster="gpucloud-digits", bucket="b", prefix="team",
         unattended=True,
     )  # fmt: skip
     assert actions(driving) - actions(NODE) == {
@@ -255,7 +300,7 @@ def test_a_machine_of_a_job_that_drives_itself_sees_its_group_and_replaces_a_mac
             [f"arn:aws:s3:::b/team/clusters/gpucloud-digits/{name}" for name in ("drive.json", "hosts/*")],
             None,
         ),
-        "Look": (["*"], {"StringEquals": {"aws:RequestedRegion": "us-east-1"}}),
+        "Look": (["*"], {"StringEquals": {"aws:RequestedRegion": ["us-east-1"]}}),
         "Replace": ([group], {"StringEquals": {"aws:ResourceTag/gpucloud:cluster": "gpucloud-digits"}}),
     }
 
@@ -318,7 +363,7 @@ def test_a_call_needs_actions(service: str, operation: str, params: dict[str, An
 
 def test_machines_read_the_jobs_data_and_nothing_beside_it():
     policy = node_policy(
-        partition="aws-cn", account=ACCOUNT, region="cn-north-1", cluster="c", bucket="b",
+        partition="aws-cn", account=ACCOUNT, regions=("cn-north-1",), cluster="c", bucket="b",
         data=("s3://sets/imagenet", "s3://whole"),
     )  # fmt: skip
     data = by_sid("Data", {"node": policy})
@@ -330,7 +375,7 @@ def test_machines_read_the_jobs_data_and_nothing_beside_it():
 
 
 def test_the_caller_lists_the_buckets_of_data_and_reads_nothing_there():
-    documents = user_policy(partition="aws", account=ACCOUNT, region="us-east-1", uses=Uses(data=("sets", "sets")))
+    documents = user_policy(partition="aws", account=ACCOUNT, regions=("us-east-1",), uses=Uses(data=("sets", "sets")))
     assert by_sid("ListData", documents)["Resource"] == ["arn:aws:s3:::sets"]
     assert by_sid("ListData", documents)["Action"] == ["s3:ListBucket"]
     assert not any("sets" in resource for resource in by_sid("Objects", documents)["Resource"])

@@ -15,7 +15,7 @@ from tests.iam.needs import needs
 
 FACTS = forbidden.SomeAccount()
 BUCKET = f"gpucloud-{ACCOUNT}-{REGION}"
-_WHO: dict[str, Any] = {"partition": "aws", "account": ACCOUNT, "region": REGION}
+_WHO: dict[str, Any] = {"partition": "aws", "account": ACCOUNT, "regions": (REGION,)}
 CALLER = Rights.of(user_policy(**_WHO, boundary=boundary_arn("aws", ACCOUNT)).values())
 LIMITS = boundary_policy(**_WHO)
 KEYED = Uses(stores=(forbidden.BUCKET,), kms_keys=(forbidden.KEY,))

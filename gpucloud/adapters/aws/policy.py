@@ -42,49 +42,56 @@ def user_policy(
     *,
     partition: str,
     account: str,
-    region: str | None,
+    regions: tuple[str, ...] = (),
     uses: Uses | None = None,
     boundary: str | None = None,
     makes_roles: bool = True,
 ) -> dict[str, Document]:
-    """Return what whoever runs gpucloud needs, a document by name; `region` None: in every region.
+    """Return what whoever runs gpucloud needs, a document by name; no `regions`: in every region.
 
     Roles can be made under the `boundary` (an ARN) only; with None under none, which makes the holder an
     administrator. Not `makes_roles`: machines then have an instance profile of the user's own.
     """
-    names, uses = Names(partition=partition, account=account, region=region or "*"), uses or Uses()
+    names, uses = Names(partition=partition, account=account, regions=regions), uses or Uses()
     own_role = [uses.instance_role] if uses.instance_role else []
+    by_name = {
+        "gpucloud-read": [*statements.reads(names), *statements.reads_of_roles(uses, boundary)],
+        "gpucloud-network": statements.network(names, uses),
+        "gpucloud-machines": statements.machines(names, uses),
+        "gpucloud-account": [
+            *(statements.roles(names, boundary) if makes_roles else statements.seen_roles(names)),
+            *statements.passed(names, own_role, makes_roles=makes_roles),
+            *statements.buckets(names, uses.stores),
+            *statements.data(names, uses.data),
+            *statements.keys(names, uses.kms_keys),
+            *statements.drills(names),
+        ],
+    }
     return {
-        "gpucloud-read": document([*statements.reads(names, region), *statements.reads_of_roles(uses, boundary)]),
-        "gpucloud-network": document(statements.network(names, uses)),
-        "gpucloud-machines": document(statements.machines(names, uses)),
-        "gpucloud-account": document(
-            [
-                *(statements.roles(names, boundary) if makes_roles else statements.seen_roles(names)),
-                *statements.passed(names, own_role, makes_roles=makes_roles),
-                *statements.buckets(names, uses.stores),
-                *statements.data(names, uses.data),
-                *statements.keys(names, uses.kms_keys),
-                *statements.drills(names),
-            ]
-        ),
+        part: policy
+        for name, every in by_name.items()
+        for part, policy in statements.pieces(name, document(names, every)).items()
     }
 
 
-def boundary_policy(*, partition: str, account: str, region: str | None, uses: Uses | None = None) -> Document:
-    """Return the most that any role of gpucloud's making can do, whatever its policy says; `region` None: in any.
+def boundary_policy(
+    *, partition: str, account: str, regions: tuple[str, ...] = (), uses: Uses | None = None
+) -> Document:
+    """Return the most that any role of gpucloud's making can do, whatever its policy says; no `regions`: in any.
 
     It is as much as machines of all jobs, and the role for drills, need; and no more than who makes such roles may
-    himself, but for reading data sets and sending a machine of gpucloud its interruption.
+    himself, but for reading data sets and sending a machine of gpucloud its interruption. Of buckets of gpucloud's own
+    machines use that of the first region.
     """
-    names, uses = Names(partition=partition, account=account, region=region or "*"), uses or Uses()
-    own = f"arn:{partition}:s3:::gpucloud-{account}-{names.region}"
+    names, uses = Names(partition=partition, account=account, regions=regions), uses or Uses()
+    own = f"arn:{partition}:s3:::{bucket_name(account, names.each[0])}"
     buckets = [own, *(f"arn:{partition}:s3:::{store}" for store in uses.stores)]
     sets = [f"arn:{partition}:s3:::{bucket}/*" for bucket in dict.fromkeys(uses.data)]
     written = [f"*jobs/*/{name}" for name in (*statements.WRITTEN, *statements.WRITTEN_DRIVING)]
     drives = [f"autoscaling:{name}" for name in statements.READS["autoscaling"].split()]
     group = [names.of("autoscaling", "autoScalingGroup:*:autoScalingGroupName/gpucloud-*")]
     return document(
+        names,
         [
             allow("List", "s3", "ListBucket", buckets),
             allow("Read", "s3", "GetObject", [*(f"{bucket}/*" for bucket in buckets), *sets]),
@@ -108,7 +115,7 @@ def boundary_policy(*, partition: str, account: str, region: str | None, uses: U
             allow("Interrupt", "ec2", "SendSpotInstanceInterruptions", names.ec2("instance"), OURS),
             *statements.sessions(),
             *statements.keys(names, uses.kms_keys, grants=False),
-        ]
+        ],
     )  # fmt: skip
 
 
@@ -116,7 +123,7 @@ def node_policy(  # noqa: PLR0913  each by its name
     *,
     partition: str,
     account: str,
-    region: str,
+    regions: tuple[str, ...],
     cluster: str,
     bucket: str,
     prefix: str = "",
@@ -131,13 +138,14 @@ def node_policy(  # noqa: PLR0913  each by its name
     writes checkpoints, outputs and its status. Of an `unattended` job, which drives itself, a machine also writes the
     job's state and its records, sees its own group and replaces a machine of it; never more of them, nor for longer,
     and never what the user's side alone says (`control/`). `session_manager`: it is reached through AWS's agent.
-    It is what `terraform/aws/cluster` gives the role that it makes; for who brings an instance profile of their own.
+    It is what `terraform/aws/cluster` gives the role that it makes, of one region each; for who brings an instance
+    profile of their own, which is of all regions.
     """
     store = f"arn:{partition}:s3:::{bucket}"
     below = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
     job = f"{below}jobs/{cluster.removeprefix('gpucloud-')}"
     place = f"{store}/{below}clusters/{cluster}"
-    names = Names(partition=partition, account=account, region=region)
+    names = Names(partition=partition, account=account, regions=regions)
     group = names.of("autoscaling", f"autoScalingGroup:*:autoScalingGroupName/{cluster}")
     ours = {"StringEquals": {"aws:ResourceTag/gpucloud:cluster": cluster}}
     written = [*statements.WRITTEN, *(statements.WRITTEN_DRIVING if unattended else ())]
@@ -146,6 +154,7 @@ def node_policy(  # noqa: PLR0913  each by its name
         f"arn:{partition}:s3:::{name}" for path in paths for name in (*([path] if "/" in path else []), f"{path}/*")
     ]
     return document(
+        names,
         [
             allow("ListJob", "s3", "ListBucket", [store], {"StringLike": {"s3:prefix": f"{job}/*"}}),
             allow("ReadJob", "s3", "GetObject", [f"{store}/{job}/*"]),
@@ -161,7 +170,7 @@ def node_policy(  # noqa: PLR0913  each by its name
             allow("Level", "autoscaling", "SetDesiredCapacity", [group], ours),
             *(statements.drive(names, place, group, ours) if unattended else []),
             *(statements.sessions() if session_manager else []),
-        ]
+        ],
     )
 
 
@@ -205,14 +214,14 @@ class PrintedPolicies:
     def of_caller(
         self, job: Job | None, *, bounded: bool = True, makes_roles: bool = True, kms_keys: tuple[str, ...] = ()
     ) -> dict[str, dict[str, Any]]:
-        """Return the least IAM policies of whoever runs gpucloud, by name: for one job's region and store, if given.
+        """Return the least IAM policies of whoever runs gpucloud, by name: for one job's regions and store, if given.
 
         Not `bounded`: roles may be made without a boundary. Not `makes_roles`: no role can be made at all.
         """
         return user_policy(
             partition=self._partition,
             account=self._account,
-            region=self._region_of(job),
+            regions=self._regions_of(job),
             uses=self._uses(job, kms_keys),
             boundary=self._boundary if bounded else None,
             makes_roles=makes_roles and self._choices.instance_profile is None,
@@ -223,7 +232,7 @@ class PrintedPolicies:
         return boundary_policy(
             partition=self._partition,
             account=self._account,
-            region=self._region_of(job),
+            regions=self._regions_of(job),
             uses=self._uses(job, kms_keys),
         )
 
@@ -231,15 +240,14 @@ class PrintedPolicies:
         self, job: Job, cluster: str, *, unattended: bool = False, kms_keys: tuple[str, ...] = ()
     ) -> dict[str, Any]:
         """Return the least IAM policy of the job's machines, which drive it if it is `unattended`."""
-        self._tell_of_others()
-        region = self._first_region or self._lacking(REGION, "--region us-east-1 puts the region in")
+        regions = self._regions_of(job) or (self._lacking(REGION, "--region us-east-1 puts the region in"),)
         store = urlsplit(job.store) if job.store else None
         return node_policy(
             partition=self._partition,
             account=self._account,
-            region=region,
+            regions=regions,
             cluster=cluster,
-            bucket=store.netloc if store else bucket_name(self._account, region),
+            bucket=store.netloc if store else bucket_name(self._account, regions[0]),
             prefix=store.path if store else "",
             data=in_s3(job),
             kms_keys=self._keys(kms_keys),
@@ -283,16 +291,9 @@ class PrintedPolicies:
         except UsageError:
             return None
 
-    def _region_of(self, job: Job | None) -> str | None:
-        """Return the region that the policies are limited to; None: every region."""
-        self._tell_of_others()
-        return self._first_region if self._named or job is not None else None
-
-    def _tell_of_others(self) -> None:
-        """Have it said once which of the job's regions it could not use under the policies."""
-        if others := ", ".join(self._named[1:]):
-            how = "--region prints another one's, and `gpucloud iam policy` without a job file that of all"
-            self._remark(f"for {self._named[0]} alone: under it no machine can be taken in {others}; {how}")
+    def _regions_of(self, job: Job | None) -> tuple[str, ...]:
+        """Return the regions that the policies are limited to; none: every region."""
+        return self._named or tuple(filter(None, (self._first_region if job is not None else None,)))
 
     @cached_property
     def _partition(self) -> str:

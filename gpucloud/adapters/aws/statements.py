@@ -5,11 +5,13 @@ What is made must carry gpucloud's tag from birth, and only what carries it may 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 Document = dict[str, Any]
+MOST = 6144  # characters of a managed policy
 _TAG = "gpucloud:managed"
 _BORN_OURS = {"StringEquals": {f"aws:RequestTag/{_TAG}": "true"}}
 OURS = {"StringEquals": {f"aws:ResourceTag/{_TAG}": "true"}}
@@ -108,15 +110,34 @@ class Uses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """How AWS names what is meant: ARNs in one partition, account and region."""
+    """How AWS names what is meant: ARNs in one partition and account, in some regions or, of none, in every one."""
 
     partition: str
     account: str
-    region: str
+    regions: tuple[str, ...]
+
+    @property
+    def region(self) -> str:
+        """What stands in ARNs for the region; of several a star, and `document` limits the statement to them."""
+        return self.regions[0] if len(self.regions) == 1 else "*"
+
+    @property
+    def each(self) -> tuple[str, ...]:
+        """What stands for the regions in names that IAM knows no region of."""
+        return self.regions or ("*",)
+
+    @property
+    def here(self) -> Document:
+        """The condition that a call is made in these regions."""
+        return {"StringEquals": {"aws:RequestedRegion": list(self.regions)}} if self.regions else {}
 
     def of(self, service: str, resource: str) -> str:
         """Return the ARN of a service's resource."""
         return f"arn:{self.partition}:{service}:{self.region}:{self.account}:{resource}"
+
+    def in_each(self, service: str, resource: str) -> list[str]:
+        """Return the resource's ARNs one by one, where a condition would say too much or too little."""
+        return [f"arn:{self.partition}:{service}:{region}:{self.account}:{resource}" for region in self.each]
 
     def ec2(self, kinds: str) -> list[str]:
         """Return the ARNs of every one of these kinds."""
@@ -132,14 +153,13 @@ class Names:
         return "amazonaws.com.cn" if self.partition == "aws-cn" else "amazonaws.com"
 
 
-def reads(names: Names, region: str | None) -> list[Document]:
-    """What may be looked at, in that region or in all."""
-    here: Document = {"StringEquals": {"aws:RequestedRegion": region}} if region else {}
+def reads(names: Names) -> list[Document]:
+    """What may be looked at."""
     reads = [f"{service}:{action}" for service, list_ in READS.items() for action in list_.split()]
     parameters = f"arn:{names.partition}:ssm:{names.region}::parameter/aws/service/*"
     budget = f"arn:{names.partition}:budgets::{names.account}:budget/gpucloud-*"
     return [
-        statement("Look", reads, ["*"], here),
+        statement("Look", reads, ["*"], names.here),
         # Answered in a few regions only, whatever region is asked about.
         allow("ListPrices", "pricing", "GetProducts", ["*"]),
         allow("ReadBill", "ce", "GetCostAndUsage", ["*"]),
@@ -170,7 +190,6 @@ def reads_of_roles(uses: Uses, boundary: str | None) -> list[Document]:
 def drive(names: Names, place: str, group: str, ours: Document) -> list[Document]:
     """What a job that drives itself needs beside; AWS lets nobody list a part of a region."""
     looks = [f"autoscaling:{name}" for name in READS["autoscaling"].split()]
-    here = {"StringEquals": {"aws:RequestedRegion": names.region}}
     return [
         # A missing order is 404 only to who may list; a driver must tell that from an order that it may not read.
         allow(
@@ -178,7 +197,7 @@ def drive(names: Names, place: str, group: str, ours: Document) -> list[Document
             {"StringEquals": {"s3:prefix": f"{place.partition('/')[2]}/drive.json"}},
         ),
         allow("Order", "s3", "GetObject", [f"{place}/{name}" for name in ("drive.json", "hosts/*")]),
-        statement("Look", [*looks, "ec2:DescribeInstances", "ec2:DescribeSpotPriceHistory"], ["*"], here),
+        statement("Look", [*looks, "ec2:DescribeInstances", "ec2:DescribeSpotPriceHistory"], ["*"], names.here),
         allow("Replace", "autoscaling", "TerminateInstanceInAutoScalingGroup", [group], ours),
     ]  # fmt: skip
 
@@ -268,14 +287,14 @@ def seen_roles(names: Names) -> list[Document]:
 
 def passed(names: Names, own_role: list[str], *, makes_roles: bool) -> list[Document]:
     """Which roles are handed to whom, and those of AWS's own services."""
-    drill = names.iam(f"role/gpucloud-base.drill-{names.region}")
+    drills = [names.iam(f"role/gpucloud-base.drill-{region}") for region in names.each]
     to_machines = [*([names.iam("role/gpucloud-*")] if makes_roles else []), *own_role]
     linked = ["autoscaling", "fis", "servicequotas", "spot"]
     return [
         *(
             [allow("PassRole", "iam", "PassRole", to_machines, _to(f"ec2.{names.suffix}"))] if to_machines else []
         ),
-        allow("PassDrill", "iam", "PassRole", [drill], _to("fis.amazonaws.com")),
+        allow("PassDrill", "iam", "PassRole", drills, _to("fis.amazonaws.com")),
         allow(
             "AwssOwnRoles", "iam", "CreateServiceLinkedRole", [names.iam("role/aws-service-role/*")],
             {"StringEquals": {"iam:AWSServiceName": [f"{name}.amazonaws.com" for name in linked]}},
@@ -291,31 +310,33 @@ def keys(names: Names, keys: tuple[str, ...], *, grants: bool = True) -> list[Do
     """What disks and stores under keys of the user's own take; EC2 and S3 use the key, nobody else does."""
     if not keys:
         return []
-    arns = [_key_arn(names, key) for key in keys]
+    arns = _key_arns(names, keys)
     via = {"StringLike": {"kms:ViaService": [f"{one}.*.{names.suffix}" for one in ("ec2", "s3")]}}
     uses = allow("Keys", "kms", _KEY_USES, arns, via)
     for_aws = {**via, "Bool": {"kms:GrantIsForAWSResource": "true"}}
     return [uses, allow("KeyGrants", "kms", "CreateGrant", arns, for_aws)] if grants else [uses]
 
 
-def _key_arn(names: Names, key: str) -> str:
-    return key if key.startswith("arn:") else names.of("kms", f"key/{key}")
+def _key_arns(names: Names, keys: tuple[str, ...]) -> list[str]:
+    """Return the keys' ARNs; one that is named by its own may lie in another region, with a bucket."""
+    named = [[key] if key.startswith("arn:") else names.in_each("kms", f"key/{key}") for key in keys]
+    return [arn for arns in named for arn in arns]
 
 
 def store_keys(names: Names, keys: tuple[str, ...]) -> Document:
     """Keys of a store, used by S3 alone."""
-    via = {"StringEquals": {"kms:ViaService": f"s3.{names.region}.{names.suffix}"}}
-    return allow("StoreKey", "kms", "Decrypt GenerateDataKey", [_key_arn(names, key) for key in keys], via)
+    via = {"StringEquals": {"kms:ViaService": [f"s3.{region}.{names.suffix}" for region in names.each]}}
+    return allow("StoreKey", "kms", "Decrypt GenerateDataKey", _key_arns(names, keys), via)
 
 
 def buckets(names: Names, stores: tuple[str, ...]) -> list[Document]:
-    """Our bucket, and those that jobs name as their store."""
-    own = f"arn:{names.partition}:s3:::gpucloud-{names.account}-{names.region}"
-    buckets = [own, *(f"arn:{names.partition}:s3:::{store}" for store in stores)]
+    """Our buckets, one a region, and those that jobs name as their store."""
+    ours = [f"arn:{names.partition}:s3:::gpucloud-{names.account}-{region}" for region in names.each]
+    theirs = [f"arn:{names.partition}:s3:::{store}" for store in stores]
     return [
-        allow("Bucket", "s3", _BUCKET, [own]),
-        *([allow("Stores", "s3", _STORE, buckets[1:])] if stores else []),
-        allow("Objects", "s3", _OBJECTS, [f"{bucket}/*" for bucket in buckets]),
+        allow("Bucket", "s3", _BUCKET, ours),
+        *([allow("Stores", "s3", _STORE, theirs)] if theirs else []),
+        allow("Objects", "s3", _OBJECTS, [f"{bucket}/*" for bucket in (*ours, *theirs)]),
     ]
 
 
@@ -333,7 +354,7 @@ def drills(names: Names) -> list[Document]:
     instance = names.of("ec2", "instance/*")
     tagged = {"StringEquals": {f"ssm:resourceTag/{_TAG}": "true"}}
     document = f"arn:{names.partition}:ssm:{names.region}::document/AWS-StartSSHSession"
-    session = [names.of("ssm", "session/${aws:userid}-*")]
+    session = names.in_each("ssm", "session/${aws:userid}-*")
     return [
         allow("Drill", "fis", "CreateExperimentTemplate", [template], _BORN_OURS),
         allow("TagDrillAtBirth", "fis", "TagResource", unborn, _BORN_OURS),
@@ -362,6 +383,32 @@ def statement(sid: str, allowed: Iterable[str], resources: list[str], condition:
     return {**statement, "Condition": condition} if condition else statement
 
 
-def document(statements: list[Document]) -> Document:
-    """Return the policy of these statements."""
-    return {"Version": "2012-10-17", "Statement": statements}
+def document(names: Names, statements: list[Document]) -> Document:
+    """Return the policy of these statements, in the regions of the names alone."""
+    return {"Version": "2012-10-17", "Statement": [_limited(names, one) for one in statements]}
+
+
+def _limited(names: Names, one: Document) -> Document:
+    """Return a statement whose ARNs are of every region with the condition that the call is made in one of these."""
+    if not any(arn.split(":")[3:4] == ["*"] for arn in one["Resource"]):
+        return one
+    condition = one.get("Condition", {})
+    equals = {name: {**condition.get(name, {}), **keys} for name, keys in names.here.items()}
+    return {**one, "Condition": {**condition, **equals}} if equals else one
+
+
+def pieces(name: str, whole: Document) -> dict[str, Document]:
+    """Return a policy in as many as managed policies can hold it, by name: it grows with the regions."""
+    parts: list[list[Document]] = [[]]
+    for one in whole["Statement"]:
+        if parts[-1] and _size({**whole, "Statement": [*parts[-1], one]}) > MOST:
+            parts.append([])
+        parts[-1].append(one)
+    return {
+        f"{name}-{number}" if number > 1 else name: {**whole, "Statement": part} for number, part in enumerate(parts, 1)
+    }
+
+
+def _size(policy: Document) -> int:
+    """Return how many characters IAM counts, which leaves out the blanks."""
+    return len(json.dumps(policy, separators=(",", ":")))

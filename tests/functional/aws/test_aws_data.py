@@ -102,7 +102,7 @@ def test_each_machine_keeps_the_set_on_its_own_disk(staged: Staged) -> None:
 
 
 def test_the_policies_allow_this_and_not_the_neighbour(staged: Staged) -> None:
-    who = {"partition": "aws", "account": "123456789012", "region": "us-east-1"}
+    who = {"partition": "aws", "account": "123456789012", "regions": ("us-east-1",)}
     calls = [call for call in staged.aws.lab.calls if OWN_AGENT not in call.agent]
     mine = {a for call in calls if call.key == ACCESS_KEY for a in action_of(call.service, call.action, call.params)}
     theirs = {a for call in calls if call.key != ACCESS_KEY for a in action_of(call.service, call.action, call.params)}

@@ -172,7 +172,7 @@ def test_stale_listings_bring_no_twin_and_hide_no_leak(aws: Account) -> None:
 def test_a_job_leaves_a_region_without_machines_for_the_next(aws: Account) -> None:
     for zone in ZONES:
         aws.lab.capacity[f"g4dn.xlarge/{zone}/spot"] = 0
-    let_as_printed(aws.lab, region=None)  # for one region nothing may be asked in another
+    let_as_printed(aws.lab, regions=("us-east-1", "us-west-2"))
     wishes = "types: [g4dn.xlarge], regions: [us-east-1, us-west-2]"
     up = aws.line.start("up", aws.job("moved", wishes=wishes))
     until(lambda: len(aws.alive("moved")) == 2, "two machines in the other region", LIMIT_S)

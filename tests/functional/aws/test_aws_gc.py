@@ -37,7 +37,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning
 
 NUMBER = "123456789012"
 ALLOWED = actions(
-    *user_policy(partition="aws", account=NUMBER, region=REGION, boundary=boundary_arn("aws", NUMBER)).values()
+    *user_policy(partition="aws", account=NUMBER, regions=(REGION,), boundary=boundary_arn("aws", NUMBER)).values()
 )
 
 

@@ -239,7 +239,7 @@ def test_calls_and_policies_are_the_same(whole: Whole) -> None:
     calls = [call for call in whole.aws.lab.calls if OWN_AGENT not in call.agent]
     mine = {action for call in calls if call.key == ACCESS_KEY for action in _actions(call)}
     theirs = {action for call in calls if call.key != ACCESS_KEY for action in _actions(call)}
-    who = {"partition": "aws", "account": "123456789012", "region": "us-east-1"}
+    who = {"partition": "aws", "account": "123456789012", "regions": ("us-east-1",)}
     allowed = actions(*user_policy(**who, boundary=boundary_arn("aws", who["account"])).values())
     machine = actions(node_policy(**who, cluster="gpucloud-small", bucket=BUCKET))
     assert sorted(mine - allowed) == []

@@ -29,7 +29,7 @@ from tests.standins.aws_group import CLUSTER, GROUP, SPOT, Rig, rented, runs, un
 
 BUCKET = "gpucloud-machines"
 POLICY = node_policy(
-    partition="aws", account="123456789012", region="us-east-1", cluster=CLUSTER, bucket=BUCKET, unattended=True
+    partition="aws", account="123456789012", regions=("us-east-1",), cluster=CLUSTER, bucket=BUCKET, unattended=True
 )
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAILRhZ2dlZCBhbmQgZ29uZSBhcyBhIGtleSBmb3IgbGFi"
 

@@ -40,7 +40,10 @@ def test_the_printed_policy_allows_every_call_before_and_after_a_job(tmp_path: P
         needed = {action for call in lab.calls for action in action_of(call.service, call.action, call.params)}
     allowed = actions(
         *user_policy(
-            partition="aws", account="123456789012", region="us-east-1", boundary=boundary_arn("aws", "123456789012")
+            partition="aws",
+            account="123456789012",
+            regions=("us-east-1",),
+            boundary=boundary_arn("aws", "123456789012"),
         ).values()
     )
     assert needed - allowed == set()

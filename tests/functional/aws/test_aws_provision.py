@@ -70,7 +70,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
     with Lab(folder / "lab") as lab, pytest.MonkeyPatch.context() as patch:
         for name, value in lab.settings.items():
             patch.setenv(name, value)
-        let_as_printed(lab, region=None)
+        let_as_printed(lab, regions=())
         with standing_provider(lab.env) as attached:
             for name, value in attached.items():
                 patch.setenv(name, value)
@@ -124,7 +124,7 @@ def test_a_machines_role_is_what_the_printed_policy_says(standing: Standing) -> 
     policy = standing.lab.client("iam").get_role_policy(RoleName="gpucloud-digits-us-east-1", PolicyName="job")
     bucket, _, prefix = STORE.removeprefix("s3://").partition("/")
     printed = node_policy(
-        partition="aws", account="123456789012", region=REGION, cluster="gpucloud-digits", bucket=bucket,
+        partition="aws", account="123456789012", regions=(REGION,), cluster="gpucloud-digits", bucket=bucket,
         prefix=prefix, data=SPEC.data, unattended=SPEC.unattended,
     )  # fmt: skip
     assert normal(policy["PolicyDocument"]) == normal(printed)
@@ -268,7 +268,7 @@ def test_the_users_own_subnets_are_used_and_no_network_is_made(shared: Standing,
     ec2 = shared.lab.client("ec2", region)
     subnets = {one["AvailabilityZone"]: one["SubnetId"] for one in ec2.describe_subnets()["Subnets"]}
     own = (subnets[f"{region}a"], subnets[f"{region}b"])
-    let_as_printed(shared.lab, region=None, uses=Uses(subnets=own))
+    let_as_printed(shared.lab, regions=(), uses=Uses(subnets=own))
     aws = provisioner(tmp_path / "home", AwsChoices(subnets=own))
     spec = dataclasses.replace(SPEC, region=region, zones=(f"{region}a", f"{region}b"))
     aws.ensure(spec, story=quiet)

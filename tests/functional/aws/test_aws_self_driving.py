@@ -95,7 +95,7 @@ def test_machines_asked_aws_only_for_what_their_role_may_do(alone: Alone) -> Non
     needed = {action for call in own for action in action_of(call.service, call.action, call.params)}
     allowed = actions(
         node_policy(
-            partition="aws", account="123456789012", region="us-east-1", cluster="gpucloud-small",
+            partition="aws", account="123456789012", regions=("us-east-1",), cluster="gpucloud-small",
             bucket=alone.aws.bucket, unattended=True,
         )
     )  # fmt: skip

@@ -328,7 +328,7 @@ def test_a_session_stands_only_where_the_rights_of_its_caller_and_of_the_machine
 
 def let_machine(lab: Lab, *, session_manager: bool) -> None:
     policy = node_policy(
-        partition="aws", account="123456789012", region="us-east-1", cluster="gpucloud-digits", bucket="gpucloud-x",
+        partition="aws", account="123456789012", regions=("us-east-1",), cluster="gpucloud-digits", bucket="gpucloud-x",
         session_manager=session_manager,
     )  # fmt: skip
     lab.client("iam").put_role_policy(RoleName="nodes", PolicyName="printed", PolicyDocument=json.dumps(policy))
