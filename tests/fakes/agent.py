@@ -77,7 +77,7 @@ class Machine:
         """End the part that runs."""
         assert self.attempt is not None
         self.part = None
-        self.attempt = replace(self.attempt, state=RunState.EXITED, outcome=outcome)
+        self.attempt = replace(self.attempt, state=RunState.EXITED, outcome=outcome, over_s=0.0)
 
 
 @dataclass(frozen=True)

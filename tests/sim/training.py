@@ -83,6 +83,7 @@ class Part:
             exit_code=None,
             progress=self._gang.progress() if self.rank == 0 else None,
             failed_rank=self.rank if self.outcome is Outcome.FAILED else None,
+            over_s=None if self.outcome is None else 0.0,
         )
 
 

@@ -38,6 +38,7 @@ from gpucloud.domain.state.state import (
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import (
     Arm,
+    CloseAttempt,
     Done,
     EndAttempt,
     NoteInterruptions,
@@ -715,7 +716,38 @@ def test_a_script_that_is_done_took_as_long_at_each_look():
         replace(told(up("a", one), up("b", part(1, Outcome.DONE))), looked_at=NOW + span)
         for one, span in ((first, timedelta(0)), (later, timedelta(minutes=5)))
     )
-    assert early.trained_at == late.trained_at
+    assert early.over_at == late.over_at
+
+
+def test_a_script_that_ended_while_nobody_looked_took_as_long_when_somebody_goes_on_with_it():
+    """It tells no steps and ended 40 s after its start; whoever came four hours later closed its attempt."""
+    over = replace(part(1, Outcome.DONE), over_s=20.0)
+    done = told(up("a", over), up("b", over))
+    assert "  trained  40 s\n" in report_text(done)
+    begun = replace(opened("a", "b"), started_at=NOW - timedelta(minutes=1))
+    later = snapshot(up("a", over), up("b", over), state=state(attempts=(begun,)))
+    seen = transitions.since(transitions.record(later), later, 2)
+    closed = transitions.close_attempt(seen, CloseAttempt(reason=ExitReason.SUCCEEDED), NOW + 4 * HOUR)
+    ended = report(closed, SPEND, (), later.group, None)
+    assert "  succeeded  40 s" in report_text(ended)
+    (attempt,) = report_json(ended)["attempts"]
+    assert attempt["ended_at"] == (NOW - timedelta(seconds=20)).isoformat()
+
+
+def test_an_attempt_that_nobody_heard_to_its_end_took_as_long_at_most_before_and_after_it_is_gone_on_with():
+    """Its supervisor heard it for 10 s, its machine went a minute after its start."""
+    began = NOW - timedelta(minutes=10)
+    word, off = began + timedelta(seconds=10), began + timedelta(minutes=1)
+    lived = UsageInterval(node_id="a", pool=POOL, launched_at=began, last_word_at=word, ended_at=off)
+    first = replace(opened("a"), started_at=began)
+    known = state(attempts=(first,), nodes=(lived,), status=JobStatus.RUNNING)
+    group = snapshot(state=known).group
+    left = replace(report(known, SPEND, (), group, None), looked_at=NOW, written_at=word)
+    assert "unheard since 11:50 UTC, its machines are off  at most 1 min\n" in report_text(left)
+    lost = replace(known, attempts=(replace(first, reason=ExitReason.LOST, ended_at=NOW),))
+    assert "  lost   at most 1 min\n" in report_text(report(lost, SPEND, (), group, None))
+    heard = replace(lost, nodes=(replace(lived, last_word_at=off - timedelta(seconds=1)),))
+    assert "  lost   1 min\n" in report_text(report(heard, SPEND, (), group, None))
 
 
 def test_results_that_a_supervisor_brings_home_ask_nobody_to_bring_them():
@@ -723,7 +755,7 @@ def test_results_that_a_supervisor_brings_home_ask_nobody_to_bring_them():
     brings = told(*done, supervisor="process 1 on vm")
     members = tuple(replace(one, outcome=Outcome.DONE) for one in brings.attempts[0].members)
     stepped = NOW - timedelta(seconds=25)
-    attempt = replace(brings.attempts[0], members=members, last_step_at=stepped)
+    attempt = replace(brings.attempts[0], members=members, done_at=stepped)
     text = report_text(replace(brings, standing=(), attempts=(attempt,), outputs=("out/",)))
     assert text.startswith("live: trained, its results are not home yet, step 768")
     assert "1        2      1–768  trained  35 s\n" in text
@@ -917,7 +949,7 @@ def test_an_attempt_of_which_no_machine_answers_is_not_said_to_run_in_the_table_
     silent = replace(silent, silences=since if supervisor is not None else ())
     text = report_text(silent)
     assert silent.is_unheard
-    assert "1        2      1–385  unheard since 11:59 UTC  44 s\n" in text
+    assert "1        2      1–385  unheard since 11:59 UTC  at least 44 s\n" in text
     assert "running" not in text
     again = interrupted(*UNHEARD, supervisor=supervisor)
     again = replace(again, standing=silent.standing, silences=silent.silences)

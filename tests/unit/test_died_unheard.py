@@ -176,7 +176,7 @@ def test_an_attempt_whose_machines_are_off_does_not_run_and_has_the_step_that_is
 ) -> None:
     text = report_text(left(monkeypatch))
     assert text.startswith("live: waiting, nobody supervises, step 400 of 400 (checkpoint)\n")
-    assert "1        1      1–400  unheard since 11:59 UTC, its machines are off  44 s" in text
+    assert "1        1      1–400  unheard since 11:59 UTC, its machines are off  at least 44 s" in text
     assert "running" not in text
 
 

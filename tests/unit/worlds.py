@@ -116,6 +116,7 @@ def part(number=1, outcome=None, step=None, **changes):
         exit_code=None,
         progress=progress(step, **changes) if step is not None else None,
         failed_rank=0 if outcome is Outcome.FAILED else None,
+        over_s=changes.get("age_s") if outcome else None,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from gpucloud.cli.render.bills import charges_text, for_later, plain_amount, spend_json, spend_text
@@ -225,7 +225,7 @@ def _decision_json(made: CapacityDecision | None) -> dict[str, Any] | None:
 def _attempt_json(attempt: Attempt, report: JobReport) -> dict[str, Any]:
     """Return an attempt's object; one whose results come home has ended with its script."""
     home = attempt.reason is None and report.kind is ConditionKind.TRAINED
-    done_at = (attempt.done_at if report.supervisor is not None else report.trained_at) if home else None
+    is_over = attempt.reason is not None or (home and report.over_at is not None)
     unit = report.unit_of(attempt)
     return {
         "number": attempt.number,
@@ -237,7 +237,7 @@ def _attempt_json(attempt: Attempt, report: JobReport) -> dict[str, Any]:
         "began_anew": attempt.begun_anew,
         "outdated": attempt.outdated,
         "started_at": codec.plain(attempt.started_at),
-        "ended_at": codec.plain(attempt.ended_at or done_at),
+        "ended_at": codec.plain(_worked_until(attempt, report) if is_over else None),
     }
 
 
@@ -296,11 +296,23 @@ def _attempt_row(attempt: Attempt, report: JobReport) -> tuple[str, ...]:
     reason = attempt.reason.value if attempt.reason else _open_word(report)
     unheard = report.is_unheard or (report.died_unheard and report.kind is not ConditionKind.TRAINED)
     if attempt.reason is None and unheard and report.told_at is not None:
-        until = max(report.told_at, attempt.started_at)
         reason = f"unheard since {format_moment(report.told_at, report.looked_at, seconds=False)}"
         off = f", its {'hosts are free' if report.owned else 'machines are off'}"
         reason += off if report.died_unheard else ""
-    return str(attempt.number), str(len(attempt.members)), steps, reason, format_span(until - attempt.started_at)
+    return str(attempt.number), str(len(attempt.members)), steps, reason, _took(attempt, until, report)
+
+
+def _took(attempt: Attempt, until: datetime, report: JobReport) -> str:
+    """Return how long the attempt worked: a bound, where nobody heard its machines to their end, or hears them now."""
+    first = attempt.members[0].node_id
+    told = next((one.last_word_at for one in report.intervals if one.node_id == first), None)
+    heard = told or (report.told_at if attempt.reason is None else None)
+    is_open, died = attempt.reason is None, report.died_unheard and report.kind is not ConditionKind.TRAINED
+    if is_open and heard is not None and (report.is_unheard or (died and not _gone(attempt, report))):
+        return f"at least {format_span(max(timedelta(0), heard - attempt.started_at))}"
+    unseen = attempt.over_at is None and (died if is_open else attempt.reason is ExitReason.LOST)
+    most = unseen and heard is not None and until - heard > report.limits.silent
+    return f"{'at most ' if most else ''}{format_span(until - attempt.started_at)}"
 
 
 def _anew_lines(report: JobReport) -> list[str]:
@@ -334,21 +346,21 @@ def _open_word(report: JobReport) -> str:
 
 
 def _worked_until(attempt: Attempt, report: JobReport) -> datetime:
-    """Return when the attempt or its script ended, or now.
+    """Return when the attempt's script ended, or now.
 
-    It worked no longer than the first of its machines to go, whenever that was seen.
+    Whenever that was seen: its nodes know, and it worked no longer than the first of its machines to go.
     """
-    members = {member.node_id for member in attempt.members}
-    gone = [one.ended_at for one in report.intervals if one.node_id in members and one.ended_at is not None]
     went = [i.stopped_at for i in report.interruptions if i.attempt == attempt.number and i.stopped_at is not None]
     silent = [at for at in went if attempt.reason is ExitReason.LOST]
-    ended = (
-        attempt.ended_at
-        or (None if attempt.reason else report.trained_at)
-        or report.looked_at
-        or datetime.now(timezone.utc)
-    )
-    return max(min([ended, *gone, *silent]), attempt.started_at)
+    over_at = attempt.over_at if attempt.reason else report.over_at
+    ended = over_at or attempt.ended_at or report.looked_at or datetime.now(timezone.utc)
+    return max(min([ended, *_gone(attempt, report), *silent]), attempt.started_at)
+
+
+def _gone(attempt: Attempt, report: JobReport) -> list[datetime]:
+    """Return when those of its machines ended of which that is known."""
+    members = {member.node_id for member in attempt.members}
+    return [one.ended_at for one in report.intervals if one.node_id in members and one.ended_at is not None]
 
 
 def _worked_on_unheard(attempt: Attempt, until: datetime, report: JobReport) -> bool:

@@ -192,6 +192,8 @@ class AttemptStatus:
     output: tuple[tuple[int, int], ...] = ()
     dropped: tuple[tuple[int, int], ...] = ()
     readings: Readings | None = None
+    over_s: float | None = None
+    """For how long all of it has been over, by the node's clock; None while it runs."""
 
     def later(self, span: timedelta) -> AttemptStatus:
         """Return how the part stands so long after this was said, where its script says nothing more."""
@@ -202,6 +204,7 @@ class AttemptStatus:
         progress, readings = self.progress, self.readings
         return replace(
             self,
+            over_s=aged(self.over_s or 0.0) if self.state is RunState.EXITED else None,
             progress=progress and replace(progress, age_s=aged(progress.age_s)),
             readings=readings and replace(readings, age_s=aged(readings.age_s)),
         )
@@ -305,6 +308,7 @@ def is_possible_part(part: AttemptStatus) -> bool:
         and all(0 <= length <= _MOST for _, length in rows)
         and (part.progress is None or is_possible_progress(part.progress))
         and (part.readings is None or _are_possible(part.readings))
+        and 0 <= (part.over_s or 0.0) <= _LONGEST_S
     )
 
 

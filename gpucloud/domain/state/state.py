@@ -185,8 +185,8 @@ class Attempt:
     failed_at: datetime | None = None  # since when a member's script is known to have failed
     done_at: datetime | None = None
     """When all members' scripts were known to be done: what is left is to bring their results home."""
-    broken_at: datetime | None = None
-    """Since when some members are over that were not done, while others still work."""
+    over_at: datetime | None = None  # when the last of its scripts had ended, by their nodes' word; seen may be later
+    broken_at: datetime | None = None  # since when some members are over that were not done, while others still work
     unbrought_at: datetime | None = None  # since when its outputs cannot be brought home, nor anywhere else
     outputs_still_at: datetime | None = None  # since when nothing of them has come, while they are being brought
     longest_step_s: float | None = None

@@ -358,11 +358,19 @@ def since(state: JobState, snapshot: Snapshot, needed: int) -> JobState:
             members=tuple(replace(m, outcome=how) for m, how in zip(attempt.members, outcomes, strict=True)),
             failed_at=(attempt.failed_at or snapshot.now) if failed else None,
             done_at=(attempt.done_at or snapshot.now) if set(outcomes) == {Outcome.DONE} else None,
+            over_at=attempt.over_at or _over_at(attempt, snapshot),
             broken_at=(attempt.broken_at or snapshot.now) if broken else None,
             outputs_still_at=snapshot.outputs_still_at or attempt.outputs_still_at,
             unbrought_at=attempt.unbrought_at or (snapshot.now if snapshot.homecoming is Homecoming.FAILED else None),
         ),
     )
+
+
+def _over_at(attempt: Attempt, snapshot: Snapshot) -> datetime | None:
+    ids = {member.node_id for member in attempt.members}
+    told = (node.status.attempt for node in snapshot.nodes if node.status is not None and node.node.id in ids)
+    spans = [one.over_s for one in told if one and one.attempt == attempt.number and one.over_s is not None]
+    return max(attempt.started_at, snapshot.now - span_of(min(spans))) if len(spans) == len(ids) else None
 
 
 def with_steps(snapshot: Snapshot) -> JobState:

@@ -278,14 +278,14 @@ class JobReport:
         return tuple(one.node_id for one in self.standing if one.status is None)
 
     @property
-    def trained_at(self) -> datetime | None:
-        """When its script wrote last, of an open attempt whose ranks have all ended; None where nobody knows."""
-        attempt, progress = self.open_attempt, self.progress
+    def over_at(self) -> datetime | None:
+        """When the ranks of its open attempt had ended, where all have; None where nobody knows."""
+        attempt, parts = self.open_attempt, self._parts().values()
         if attempt is None or not (self.kind is ConditionKind.TRAINED or self.ran_out):
             return None
-        if progress is not None and self.looked_at is not None:
-            return self.looked_at - span_of(max(0.0, progress.age_s))
-        return attempt.last_step_at if attempt.members[0].node_id in {node.id for node in self.nodes} else None
+        if (spans := [part.over_s for part in parts if part.over_s is not None]) and self.looked_at is not None:
+            return self.looked_at - span_of(min(spans))
+        return attempt.over_at or attempt.done_at
 
     @property
     def told_at(self) -> datetime | None:
