@@ -18,6 +18,7 @@ from gpucloud.domain.errors import (
     GpucloudError,
     HostUnreachable,
     LeaseHeld,
+    NodeError,
     ProvisionError,
     StoreError,
 )
@@ -534,6 +535,25 @@ def test_what_was_not_yet_kept_when_its_supervisor_died_is_not_said_to_be_fetche
     assert not asked.is_off(attempt, left.state)
     outside.clock.sleep(24 * 3600)
     assert asked.is_off(attempt, left.state)
+
+
+def test_nothing_is_said_to_be_fetched_by_who_hears_no_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outside = Outside(tmp_path, training=Training(steps=4000, every=100))
+    give(outside, "train", "small.yaml", at=300)
+    outside.clock.sleep(state(outside).lease_s)
+    before = unsupervised(logs_asker(outside))
+    monkeypatch.setattr(FleetHost, "run", out_of_reach)
+    outside.clock.sleep(60)
+    give(outside, "reconcile", "small.yaml")
+    outside.clock.sleep(state(outside).lease_s)
+    after = unsupervised(logs_asker(outside))
+    assert before is not None
+    assert after is not None
+    assert after.fetched_until <= before.fetched_until
+
+
+def out_of_reach(*_: object, **__: object) -> Any:
+    raise NodeError("no route to host", hint=None)
 
 
 def unsupervised(asker: Asker) -> Unsupervised | None:

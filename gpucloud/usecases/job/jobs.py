@@ -35,7 +35,7 @@ from gpucloud.store.contract import Tally
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import is_over, supervised_by
 from gpucloud.usecases.jobstore.orders import Given, Orders, Reader
-from gpucloud.usecases.jobstore.records import LogPart
+from gpucloud.usecases.jobstore.records import LogPart, fetched_until
 from gpucloud.usecases.jobstore.report import JobReport, report, without_lost_outputs
 from gpucloud.usecases.jobstore.runs import current_run
 from gpucloud.usecases.money.spend import SpendTracker
@@ -325,7 +325,7 @@ class Asker:
             return None
         if state.drives_itself and self._comes(state, self.order(), stored) is not None:
             return None
-        return Unsupervised(state=state, fetched_until=stored.modified - span_of(self.flush_s))
+        return Unsupervised(state=state, fetched_until=fetched_until(state, stored.modified) - span_of(self.flush_s))
 
     @property
     def _orders(self) -> Orders:

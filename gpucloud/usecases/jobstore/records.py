@@ -9,9 +9,11 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 
 from gpucloud.domain.errors import StoreError
 from gpucloud.domain.node.output import DatedPiece, read_piece, with_times
+from gpucloud.domain.state.state import JobState
 from gpucloud.domain.untrusted import HISTORY_BYTES, unpacked
 from gpucloud.domain.variables import GPUCLOUD_RANKS
 from gpucloud.store import ObjectStore, get_small, put_once
@@ -32,6 +34,13 @@ class LogPart:
     rank: int
     offset: int
     key: str
+
+
+def fetched_until(state: JobState, written_at: datetime) -> datetime:
+    """Return until when all machines of the open attempt were heard: a supervisor that hears none fetches nothing."""
+    members = {member.node_id for member in state.attempt.members} if state.attempt is not None else set()
+    words = [one.last_word_at for one in state.nodes if one.node_id in members and one.last_word_at is not None]
+    return min([written_at, *words])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
