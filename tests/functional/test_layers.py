@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -194,6 +195,49 @@ def test_a_setup_that_installs_nothing_needs_no_index_at_all(tmp_path, bare):
     made = node.layer(node.order("echo run >>runs", env=(("PIP_NO_INDEX", "1"),)))
     assert made.ready
     assert (node.code / "runs").read_text() == "run\n"
+
+
+def test_what_a_setup_left_in_a_tree_of_code_is_made_again_where_the_tree_was_removed_and_came_back(
+    tmp_path, bare, uv_folder, index
+):
+    node = Node(tmp_path, bare, path=f"{uv_folder}:/usr/bin:/bin")
+    setup = "uv pip install alpha && mkdir net && echo made >net/a.txt"
+    order = node.order(setup, pip_mirror=index.url)
+    order = replace(order, wanted=replace(order.wanted, tree=order.code))
+    made = node.layer(order)
+    kept = Path(made.python).parents[1] / "used-by-a-running-script"
+    kept.touch()
+    for back in range(2):
+        node.code.rename(tmp_path / f"removed-{back}")
+        node.code.mkdir()
+        assert not node.fact(order).ready
+        assert node.layer(order) == made
+        assert (node.code / "net" / "a.txt").exists()
+        assert kept.exists()
+
+
+def test_a_layer_that_is_of_no_tree_of_code_stays_ready_without_it(tmp_path, with_pip):
+    node = Node(tmp_path, with_pip)
+    order = node.order("echo run >>$HOME/runs")
+    assert node.layer(order).ready
+    node.code.rename(tmp_path / "removed")
+    assert node.layer(order).ready
+    assert (node.home / "runs").read_text() == "run\n"
+
+
+def test_a_setup_that_fails_in_a_tree_that_came_back_leaves_the_layer_and_runs_again(tmp_path, with_pip):
+    node = Node(tmp_path, with_pip)
+    order = node.order("test ! -e $HOME/away && echo >made")
+    order = replace(order, wanted=replace(order.wanted, tree=order.code))
+    assert node.layer(order).ready
+    node.code.rename(tmp_path / "removed")
+    node.code.mkdir()
+    (node.home / "away").touch()
+    assert node.run("layer", to_json(order)).returncode != 0
+    assert not node.fact(order).ready
+    (node.home / "away").unlink()
+    assert node.layer(order).ready
+    assert (node.code / "made").exists()
 
 
 def test_torch_comes_within_the_tested_range_from_its_mirror_and_the_rest_from_the_other(

@@ -141,6 +141,15 @@ def test_a_requirements_file_may_install_from_the_tree(line):
         ("pip install --target /opt/vendor x", False),
         ("pip install --target=/opt/vendor x", False),
         ("pip install --timeout 3 -q x", False),
+        ("conda env update -f env.yml", False),
+        ("conda env update -f envs/gpu.yml --prune", False),
+        ("mamba env update --file ./env.yml", False),
+        ("conda env update -p ./env -f env.yml", True),
+        ("conda env export > env.yml", True),
+        ("test -f ./made || echo >/tmp/x", True),
+        ("pip install -r ~/r.txt ~/wheels/a.whl -f $HOME/wheels -t ${HOME}/lib", False),
+        ("git clone https://a.example/net ~/net; mkdir -p ~/out $HOME/x; curl -o ~/x https://a.example/x", False),
+        ("bash ~/install.sh", True),  # which may do anything where it runs
     ],
 )
 def test_a_setup_that_leaves_files_beside_the_script_runs_for_each_tree(setup, again):

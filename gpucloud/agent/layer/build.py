@@ -24,8 +24,10 @@ from gpucloud.agent.layer.environment import (
     gpu_kind,
     hide_base,
     installed_version,
+    is_set_up,
     key_of,
     make_venv,
+    mark_set_up,
     only_from,
     places,
     read_ready,
@@ -74,9 +76,12 @@ def build(order: LayerOrder) -> tuple[str, ...]:
         notes: tuple[str, ...] = ()
         if waited_s:
             notes = (f"waited {waited_s:.0f} s for another setup of the same kind here",)
-        if read_ready(folder) is None:
+        work = _Work(order=order, places=where, folder=folder, torch_backend=gpu[0])
+        if read_ready(folder) is not None:
+            if not is_set_up(order.wanted.tree, key):
+                work.repeat()
+        else:
             shutil.rmtree(folder, ignore_errors=True)
-            work = _Work(order=order, places=where, folder=folder, torch_backend=gpu[0])
             work.make()
             notes += (_SLOWER,) if _INSTALLS_BY_PIP.search(order.setup) else ()
             collect(where, keep=key)
@@ -119,6 +124,17 @@ class _Work:
         if self.order.wanted.boto3 and not suffices(installed_version("boto3", made.path)):
             install = f"{self._own_uv(made)} pip install -q"
             self._run(made, f"{install} '{BOTO3}' && {{ {install} --only-binary :all: '{ISAL}' || true; }}")
+        self._finish(made)
+
+    def repeat(self) -> None:
+        """Run the setup in the layer as it is, for what it leaves in the tree. Raises Failed, SetupFailed.
+
+        Nothing is taken from the layer: scripts of other nodes may run by it.
+        """
+        made = Environment(folder=self.folder, conda=bool(self.order.conda))
+        if self.order.setup:
+            self._provide_tools(made, needed=False)
+            self._run_setup(made)
         self._finish(made)
 
     def _environment(self) -> Environment:
@@ -224,6 +240,7 @@ class _Work:
             "uv": ".".join(str(part) for part in uv) if uv else None,
             "packages": freeze([str(made.site_packages)]),
         }
+        mark_set_up(self.order.wanted.tree, self.folder.name)
         write_whole(self.folder / "ready.json", json.dumps(said))
 
     def _variables(self, made: Environment | None) -> dict[str, str]:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpucloud.domain.job.data import RESERVED
 from gpucloud.domain.node.bootstrap.facts import Layer
 from gpucloud.domain.node.hardware import Gpu
 from gpucloud.domain.node.layer import LayerOrder, LayerWanted, is_needed, layer_key, torch_backend
@@ -83,7 +84,7 @@ def show_base(made: Environment) -> None:
     What packages of the base say of themselves is copied. Those of a distribution have no RECORD, without which uv
     replaces nothing: it does not see them.
     """
-    shown = set()
+    shown = {info.name.partition("-")[0].lower() for info in made.site_packages.glob("*.dist-info")}
     for path in _site_paths():
         for info in sorted(Path(path).glob("*.dist-info")):
             name = info.name.partition("-")[0].lower()
@@ -216,7 +217,7 @@ def layer_fact(places: Places, wanted: LayerWanted | None, base: Base, gpu: tupl
         return None
     key = key_of(wanted.digest, gpu)
     ready = read_ready(places.folder(key))
-    if ready is not None:
+    if ready is not None and is_set_up(wanted.tree, key):
         with contextlib.suppress(OSError):
             os.utime(places.folder(key) / "ready.json")
         return ready
@@ -241,6 +242,22 @@ def read_ready(folder: Path) -> Layer | None:
         )
     except (ValueError, KeyError, TypeError):
         return None
+
+
+def is_set_up(tree: str, key: str) -> bool:
+    """Whether the setup of that layer has run in the tree of code, if it is of one: they are removed, and come back."""
+    return not tree or _mark(tree, key).exists()
+
+
+def mark_set_up(tree: str, key: str) -> None:
+    """Note in the tree of code, if the layer is of one, that its setup has run there."""
+    if tree:
+        _mark(tree, key).parent.mkdir(exist_ok=True)
+        _mark(tree, key).touch()
+
+
+def _mark(tree: str, key: str) -> Path:
+    return Path(tree, f"{RESERVED}setup", key)
 
 
 # What is installed for an interpreter, read from metadata; nothing is imported, which for torch takes seconds.

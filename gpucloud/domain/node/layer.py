@@ -26,6 +26,7 @@ _FILE_IN_OPTION = re.compile(r"(?:-[rc]|--requirements?=|--constraints?=)(.+)")
 _LOCAL_OPTIONS = ("-e", "-f", "--editable", "--find-links")
 _LOCAL_IN_OPTION = re.compile(r"(?:-[ef](?=[^=\s])|--editable=|--find-links=)(.+)")
 _LISTED = re.compile(r"^\s*- +")
+_ELSEWHERE = ("/", "~", "$HOME", "${HOME}")  # so begin paths that are not in the tree
 _DOTTED = re.compile(r"\.{1,2}(?:[/\[]|$)")
 _ARCHIVE = re.compile(r"\.(?:whl|zip|tar|tgz|tar\.\w+)$")
 
@@ -63,13 +64,15 @@ _NAMED_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 class LayerWanted:
     """What a job wants of its Python: `always` a layer of its own (setup, conda), or one for what the base lacks.
 
-    `digest` is the hash of all that the layer depends on, save what is the node's own.
+    `digest` is the hash of all that the layer depends on, save what is the node's own. `tree` is the tree of code that
+    it is made in, where that counts: what a setup leaves there is gone with it; empty where it does not.
     """
 
     digest: str
     always: bool
     boto3: bool
     torch: bool
+    tree: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +198,10 @@ def _may_use_tree(words: tuple[str, ...]) -> bool:
         case ("git", "clone" | "lfs" | "config", *rest):
             return any(map(_is_in_tree, rest))
         case _:
-            return words[0] not in _OF_NO_TREE or any(map(_is_in_tree, words[1:]))
+            # What a file holds that conda is given counts by itself, as a requirements file does.
+            options = ("-f", "--file") if words[0] in _PACKAGE_MANAGERS else ()
+            others = (word for before, word in pairwise(words) if before not in options)
+            return words[0] not in _OF_NO_TREE or any(map(_is_in_tree, others))
 
 
 def _only_installs(words: tuple[str, ...]) -> bool:
@@ -208,7 +214,7 @@ def _only_installs(words: tuple[str, ...]) -> bool:
 
 def _is_a_managers(words: tuple[str, ...]) -> bool:
     """Whether a package manager of the system installs by it."""
-    named = (word for word in words[1:] if not word.startswith("-"))
+    named = (word for word in words[1:] if not word.startswith("-") and word != "env")  # `conda env update`
     return bool(words) and words[0] in _PACKAGE_MANAGERS and next(named, "") in _THEIR_INSTALLS
 
 
@@ -221,10 +227,10 @@ def _leaves_file(words: tuple[str, ...], written: tuple[str, ...]) -> bool:
     if _asked_of_pip(words) is not None:  # its output is a log; and `numpy>=1.26` without quotes writes one, too
         given = (after for before, after in pairwise(words) if _INTO_A_TARGET.fullmatch(before))
         within = (word.partition("=")[2] for word in words if _INTO_A_TARGET.match(word) and "=" in word)
-        return any(not into.startswith("/") for into in (*given, *within))
-    if not _is_a_managers(words) and any(not into.startswith(("/", "&", "~", "$HOME", "${HOME}")) for into in written):
+        return any(not into.startswith(_ELSEWHERE) for into in (*given, *within))
+    if not _is_a_managers(words) and any(not into.startswith((*_ELSEWHERE, "&")) for into in written):
         return True
-    if not words or any(word.startswith("/") for word in words[1:]):
+    if not words or any(word.startswith(_ELSEWHERE) for word in words[1:]):
         return False
     if words[0] == "curl":
         return any(map(_INTO_A_FILE.match, words))
@@ -252,7 +258,7 @@ def _files_of(words: tuple[str, ...]) -> tuple[str, ...]:
     found += [match[1] for word in asked if (match := _FILE_IN_OPTION.fullmatch(word))]
     if "sync" in words[:4]:
         found += [word for word in asked if not word.startswith("-")]
-    return tuple(name for name in found if "://" not in name and "$" not in name and not name.startswith("/"))
+    return tuple(name for name in found if "://" not in name and "$" not in name and not name.startswith(_ELSEWHERE))
 
 
 def _installs_tree(asked: tuple[str, ...]) -> bool:
@@ -260,7 +266,7 @@ def _installs_tree(asked: tuple[str, ...]) -> bool:
     for before, word in pairwise(("", *asked)):
         local = _LOCAL_IN_OPTION.fullmatch(word)
         value = local[1] if local else word if before in _LOCAL_OPTIONS else ""
-        if value and "://" not in value and not value.startswith("/"):
+        if value and "://" not in value and not value.startswith(_ELSEWHERE):
             return True
         if not word.startswith("-") and _is_in_tree(word):
             return True
@@ -271,7 +277,7 @@ def _is_in_tree(word: str) -> bool:
     """Whether a word is a path in the tree, or may be one once the shell has put a variable's value in."""
     if "file:" in word:
         return True
-    if "://" in word or word.startswith(("/", "-")):
+    if "://" in word or word.startswith((*_ELSEWHERE, "-")):
         return False
     return "/" in word or word.startswith("$") or bool(_DOTTED.match(word) or _ARCHIVE.search(word))
 
@@ -285,6 +291,12 @@ def _names_tree(name: str, data: bytes) -> bool:
     return any(_installs_tree(tuple(_LISTED.sub("", line).replace('"', "").replace("'", "").split())) for line in lines)
 
 
+def depends_on_tree(setup: str, files: tuple[tuple[str, bytes], ...], conda: bytes | None = None) -> bool:
+    """Whether each tree of code needs a layer of its own: it is installed from, or files are left in it."""
+    read = (*files, ("conda.yml", conda or b""))
+    return setup_uses_tree(setup) or _leaves_files(setup) or any(_names_tree(name, data) for name, data in read)
+
+
 def setup_digest(
     setup: str,
     files: tuple[tuple[str, bytes], ...],
@@ -294,16 +306,12 @@ def setup_digest(
     requirements: tuple[str, ...] = (),
     conda: bytes | None = None,
 ) -> str:
-    """Return the hash of all that a layer depends on, save what is the node's own; `code` counts if the tree is used.
-
-    So it does where files are left in the tree: each tree needs them.
+    """Return the hash of all that a layer depends on, save what is the node's own; `code` counts if the tree does.
 
     `env` are the job's variables without its secrets; `requirements` is what the layer must have beside what the setup
     installs; `conda` an environment file's content. Mirrors do not count: the same packages come from them.
     """
-    read = (*files, ("conda.yml", conda or b""))
-    uses_tree = setup_uses_tree(setup) or _leaves_files(setup) or any(_names_tree(name, data) for name, data in read)
-    parts = [setup, code if uses_tree else ""]
+    parts = [setup, code if depends_on_tree(setup, files, conda) else ""]
     parts += [f"{name}: {value}" for name, value in setup_variables(setup, env)]
     parts += [f"{name}={hashlib.sha256(data).hexdigest()}" for name, data in files]
     parts += requirements

@@ -18,6 +18,7 @@ from gpucloud.domain.node.gate.report import Checked, GateWanted, failures, is_m
 from gpucloud.domain.node.layer import (
     BOTO3,
     TORCH,
+    depends_on_tree,
     names_torch,
     nested_files,
     requirement_files,
@@ -50,11 +51,14 @@ def wanted_for(  # noqa: PLR0913  each by its name
     boto3 = (store_url.startswith("s3://") and saves_outside) or any(one.in_s3 for one in data)
     torchrun = job.image is None and launcher_of(job) is Launcher.TORCHRUN
     torch = torchrun and not _brings_torch(job)
+    requirements = (*((BOTO3,) if boto3 else ()), *((TORCH,) if torch else ()))
+    setup, (files, conda) = job.setup or "", _read_by_setup(job)
     return Wanted(
         package=package,
         code=code,
         setup=job.setup,
-        setup_digest=_digest(job, code, boto3=boto3, torch=torch),
+        setup_digest=setup_digest(setup, files, code, env=job.env, requirements=requirements, conda=conda),
+        of_tree=depends_on_tree(setup, files, conda),
         env=(*job.env, *secrets.items()),
         torchrun=torchrun,
         image=_image(job, secrets),
@@ -76,13 +80,11 @@ def builds_in_code(job: Job) -> bool:
     return job.setup is not None or job.conda is not None
 
 
-def _digest(job: Job, code: str, *, boto3: bool, torch: bool) -> str:
-    setup = job.setup or ""
-    requirements = (*((BOTO3,) if boto3 else ()), *((TORCH,) if torch else ()))
+def _read_by_setup(job: Job) -> tuple[tuple[tuple[str, bytes], ...], bytes | None]:
+    """Return the files that decide what is installed, with what they hold, and what that of conda does."""
     conda = (job.code / job.conda).read_bytes() if job.conda else None
     by_conda = nested_files(job.conda, conda.decode(errors="replace")) if job.conda and conda else ()
-    files = _files(job, (*setup_files(setup), *by_conda))
-    return setup_digest(setup, files, code, env=job.env, requirements=requirements, conda=conda)
+    return _files(job, (*setup_files(job.setup or ""), *by_conda)), conda
 
 
 def _image(job: Job, secrets: Mapping[str, str]) -> ImageWanted | None:

@@ -34,7 +34,7 @@ class Wanted:
     below `code`; mirrors are indexes in place of the usual ones. `devices` are the GPUs that are the node's, empty for
     all; `store_endpoint` is where the store answers (`https://host:port`), empty where it is not in S3. `machine`,
     `data` and `gate` are None or empty where the job wants nothing of the kind; `controller` is for jobs that drive
-    themselves.
+    themselves. `of_tree`: what `setup` makes is of the tree at `code`.
     """
 
     package: str
@@ -58,6 +58,7 @@ class Wanted:
     pip_mirror: str | None = None
     torch_mirror: str | None = None
     controller: ControllerWanted | None = None
+    of_tree: bool = False
 
     @property
     def layer(self) -> LayerWanted | None:
@@ -65,7 +66,8 @@ class Wanted:
         always = self.setup is not None or self.conda is not None
         if not (always or self.boto3 or self.torch):
             return None
-        return LayerWanted(digest=self.setup_digest, always=always, boto3=self.boto3, torch=self.torch)
+        tree = self.code if self.of_tree else ""
+        return LayerWanted(digest=self.setup_digest, always=always, boto3=self.boto3, torch=self.torch, tree=tree)
 
 
 def with_driver(wanted: Wanted, version: str) -> Wanted:
