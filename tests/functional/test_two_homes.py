@@ -76,6 +76,7 @@ def test_a_job_goes_on_at_once_where_the_home_of_its_machines_is_gone(mine, thei
         trained = mine.run("train", job, "--adopt")
 
         assert trained.code == 0, trained.stderr
+        assert "USD for machines that could not be ended" in trained.stderr  # the plan reckons with them
         assert f"2 machines of the embedded fleet of {socket.gethostname()}:{theirs.home} are not seen from here" in (
             " ".join(trained.stderr.split())
         )
@@ -83,7 +84,8 @@ def test_a_job_goes_on_at_once_where_the_home_of_its_machines_is_gone(mine, thei
         until = datetime.fromisoformat(before["paid_until"])
         theirs_before = {node["node_id"] for node in before["nodes"]}
         left = [node for node in state["nodes"] if node["node_id"] in theirs_before]
-        assert {datetime.fromisoformat(node["ended_at"]) for node in left} == {until}  # and so they are paid for
+        assert {datetime.fromisoformat(node["let_go_until"]) for node in left} == {until}  # and so they are paid for
+        assert {(node["ended_at"], node["charged"]) for node in left} == {(None, False)}
         assert "2 machines that could not be ended from here may be alive" in mine.run("status", job).stdout
     finally:
         gone.rename(theirs.home)

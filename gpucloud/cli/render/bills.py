@@ -100,10 +100,10 @@ def left_rows(spend: Spend, later: str = _MORE_TIME) -> list[tuple[str, str]]:
 
 def _summing_up(spend: Spend) -> tuple[Decimal, ...]:
     """Return what is left and its parts, rounded so that these make it up, as it does the budget with what is spent."""
-    sums = (spend.spent_usd, spend.promised_usd, spend.kept_usd, spend.free_usd)
+    sums = (spend.spent_usd, spend.committed_usd, spend.kept_usd, spend.free_usd)
     one = Decimal(1).scaleb(-max(len(plain_amount(usd).partition(".")[2]) for usd in sums))
     left = spend.left_usd.quantize(one, ROUND_HALF_DOWN)  # of two halves, what is spent has the larger
-    promised, kept = (usd.quantize(one, ROUND_HALF_UP) for usd in (spend.promised_usd, spend.kept_usd))
+    promised, kept = (usd.quantize(one, ROUND_HALF_UP) for usd in (spend.committed_usd, spend.kept_usd))
     return left, promised, kept, max(left - promised - kept, ZERO.quantize(one))
 
 
@@ -114,9 +114,9 @@ def money_line(spend: Spend, width: int | None = None) -> str:
     """
     parts = [f"{plain_amount(spend.spent_usd)} of {plain_amount(spend.budget_usd)} USD"]
     rate = [f"{plain_amount(spend.usd_per_hour)} USD/h in all"] if spend.usd_per_hour else []
-    if spend.off_at is None:
+    if spend.all_off_at is None:
         return " · ".join([*parts, *rate])
-    off = f"off by {format_moment(whole_minute(spend.off_at), spend.as_of, seconds=False)}"
+    off = f"off by {format_moment(whole_minute(spend.all_off_at), spend.as_of, seconds=False)}"
     most = f"{plain_amount(spend.off_usd, ROUND_UP)} USD"
     told = ([*parts, *rate, f"{off} at the latest, at {most}"], [*parts, *rate, f"{off} ({most})"])
     lines = [" · ".join(words) for words in (*told, [*parts, f"{off} ({most})"])]
@@ -241,7 +241,7 @@ def spend_json(spend: Spend) -> dict[str, Any]:
     """Return the money as decimal strings; `budget_ends_at` only where that is before the job's last step."""
     return {
         "spent_usd": usd(spend.spent_usd),
-        "promised_usd": usd(spend.promised_usd),
+        "promised_usd": usd(spend.committed_usd),
         "unproven_usd": usd(spend.unproven_usd),
         "left_usd": usd(spend.left_usd),
         "kept_usd": usd(spend.kept_usd),

@@ -22,8 +22,8 @@ from gpucloud.cli.render.words import as_argument, pool_json, quarantine_json, t
 from gpucloud.domain import codec
 from gpucloud.domain.checkpoint.layouts import Additions, resume_advice
 from gpucloud.domain.checkpoint.manifest import Counts
-from gpucloud.domain.job.quantities import counted, format_moment, format_span, span_of
-from gpucloud.domain.node.node import EndCause, Node
+from gpucloud.domain.job.quantities import counted, format_moment, format_most, format_span, span_of
+from gpucloud.domain.node.node import Node
 from gpucloud.domain.state.state import (
     Attempt,
     CapacityDecision,
@@ -170,6 +170,7 @@ def report_json(report: JobReport) -> dict[str, Any]:
         "excluded": [_cooldown_json(cooldown) for cooldown in report.cooldowns],
         "quarantined": [quarantine_json(one) for one in report.quarantined],
         "given_up": [{"node": one.node_id, "until": codec.plain(at), "why": why} for one, at, why in _given_up(report)],
+        "let_go": [{"node": one.node_id, "until": codec.plain(one.let_go_until)} for one in _let_go(report)],
         "backoff": list(report.backoff),
         "use": use_json(report),
     }
@@ -192,7 +193,7 @@ def jobs_text(reports: Sequence[JobReport], unread: Sequence[str] = ()) -> str:
             f"{r.started_at:%m-%d %H:%M}" if r.started_at else "-",
             f"{r.ended_at:%m-%d %H:%M}" if r.ended_at else "-",
             _step_cell(r),
-            str(len(r.nodes)),
+            f"{len(r.nodes)}{f' (+{len(unseen)} unseen)' if (unseen := _let_go(r)) else ''}",
             f"{plain_amount(r.spend.spent_usd)} of {plain_amount(r.spend.budget_usd)} USD",
         )
         for r in reports
@@ -406,15 +407,24 @@ def _in_column(at: datetime, now: datetime | None) -> str:
     return format_moment(at, now).removesuffix(" UTC")
 
 
+def _let_go(report: JobReport) -> list[UsageInterval]:
+    return [one for one in report.intervals if one.is_let_go]
+
+
 def _nodes_text(report: JobReport) -> str:
+    """Return which machines live, and beside them which may."""
+    let_go, spend = _let_go(report), report.spend
+    told = [_alive_text(report)] if report.nodes or not let_go else []
+    if let_go and spend.let_go_until is not None:
+        until = format_moment(spend.let_go_until, report.looked_at)
+        unseen = f"{counted(len(let_go), 'machine')} that could not be ended from here may be alive until {until}"
+        told.append(f"{unseen}, and cost {format_most(spend.let_go_usd)} more at the most")
+    return "\n".join(told)
+
+
+def _alive_text(report: JobReport) -> str:
     if not report.nodes:
-        now = report.looked_at
-        told_ahead = [one.ended_at for one in report.intervals if one.end_cause is EndCause.SCHEDULE]
-        ends = [at for at in told_ahead if now is not None and at is not None and at > now]
-        if not ends:
-            return "no machines are alive"
-        let_go = f"{counted(len(ends), 'machine')} that could not be ended from here"
-        return f"{let_go} may be alive, and cost, until {format_moment(max(ends), now)}"
+        return "no machines are alive"
     until = ""
     if report.paid_until is not None and report.spend.off_at is None:  # else it is told with the money, just above
         until = f", {'taken' if report.owned else 'paid'} until {format_moment(report.paid_until, report.looked_at)}"

@@ -228,7 +228,7 @@ def _handed_over(report: JobReport) -> str:
     """Return when one of the job's machines takes it over, and for what."""
     does = "see to its end" if report.ends else "go on with it"
     most = f"which takes {format_span(report.limits.controller)} at the most"
-    if launched := [one.launched_at for one in report.intervals if one.ended_at is None]:
+    if launched := [o.launched_at for o in report.intervals if o.ended_at is None and not o.is_let_go]:
         most = f"until {format_moment(max(launched) + report.limits.controller, report.looked_at)} at the latest"
     when = f"once it has made itself fit, {most}" if report.fits_first else "within a minute"
     return f"its own machines {does}: one of them takes over {when}"

@@ -23,22 +23,28 @@ from gpucloud.domain.node.status import LEAVES_AHEAD, LEAVES_SHARE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Used:
-    """What counts of a budget as used: what the ledger tells, and what was paid beside it that nobody can show."""
+    """What counts of a budget as used: what the ledger tells, and what was paid beside it that nobody can show.
+
+    `let_go_usd` is what machines may still cost that nobody who supervises can see or end: it pays for nothing else.
+    """
 
     spent_usd: Decimal = ZERO
     unproven_usd: Decimal = ZERO
+    let_go_usd: Decimal = ZERO
 
     @property
     def usd(self) -> Decimal:
-        """Both together."""
-        return self.spent_usd + self.unproven_usd
+        """All of it together."""
+        return self.spent_usd + self.unproven_usd + self.let_go_usd
 
     def __str__(self) -> str:
         unproven = f", {format_usd(self.unproven_usd)} unproven" if self.unproven_usd else ""
-        return f"{format_usd(self.spent_usd)} spent{unproven}"
+        let_go = f", {format_usd(self.let_go_usd)} {LET_GO}" if self.let_go_usd else ""
+        return f"{format_usd(self.spent_usd)} spent{unproven}{let_go}"
 
 
 NOTHING_USED = Used()
+LET_GO = "for machines that could not be ended"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +56,8 @@ class Spend:
 
     `promised` is what of that the machines may still cost until `off_at`, when they end by themselves unless somebody
     moves that on, at the highest price that they can have, those included that the cloud starts in place of lost ones;
-    `usd_per_hour` is what they cost now.
+    `usd_per_hour` is what they cost now. `let_go_usd` is what those may cost beside it, until `let_go_until`, that
+    nobody who supervises the job can see or end.
     `forecast_usd` is what the whole job will have cost at today's price, None when unknown, and never more than the
     budget pays for; where nobody supervises it, `unattended_until` is when its machines end, which go on until then
     whatever its script does.
@@ -71,6 +78,8 @@ class Spend:
     unattended_until: datetime | None = None
     outside_budget_usd: Decimal = ZERO
     unproven_usd: Decimal = ZERO
+    let_go_usd: Decimal = ZERO
+    let_go_until: datetime | None = None
     usd_per_hour: Decimal = ZERO
     off_at: datetime | None = None
     as_of: datetime | None = None
@@ -136,12 +145,13 @@ class Spend:
         if ends is not None and ends <= left:
             return replace(self.for_job_of(ends), deadline_in=ends)
         usd, most_usd = self._usd_within(left), max(ZERO, self._usable_usd)
-        return replace(self, forecast_usd=self.spent_usd + min(usd, most_usd), is_short=usd > most_usd)
+        whole = self.spent_usd + self.let_go_usd + min(usd, most_usd)
+        return replace(self, forecast_usd=whole, is_short=usd > most_usd)
 
     @property
     def _prolonged(self) -> Prolonged:
         return Prolonged(
-            usd=self.left_usd - self.kept_usd + self.ahead_usd,
+            usd=self.left_usd - self.let_go_usd - self.kept_usd + self.ahead_usd,
             usd_per_hour=self.usd_per_hour,
             cap_usd_per_hour=self.cap_usd_per_hour,
             paid=self.off_at - self.as_of if self.off_at and self.as_of else timedelta(0),
@@ -153,7 +163,8 @@ class Spend:
 
     @property
     def _usable_usd(self) -> Decimal:
-        return self.left_usd - self.kept_usd - usd_for(self.cap_usd_per_hour, self._prolonged.leaves_then)
+        leaves_usd = usd_for(self.cap_usd_per_hour, self._prolonged.leaves_then)
+        return self.left_usd - self.let_go_usd - self.kept_usd - leaves_usd
 
     def _usd_within(self, span: timedelta) -> Decimal:
         """Return what the machines that live will have cost after that time, beside what is spent."""
@@ -163,18 +174,29 @@ class Spend:
         """Return the money with what the job will have cost when its machines switch themselves off."""
         if self.off_at is None or self.as_of is None:
             return self
-        whole = self.spent_usd + min(self.promised_usd, self._usd_within(self.off_at - self.as_of))
+        own_usd = min(self.promised_usd, self._usd_within(self.off_at - self.as_of))
+        whole = self.spent_usd + self.let_go_usd + own_usd
         return replace(self, forecast_usd=whole, unattended_until=self.off_at)
+
+    @property
+    def committed_usd(self) -> Decimal:
+        """What all machines may still cost until `all_off_at`, those included that were let go."""
+        return self.promised_usd + self.let_go_usd
+
+    @property
+    def all_off_at(self) -> datetime | None:
+        """When the last of them ends by itself; None where none may live."""
+        return max((at for at in (self.off_at, self.let_go_until) if at is not None), default=None)
 
     @property
     def free_usd(self) -> Decimal:
         """What of the rest is neither prepaid nor kept aside: it pays for more time when that is over."""
-        return max(ZERO, self.left_usd - self.promised_usd - self.kept_usd)
+        return max(ZERO, self.left_usd - self.committed_usd - self.kept_usd)
 
     @property
     def off_usd(self) -> Decimal:
         """What the job will have cost at the most when its machines end by themselves."""
-        return self.spent_usd + self.unproven_usd + self.promised_usd
+        return self.spent_usd + self.unproven_usd + self.committed_usd
 
 
 # When a budget ends.

@@ -261,18 +261,21 @@ class UsageInterval:
     ended_at: datetime | None = None
     end_cause: EndCause | None = None
     charged: bool = False
-    missing_at: datetime | None = None
-    """Since when the cloud lists it no longer, though no end of it is known."""
+    let_go_until: datetime | None = None  # it counts as running until then: nobody could see it, or end it
+    missing_at: datetime | None = None  # since when the cloud lists it no longer, though no end of it is known
     silent_at: datetime | None = None
     """Since when it does not answer, or its agent tells nothing that can be read; None while it does."""
     last_word_at: datetime | None = None
     """When its agent last told something new, to whoever supervised then; None before it ever did."""
-    prepared: bool = False
-    """Whether it was ever ready for attempts."""
+    prepared: bool = False  # whether it was ever ready for attempts
     unprepared_at: datetime | None = None
     """Since when it could not be prepared, None once it was, and its agent has read what is wanted of it."""
-    given_up: str | None = None
-    """Why it was ended and replaced while the job went on; None where it was not."""
+    given_up: str | None = None  # why it was ended and replaced while the job went on
+
+    @property
+    def is_let_go(self) -> bool:
+        """Whether it may live, and cost, where nobody sees it or ends it: until its paid time is over."""
+        return self.ended_at is None and self.let_go_until is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -383,13 +386,10 @@ class JobState:
     efa: tuple[EfaLayout, ...] = (EfaLayout(),)
     cooldowns: tuple[Cooldown, ...] = ()
     group: str | None = None
-    failed_bootstraps: tuple[FailedBootstrap, ...] = ()
-    """What could not be prepared since a new machine last could."""
+    failed_bootstraps: tuple[FailedBootstrap, ...] = ()  # what could not be prepared since a new machine last could
     looked_at: datetime | None = None  # when somebody last looked at the job's machines
-    short_at: datetime | None = None
-    """Since when the group has had some machines, and fewer than are needed."""
-    bare_at: datetime | None = None
-    """Since when the group has been to have machines, and has had none."""
+    short_at: datetime | None = None  # since when the group has had some machines, and fewer than are needed
+    bare_at: datetime | None = None  # since when the group has been to have machines, and has had none
     images: tuple[tuple[str, str], ...] = ()
     paid_until: datetime | None = None
     attempts: tuple[Attempt, ...] = ()
@@ -446,5 +446,5 @@ class JobState:
 
     @property
     def alive(self) -> tuple[UsageInterval, ...]:
-        """The machines of which no end is known."""
-        return tuple(interval for interval in self.nodes if interval.ended_at is None)
+        """The machines of which no end is known, and that were not let go."""
+        return tuple(one for one in self.nodes if one.ended_at is None and not one.is_let_go)

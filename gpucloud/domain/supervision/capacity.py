@@ -227,7 +227,7 @@ def _nothing_left(snapshot: Snapshot, limits: Limits) -> Action:
     """Waiting costs nothing. A quota does not grow by waiting; capacity may."""
     cooling = [c for c in snapshot.state.cooldowns if c.until > snapshot.now]
     last = max(cooling, key=lambda c: c.until)
-    ended = [interval.ended_at for interval in snapshot.state.nodes if interval.ended_at is not None]
+    ended = [one.ended_at for one in snapshot.state.nodes if one.ended_at is not None and one.let_go_until is None]
     since = max([min(c.first_at for c in cooling), *ended])
     waited = snapshot.now - since
     never = _never(snapshot)

@@ -16,7 +16,7 @@ from decimal import Decimal
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.errors import FleetElsewhere
 from gpucloud.domain.job.quantities import format_moment
-from gpucloud.domain.node.node import NO_GROUP, EndCause, GroupView, Node, NodeState
+from gpucloud.domain.node.node import NO_GROUP, EndCause, GroupView, Node, NodeState, fleet_of
 from gpucloud.domain.state.state import Interruption, InterruptionKind, JobState, UsageInterval
 from gpucloud.domain.supervision.membership import unit_of
 
@@ -131,6 +131,7 @@ def ripe(found: Iterable[Thing], first_seen: Mapping[str, datetime], now: dateti
 #
 # One rule for all who reckon with them: a machine that the cloud lists no longer has ended, at the latest when the time
 # that was armed last was over. What it costs up to then is what `status` shows, and what the budget counts.
+# One that was let go is on no list: it runs until that time is over. What it may cost from now to then is promised.
 
 
 FindFleet = Callable[["str | None"], "FleetElsewhere | None"]
@@ -140,13 +141,15 @@ LISTED_LATE = timedelta(seconds=60)
 
 
 def with_intervals(intervals: tuple[UsageInterval, ...], nodes: tuple[Node, ...]) -> tuple[UsageInterval, ...]:
-    """Return the lives with every listed node added or brought up to date."""
+    """Return the lives with every listed node added or brought up to date; what was let go is seen again."""
     known = {interval.node_id: interval for interval in intervals}
     for node in nodes:
         interval = known.get(node.id) or UsageInterval(node_id=node.id, pool=node.pool, launched_at=node.launched_at)
+        if interval.ended_at is None:
+            interval = replace(interval, missing_at=None, let_go_until=None)
         if node.state is NodeState.TERMINATED and interval.ended_at is None:
             interval = replace(interval, ended_at=node.ended_at or node.launched_at, end_cause=node.end_cause)
-        known[node.id] = replace(interval, missing_at=None) if interval.ended_at is None else interval
+        known[node.id] = interval
     return tuple(known.values())
 
 
@@ -231,28 +234,38 @@ def until_paid(error: FleetElsewhere, state: JobState, now: datetime) -> FleetEl
 
 
 def let_go(state: JobState, now: datetime) -> JobState:
-    """Return the state without its group, which nobody here can end: its machines are paid to the end of their time.
-
-    That is told as their end ahead of it, so that what they may still cost is promised to no other machine.
-    """
-    end = state.paid_until or now
-    lives = (
-        one if one.ended_at else replace(one, ended_at=max(end, one.launched_at), end_cause=EndCause.SCHEDULE)
-        for one in state.nodes
-    )
+    """Return the state without its group, which nobody here can end: its machines may live to the end of their time."""
+    until = state.paid_until or now
+    lives = (one if one.ended_at or one.let_go_until else replace(one, let_go_until=until) for one in state.nodes)
     return replace(state, group=None, nodes=tuple(lives))
 
 
+def as_taken_over(describe: Callable[[str], GroupView], state: JobState, now: datetime) -> JobState:
+    """Return the state as whoever takes the job over here reckons with it: without machines that he lets go."""
+    try:
+        if state.group is not None and fleet_of(state.group) is not None:
+            describe(state.group)
+    except FleetElsewhere as error:
+        return state if error.is_here else replace(let_go(state, now), group=state.group)
+    return state
+
+
 def ended(interval: UsageInterval, paid_until: datetime | None, now: datetime) -> UsageInterval:
-    """Return the life with its end, of which nobody tells: what was armed bounds it, and when it was missed."""
-    if interval.ended_at is not None:
+    """Return the life with its end, of which nobody tells: what was armed bounds it, and when it was missed.
+
+    One that was let go has none before its paid time is over.
+    """
+    until = interval.let_go_until
+    if interval.ended_at is not None or (until is not None and until > now):
         return interval
-    at = min(moment for moment in (now, interval.missing_at, paid_until) if moment is not None)
-    cause = EndCause.SCHEDULE if at == paid_until else None
+    at = until or min(moment for moment in (now, interval.missing_at, paid_until) if moment is not None)
+    cause = EndCause.SCHEDULE if at in (paid_until, until) else None
     return replace(interval, ended_at=max(at, interval.launched_at), end_cause=cause)
 
 
 def _missing(interval: UsageInterval, paid_until: datetime | None, now: datetime) -> UsageInterval:
+    if interval.let_go_until is not None:
+        return ended(interval, paid_until, now)
     since = interval.missing_at or now
     first = min(since, paid_until) if paid_until is not None else since
     interval = replace(interval, missing_at=since)

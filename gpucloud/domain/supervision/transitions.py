@@ -49,7 +49,7 @@ def record(snapshot: Snapshot) -> JobState:
     state = _with_resumed(snapshot, with_steps(snapshot))
     nodes = as_listed(state, snapshot.group, snapshot.now).nodes
     settled = len(snapshot.group.counted) >= snapshot.group.size and all(
-        interval.pool == state.pool for interval in nodes if interval.ended_at is None
+        interval.pool == state.pool for interval in replace(state, nodes=nodes).alive
     )
     pauses = state.drives_itself and snapshot.homecoming is not Homecoming.DONE  # it is written before results come
     holds = pauses or state.status.ended or state.attempt is not None

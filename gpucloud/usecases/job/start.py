@@ -31,7 +31,7 @@ from gpucloud.domain.state.state import JobState
 from gpucloud.domain.supervision.budget import least_to_go_on, least_to_lower_to, prepaid_rule_for, refusal, rules_for
 from gpucloud.domain.supervision.capacity import no_start_fits
 from gpucloud.domain.supervision.snapshot import Rules, Snapshot
-from gpucloud.domain.supervision.strays import list_here
+from gpucloud.domain.supervision.strays import as_taken_over, list_here
 from gpucloud.ports import Account, Clock, MarketData, NodeGroup, Signer
 from gpucloud.store import Conflict, ObjectStore
 from gpucloud.usecases.job.jobs import Kept, kept_of
@@ -83,15 +83,12 @@ class Prospect:
 
     name: str
     plan: Plan | None
-    state: JobState | None
-    """None for a run that does not exist yet."""
-    after: JobState | None = None
-    """How the ended run stands that a new one comes after."""
+    state: JobState | None  # None for a run that does not exist yet
+    after: JobState | None = None  # how the ended run stands that a new one comes after
     kept: Kept | None = None
     """The machines that it keeps, which the new one does not use: their rights and bills are that run's."""
     onward: Onward | None = None
-    held: int = 0
-    """How many machines the cloud lists that were held for it."""
+    held: int = 0  # how many machines the cloud lists that were held for it
 
     @property
     def reopens(self) -> bool:
@@ -263,9 +260,9 @@ class Starter:
         return Start(name=name, order=order, over=given, plan=plan, continues=False)
 
     def _continue(self, job: Job, spec: bytes, asked: Asked, found: Found, check: Check) -> Start:
-        jobs, state = JobStore(self.store, found.name), found.state
-        orders, before = self._orders(jobs), found.given.order
-        newer, now = orders.put_back_before(found.given), self._now(jobs)
+        jobs, before = JobStore(self.store, found.name), found.given.order
+        orders, now = self._orders(jobs), self._now(jobs)
+        newer, state = orders.put_back_before(found.given), self._taken_over(found.state, now)
         trusted = orders.is_trusted(found.given) and newer is None
         if newer is not None:  # what is ordered now comes after all that was
             before = replace(before, first_at=newer.first_at)
@@ -404,6 +401,9 @@ class Starter:
 
     def _listed(self, state: JobState) -> GroupView:
         return NO_GROUP if self.group is None else list_here(self.group.describe, state)
+
+    def _taken_over(self, state: JobState, now: datetime) -> JobState:
+        return state if self.group is None else as_taken_over(self.group.describe, state, now)
 
     def _plan_again(self, job: Job, order: Order, state: JobState, now: datetime, used: Used) -> Plan:
         listed = self._listed(state)

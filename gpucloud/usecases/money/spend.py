@@ -22,6 +22,8 @@ from gpucloud.usecases.jobstore.jobstore import JobStore
 
 _RECKONED_FOR = timedelta(seconds=60)
 _CLOCKS_DIFFER = timedelta(hours=1)
+_LONGEST = timedelta(days=366)
+"""No span in a job file is longer: a machine may have written that it is paid for centuries."""
 _PLACES = Decimal("0.00000001")
 _SAME = Decimal("0.000001")
 """USD. Charges are rounded, and two ways to sum them up differ by less: nothing is unproven then."""
@@ -81,7 +83,8 @@ class SpendTracker:
     def used(self, state: JobState, listed: GroupView, now: datetime) -> Used:
         """Return what counts of the budget as used: what the state, the cloud's list and the armings tell."""
         state = as_listed(state, listed, now)
-        return Used(spent_usd=self.spent_usd(state, now), unproven_usd=self.unproven_usd(state, listed, now))
+        spent_usd, unproven_usd = self.spent_usd(state, now), self.unproven_usd(state, listed, now)
+        return Used(spent_usd=spent_usd, unproven_usd=unproven_usd, let_go_usd=self._let_go_usd(state, now))
 
     def standing(self, state: JobState, listed: GroupView, wanted: int, now: datetime) -> Standing:
         """Return what the money rule needs of the job that asks for so many machines, as anybody sees it."""
@@ -111,6 +114,8 @@ class SpendTracker:
             kept_usd=ZERO if state.status.ended else reserve_usd(nodes, cap, prepaid_rule),
             promised_usd=usd_for(cap * nodes, off_at - now) if off_at is not None else ZERO,
             unproven_usd=unproven_usd,
+            let_go_usd=self._let_go_usd(state, now),
+            let_go_until=max((until for one in state.nodes if (until := _may_live_to(one, now))), default=None),
             usd_per_hour=self._rate(state.alive, now),
             ahead_usd=self._ahead(state.alive, now),
             cap_usd_per_hour=cap * nodes,
@@ -230,6 +235,16 @@ class SpendTracker:
         prices = self._market.prices(interval.pool, interval.launched_at, interval.ended_at or now)
         return meter(interval, prices, state.attempts, now, self._terms)
 
+    def _let_go_usd(self, state: JobState, now: datetime) -> Decimal:
+        """Return what machines that were let go may still cost: the embedded fleet's prices to come are known."""
+        found = ((one, until) for one in state.nodes if (until := _may_live_to(one, now)) is not None)
+        return sum((self._until_usd(interval, until, now) for interval, until in found), ZERO)
+
+    def _until_usd(self, interval: UsageInterval, until: datetime, now: datetime) -> Decimal:
+        prices = self._market.prices(interval.pool, interval.launched_at, until)
+        whole, so_far = (meter(replace(interval, ended_at=end), prices, (), now, self._terms) for end in (until, now))
+        return total(whole) - total(so_far)
+
     def _ahead(self, alive: tuple[UsageInterval, ...], now: datetime) -> Decimal:
         """Return what is charged already of the time to come: of each machine that is younger than the least time."""
         young = [interval for interval in alive if interval.launched_at + self._terms.minimum > now]
@@ -240,6 +255,12 @@ class SpendTracker:
         """Return what the machines cost an hour now, with their disks and addresses."""
         hourly = (self._market.prices(interval.pool, now, now)[-1].usd_per_hour for interval in alive)
         return sum(hourly, self._terms.extras_usd_per_hour * len(alive))
+
+
+def _may_live_to(interval: UsageInterval, now: datetime) -> datetime | None:
+    """Return until when one that was let go may live and cost; None for any other, and once that is over."""
+    until = interval.let_go_until if interval.is_let_go else None
+    return min(until, now + _LONGEST) if until is not None and until > now else None
 
 
 def _sum_of(unproven_usd: Decimal) -> Decimal:

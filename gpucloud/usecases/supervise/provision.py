@@ -283,7 +283,7 @@ class MachineProvisioner:
         deadline = self.services.clock.now() + _LISTED_WITHIN
         while True:
             intervals = as_listed(self.lease.state, self.services.group.describe(name), self.services.clock.now()).nodes
-            if all(interval.ended_at is not None for interval in intervals) or self.services.clock.now() >= deadline:
+            if not replace(self.lease.state, nodes=intervals).alive or self.services.clock.now() >= deadline:
                 return intervals
             self.services.clock.sleep(_LIST_AGAIN_S)
 

@@ -1,0 +1,205 @@
+"""Machines that nobody here can end live on in the books until their paid time is over: they were let go."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpucloud.cli.render.reports import jobs_text, report_json, report_text
+from gpucloud.domain.money.budget import PrepaidRule
+from gpucloud.domain.node.node import NO_GROUP, EndCause, Fleet, GroupView, NodeState
+from gpucloud.domain.offer import Pool, PricePoint
+from gpucloud.domain.state.state import ExitReason, Interruption, InterruptionKind, JobState, UsageInterval
+from gpucloud.domain.supervision.action import Finish, Move
+from gpucloud.domain.supervision.capacity import other_pool
+from gpucloud.domain.supervision.snapshot import Limits
+from gpucloud.domain.supervision.strays import as_listed, as_taken_over, let_go, stopped_at
+from gpucloud.domain.supervision.transitions import move, record
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.jobstore.report import report
+from gpucloud.usecases.money.spend import SpendTracker
+from gpucloud.usecases.supervise.provision import MachineProvisioner
+from tests.fakes.clock import JumpingClock
+from tests.fakes.memory_store import MemoryStore
+from tests.unit.worlds import NOW, POOL, cooldown, goal, node, offer, opened, snapshot, state
+
+HOUR = timedelta(hours=1)
+UNTIL = NOW + 12 * HOUR
+FLEET = Fleet(identity="0" * 32, host="vm", home="/home/me/.gpucloud")
+
+
+class OneUsdAnHour:
+    """Implements `MarketData`."""
+
+    def offers(self, wanted: Any) -> tuple[()]:
+        return ()
+
+    def prices(self, pool: Pool, start: Any, end: Any) -> tuple[PricePoint, ...]:
+        return (PricePoint(since=start, usd_per_hour=Decimal(1)),)
+
+
+def left(**changes: Any) -> JobState:
+    """Return the state of a job whose one machine, an hour old and paid for twelve more, was let go now."""
+    life = UsageInterval(node_id="a", pool=POOL, launched_at=NOW - HOUR)
+    return let_go(state(cap_usd_per_hour=Decimal(2), nodes=(life,), paid_until=UNTIL, **changes), NOW)
+
+
+def tracker() -> SpendTracker:
+    return SpendTracker(JobStore(MemoryStore(JumpingClock(NOW)), "digits"), OneUsdAnHour())
+
+
+def at(hours: float, tracked: SpendTracker, known: JobState, group: GroupView = NO_GROUP) -> JobState:
+    now = NOW + hours * HOUR
+    return tracked.settle(as_listed(known, group, now), now)
+
+
+def unseen(known: JobState) -> list[str]:
+    return [one.node_id for one in known.nodes if one.is_let_go]
+
+
+def test_what_was_let_go_is_billed_to_the_end_of_its_paid_time_once_that_is_over() -> None:
+    tracked, known = tracker(), left()
+    for hours, spent in ((0, 1), (6, 7), (11.9, Decimal("12.9")), (12, 13), (20, 13)):
+        known = at(hours, tracked, known)
+        assert tracked.spent_usd(known, NOW + hours * HOUR) == spent
+        assert known.nodes[0].charged is (hours >= 12)
+    assert (known.nodes[0].ended_at, known.nodes[0].end_cause) == (UNTIL, EndCause.SCHEDULE)
+    assert tracked.spent_usd(known, NOW + 20 * HOUR) == 13
+
+
+@pytest.mark.parametrize(("hours", "spent", "may_cost"), [(0, 1, 12), (6, 7, 6), (12, 13, 0)])
+def test_what_it_may_still_cost_is_promised_and_not_spent(hours: int, spent: int, may_cost: int) -> None:
+    tracked, now = tracker(), NOW + hours * HOUR
+    known = at(hours, tracked, left())
+    used = tracked.used(known, NO_GROUP, now)
+    assert (used.spent_usd, used.usd) == (spent, spent + may_cost)
+    spend = tracked.spend(known, NO_GROUP, now, Decimal(50), PrepaidRule())
+    assert (spend.spent_usd, spend.left_usd, spend.off_usd) == (spent, 50 - spent, spent + may_cost)
+    assert spend.free_usd == 50 - spent - may_cost - spend.kept_usd
+
+
+def test_no_other_machine_is_paid_for_with_what_it_may_still_cost() -> None:
+    tracked, wall = tracker(), PrepaidRule(horizon=timedelta(hours=100), reserve=timedelta(0), least=timedelta(0))
+    payable = tracked.payable(left(), NO_GROUP, 1, NOW, Decimal(17), wall)
+    assert payable.until is not None
+    assert NOW + 1.9 * HOUR < payable.until <= NOW + 2 * HOUR  # of 17 USD, 1 is spent and 12 may be: 2 USD an hour
+
+
+def test_it_is_none_of_the_machines_that_the_job_has() -> None:
+    known = at(6, tracker(), left())
+    assert (known.alive, unseen(known)) == ((), ["a"])
+    assert unseen(at(12, tracker(), known)) == []
+
+
+def test_who_lists_it_again_goes_on_with_it_as_with_any_machine() -> None:
+    tracked, group = tracker(), GroupView(exists=True, size=1, armed_until=UNTIL, nodes=(node("a"),))
+    back = at(3, tracked, left(), group)
+    assert ([one.node_id for one in back.alive], unseen(back)) == (["a"], [])
+    assert tracked.spent_usd(back, NOW + 5 * HOUR) == 6
+    gone = node("a", state=NodeState.TERMINATED, ended_at=NOW + 4 * HOUR, end_cause=EndCause.CHOICE)
+    over = at(5, tracked, left(), replace(group, nodes=(gone,)))
+    assert (over.nodes[0].ended_at, tracked.spent_usd(over, NOW + 5 * HOUR), unseen(over)) == (NOW + 4 * HOUR, 5, [])
+
+
+def test_without_a_time_that_was_paid_it_is_over_at_once() -> None:
+    life = UsageInterval(node_id="a", pool=POOL, launched_at=NOW - HOUR)
+    for paid, end in ((None, NOW), (NOW - HOUR / 2, NOW - HOUR / 2), (NOW - 2 * HOUR, NOW - HOUR)):
+        known = at(0, tracker(), let_go(state(nodes=(life,), paid_until=paid), NOW))
+        assert (known.nodes[0].ended_at, unseen(known), known.alive) == (end, [], ())
+
+
+def test_training_stopped_for_it_when_it_was_last_heard_and_not_in_the_time_to_come() -> None:
+    last = NOW - timedelta(minutes=3)
+    known = left(attempts=(replace(opened("a"), last_step=5, last_step_at=last),))
+    lost = Interruption(node_id="a", kind=InterruptionKind.LOST, attempt=1, noticed_at=NOW)
+    assert stopped_at(lost, known) == last
+
+
+@pytest.mark.parametrize("hours", [1, 13])
+def test_a_wait_for_capacity_counts_from_the_first_refusal_whenever_it_ends(hours: int) -> None:
+    now, limits = NOW + hours * HOUR, Limits(patience=2 * HOUR)
+    refused = replace(cooldown(), until=now + HOUR, first_at=now - 2 * HOUR)
+    known = replace(at(hours, tracker(), left()), cooldowns=(refused,))
+    end = other_pool(goal(), snapshot(state=known, now=now, exists=False, group_size=0), limits)
+    assert isinstance(end, Finish), end
+    assert (end.reason, "for 2.0 h" in (end.message or "")) == (ExitReason.NO_CAPACITY, True)
+
+
+def test_status_and_list_tell_of_it_and_what_it_may_still_cost() -> None:
+    tracked, known = tracker(), at(0, tracker(), left())
+    spend = tracked.spend(known, NO_GROUP, NOW, Decimal(50), PrepaidRule())
+    told = replace(report(known, spend, (), NO_GROUP, None), looked_at=NOW)
+    text = report_text(told)
+    assert "1.00 of 50.00 USD · off by 2026-03-02 00:00 UTC at the latest, at 13.00 USD" in text
+    assert text.endswith(
+        "1 machine that could not be ended from here may be alive until 2026-03-02 00:00:00 UTC, and cost"
+        " 12.00 USD more at the most"
+    )
+    assert "0 (+1 unseen)" in jobs_text([told])
+    found = report_json(told)
+    assert found["let_go"] == [{"node": "a", "until": UNTIL.isoformat()}]
+    assert (found["spend"]["spent_usd"], found["spend"]["promised_usd"]) == ("1", "12")
+
+
+def test_what_it_may_still_cost_is_no_part_of_what_lasts_for_the_jobs_own_machines() -> None:
+    tracked, own = tracker(), UsageInterval(node_id="b", pool=POOL, launched_at=NOW - HOUR)
+    known, group = left(), GroupView(exists=True, size=1, armed_until=NOW + HOUR, nodes=(node("b"),))
+    known = replace(known, nodes=(*known.nodes, own), group="gpucloud-digits", paid_until=NOW + HOUR)
+    plain = tracked.spend(replace(known, nodes=(own,)), group, NOW, Decimal(49), PrepaidRule())
+    spend = tracked.spend(known, group, NOW, Decimal(49 + 12 + 1), PrepaidRule())  # the hour that is spent on it, too
+    assert (spend.lasts, spend.free_usd, spend.off_at) == (plain.lasts, plain.free_usd, plain.off_at)
+    left_s, plain_s = (one.for_job_of(100 * HOUR) for one in (spend, plain))
+    assert (left_s.is_short, left_s.forecast_usd) == (True, (plain_s.forecast_usd or 0) + 13)
+
+
+def test_its_price_is_that_of_its_own_pool_wherever_the_job_turns_to() -> None:
+    moved = move(left(), Move(offer=replace(offer(), cap_usd_per_hour=Decimal("0.5"))), None, NOW)
+    seen = record(snapshot(state=replace(moved, group="gpucloud-digits"), group_size=0))
+    assert (seen.dearest_usd_per_hour, tracker().used(seen, NO_GROUP, NOW).let_go_usd) == (Decimal("0.5"), 12)
+
+
+def test_a_time_that_a_machine_wrote_is_promised_for_no_longer_than_anything_can_be_paid() -> None:
+    known = left()
+    known = replace(known, nodes=(replace(known.nodes[0], let_go_until=NOW + 900 * 365 * 24 * HOUR),))
+    assert tracker().used(known, NO_GROUP, NOW).let_go_usd == 366 * 24
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_who_is_about_to_take_the_job_over_reckons_with_what_he_will_let_go(is_here: bool) -> None:
+    life = UsageInterval(node_id="a", pool=POOL, launched_at=NOW - HOUR)
+    known = state(nodes=(life,), paid_until=UNTIL, group=FLEET.named("gpucloud-digits"))
+
+    def describe(group: str) -> GroupView:
+        raise FLEET.elsewhere(group, is_here=is_here)
+
+    taken = as_taken_over(describe, known, NOW)
+    assert (taken.group, unseen(taken)) == (known.group, [] if is_here else ["a"])
+    used = tracker().used(taken, NO_GROUP, NOW)
+    assert str(used) == (
+        "1.00 USD spent" if is_here else "1.00 USD spent, 12.00 USD for machines that could not be ended"
+    )
+
+
+def test_a_teardown_waits_for_no_word_of_it() -> None:
+    clock = JumpingClock(NOW)
+    jobs = JobStore(MemoryStore(clock), "digits")
+    jobs.create(left())
+    services = SimpleNamespace(clock=clock, group=SimpleNamespace(describe=lambda _: NO_GROUP))
+    tracked = SpendTracker(jobs, OneUsdAnHour())
+    held = SimpleNamespace(state=left(), write=lambda _: None)
+    provisioner = MachineProvisioner(
+        services=services,
+        lease=held,
+        bootstrapper=None,
+        tracker=tracked,
+        watcher=None,  # type: ignore[arg-type]
+    )
+    assert unseen(replace(left(), nodes=provisioner._last_intervals("gpucloud-digits"))) == ["a"]
+    assert clock.now() == NOW
+    provisioner._bill("gpucloud-digits")
+    assert jobs.charges() == ()
