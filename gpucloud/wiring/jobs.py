@@ -9,7 +9,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpucloud.domain.errors import ToolMissing
+from gpucloud.domain.errors import ToolMissing, UsageError
 from gpucloud.domain.job.spec import AwsChoices, Cloud, Job, KnownJob, Resources
 from gpucloud.domain.node.node import fleet_of
 from gpucloud.wiring.root import Gpucloud
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpucloud.domain.checkpoint.protection import Saving
     from gpucloud.domain.market.plan import Plan
     from gpucloud.domain.node.node import Node
+    from gpucloud.domain.state.state import JobState
     from gpucloud.ports import Markets, PolicyTables, Shell
     from gpucloud.usecases.job.jobs import Asker
     from gpucloud.usecases.job.ordered import Access
@@ -124,7 +125,7 @@ def leftovers(gpucloud: Gpucloud, known: KnownJob) -> tuple[str, ...]:
     asker, cloud, cluster = asker_of(gpucloud, known), gpucloud.cloud_of(known), cluster_of(known.name)
     provisioner, store = cloud.provisioner(gpucloud.store_of(known)), gpucloud.store_of(known)
     found: list[str] = []
-    for region in dict.fromkeys((asker.state().pool.region, *(one.rented.pool.region for one in asker.jobs.armings()))):
+    for region in _regions(gpucloud, known, asker):
         name = provisioner.group(cluster, region)
         listed = asker.group.describe(name)
         shown = name if fleet_of(name) is None else cluster
@@ -133,6 +134,47 @@ def leftovers(gpucloud: Gpucloud, known: KnownJob) -> tuple[str, ...]:
             census = gpucloud.aws(AwsChoices(profile=known.profile), Resources(regions=(region,))).census(store)
             found += [f"{one.kind} {one.id}" for one in census.of_cluster(cluster)]
     return tuple(dict.fromkeys(found))
+
+
+def _regions(gpucloud: Gpucloud, known: KnownJob, asker: Asker) -> tuple[str, ...]:
+    """Return where things of the job may be: by its state and what was armed; without a state by its order and bills.
+
+    A state that stands in for a lost one names no pool.
+    """
+    loaded, jobs = asker.jobs.believed(), asker.jobs
+    found = [one.rented.pool.region for one in jobs.armings()]
+    if loaded is not None and loaded[0].pool.zone:
+        found.insert(0, loaded[0].pool.region)
+        return tuple(dict.fromkeys(found))
+    ordered = asker.order().resolved.resources
+    at = gpucloud.aws(AwsChoices(profile=known.profile), ordered).regions if known.cloud is Cloud.AWS else ("",)
+    charged = (charge.pool.region for charge in jobs.charges() if charge.pool is not None)
+    return tuple(dict.fromkeys((*found, *at, *charged)))
+
+
+def state_of(gpucloud: Gpucloud, known: KnownJob) -> JobState | None:
+    """Return a known job's state; None where it has none, and only what it left lies in the store."""
+    asker = asker_of(gpucloud, known)
+    return asker.state() if asker.jobs.exists() else None
+
+
+def require_nothing_left(gpucloud: Gpucloud, known: KnownJob, called: str) -> None:
+    """Raise UsageError unless it is known of a job without a state that nothing of it is left in its cloud."""
+    asker, what = asker_of(gpucloud, known), f"{called} has no state"
+    order, armed = asker.order(), asker.jobs.last_armed()
+    if armed is not None and armed.machines:
+        raise UsageError(f"{what}, and machines were to drive it", hint=f"gpucloud down {called} ends them by what was")
+    if known.cloud is Cloud.LOCAL and order.host != gpucloud.home.identity:
+        raise UsageError(
+            f"{what}, and {order.by} ordered it from another home: its machines are listed there alone",
+            hint=f"gpucloud rm {called} in that home",
+        )
+    if left := leftovers(gpucloud, known):
+        owned = f"gpucloud train with its job file goes on with that, and gpucloud down {called} ends it"
+        raise UsageError(
+            f"{what}, and of it is still listed: {', '.join(left)}",
+            hint=owned if known.cloud.traits.owned else "gpucloud gc --wait --yes ends that",
+        )
 
 
 def visitor(gpucloud: Gpucloud, known: KnownJob) -> Shell:

@@ -14,7 +14,9 @@ from typer.testing import CliRunner
 
 from gpucloud.cli.app import app
 from gpucloud.cli.commands import passes, setting_up
+from gpucloud.domain import codec
 from gpucloud.domain.money.budget import Spend
+from gpucloud.domain.state.order import Envelope, opened
 from gpucloud.domain.state.state import JobStatus
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.report import report
@@ -131,9 +133,10 @@ def test_a_job_that_went_on_while_the_question_stood_is_not_deleted(
     assert loaded is not None
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
 @pytest.mark.parametrize("before", [("train", "small.yaml"), ("up", "small.yaml")])
 def test_a_start_between_any_two_deletions_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: tuple[str, ...]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: tuple[str, ...], *, is_lost: bool
 ) -> None:
     """A job that succeeded is followed by a new run, one that was stopped goes on: here, or under its name anew."""
     monkeypatch.setattr("gpucloud.usecases.jobstore.lease.is_over", lambda state, _: state.owner is None)
@@ -141,6 +144,8 @@ def test_a_start_between_any_two_deletions_loses_nothing(
         outside = Outside(tmp_path / f"{before[0]}-{at}")
         give(outside, *before)
         give(outside, "down", JOB)
+        if is_lost:
+            lose_the_state(outside)
         delete, deleted, started = outside.store.delete, [], []
 
         def struck(key: str, *, outside=outside, delete=delete, deleted=deleted, started=started, at=at) -> None:
@@ -202,6 +207,64 @@ def test_a_job_of_whose_store_something_is_left_is_not_taken_for_deleted(deleted
     assert (told.code, "unknown: it cannot be read" in told.stdout) == (2, True)
     assert give(deleted_elsewhere, "rm", JOB).code == 2
     assert deleted_elsewhere.home.find(JOB) is not None
+
+
+def lose_the_state(outside: Outside) -> None:
+    outside.store.delete(f"jobs/{JOB}/state.json")
+
+
+def test_a_job_whose_state_alone_is_lost_is_deleted_as_any_other_once_nothing_of_it_is_listed(outside: Outside) -> None:
+    give(outside, "train", "small.yaml")
+    lose_the_state(outside)
+    refused = give(outside, "rm", JOB, "--yes")
+    assert (refused.code, "has 3 checkpoints (" in refused.stderr) == (2, True), refused.stderr
+    unsaid = give(outside, "rm", JOB, "--with-checkpoints")
+    assert (unsaid.code, "nothing is deleted" in unsaid.stderr) == (2, True), unsaid.stderr
+    assert f"{JOB} has no state: it never began, or that is lost; no machine of it is listed\n" in unsaid.stderr
+    assert not JobStore(outside.store, JOB).exists()
+
+    gone = give(outside, "rm", JOB, "--with-checkpoints", "--yes")
+    assert (gone.code, f"{JOB} is deleted: " in gone.stdout) == (0, True), gone.stderr
+    assert outside.store.list(f"jobs/{JOB}/") == ()
+    assert outside.home.find(JOB) is None
+    assert give(outside, "up", "small.yaml").code == 0
+
+
+def test_a_job_whose_state_is_lost_is_not_deleted_while_anything_of_it_is_listed(outside: Outside) -> None:
+    give(outside, "up", "small.yaml")
+    lose_the_state(outside)
+    kept = outside.store.list(f"jobs/{JOB}/")
+    refused = give(outside, "rm", JOB, "--with-checkpoints", "--with-outputs", "--yes")
+    machines = [node.id for node in outside.cloud.describe(f"gpucloud-{JOB}").alive]
+    assert refused.code == 2
+    assert (
+        f"{JOB} has no state, and of it is still listed: group gpucloud-{JOB}, {', '.join(machines)}" in refused.stderr
+    )
+    assert "hint: gpucloud gc --wait --yes" in refused.stderr
+    assert outside.store.list(f"jobs/{JOB}/") == kept
+
+
+def test_a_job_without_a_state_whose_machines_another_home_has_is_not_deleted_here(outside: Outside) -> None:
+    give(outside, "train", "small.yaml")
+    lose_the_state(outside)
+    key = f"jobs/{JOB}/control/order.json"
+    stored = outside.store.get(key)
+    assert stored is not None
+    envelope = codec.from_json(Envelope, stored.data)
+    order = replace(opened(envelope), host="elsewhere", by="ann@desk")
+    outside.store.put(key, codec.to_json(replace(envelope, order=codec.to_json(order))).encode())
+    refused = give(outside, "rm", JOB, "--with-checkpoints", "--yes")
+    assert (refused.code, "ann@desk ordered it from another home" in refused.stderr) == (2, True), refused.stderr
+    assert outside.store.get(key) is not None
+
+
+def test_a_deletion_of_a_job_without_a_state_that_was_cut_off_goes_on(outside: Outside) -> None:
+    give(outside, "train", "small.yaml")
+    lose_the_state(outside)
+    JobStore(outside.store, JOB).stand_in()
+    assert JobStore(outside.store, JOB).exists()
+    gone = give(outside, "rm", JOB, "--with-checkpoints", "--yes")
+    assert (gone.code, outside.store.list(f"jobs/{JOB}/")) == (0, ()), gone.stderr
 
 
 def test_the_name_of_a_deleted_job_begins_anew(outside: Outside) -> None:

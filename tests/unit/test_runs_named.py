@@ -174,7 +174,8 @@ def test_a_job_whose_state_alone_is_lost_is_told_as_that_with_what_ends_its_mach
     assert status(None, history=False, every=False, as_json=False) == 2
     assert capsys.readouterr().err == (
         f"lost: {store.url} has an order of lost and no state: it never began, or its state is lost"
-        " (gpucloud train with its job file goes on; gpucloud gc lists machines that it may have)\n"
+        " (gpucloud train with its job file goes on, gpucloud rm lost deletes it;"
+        " gpucloud gc lists machines that it may have)\n"
     )
 
 

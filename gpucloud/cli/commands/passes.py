@@ -56,7 +56,17 @@ from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.usecases.supervise.story import missing_line
 from gpucloud.wiring import Gpucloud, KnownJob
 from gpucloud.wiring.found import FoundJob, jobs_in, what_stays
-from gpucloud.wiring.jobs import access_to, asker_of, budget_changer, deleter_of, ender_of, leftovers, reconciler_of
+from gpucloud.wiring.jobs import (
+    access_to,
+    asker_of,
+    budget_changer,
+    deleter_of,
+    ender_of,
+    leftovers,
+    reconciler_of,
+    require_nothing_left,
+    state_of,
+)
 
 if TYPE_CHECKING:
     from gpucloud.usecases.job.passes import Stored
@@ -313,6 +323,8 @@ def rm(
     deleter.require_over()
     stored = deleter.stored()
     _require_allowed(name, stored, with_checkpoints=with_checkpoints)
+    if not deleter.jobs.exists():
+        tell(f"{name} has no state: it never began, or that is lost; no machine of it is listed")
     tell(f"{name}: {stored} in {known.store}; `gpucloud cost` will no longer know it")
     named = (("--with-checkpoints", with_checkpoints), ("--with-outputs", with_outputs), ("--adopt", adopts))
     if not yes and not is_meant(" ".join(["gpucloud rm", name, *(word for word, given in named if given), "--yes"])):
@@ -320,7 +332,7 @@ def rm(
     run = f"the run of {name}" if cloud.home.means_another(known) else name
     if others := other_runs(cloud, known):
         tell(f"of {len(others) + 1} runs, only {run} is deleted; the others stay: {', '.join(others)}")
-    if lying := outputs_on_hosts(asker_of(cloud, known).state()):
+    if (state := state_of(cloud, known)) is not None and (lying := outputs_on_hosts(state)):
         tell(f"results stay on your own hosts: {_where(lying)}")
     deleter.delete(stored, name)
     cloud.home.forget(known)
@@ -384,20 +396,22 @@ def _require_allowed(name: str, stored: Stored, *, with_checkpoints: bool) -> No
 
 
 def _require_over(cloud: Gpucloud, known: KnownJob, name: str, *, with_outputs: bool) -> None:
-    state = asker_of(cloud, known).state()
-    if not state.status.ended or not state.torn_down:
+    state = state_of(cloud, known)
+    if state is None:
+        require_nothing_left(cloud, known, name)
+    elif not state.status.ended or not state.torn_down:
         raise _not_over(report_of(cloud, known), name)
-    if left := leftovers(cloud, known):
+    elif left := leftovers(cloud, known):
         raise UsageError(f"of {name} is still listed: {', '.join(left)}", hint=f"gpucloud down {name}")
     if not with_outputs and cloud.has_stored_outputs(known):
         way = (
             f"down {name} brings them home"
-            if cloud.has_home(known)
+            if cloud.has_home(known) and state is not None
             else f"cp -r {name}:@store/outputs FOLDER copies them"
         )
         hint = f"gpucloud {way}; gpucloud rm {name} --with-outputs deletes them too"
         raise UsageError(f"results of {name} are in the store", hint=hint)
-    if not with_outputs and (lying := outputs_on_hosts(state)):
+    if not with_outputs and state is not None and (lying := outputs_on_hosts(state)):
         raise UsageError(
             f"results of {name} are on your own hosts, and nothing else says where: {_where(lying)}",
             hint=f"copy them from there; gpucloud rm {name} --with-outputs leaves them there and forgets where",

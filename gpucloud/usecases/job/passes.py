@@ -425,11 +425,12 @@ class Deleter:
 
         UsageError for a job that somebody went on with since `told`: that was not all; `called` is what means the run
         on a command line. The state goes last: by it the same command again finds what is left, and until then no new
-        run has the name, its key or its log.
+        run has the name, its key or its log. One that has none is given it first.
         """
+        self.jobs.stand_in()
         with take(self.jobs, self.clock) as lease:
             self.require_over()
-            if set(self.jobs.store.list(self._root)) - set(told.keys):
+            if set(self.jobs.store.list(self._root)) - {*told.keys, f"{self._root}state.json"}:
                 raise UsageError(f"{self.jobs.job} has gone on meanwhile", hint=f"gpucloud status {called}")
             for key in sorted(told.keys, key=lambda key: key.startswith(f"{self._root}control/order")):
                 self._delete_key(lease, key)

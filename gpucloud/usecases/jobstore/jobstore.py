@@ -14,10 +14,12 @@ from typing import TypeVar
 from gpucloud.domain import codec
 from gpucloud.domain.errors import OrderUnreadable, StateUnreadable, StoreError, UsageError
 from gpucloud.domain.job.data import DataSet, pack, unpack
+from gpucloud.domain.job.spec import Market
 from gpucloud.domain.money.costs import Billed
-from gpucloud.domain.money.ledger import Charge, joined
+from gpucloud.domain.money.ledger import ZERO, Charge, joined
+from gpucloud.domain.offer import Pool
 from gpucloud.domain.state.order import Envelope, Order, is_own_group
-from gpucloud.domain.state.state import JobState
+from gpucloud.domain.state.state import JobState, JobStatus
 from gpucloud.domain.supervision.self_driving import Arming, as_armed, newest_of, rebuilt
 from gpucloud.domain.supervision.snapshot import DriveTrial
 from gpucloud.domain.untrusted import COUNTED
@@ -105,7 +107,8 @@ class JobStore:
             return UsageError(f"there is no job {self.job!r} in {self.store.url}", hint="gpucloud status")
         return UsageError(
             f"{self.store.url} has an order of {self.job} and no state: it never began, or its state is lost",
-            hint="gpucloud train with its job file goes on; gpucloud gc lists machines that it may have",
+            hint=f"gpucloud train with its job file goes on, gpucloud rm {self.job} deletes it;"
+            " gpucloud gc lists machines that it may have",
         )
 
     def _way_on(self) -> str:
@@ -148,6 +151,13 @@ class JobStore:
     def create(self, state: JobState) -> str:
         """Write the first state, by which the job exists; Conflict when it does already."""
         return self.store.put(f"{self._root}/state.json", _bytes(state), if_absent=True)
+
+    def stand_in(self) -> None:
+        """Write that the job was stopped, where it has no state: by that one nobody starts it while it is deleted."""
+        nowhere = Pool(instance_type="", zone="", market=Market.ON_DEMAND)
+        ended = JobState(job=self.job, pool=nowhere, cap_usd_per_hour=ZERO, status=JobStatus.STOPPED, torn_down=True)
+        with suppress(Conflict):
+            self.create(ended)
 
     @property
     def order_url(self) -> str:
