@@ -495,6 +495,37 @@ def test_each_that_has_a_number_of_its_own_is_told_while_the_next_is_written(tmp
 
 
 @pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ("model_500.npz", "model_1000.npz"),
+        ("step_5/w.bin", "step_6/w.bin"),
+        ("weights_1.h5", "weights_2.h5"),
+        ("params.npz", "params.npz"),
+        ("rl_model_100_steps.zip", "rl_model_200_steps.zip"),
+    ],
+)
+def test_what_takes_the_place_of_the_one_before_is_told_at_the_second_save(tmp_path, first, then):
+    told = watching(tmp_path)
+    written(tmp_path / first, minutes_ago=0.5)
+    assert not told()
+    if first != then:
+        (tmp_path / first).unlink()
+    assert not told()
+    written(tmp_path / then, minutes_ago=0)
+    (line,) = told()
+    assert line.startswith(f"nothing is saved yet: {then} is of no layout that is known; have the script write ")
+
+
+def test_a_file_that_grows_or_is_kept_beside_the_next_and_a_log_are_not_taken_for_what_is_written_again(tmp_path):
+    told = watching(tmp_path)
+    for minutes_ago in (0.05, 0.03, 0):
+        written(tmp_path / "train.npz", minutes_ago=minutes_ago)  # still being written
+        written(tmp_path / f"shard_{minutes_ago}.zip", minutes_ago=minutes_ago)
+        written(tmp_path / "metrics.json", minutes_ago=1 + minutes_ago)
+        assert not told()
+
+
+@pytest.mark.parametrize(
     ("old", "new"),
     [
         (("train_cache.npz",), ()),  # data, and not what is saved

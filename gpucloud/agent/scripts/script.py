@@ -361,6 +361,8 @@ class CheckpointLocation:
 _ARRAYS = (".bin", ".npz", ".pkl")
 _OFTEN = (*SINGLE_FILES, *_ARRAYS, ".distcp", ".h5", ".msgpack")
 """How the names of files end that are mostly a part of one."""
+_OF_OTHERS = (*_OFTEN, ".npy", ".zip", ".joblib", ".keras", ".pdparams", ".params", ".eqx", ".model")
+"""How the names of those end besides that may be one, where a script writes them again and again."""
 _WHOLE = {
     Layout.HF: "`checkpoint-STEP/` with `trainer_state.json`, and with each rank's `rng_state_RANK.pth` if with any",
     Layout.DEEPSPEED: "`global_stepSTEP/` with `latest` beside it, written after it",
@@ -371,17 +373,42 @@ _WHOLE = {
 }
 
 
-def why_none(rule: Rule, found: Found, listing: Listing, since_ns: int = 0, until_ns: int | None = None) -> str | None:
+class Rewritten:
+    """Files that a script writes again, or that another takes the place of: so are checkpoints, and data is not."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+        self._rested: dict[str, Signature] = {}
+
+    def look(self, listing: Listing, since_ns: int, rested_ns: int) -> frozenset[str]:
+        """Return those that are there; `rested_ns` is since when a file that is whole has not changed."""
+        new = {path: at for path, at in listing.items() if at.mtime_ns >= since_ns and path.endswith(_OF_OTHERS)}
+        gone = {family(path) for path in self._names - new.keys()}
+        found = (path for path in new if family(path) in gone or self._rested.get(path, new[path]) != new[path])
+        again = frozenset(found)
+        self._names |= new.keys()
+        self._rested |= {path: at for path, at in new.items() if at.mtime_ns <= rested_ns}
+        return again
+
+
+def why_none(
+    rule: Rule,
+    found: Found,
+    listing: Listing,
+    since_ns: int = 0,
+    until_ns: int | None = None,
+    again: frozenset[str] = frozenset(),
+) -> str | None:
     """Return what was written since then that looks like a checkpoint, and what a whole one has.
 
     None where one is whole, or nothing looks like one; what is `unclear` says so itself. With `until_ns`, while the
-    script runs, it is what came to rest by then.
+    script runs, it is what came to rest by then, or was written `again`.
     """
     new = [path for path, about in listing.items() if about.mtime_ns >= since_ns]
     often = sorted(path for path in new if path.endswith(_OFTEN))
     sets = [one for one in found.sets if not since_ns or not set(new).isdisjoint(one.paths)]
     if until_ns is not None:
-        often = [] if sets else _at_rest(often, listing, until_ns)
+        often = [] if sets else sorted({*_at_rest(often, listing, until_ns), *again})
         sets = [one for one in sets if _newest_ns(one.paths, listing) <= until_ns]
     begun = max(sets, key=lambda one: one.written_ns(listing), default=None)
     if found.unclear or any(one.complete for one in found.sets) or not (begun or often):

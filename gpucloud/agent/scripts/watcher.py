@@ -16,7 +16,7 @@ from gpucloud.agent.attempt.files import LEFT_EXIT_CODE
 from gpucloud.agent.scripts import script
 from gpucloud.agent.scripts.counters import counters_of
 from gpucloud.agent.scripts.putting import Directory, Start, Stopped, directory_of
-from gpucloud.agent.scripts.script import Reporting, look, why_none
+from gpucloud.agent.scripts.script import Reporting, Rewritten, look, why_none
 from gpucloud.agent.scripts.taking import Content, Taking, Took
 from gpucloud.domain.checkpoint.directory import AfterScript, FileSet, Listing, Settling, Unsaved, after_script
 from gpucloud.domain.checkpoint.layouts import (
@@ -70,6 +70,7 @@ _LOOK_SHARE = 20  # of the time between two looks, at most this part is spent lo
 _ASIDE = timedelta(seconds=10)  # for node 0 to end what it is writing
 _TORN = Retry(first_s=0.5, tries=4)
 _LAST = Retry(first_s=0.5, longest_s=5.0, within_s=4.0)
+_WHOLE_NS = 5 * 10**9  # longer than a file that is being written stays as it is
 _RESTS_NS = 60 * 10**9  # longer than between two files of one checkpoint
 _OTHERS_S = 60.0  # for other nodes to hand in their parts of the last checkpoint, beside what the longest one took
 
@@ -104,7 +105,7 @@ class CheckpointWatcher:
         self._told = 0
         self._fenced = False
         self._pending = False
-        self._told_none = False
+        self._told_none, self._rewritten = False, Rewritten()
         self._began_ns = time.time_ns()
         self._put_back: dict[str, Counters] = {}
         self._unsaved: Unsaved | None = None
@@ -221,8 +222,10 @@ class CheckpointWatcher:
         """Say once what is missing of the first that looks like a checkpoint, if it stays so."""
         if self._told_none or self._order.rank != 0 or taking.count:
             return
-        until_ns = time.time_ns() - _RESTS_NS
-        if (why := why_none(self._order.rule, found, listing, self._began_ns, until_ns)) is not None:
+        now_ns, since_ns = time.time_ns(), self._began_ns
+        again = self._rewritten.look(listing, since_ns, now_ns - _WHOLE_NS)
+        why = why_none(self._order.rule, found, listing, since_ns, now_ns - _RESTS_NS, again)
+        if why is not None:
             self._told_none = True
             self._reporting.say(f"nothing is saved yet: {why}")
 
