@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -89,11 +90,29 @@ EXAMPLES = {
 }
 
 _SAID_ELSEWHERE = {
-    **dict.fromkeys(("ls", "list", "ps", "jobs", "queue"), "gpucloud status lists all jobs"),
-    **dict.fromkeys(("stop", "kill", "cancel", "end", "destroy"), "gpucloud down JOB saves and ends a job"),
-    **dict.fromkeys(("run", "launch", "start", "submit"), "gpucloud train runs a job"),
+    **dict.fromkeys(("ls", "list", "ps", "queue"), "gpucloud status lists all jobs"),
+    **dict.fromkeys(("job", "jobs"), "gpucloud status lists all jobs, gpucloud train runs one"),
+    **dict.fromkeys(
+        ("stop", "kill", "cancel", "end", "destroy", "pause"),
+        "gpucloud down JOB saves and ends a job, gpucloud train JOB goes on with it",
+    ),
+    **dict.fromkeys(("run", "launch", "submit", "apply"), "gpucloud train runs a job"),
+    **dict.fromkeys(("start", "resume", "restart", "recover"), "gpucloud train JOB goes on with a job, or begins it"),
+    **dict.fromkeys(
+        ("autostop", "autodown"),
+        "nothing is to be set: machines end with their job; gpucloud train --keep leaves them up while they are paid",
+    ),
     **dict.fromkeys(("delete", "remove"), "gpucloud rm JOB deletes what is kept of a job"),
-    **dict.fromkeys(("exec", "shell"), "gpucloud ssh JOB opens a shell on a machine"),
+    **dict.fromkeys(("exec", "shell"), "gpucloud ssh JOB opens a shell on a machine, or runs one command there"),
+    **dict.fromkeys(("attach", "tail"), "gpucloud logs JOB -f follows a job's output"),
+    **dict.fromkeys(("gpus", "show-gpus", "gpu", "prices"), "gpucloud offers lists GPU machines with prices"),
+    **dict.fromkeys(
+        ("check", "validate"), "gpucloud plan says whether a job can run, gpucloud doctor looks at machines"
+    ),
+    **dict.fromkeys(("storage", "volumes", "files"), "gpucloud cp JOB:@store/outputs . copies from a job's store"),
+    "cost-report": "gpucloud cost --all",
+    **dict.fromkeys(("login", "auth", "configure"), "aws sso login, or aws configure: gpucloud uses AWS's own login"),
+    "uninstall": "gpucloud docs operations-and-security, under Uninstall",
     "version": "gpucloud --version",
 }
 """Commands of other tools, and what is one here."""
@@ -146,8 +165,9 @@ class Group(TyperGroup):
         if word == "help":
             meant = " ".join(["gpucloud", *args[1:], "--help"])
             raise UsageError("help is an option here", hint=meant)
-        if word in _SAID_ELSEWHERE:
-            raise UsageError(f"there is no command {word!r}", hint=_SAID_ELSEWHERE[word])
+        near = [] if word in self.commands else get_close_matches(word, [*self.commands, *_SAID_ELSEWHERE], n=1)
+        if near and near[0] in _SAID_ELSEWHERE:
+            raise UsageError(f"there is no command {word!r}", hint=_SAID_ELSEWHERE[near[0]])
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

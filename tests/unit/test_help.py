@@ -94,7 +94,7 @@ def test_names_that_a_shell_would_read_as_more_than_a_name_are_not_completed(
     ("words", "hint"),
     [
         ("ls", "gpucloud status lists all jobs"),
-        ("stop digits", "gpucloud down JOB saves and ends a job"),
+        ("stop digits", "gpucloud down JOB saves and ends a job, gpucloud train JOB goes on with it"),
         ("help", "gpucloud --help"),
         ("help local kill", "gpucloud local kill --help"),
     ],

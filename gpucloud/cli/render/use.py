@@ -11,6 +11,7 @@ from gpucloud.domain import codec
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import format_moment, format_span, span_of
 from gpucloud.domain.node.hardware import GpuSample, HostSample
+from gpucloud.domain.node.status import DONE
 from gpucloud.domain.node.use import GpuSpan, Span
 from gpucloud.domain.state.state import Attempt
 from gpucloud.domain.supervision.membership import patience, time_to_go
@@ -151,7 +152,8 @@ def step_words(report: JobReport) -> list[str]:
         return [f"{reached} as of {format_moment(reached.at, report.looked_at)}"]
     if progress is None:
         return [str(reached)]
-    pace = [f"{1 / progress.step_seconds:.3g} steps/s"] if progress.step_seconds else []
+    step_s = progress.step_seconds if progress.phase != DONE else None
+    pace = [f"{1 / step_s:.3g} steps/s"] if step_s else []
     watched = report.supervisor is not None  # nobody else ends what hangs
     limit = patience(progress, report.attempts, report.limits) if watched else None
     pace = stalled_words(progress.stalled_for, limit) or pace

@@ -12,7 +12,7 @@ from gpucloud.domain.job.quantities import span_of
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.money.ledger import FREE_WHEN_INTERRUPTED_WITHIN
 from gpucloud.domain.node.node import Node, NodeState
-from gpucloud.domain.node.status import OUTPUT, AttemptStatus, Outcome, Progress, RunState, Stop
+from gpucloud.domain.node.status import DONE, OUTPUT, AttemptStatus, Outcome, Progress, RunState, Stop
 from gpucloud.domain.state.state import (
     Attempt,
     CheckpointRef,
@@ -93,7 +93,9 @@ def time_left(snapshot: Snapshot) -> timedelta | None:
 
 
 def time_to_go(progress: Progress | None) -> timedelta | None:
-    """Return the time to the last step at that pace; None while it cannot be known."""
+    """Return the time to the last step at that pace, none after `run.done()`; None while it cannot be known."""
+    if progress is not None and progress.phase == DONE:
+        return timedelta(0)
     if progress is None or progress.total_steps is None or progress.step_seconds is None or progress.stalled_for:
         return None
     return span_of(max(0, progress.total_steps - progress.step) * progress.step_seconds)
