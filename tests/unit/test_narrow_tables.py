@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gpucloud.cli.render.plans import labelled
@@ -32,6 +34,47 @@ def test_the_last_column_goes_on_between_words() -> None:
         "i-0b2d6461  local.p2.xlarge spot  0.0045  taken in its first",
         "                                          hour: not charged",
     ]
+
+
+JOBS = (
+    ("job", "status", "machines", "spent"),
+    ("bert-large-finetune-squad-v2-lr3e5-seed4", "waiting, nobody supervises", "16", "1234.50 of 12500.00 USD"),
+    ("digits", "succeeded", "0", "0.009 of 1.00 USD"),
+)
+
+
+def test_other_columns_go_on_between_words_too_and_figures_stay_whole() -> None:
+    assert fitted(JOBS, 88).splitlines() == [
+        "job                                       status      machines  spent",
+        "bert-large-finetune-squad-v2-lr3e5-seed4  waiting,    16        1234.50 of 12500.00 USD",
+        "                                          nobody",
+        "                                          supervises",
+        "digits                                    succeeded   0         0.009 of 1.00 USD",
+    ]
+    assert fitted(JOBS, 80).splitlines()[1:3] == [
+        "bert-large-finetune-squad-v2-lr3e5-seed4  waiting,    16        1234.50 of",
+        "                                          nobody                12500.00 USD",
+    ]
+
+
+def test_rows_of_words_that_have_no_room_beside_each_other_are_parts_of_their_own() -> None:
+    assert fitted(JOBS, 60).splitlines()[:6] == [
+        "job bert-large-finetune-squad-v2-lr3e5-seed4",
+        "  status    waiting, nobody supervises",
+        "  machines  16",
+        "  spent     1234.50 of 12500.00 USD",
+        "",
+        "job digits",
+    ]
+
+
+@pytest.mark.parametrize("width", range(50, 140))
+@pytest.mark.parametrize("rows", [ROWS, JOBS])
+def test_no_line_is_longer_than_its_terminal_and_every_word_is_whole(rows: Any, width: int) -> None:
+    text = fitted(rows, width)
+    assert max(map(len, text.splitlines())) <= width
+    words = {word for row in rows[1:] for cell in row for word in cell.split() if not word.startswith("i-")}
+    assert words <= set(text.split())
 
 
 def test_ids_that_would_be_alike_stay_whole() -> None:

@@ -89,7 +89,9 @@ def _history(cloud: Gpucloud, known: KnownJob, *, as_json: bool) -> int:
     elif kept:
         say(table(history_rows(kept)))
     else:
-        say(f"{known.name}: nothing is recorded yet; the use is recorded every few minutes, and when an attempt ends")
+        say_words(
+            f"{known.name}: nothing is recorded yet; the use is recorded every few minutes, and when an attempt ends"
+        )
     return 0
 
 
@@ -145,7 +147,7 @@ def _cost(targets: Sequence[str], asked: Asked, *, as_json: bool) -> int:
         missing = {"unread": _unread_json(unread)} if asked.every else {}
         say_json({**one, "rows": rows_json(by.heads, grouped(counted, by)), **missing})
     elif many:
-        say(_costs_text(by, grouped(counted, by), unread))
+        say_words(_costs_text(by, grouped(counted, by), unread))
     else:
         say_words(cost_text(reports[0], by.heads, grouped(counted, by)))
     return _worst(unread)
@@ -236,7 +238,7 @@ def reconcile(target: str | None, *, as_json: bool) -> int:
     if as_json:
         say_json(_bill_json(known.name, billed, rows))
     else:
-        say(_bill_text(rows) if rows else "neither side knows of a cost")
+        say_words(_bill_text(rows) if rows else "neither side knows of a cost")
     return 0
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpucloud.cli.render.words import Meter, left, say, say_json, table, tell
+from gpucloud.cli.render.words import Meter, left, say, say_json, say_words, table, tell
 from gpucloud.cli.target import known_job, require_one_run
 from gpucloud.domain import codec
 from gpucloud.domain.checkpoint.directory import files_apart
@@ -138,7 +138,7 @@ def _list(job: _Job, _asked: Asked, as_json: bool) -> int:  # noqa: FBT001
     if as_json:
         say_json({"job": job.name, "store": job.jobs.store.url, "checkpoints": [standing_json(o) for o in standing]})
     else:
-        say(standing_text(standing) if standing else f"{job.name} has no checkpoints yet")
+        say_words(standing_text(standing) if standing else f"{job.name} has no checkpoints yet")
         if not standing:
             tell("hint: a script saves with gpucloud.resume, or into the job file's `checkpoint: {directory: …}`")
     return 0
@@ -168,17 +168,17 @@ def _verify(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
         say_json({"job": job.name, "verified": [damage_json(one, damages) for one in standing]})
     else:
         for one in damaged:
-            say(f"the manifest of checkpoint {one.commit.step} (generation {one.commit.generation}) is damaged")
+            say_words(f"the manifest of checkpoint {one.commit.step} (generation {one.commit.generation}) is damaged")
         for damage in damages:
-            say(str(damage))
+            say_words(str(damage))
         if len(unread) == len(standing):
-            say("nothing was verified")
+            say_words("nothing was verified")
         if manifests and not damaged and not damages:
             pieces = [piece for manifest in manifests for piece in manifest.pieces]
             saves = any(manifest.counts is Counts.SAVES for manifest in manifests)
             steps = ", ".join(map(str, manifests)) if saves else f"step {', '.join(map(_number, manifests))}"
             size = format_size(sum(piece.size for piece in pieces))
-            say(f"whole: {steps}; {counted(len(pieces), 'object')}, {size}")
+            say_words(f"whole: {steps}; {counted(len(pieces), 'object')}, {size}")
     # Whoever asked whether all is whole may not take for it that nothing could be read.
     return StoreError.exit_code if damaged or damages or len(unread) == len(standing) else 0
 
@@ -205,7 +205,7 @@ def _prune(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
     if as_json:
         say_json({"job": job.name, "deleted": asked.yes, **gone_json(standing, gone)})
     else:
-        say(gone_text(standing, gone, deleted=asked.yes))
+        say_words(gone_text(standing, gone, deleted=asked.yes))
     if gone.keys and not asked.yes:
         tell("nothing was deleted; `--yes` deletes what is listed")
     return 0
@@ -347,7 +347,8 @@ def standing_text(standing: Sequence[Standing]) -> str:
     ]
     reasons = {one.found.manifest.promise: None for one in standing if one.found.manifest}
     told = [f"{one.level.value}: {one.reason}" for one in reasons if one.reason]
-    return "\n\n".join([table(rows), *(["\n".join(told)] if told else [])])
+    spare = ("objects", "ranks", "generation")
+    return "\n\n".join([table(rows, spare), *(["\n".join(told)] if told else [])])
 
 
 def standing_json(one: Standing) -> dict[str, Any]:

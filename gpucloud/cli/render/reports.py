@@ -199,7 +199,7 @@ def jobs_text(reports: Sequence[JobReport], unread: Sequence[str] = ()) -> str:
         for r in reports
     ]
     rows += [(job, "unknown: it cannot be read", "-", "-", "-", "-", "-") for job in unread]
-    return table(rows)
+    return table(rows, ("started (UTC)", "ended"))
 
 
 def _step_cell(report: JobReport) -> str:

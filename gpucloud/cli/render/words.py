@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 from decimal import Decimal
+from itertools import zip_longest
 from typing import Any, TextIO
 
 from gpucloud.cli.help import GROUPS
@@ -28,6 +29,7 @@ VERSION = 1
 _ID = re.compile(r"\bi-[0-9a-f]{17}\b")
 _SHORT_ID = 10
 _LEAST_ROOM = 16
+_LONGEST_FIGURE = 24  # in letters: `1234.50 of 12000.00 USD`
 _USUAL_COLUMNS = 80
 _TOKEN = re.compile(
     rf"gpucloud (?:{'|'.join(name for commands in GROUPS.values() for name in commands)})\b[^·;,`]*[^\s·;,`][;,]?"
@@ -175,8 +177,8 @@ def table(rows: Sequence[Sequence[str]], spare: Sequence[str] = ()) -> str:
 def fitted(rows: Sequence[Sequence[str]], width: int | None, spare: Sequence[str] = ()) -> str:
     """Return rows in columns for so wide a terminal, None for no terminal.
 
-    What does not fit has ids of ten characters, if those tell machines apart, then goes without the spare columns,
-    then the last column goes on between words in lines of its own.
+    What does not fit has ids of ten characters, if those tell machines apart, then goes without the spare columns, then
+    cells go on between words in lines of their own, the last column's first; at last each row is a part of its own.
     """
     lines = [[in_one_line(cell) for cell in row] for row in rows]
     if width is not None and _width(lines) > width:
@@ -185,14 +187,58 @@ def fitted(rows: Sequence[Sequence[str]], width: int | None, spare: Sequence[str
         if width is not None and lines and head in lines[0] and _width(lines) > width:
             at = lines[0].index(head)
             lines = [[*line[:at], *line[at + 1 :]] for line in lines]
+    if width is not None and _width(lines) > width and len(lines[0]) > 1:
+        rooms = _rooms(lines, width)
+        if rooms is None and len(lines[0]) > 2:
+            return "\n\n".join(_as_part(lines[0], line, width) for line in lines[1:])
+        lines = [cells for line in lines for cells in _in_rooms(line, rooms)] if rooms is not None else lines
     columns = [_padded(column) for column in zip(*lines, strict=True)]
-    told = ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
-    if width is None or not lines or len(lines[0]) < 2:
-        return "\n".join(told)
-    before = sum(len(column[0]) + 2 for column in columns[:-1])
-    if width - before < _LEAST_ROOM:
-        return "\n".join(told)
-    return "\n".join(folded(line, width, " " * before) for line in told)
+    return "\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True))
+
+
+def _rooms(lines: Sequence[Sequence[str]], width: int) -> list[int] | None:
+    """Return how wide each column is so that all fit, no word broken; None where words are too long for that.
+
+    Figures stay in one line with their units where there is room for that.
+    """
+    columns = list(zip(*lines, strict=True))
+    rooms, last = [max(map(len, column)) for column in columns], len(columns) - 1
+    over = _width(lines) - width
+    for longest in (_LONGEST_FIGURE, 0):
+        least = [max(_least(cell, longest) for cell in column) for column in columns]
+        if sum(least) <= sum(rooms) - over:
+            break
+    else:
+        return None
+    for floor in (max(least[-1], _LEAST_ROOM), least[-1]):
+        while over > 0:
+            spare = [room - (floor if at == last else least[at]) for at, room in enumerate(rooms)]
+            at = last if spare[last] > 0 else max(range(len(rooms)), key=lambda at: spare[at])
+            if spare[at] <= 0:
+                break
+            rooms[at], over = rooms[at] - 1, over - 1
+    return rooms
+
+
+def _least(cell: str, longest: int) -> int:
+    """Return how much room the cell needs, which is not broken where it is a figure no longer than that."""
+    if len(cell) <= longest and any(map(str.isdigit, cell)):
+        return len(cell)
+    return max((len(word[0]) for word in _TOKEN.finditer(cell)), default=0)
+
+
+def _in_rooms(line: Sequence[str], rooms: Sequence[int]) -> list[list[str]]:
+    told = [folded(cell, room, "").split("\n") for cell, room in zip(line, rooms, strict=True)]
+    return [list(cells) for cells in zip_longest(*told, fillvalue="")]
+
+
+def _as_part(heads: Sequence[str], line: Sequence[str], width: int) -> str:
+    """Return a row as lines of its cells, each behind its column's head."""
+    room = max(map(len, heads)) + 4
+    cells = [(head, cell) for head, cell in zip(heads[1:], line[1:], strict=True) if cell]
+    return "\n".join(
+        [f"{heads[0]} {line[0]}", *(folded(f"  {head:<{room - 2}}{cell}", width, " " * room) for head, cell in cells)]
+    )
 
 
 def with_short_ids(lines: list[list[str]]) -> list[list[str]]:
