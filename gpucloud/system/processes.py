@@ -136,18 +136,19 @@ def _link(pid: int, name: str) -> str:
 
 def writing(pid: int) -> tuple[str, ...]:
     """Return the files that the process has open for writing, not just for appending; none that cannot be seen."""
-    found: list[str] = []
+    found = (_link(pid, f"fd/{number}") for number, flags in open_to_write(pid) if not flags & os.O_APPEND)
+    return tuple(path for path in found if _is_file_named(path))
+
+
+def open_to_write(pid: int) -> Iterator[tuple[str, int]]:
+    """Yield the number of what the process has open for writing, with its flags; none that cannot be seen."""
     with contextlib.suppress(OSError):
-        for number in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):
-                flags = re.search(
-                    r"^flags:\s*([0-7]+)$", Path(f"/proc/{pid}/fdinfo/{number}").read_text(), re.MULTILINE
-                )
-                path = os.readlink(f"/proc/{pid}/fd/{number}")  # noqa: PTH115
-                mode = int(flags[1], 8) if flags is not None else os.O_RDONLY
-                if mode & os.O_ACCMODE != os.O_RDONLY and not mode & os.O_APPEND and _is_file_named(path):
-                    found.append(path)
-    return tuple(found)
+        for number in os.listdir(_PROC / str(pid) / "fd"):
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                text = (_PROC / str(pid) / "fdinfo" / number).read_text()
+                flags = int(text.split("flags:")[1].split()[0], 8)
+                if flags & os.O_ACCMODE != os.O_RDONLY:
+                    yield number, flags
 
 
 def _is_file_named(path: str) -> bool:

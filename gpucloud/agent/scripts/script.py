@@ -30,8 +30,6 @@ from gpucloud.store.checkpoints import Checkpoints, under
 from gpucloud.system import processes
 from gpucloud.system.wholefile import read_text, write_whole
 
-_PROC = Path("/proc")
-
 
 def tell(folder: Path, name: str, code: Path) -> tuple[int, bool | None]:
     """Send the signal to every rank with a script that heeds it; return to how many it was, and whether they do.
@@ -59,15 +57,10 @@ def end(folder: Path) -> None:
 
 
 def _written_by(pid: int) -> Iterator[int]:
-    try:
-        numbers = os.listdir(_PROC / str(pid) / "fd")
-    except OSError:
-        return
-    for number in numbers:
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            flags = (_PROC / str(pid) / "fdinfo" / number).read_text().split("flags:")[1].split()[0]
-            about = (_PROC / str(pid) / "fd" / number).stat()
-            if int(flags, 8) & os.O_ACCMODE and stat.S_ISREG(about.st_mode):
+    for number, _ in processes.open_to_write(pid):
+        with contextlib.suppress(OSError):
+            about = Path(f"/proc/{pid}/fd/{number}").stat()
+            if stat.S_ISREG(about.st_mode):
                 yield about.st_ino
 
 
