@@ -168,10 +168,7 @@ def kept_at_home_by(root: Path, path: str) -> str | None:
     """Return the ignore file, relative to the code folder, or the rule, by which one of its files is not sent."""
     rules, folder, parts = IgnoreRules(), "", path.split("/")
     for at, name in enumerate(parts):
-        for ignore in IGNORE_FILES:
-            file = root / folder / ignore
-            if file.is_file():
-                rules = rules.with_file(folder, file.read_text(encoding="utf-8-sig", errors="surrogateescape"))
+        rules = _with_ignore_files(rules, root, folder)
         place, is_folder = f"{folder}/{name}" if folder else name, at < len(parts) - 1
         if rules.ignored(place, is_folder=is_folder):
             return _naming(root, place, is_folder=is_folder)
@@ -183,12 +180,9 @@ def _naming(root: Path, path: str, *, is_folder: bool) -> str:
     """Return the nearest ignore file that alone keeps the path at home."""
     folders = ["", *accumulate(path.split("/")[:-1], "{}/{}".format)]
     for folder in reversed(folders):
-        for name in reversed(IGNORE_FILES):
-            file = root / folder / name
-            if file.is_file():
-                text = file.read_text(encoding="utf-8-sig", errors="surrogateescape")
-                if IgnoreRules().with_file(folder, text).ignored(path, is_folder=is_folder):
-                    return f"{folder}/{name}" if folder else name
+        for name, text in reversed([*_ignore_files(root / folder)]):
+            if IgnoreRules().with_file(folder, text).ignored(path, is_folder=is_folder):
+                return f"{folder}/{name}" if folder else name
     return "gpucloud"
 
 
@@ -198,7 +192,7 @@ def _walk(root: Path) -> Iterator[_Found]:
         folder, above = queue.pop()
         with os.scandir(root / folder) as listing:
             items = list(listing)
-        rules = _with_ignore_files(above, folder, items)
+        rules = _with_ignore_files(above, root, folder)
         kept = 0
         for item in items:
             path = f"{folder}/{item.name}" if folder else item.name
@@ -216,13 +210,16 @@ def _walk(root: Path) -> Iterator[_Found]:
             yield _Found(folder, (root / folder).lstat())
 
 
-def _with_ignore_files(rules: IgnoreRules, folder: str, items: list[os.DirEntry[str]]) -> IgnoreRules:
-    here = {item.name: item for item in items if item.name in IGNORE_FILES and item.is_file()}
-    for name in IGNORE_FILES:
-        if name in here:
-            text = Path(here[name].path).read_text(encoding="utf-8-sig", errors="surrogateescape")
-            rules = rules.with_file(folder, text)
+def _with_ignore_files(rules: IgnoreRules, root: Path, folder: str) -> IgnoreRules:
+    for _, text in _ignore_files(root / folder):
+        rules = rules.with_file(folder, text)
     return rules
+
+
+def _ignore_files(folder: Path) -> Iterator[tuple[str, str]]:
+    for name in IGNORE_FILES:
+        if (folder / name).is_file():
+            yield name, (folder / name).read_text(encoding="utf-8-sig", errors="surrogateescape")
 
 
 def _entry(root: Path, found: _Found, cache: HashCache) -> Entry:
