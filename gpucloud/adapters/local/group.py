@@ -117,7 +117,7 @@ class LocalNodeGroup:
         away = fleet_elsewhere(group, self._fleet)
         if (away is not None and not away.is_here) or self._read(group)[0] is None:
             return  # from here, nothing is there to end
-        group = _in_folder(group)
+        group = in_folder(group)
         with self._changing(group) as record:
             self._folder.save_group(replace(record, size=0))
             ending = [node for node in self._folder.nodes(group) if node.alive]
@@ -165,17 +165,17 @@ class LocalNodeGroup:
         """Return the group's name in the folder. FleetElsewhere for one that is of another home's."""
         if (away := fleet_elsewhere(group, self._fleet)) is not None:
             raise away
-        return _in_folder(group)
+        return in_folder(group)
 
     def _read(self, group: str) -> tuple[GroupRecord | None, tuple[NodeRecord, ...]]:
         """Of another home's group whose nodes have all ended, these are told: there is nothing to change any more."""
         if (away := fleet_elsewhere(group, self._fleet)) is not None:
             fleet = fleet_of(group)
-            there = None if away.is_here or fleet is None else _read_there(fleet, _in_folder(group))
+            there = None if away.is_here or fleet is None else _read_there(fleet, in_folder(group))
             if there is None:
                 raise away
             return None, there[1]
-        group = _in_folder(group)
+        group = in_folder(group)
         with contextlib.suppress(FileNotFoundError), self._locked():
             return self._folder.group(group), self._folder.nodes(group)
         return None, ()
@@ -226,7 +226,7 @@ def fleet_elsewhere(group: str | None, own: Callable[[], Fleet] | None) -> Fleet
     fleet = fleet_of(group)
     if group is None or fleet is None or (own is not None and own().identity == fleet.identity):
         return None
-    name = _in_folder(group)
+    name = in_folder(group)
     try:
         there = _read_there(fleet, name)
         is_here = there is not None and _needs_daemon(*there)
@@ -235,7 +235,7 @@ def fleet_elsewhere(group: str | None, own: Callable[[], Fleet] | None) -> Fleet
     return fleet.elsewhere(name.removeprefix("gpucloud-"), is_here=is_here)
 
 
-def _in_folder(group: str) -> str:
+def in_folder(group: str) -> str:
     """Return what a group is called in its home's folder: its name there is the last part of the whole one."""
     return group.rpartition("/")[2]
 

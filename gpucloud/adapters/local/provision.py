@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpucloud.adapters.local import first_boot
-from gpucloud.adapters.local.group import LocalNodeGroup, fleet_elsewhere
+from gpucloud.adapters.local.group import LocalNodeGroup, fleet_elsewhere, in_folder
 from gpucloud.adapters.local.records import Folder, GroupRecord
 from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.job.spec import Market
@@ -58,7 +58,7 @@ class EmbeddedProvisioner:
             if away.is_here:
                 raise away
             return
-        group = group.rpartition("/")[2]
+        group = in_folder(group)
         if self._terraform is not None:
             self._terraform.destroy(group, story=story)
         self._direct.destroy(group, story=story)
