@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from difflib import get_close_matches
+from functools import partial
 from itertools import combinations, product
 from typing import Any
 
@@ -19,7 +20,6 @@ from gpucloud.domain.market.sizing import MOST_NODES, Memory, Way, largest_that_
 from gpucloud.domain.money.budget import (
     NOTHING_USED,
     PrepaidRule,
-    Prolonged,
     Used,
     least_budget_usd,
     prolonged,
@@ -129,18 +129,10 @@ def make_plan(  # noqa: PLR0913  each is a part of the question
     best = payable[0]
     dearest_usd = _dearest_usd(payable)
 
-    def paid_for(usd_per_hour: Decimal, cap_usd_per_hour: Decimal) -> Prolonged:
-        return prolonged(
-            left,
-            nodes=nodes,
-            usd_per_hour=usd_per_hour,
-            cap_usd_per_hour=cap_usd_per_hour,
-            prepaid_rule=prepaid_rule,
-            saves=saves or bool(job.outputs),
-        )
+    paid_for = partial(prolonged, left, nodes=nodes, prepaid_rule=prepaid_rule, saves=saves or bool(job.outputs))
 
-    def trains(usd_per_hour: Decimal, cap_usd_per_hour: Decimal) -> timedelta:
-        asked_in = paid_for(usd_per_hour, cap_usd_per_hour).asked_in if usd_per_hour else timedelta(days=365)
+    def trains(usd: Decimal, cap_usd: Decimal) -> timedelta:
+        asked_in = paid_for(usd_per_hour=usd, cap_usd_per_hour=cap_usd).asked_in if usd else timedelta(days=365)
         return max(timedelta(0), asked_in - prepaid_rule.start)
 
     return Plan(
@@ -156,7 +148,7 @@ def make_plan(  # noqa: PLR0913  each is a part of the question
         used=used,
         kept_usd=reserve_usd(nodes, best.cap_usd_per_hour, prepaid_rule),
         kept_at_dearest_usd=reserve_usd(nodes, dearest_usd, prepaid_rule),
-        saving_usd=paid_for(best.usd_per_hour, best.cap_usd_per_hour).unused_usd,
+        saving_usd=paid_for(usd_per_hour=best.usd_per_hour, cap_usd_per_hour=best.cap_usd_per_hour).unused_usd,
         reserve=prepaid_rule.reserve,
         start=prepaid_rule.start,
         trains=trains(best.usd_per_hour, best.cap_usd_per_hour),
