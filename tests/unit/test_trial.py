@@ -111,12 +111,24 @@ def test_a_loss_that_differs_counts_as_the_state_does(parts, gap, outcome):
 def test_what_differs_is_told_with_the_first_loss_and_a_hint():
     parts = tuple(f"model.{n}" for n in range(12))
     verdict = Verdict(outcome=Outcome.DIFFERENT, step=4, resumed_from=2, compared=40, parts=parts, loss=GAP)
-    lines = verdict_text(verdict).splitlines()
-    assert lines[0] == "not equal: resumed from step 2; step 4 is the first saved one that differs, in 12 of 40 parts:"
-    assert lines[1:3] == ["  model.0", "  model.1"]
-    assert lines[11:] == ["  … and 2 more", "the loss differs from step 3 on: 0.5 undisturbed, 0.25 resumed (rank 1)"]
+    first, gap = verdict_text(verdict).splitlines()
+    assert first == (
+        "not equal: resumed from step 2; step 4 is the first saved one that differs, in 12 of 40 parts:"
+        " model.0 and 11 more of its kind"
+    )
+    assert gap == "the loss differs from step 3 on: 0.5 undisturbed, 0.25 resumed (rank 1)"
     assert "resume.init()" in hint_of(verdict)
     assert verdict_json(verdict)["loss"] == {"step": 3, "rank": 1, "calm": 0.5, "killed": 0.25}
+
+
+def test_generators_that_differ_are_told_in_one_line_and_each_in_json():
+    parts = tuple(f"rank {rank}: randomness.{name}" for rank in range(5) for name in ("torch", "python.0", "python.1"))
+    parts = ("model.w", *parts, "optimizer.a", "optimizer.b", "epoch", "rank 1: loader.at")
+    verdict = Verdict(outcome=Outcome.DIFFERENT, step=4, resumed_from=2, compared=40, parts=parts)
+    assert verdict_text(verdict).partition("parts: ")[2] == (
+        "model.w, the random generators of rank 0, 1, 2, … (torch, python), optimizer.a and 1 more of its kind, 2 more"
+    )
+    assert verdict_json(verdict)["different"] == list(parts)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +137,7 @@ def test_what_differs_is_told_with_the_first_loss_and_a_hint():
         ("equal", (), "equal: killed and resumed from step 2, all 40 parts of the state at step 8", None),
         ("different", (), "at step 8 are the same to the bit, but not every loss is", "resume.init"),
         ("not_deterministic", (), "before the resume from step 2 already; all 40 parts", "use_deterministic"),
-        ("not_deterministic", ("w",), "the state at step 8 differs in 1 of 40 parts:\n  w", "use_deterministic"),
+        ("not_deterministic", ("w",), "the state at step 8 differs in 1 of 40 parts: w", "use_deterministic"),
         ("not_resumed", (), "ended after step 8, before it was killed", "--verify-steps"),
     ],
 )

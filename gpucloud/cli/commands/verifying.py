@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
@@ -162,16 +163,46 @@ class _Trial:
 # What a trial of resuming showed, as text for people and as JSON for programs.
 
 
-_NAMED = 10
+_NAMED, _GENERATORS = 3, "randomness"
+_A_RANKS = re.compile(r"rank (\d+): (.*)", re.DOTALL)
 
 
 def verdict_text(verdict: Verdict) -> str:
-    """Return what was found, with the parts of the state that differ and the first step whose loss does."""
-    named = [f"  {in_one_line(part)}" for part in verdict.parts[:_NAMED]]
-    rest = len(verdict.parts) - len(named)
-    more = [f"  … and {rest} more"] if rest else []
-    gap = [_gap_text(verdict.loss)] if verdict.loss is not None else []
-    return "\n".join([_first_line(verdict), *named, *more, *gap])
+    """Return what was found, with which parts of the state differ and the first step whose loss does.
+
+    Each part is named in JSON; a generator of Python's alone has 625.
+    """
+    found = _first_line(verdict) + (f": {_named(verdict.parts)}" if verdict.parts else "")
+    return "\n".join([found, *([_gap_text(verdict.loss)] if verdict.loss is not None else [])])
+
+
+def _named(parts: tuple[str, ...]) -> str:
+    """Return a few words on all parts: those of one kind as the first of them."""
+    kinds: dict[str, list[str]] = {}
+    for part in parts:
+        kinds.setdefault(_kind(part), []).append(part)
+    named = [_first_of(kind, alike) for kind, alike in list(kinds.items())[:_NAMED]]
+    rest = sum(map(len, list(kinds.values())[_NAMED:]))
+    return ", ".join([*named, *([f"{rest} more"] if rest else [])])
+
+
+def _kind(part: str) -> str:
+    return _bare(part).partition(".")[0]
+
+
+def _bare(part: str) -> str:
+    own = _A_RANKS.fullmatch(part)
+    return own[2] if own else part
+
+
+def _first_of(kind: str, parts: list[str]) -> str:
+    if kind == _GENERATORS:
+        names = dict.fromkeys(_bare(part).split(".")[1] for part in parts if "." in _bare(part))
+        ranks = dict.fromkeys(own[1] for part in parts if (own := _A_RANKS.fullmatch(part)))
+        of = f" of rank {', '.join(list(ranks)[:_NAMED])}{', …' if len(ranks) > _NAMED else ''}" if ranks else ""
+        return in_one_line(f"the random generators{of} ({', '.join(names)})")
+    more = f" and {len(parts) - 1} more of its kind" if len(parts) > 1 else ""
+    return f"{in_one_line(parts[0])}{more}"
 
 
 def hint_of(verdict: Verdict) -> str | None:
@@ -213,7 +244,7 @@ def _of_other_code(verdict: Verdict) -> bool:
 def _first_line(verdict: Verdict) -> str:
     step, base, count = verdict.step, verdict.resumed_from, f"{len(verdict.parts)} of {verdict.compared} parts"
     if _of_other_code(verdict):
-        return f"nothing is proved: the files of the code folder changed between the runs; {count} differ:"
+        return f"nothing is proved: the files of the code folder changed between the runs; {count} differ"
     same = f"all {verdict.compared} parts of the state at step {step} are the same to the bit"
     match verdict.outcome:
         case Outcome.EQUAL:
@@ -221,9 +252,9 @@ def _first_line(verdict: Verdict) -> str:
         case Outcome.DIFFERENT if not verdict.parts:
             return f"not equal: resumed from step {base}; {same}, but not every loss is"
         case Outcome.DIFFERENT:
-            return f"not equal: resumed from step {base}; step {step} is the first saved one that differs, in {count}:"
+            return f"not equal: resumed from step {base}; step {step} is the first saved one that differs, in {count}"
         case Outcome.NOT_DETERMINISTIC:
-            where = f"the state at step {step} differs in {count}:" if verdict.parts else f"{same}, but not every loss"
+            where = f"the state at step {step} differs in {count}" if verdict.parts else f"{same}, but not every loss"
             return f"not deterministic: the runs differ before the resume from step {base} already; {where}"
         case Outcome.NOT_RESUMED:
             return f"not resumed: the script ended after step {step}, before it was killed"
