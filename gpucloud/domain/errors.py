@@ -249,6 +249,10 @@ class StoreError(GpucloudError):
     exit_code = 15
 
 
+class DataStoreError(StoreError):
+    """The store of a data set does not answer, or refuses; the job's own may."""
+
+
 class CheckpointUnreadable(StoreError):
     """What was saved is there, and cannot be read here and now, which is no damage: nothing is begun without it."""
 

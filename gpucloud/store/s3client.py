@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from gpucloud.domain.checkpoint.objects import Part, bytes_in
-from gpucloud.domain.errors import StoreError, ToolMissing, UsageError
+from gpucloud.domain.errors import DataStoreError, StoreError, ToolMissing, UsageError
 from gpucloud.domain.job.data import DataFile
 from gpucloud.store.parts import Pace
 
@@ -239,7 +239,7 @@ class Objects:
             if code in _CHANGED and verb == "read":
                 message = f"s3://{self._bucket}/{what} is not the object that was listed when the job began: {error}"
                 raise StoreError(message, hint="put it back, or give the job another `name:`") from error
-            raise StoreError(
+            raise DataStoreError(
                 message, hint="check the name of the bucket and the network, then try again", may_pass=may_pass(error)
             ) from error
 

@@ -27,7 +27,14 @@ from gpucloud.adapters.jobfile import read_job
 from gpucloud.adapters.keys import generate_key
 from gpucloud.cli.commands import training as commands
 from gpucloud.domain.checkpoint.protection import Saving
-from gpucloud.domain.errors import CredentialsError, GpucloudError, ProvisionError, StoreError, UsageError
+from gpucloud.domain.errors import (
+    CredentialsError,
+    DataStoreError,
+    GpucloudError,
+    ProvisionError,
+    StoreError,
+    UsageError,
+)
 from gpucloud.domain.job.spec import Cloud, Job, KnownJob
 from gpucloud.domain.state.order import repeats_at_a_cost, run_of, undrillable
 from gpucloud.domain.state.state import ExitReason, JobState, JobStatus
@@ -707,15 +714,22 @@ def test_what_ended_a_session_is_told_and_a_store_that_was_just_away_is_not_aske
     assert not tries
 
 
-def test_another_store_that_refuses_a_read_is_not_told_as_that_of_the_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        StoreError("s3://of-another/data: AccessDenied"),
+        DataStoreError("cannot list objects in s3://of-another: timed out", may_pass=True),
+    ],
+)
+def test_another_store_that_refuses_a_read_or_is_away_is_not_told_as_that_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theirs: StoreError
 ) -> None:
     outside = Outside(tmp_path, training=Training(nodes=2, steps=4000, every=100, step_s=0.5))
     began, tick = outside.clock.now(), Supervisor.tick
 
     def refused(self: Supervisor) -> Any:
         if outside.clock.now() - began > timedelta(seconds=100):
-            raise StoreError("s3://of-another/data: AccessDenied") from DENIED
+            raise theirs from DENIED
         return tick(self)
 
     with monkeypatch.context() as patched:

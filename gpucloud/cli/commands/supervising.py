@@ -22,7 +22,7 @@ from gpucloud.cli.render.reports import report_json, report_text
 from gpucloud.cli.render.words import left, say, say_json, say_words, tell
 from gpucloud.cli.target import Target, called, report_of, say_what_costs_on
 from gpucloud.domain.checkpoint.protection import NEVER, NOTHING_COMES_HOME, Protection, Saving
-from gpucloud.domain.errors import CredentialsError, GpucloudError, LandingRefused, StoreError
+from gpucloud.domain.errors import CredentialsError, DataStoreError, GpucloudError, LandingRefused, StoreError
 from gpucloud.domain.job.quantities import format_moment, format_span, format_usd, in_cents
 from gpucloud.domain.job.spec import Job, Market, OnNotice
 from gpucloud.domain.state.order import Until
@@ -242,8 +242,8 @@ def say_what_is_left(left: LeftJob, now: datetime, first: Callable[[], str] = st
 def _first(asker: Asker, error: GpucloudError) -> str:
     """Return what has to be so before any command can see to the job that the error has left."""
     by: GpucloudError | None = error
-    # It may be another store's, as that of its data: the job's is asked as `down` asks it, unless one just went away.
-    if isinstance(error, StoreError) and not error.may_pass:
+    # The job's store is asked as `down` asks it, unless it just went away: what failed may be that of its data.
+    if isinstance(error, StoreError) and (isinstance(error, DataStoreError) or not error.may_pass):
         by = not_ended_by(asker)
     if isinstance(by, CredentialsError):
         return "once its credentials are valid again: "
