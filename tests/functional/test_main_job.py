@@ -285,7 +285,7 @@ def test_setup_secrets_and_outputs_reach_the_script_and_come_home(line):
     assert (line.folder / "outputs" / "small" / "results" / "deep" / "rank").read_text() == "0"
     assert "\noutputs: result is not there; nearest: results\n" in answer.stdout
     assert line.run("status", "small", "--json").json["missing_outputs"] == [
-        {"path": "result", "why": "is not there", "nearest": "results", "attempt": None}
+        {"path": "result", "why": "is not there", "nearest": "results", "attempt": None, "brought_by": None}
     ]
     kept = [path for path in line.home.rglob("*") if path.is_file() and b"hf-canary-4711" in path.read_bytes()]
     assert kept == []

@@ -37,8 +37,13 @@ ANSWER = {
     ],
     "last_step": 330,
     "missing_outputs": [
-        {"path": "metrics/", "why": "is not there", "nearest": "metric"},
-        {"path": "*.pt", "why": "came without a.pt, which leads elsewhere or is no file", "nearest": None},
+        {"path": "metrics/", "why": "is not there", "nearest": "metric", "brought_by": None},
+        {
+            "path": "*.pt",
+            "why": "came without a.pt, which leads elsewhere or is no file",
+            "nearest": None,
+            "brought_by": None,
+        },
     ],
     "checkpoint": {"step": 330, "sha256": "d9e9"},
     "spend": {

@@ -243,7 +243,7 @@ def test_a_job_whose_results_are_in_its_store_alone_is_not_over():
     assert stored.condition is Condition.IN_STORE
     why = "in the job's store: gpucloud down live brings it home"
     assert report_json(stored)["missing_outputs"] == [
-        {"path": "results/", "why": why, "nearest": None, "attempt": None}
+        {"path": "results/", "why": why, "nearest": None, "attempt": None, "brought_by": None}
     ]
     assert report_text(stored).split("\n\n")[:2] == [
         "live: succeeded, its results are in its store",

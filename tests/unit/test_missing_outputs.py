@@ -70,7 +70,7 @@ def test_a_job_succeeds_all_the_same_and_story_state_and_answer_name_what_is_mis
     ended, missing = trained(tmp_path, lambda *_: Brought(paths=(str(home),), missing=(METRICS,)))
     assert (ended.code, missing) == (0, (METRICS,))
     assert json.loads(ended.stdout)["missing_outputs"] == [
-        {"path": "metrics/", "why": "is not there", "nearest": "metric", "attempt": None}
+        {"path": "metrics/", "why": "is not there", "nearest": "metric", "attempt": None, "brought_by": None}
     ]
     told = [line.partition(" ")[2] for line in ended.stderr.splitlines()]
     assert told[told.index(f"brought home: {home}") + 1] == LINE
@@ -94,6 +94,28 @@ def test_the_report_is_about_the_last_attempt() -> None:
     assert (report_json(over)["missing_outputs"] == [], report_json(again)["missing_outputs"]) == (False, [])
     assert LINE in report_text(over)
     assert LINE not in report_text(again)
+
+
+def test_what_an_earlier_attempt_lost_is_told_beside_what_a_later_one_brought_home() -> None:
+    spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal(0))
+    lost = MissingOutput(path="out/", why="of attempt 1 did not come home: it went with a", attempt=1)
+    first: Attempt = replace(opened("a"), reason=ExitReason.LOST, missing_outputs=(lost,), outputs=("out/",))
+    second = replace(opened("b"), number=2, outputs=("out/",))
+
+    def told(last: Attempt) -> tuple[str, int | None]:
+        known = report(state(attempts=(first, last)), spend, (), NO_GROUP, None)
+        (line,) = [line for line in report_text(known).splitlines() if line.startswith("outputs: out/")]
+        return line, report_json(known)["missing_outputs"][0]["brought_by"]
+
+    came = (
+        "outputs: out/ is home, as attempt 2 left it; before that, out/ of attempt 1 did not come home: it went with a"
+    )
+    stays = "outputs: out/ of attempt 1 did not come home: it went with a", None
+    assert told(replace(second, reason=ExitReason.SUCCEEDED)) == (came, 2)
+    assert told(second) == stays  # it runs
+    assert told(replace(second, reason=ExitReason.INTERRUPTED)) == stays  # its own wait for the next
+    assert told(replace(second, reason=ExitReason.INTERRUPTED, outputs_came=True)) == (came, 2)
+    assert told(replace(second, reason=ExitReason.SUCCEEDED, outputs=())) == stays
 
 
 class Naming:

@@ -22,6 +22,7 @@ from gpucloud.cli.render.bills import (
 )
 from gpucloud.cli.render.reports import report_json, report_text
 from gpucloud.cli.render.use import condition_and_reason, condition_word
+from gpucloud.cli.render.ways import missing_lines
 from gpucloud.cli.render.words import (
     as_argument,
     is_meant,
@@ -53,7 +54,6 @@ from gpucloud.store.contract import StoreAway
 from gpucloud.usecases.job.jobs import kept_of
 from gpucloud.usecases.jobstore.condition import ConditionKind
 from gpucloud.usecases.jobstore.report import JobReport
-from gpucloud.usecases.supervise.story import missing_line
 from gpucloud.wiring import Gpucloud, KnownJob
 from gpucloud.wiring.found import FoundJob, jobs_in, what_stays
 from gpucloud.wiring.jobs import (
@@ -167,7 +167,7 @@ def _brought_late(cloud: Gpucloud, known: KnownJob) -> Passed | None:
 
 
 def _standing(report: JobReport) -> Passed:
-    said = (*((report.message,) if report.message else ()), *map(missing_line, report.missing_outputs))
+    said = (*((report.message,) if report.message else ()), *missing_lines(report))
     return Passed(job=report.job, report=report, exit_code=report.exit_code or 0, message="; ".join(said))
 
 

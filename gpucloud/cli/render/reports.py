@@ -17,7 +17,15 @@ from gpucloud.cli.render.use import (
     use_json,
     use_rows,
 )
-from gpucloud.cli.render.ways import failure_text, lacking, signature_lines, stay_text, stopped_text
+from gpucloud.cli.render.ways import (
+    brought_by,
+    failure_text,
+    lacking,
+    missing_lines,
+    signature_lines,
+    stay_text,
+    stopped_text,
+)
 from gpucloud.cli.render.words import as_argument, pool_json, quarantine_json, table
 from gpucloud.domain import codec
 from gpucloud.domain.checkpoint.layouts import Additions, resume_advice
@@ -37,7 +45,7 @@ from gpucloud.domain.supervision.capacity import dated
 from gpucloud.domain.untrusted import in_one_line, set_off
 from gpucloud.usecases.jobstore.condition import ConditionKind
 from gpucloud.usecases.jobstore.report import JobReport
-from gpucloud.usecases.supervise.story import decision_line, missing_line
+from gpucloud.usecases.supervise.story import decision_line
 
 
 def report_text(report: JobReport) -> str:
@@ -48,7 +56,7 @@ def report_text(report: JobReport) -> str:
     if report.message and failed is None:
         parts.append(set_off(report.message))
     if report.missing_outputs:
-        parts.append("\n".join(in_one_line(missing_line(output)) for output in report.missing_outputs))
+        parts.append("\n".join(map(in_one_line, missing_lines(report))))
     parts += map(in_one_line, report.backoff)
     if (made := report.capacity_decision) is not None:
         warning = [dated(made.warning, made, report.looked_at)] if made.warning else []
@@ -158,7 +166,9 @@ def report_json(report: JobReport) -> dict[str, Any]:
         "interruptions": [_interruption_json(i) for i in report.interruptions],
         **_last_json(report),
         "last_step_at": codec.plain(report.reached.at if report.reached is not None else None),
-        "missing_outputs": [codec.plain(output) for output in report.missing_outputs],
+        "missing_outputs": [
+            {**codec.plain(output), "brought_by": brought_by(output, report)} for output in report.missing_outputs
+        ],
         "checkpoint": codec.plain(report.checkpoint),
         "resume_args": list(report.additions.words),
         "resume_variables": dict(report.additions.variables),

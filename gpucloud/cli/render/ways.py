@@ -9,11 +9,11 @@ from gpucloud.cli.render.use import unprepared
 from gpucloud.domain.job.quantities import counted, format_moment, format_most, format_span, format_usd
 from gpucloud.domain.node.output import advice_for
 from gpucloud.domain.state.order import OWN, Onward
-from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState
+from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState, MissingOutput
 from gpucloud.domain.untrusted import in_one_line
 from gpucloud.usecases.jobstore.condition import ConditionKind, from_where
 from gpucloud.usecases.jobstore.report import JobReport
-from gpucloud.usecases.supervise.story import given_up
+from gpucloud.usecases.supervise.story import given_up, missing_line
 
 
 def lacking(report: JobReport) -> list[str]:
@@ -342,3 +342,26 @@ def _with_the_rest(report: JobReport) -> str:
 
 def _unused(checkpoint: CheckpointRef | None) -> str:
     return f" (the checkpoint at {checkpoint} is not used)" if checkpoint is not None else ""
+
+
+def missing_lines(report: JobReport) -> list[str]:
+    """Return which outputs did not come home; of a path that a later attempt brought, that one's are here."""
+    lines: dict[str, None] = {}
+    for output in report.missing_outputs:
+        if (by := brought_by(output, report)) is None:
+            lines[missing_line(output)] = None
+        else:
+            lines[
+                f"outputs: {output.path} is home, as attempt {by} left it; before that, {output.path} {output.why}"
+            ] = None
+    return list(lines)
+
+
+def brought_by(output: MissingOutput, report: JobReport) -> int | None:
+    """Return the last attempt, after the one that the output was lost of, that brought home what is at its path."""
+    lacking = {one.attempt for one in report.missing_outputs if one.path == output.path}
+    last = report.attempts[-1] if report.attempts else None
+    if output.attempt is None or last is None or last.reason is None or lacking & {None, last.number}:
+        return None
+    is_later = last.number > output.attempt and output.path in last.outputs
+    return last.number if is_later and (last.outputs_came or not last.reason.retried) else None
