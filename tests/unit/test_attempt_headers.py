@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,14 +15,16 @@ from gpucloud.cli.commands import logs
 from gpucloud.cli.render import output as log_output
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.errors import GpucloudError, UsageError
+from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.output import DatedPiece, Mark
 from gpucloud.domain.state.state import ExitReason, JobStatus
 from gpucloud.usecases.job.jobs import Unsupervised
 from gpucloud.usecases.jobstore.records import AttemptRecords, LogPart, launched_ranks
+from gpucloud.usecases.jobstore.report import report
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.unit.test_shown import Terminal
-from tests.unit.worlds import opened, state
+from tests.unit.worlds import opened, snapshot, state, up
 
 STATE = state(attempts=(opened("a", "b", number=1, first_step=1), opened("a", number=2)))
 AT = datetime(2026, 11, 24, 18, 40, tzinfo=timezone.utc)
@@ -93,7 +96,7 @@ def test_each_attempts_output_has_a_line_before_it(written: list[str]) -> None:
     for number, data in ((1, b"one\n"), (1, b"two\n"), (2, b"three\n")):
         shown.take(part(number), piece(data))
     assert written == [
-        "── attempt 1, 2 nodes, from step 1 ──",
+        "── attempt 1, 2 nodes, from the beginning ──",
         "one\n",
         "two\n",
         "(ended)",
@@ -106,7 +109,9 @@ def test_the_line_before_an_attempt_says_that_its_script_began_anew_and_calls_a_
     anew = opened("a", number=2, first_step=1, last_step=185, begun_anew=True)
     assert logs.attempt_header(2, anew) == "── attempt 2, 1 node, began anew ──"
     counted = opened("a", number=2, first_step=3, counts=Counts.SAVES)
-    assert logs.attempt_header(2, counted) == "── attempt 2, 1 node, from save 3 ──"
+    assert logs.attempt_header(2, counted) == "── attempt 2, 1 node, after save 2 ──"
+    assert logs.attempt_header(1, replace(counted, first_step=1)) == "── attempt 1, 1 node, from the beginning ──"
+    assert logs.attempt_header(2, replace(counted, counts=None)) == "── attempt 2, 1 node, from step 3 ──"
 
 
 def test_a_tail_is_of_what_was_there_and_all_that_follows_comes(written: list[str]) -> None:
@@ -116,7 +121,12 @@ def test_a_tail_is_of_what_was_there_and_all_that_follows_comes(written: list[st
     assert written == []
     shown.caught_up(None)
     shown.take(part(1), piece(b"four\nfive\nsix\n"))
-    assert written == ["── attempt 1, 2 nodes, from step 1 ──", "two\n", " 1%\r99%\rthree\n", "four\nfive\nsix\n"]
+    assert written == [
+        "── attempt 1, 2 nodes, from the beginning ──",
+        "two\n",
+        " 1%\r99%\rthree\n",
+        "four\nfive\nsix\n",
+    ]
 
 
 def test_a_tail_is_of_each_rank_over_all_attempts(written: list[str]) -> None:
@@ -365,6 +375,33 @@ def test_a_silent_job_that_was_followed_to_its_end_is_no_error(
         "digits has no output yet: following (Ctrl-C leaves, the job goes on)",
         "digits has ended, and there is no output",
     ]
+
+
+def test_a_script_that_prints_nothing_is_told_once_with_what_it_does(
+    monkeypatch: pytest.MonkeyPatch, written: list[str]
+) -> None:
+    spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal(0))
+    began = AT - timedelta(seconds=10)
+    silent = state(job="digits", attempts=(replace(opened("a", first_step=1, last_step=7), started_at=began),))
+    asker = Silent(JobStatus.RUNNING)
+    monkeypatch.setattr(asker, "stored_state", lambda: silent)
+    known = replace(report(silent, spend, (), snapshot(up("a")).group, "process 1 on vm"), looked_at=AT, heard_at=AT)
+    monkeypatch.setattr(logs, "report_of", lambda *_, **__: known)
+
+    def output(caught_up: Any, **_: Any) -> Any:
+        for _ in range(80):
+            caught_up(None)
+            asker.clock.sleep(1)
+        return iter(())
+
+    monkeypatch.setattr(asker, "output", output)
+    assert asked_of(monkeypatch, asker, logs.Wanted(follow=True)) == 0
+    assert written[:2] == [
+        "digits has no output yet: following (Ctrl-C leaves, the job goes on)",
+        f"attempt 1 has printed nothing since it began at {began:%H:%M:%S} UTC: training,"
+        f" step 7 as of {AT:%H:%M:%S} UTC; `gpucloud watch digits` shows more",
+    ]
+    assert len(written) == 3
 
 
 UNTIL = AT - timedelta(minutes=10)

@@ -347,6 +347,8 @@ def standing_text(standing: Sequence[Standing]) -> str:
     ]
     reasons = {one.found.manifest.promise: None for one in standing if one.found.manifest}
     told = [f"{one.level.value}: {one.reason}" for one in reasons if one.reason]
+    if any(one.found.manifest.counts is Counts.SAVES for one in standing if one.found.manifest):
+        told.append("save 1, 2, …: the job's first, second, … that was kept; no step can be read from them")
     spare = ("objects", "ranks", "generation")
     return "\n\n".join([table(rows, spare), *(["\n".join(told)] if told else [])])
 

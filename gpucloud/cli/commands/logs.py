@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from functools import partial
 
-from gpucloud.cli.render.output import LogWriter, Place, log_writer
+from gpucloud.cli.render.output import LogWriter, Place, Since, Tail, log_writer
+from gpucloud.cli.render.use import brief, condition_word, step_words
 from gpucloud.cli.render.words import say_json, tell, with_short_ids
-from gpucloud.cli.target import known_job
+from gpucloud.cli.target import known_job, report_of
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
 from gpucloud.domain.job.quantities import counted, format_moment, parse_span
@@ -24,6 +25,7 @@ from gpucloud.domain.untrusted import in_one_line
 from gpucloud.usecases.job.jobs import Asker, Unsupervised
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.records import BEFORE, LogPart
+from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.wiring import Gpucloud
 from gpucloud.wiring.jobs import asker_of
 
@@ -42,6 +44,10 @@ class Wanted:
     as_json: bool = False
 
 
+_QUIET = timedelta(seconds=30)
+"""How long an attempt may print nothing before that is said."""
+
+
 def logs(target: str | None, wanted: Wanted) -> int:
     """Write the output of a job's ranks, to its end with `follow`; return the exit code. UsageError without any."""
     cloud = Gpucloud()
@@ -52,7 +58,8 @@ def logs(target: str | None, wanted: Wanted) -> int:
     ranks = Ranks(asker=asker, state=state, wanted=wanted)
     ranks.require_wanted()
     writer = log_writer(follow=wanted.follow, as_json=wanted.as_json, timestamps=wanted.timestamps, place=ranks.place)
-    shown = Shown(ranks=ranks, writer=writer, wanted=wanted, since=since)
+    visit = partial(report_of, cloud, known, visits=True)
+    shown = Shown(ranks=ranks, writer=writer, wanted=wanted, since=since, visit=visit)
     try:
         for part, piece in asker.output(
             attempt=wanted.attempt, rank=wanted.rank, follow=wanted.follow, caught_up=shown.caught_up
@@ -223,6 +230,8 @@ class Shown:
     writer: LogWriter
     wanted: Wanted
     since: Since | None = None
+    visit: Callable[[], JobReport] | None = None
+    """Asks its machines how it stands."""
     read_any: bool = False
     wrote_any: bool = False
     unsupervised: Unsupervised | None = None
@@ -230,6 +239,9 @@ class Shown:
     _attempt: int | None = None
     _tail: Tail | None = None
     _is_new: bool = False
+    _quiet_since: datetime | None = None
+    _told_quiet: int | None = None
+    """The attempt of which it was said that it prints nothing."""
 
     def __post_init__(self) -> None:
         if self.wanted.tail is not None:
@@ -262,6 +274,23 @@ class Shown:
         if self.wanted.follow and unsupervised is not None and self.unsupervised is None:
             tell(_unsupervised_line(self.ranks, unsupervised))
         self._is_new, self.unsupervised = True, unsupervised
+        if self.wanted.follow and unsupervised is None and self.visit is not None:
+            self._tell_of_a_quiet_script(self.visit)
+
+    def _tell_of_a_quiet_script(self, visit: Callable[[], JobReport]) -> None:
+        """Say once of an attempt that has printed nothing for a while since when, and what its machines do."""
+        now = self.ranks.asker.clock.now()
+        self._quiet_since = self._quiet_since or now
+        if now - self._quiet_since < _QUIET:
+            return
+        self._quiet_since = now
+        attempt = self.ranks.newest_state().attempt
+        if attempt is None or attempt.number in (self._attempt, self._told_quiet) or now - attempt.started_at < _QUIET:
+            return
+        if self.ranks.has_wanted(attempt):
+            self._told_quiet = attempt.number
+            with suppress(GpucloudError):
+                tell(_quiet_line(attempt, visit()))
 
     def _dated(self, piece: DatedPiece) -> Iterator[tuple[bytes, datetime | None]]:
         if self.since is not None or self.wanted.timestamps or self.wanted.as_json:
@@ -279,20 +308,39 @@ class Shown:
             self.writer.end()
             if not self.wanted.as_json:
                 tell(attempt_header(part.attempt, self.ranks.attempt(part.attempt)))
-        self._attempt, self.wrote_any = part.attempt, True
+        self._attempt, self.wrote_any, self._quiet_since = part.attempt, True, None
         self.writer.write(part, data, at)
 
 
+def _quiet_line(attempt: Attempt, report: JobReport) -> str:
+    samples = [gpu for one in report.standing if one.status is not None for gpu in one.status.gpus]
+    doing = [*step_words(report), *([brief(samples)] if brief(samples) else [])]
+    since = format_moment(attempt.started_at, report.looked_at)
+    said = f"attempt {attempt.number} has printed nothing since it began at {since}: {condition_word(report)}"
+    return f"{', '.join([said, *doing])}; `gpucloud watch {report.job}` shows more"
+
+
 def attempt_header(number: int, attempt: Attempt | None) -> str:
-    """Return the line before an attempt's output: which it is, on how many machines, from which step."""
+    """Return the line before an attempt's output: which it is, on how many machines, from where.
+
+    A save is numbered when it is made: the one that was put back is the one before the attempt's first.
+    """
     if number == BEFORE:
         return "── setup that failed ──"
     parts = [f"attempt {number}"]
     if attempt is not None:
         parts.append(counted(len(attempt.members), "node"))
-        first, unit = attempt.first_step, attempt.counts or Counts.STEPS
-        parts += ["began anew"] if attempt.begun_anew else [f"from {unit.named(first)}"] if first is not None else []
+        parts += ["began anew"] if attempt.begun_anew else _from_words(attempt)
     return f"── {', '.join(parts)} ──"
+
+
+def _from_words(attempt: Attempt) -> list[str]:
+    first, unit = attempt.first_step, attempt.counts or Counts.STEPS
+    if first is None:
+        return []
+    if first <= 1:
+        return ["from the beginning"]
+    return [f"after {unit.named(first - 1)}" if unit is Counts.SAVES else f"from {unit.named(first)}"]
 
 
 def require_attempt(state: JobState, number: int) -> None:
@@ -332,11 +380,6 @@ def _say_what_is_left_out(shown: Shown, since: Since | None) -> None:
         tell(f"left out: {counted(since.undated, 'older line')} of no known time")
 
 
-# Which lines of a job's output `logs` writes: those since a time, the last ones of each rank.
-
-
-_LINES = re.compile(rb"[^\n]*\n|[^\n]+")  # a bar's states, between carriage returns, are one
-_LONGEST = 1 << 20  # bytes of a line of which more may come
 _OF_DAY = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)(?::([0-5]\d))?", re.ASCII)
 
 
@@ -357,68 +400,6 @@ def since_time(text: str, now: datetime) -> datetime:
     except ValueError:
         hint = "--since 10m, --since 18:40 or --since 2026-11-24T18:40:00Z; UTC where no zone is named"
         raise UsageError(f"--since: {in_one_line(text[:40])!r} is no time", hint=hint) from None
-
-
-@dataclass(slots=True)
-class Since:
-    """Lines that were whole at that time or later; a rank's line without a time is as old as the one before it."""
-
-    at: datetime
-    undated: int = 0
-    """Lines that are left out, and whose own time is not known."""
-    _open: set[tuple[int, int]] = field(default_factory=set)
-    _begun: dict[tuple[int, int], bytearray] = field(default_factory=dict)
-
-    def left(self, part: LogPart, data: bytes, at: datetime | None, *, began: datetime | None) -> bytes:
-        """Return what of the data is wanted; `began` is when its attempt did, None where that is not known."""
-        key = part.attempt, part.rank
-        if key in self._open:
-            return data
-        if any(known is not None and known >= self.at for known in (at, began)):
-            self._open.add(key)
-            return bytes(self._begun.pop(key, b"")) + data
-        if at is None:
-            self.undated += data.count(b"\n")
-        begun = self._begun.setdefault(key, bytearray())
-        begun += data
-        del begun[: max(begun.rfind(b"\n"), begun.rfind(b"\r", 0, -1)) + 1]
-        del begun[:-_LONGEST]
-        return b""
-
-
-@dataclass(slots=True)
-class _Line:
-    part: LogPart
-    data: bytearray
-    at: datetime | None
-
-
-@dataclass(slots=True)
-class Tail:
-    """The last lines of each rank, as `docker compose` and `kubectl` count them."""
-
-    lines: int
-    _ranks: dict[int, deque[_Line]] = field(default_factory=dict)
-
-    def take(self, part: LogPart, data: bytes, at: datetime | None) -> None:
-        """Keep its lines while no later ones take their place."""
-        kept = self._ranks.setdefault(part.rank, deque(maxlen=min(self.lines, sys.maxsize)))
-        for line in _LINES.findall(data):
-            if kept and _goes_on(kept[-1], part):
-                kept[-1].data += line
-                kept[-1].at = at
-            else:
-                kept.append(_Line(part=part, data=bytearray(line), at=at))
-
-    def left(self) -> Iterator[tuple[LogPart, bytes, datetime | None]]:
-        """Yield what was kept, attempt by attempt and rank by rank."""
-        lines = [line for kept in self._ranks.values() for line in kept]
-        for line in sorted(lines, key=lambda one: (one.part.attempt, one.part.rank)):
-            yield line.part, bytes(line.data), line.at
-
-
-def _goes_on(line: _Line, part: LogPart) -> bool:
-    return line.part.attempt == part.attempt and not line.data.endswith(b"\n") and len(line.data) < _LONGEST
 
 
 def launches(target: str | None, *, attempt: int | None) -> int:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 import stat
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -263,6 +265,74 @@ def _obeys() -> bool:
 def _harmless(text: str) -> str:
     whole = text if text.endswith("\n") else f"{text}\n"  # a command cut in two pieces is none
     return "\n".join(lines_of(whole))
+
+
+# Which lines of a job's output `logs` writes: those since a time, the last ones of each rank.
+
+
+_LINES = re.compile(rb"[^\n]*\n|[^\n]+")  # a bar's states, between carriage returns, are one
+
+
+@dataclass(slots=True)
+class Since:
+    """Lines that were whole at that time or later; a rank's line without a time is as old as the one before it."""
+
+    at: datetime
+    undated: int = 0
+    """Lines that are left out, and whose own time is not known."""
+    _open: set[tuple[int, int]] = field(default_factory=set)
+    _begun: dict[tuple[int, int], bytearray] = field(default_factory=dict)
+
+    def left(self, part: LogPart, data: bytes, at: datetime | None, *, began: datetime | None) -> bytes:
+        """Return what of the data is wanted; `began` is when its attempt did, None where that is not known."""
+        key = part.attempt, part.rank
+        if key in self._open:
+            return data
+        if any(known is not None and known >= self.at for known in (at, began)):
+            self._open.add(key)
+            return bytes(self._begun.pop(key, b"")) + data
+        if at is None:
+            self.undated += data.count(b"\n")
+        begun = self._begun.setdefault(key, bytearray())
+        begun += data
+        del begun[: max(begun.rfind(b"\n"), begun.rfind(b"\r", 0, -1)) + 1]
+        del begun[:-_LONGEST]
+        return b""
+
+
+@dataclass(slots=True)
+class _Line:
+    part: LogPart
+    data: bytearray
+    at: datetime | None
+
+
+@dataclass(slots=True)
+class Tail:
+    """The last lines of each rank, as `docker compose` and `kubectl` count them."""
+
+    lines: int
+    _ranks: dict[int, deque[_Line]] = field(default_factory=dict)
+
+    def take(self, part: LogPart, data: bytes, at: datetime | None) -> None:
+        """Keep its lines while no later ones take their place."""
+        kept = self._ranks.setdefault(part.rank, deque(maxlen=min(self.lines, sys.maxsize)))
+        for line in _LINES.findall(data):
+            if kept and _goes_on(kept[-1], part):
+                kept[-1].data += line
+                kept[-1].at = at
+            else:
+                kept.append(_Line(part=part, data=bytearray(line), at=at))
+
+    def left(self) -> Iterator[tuple[LogPart, bytes, datetime | None]]:
+        """Yield what was kept, attempt by attempt and rank by rank."""
+        lines = [line for kept in self._ranks.values() for line in kept]
+        for line in sorted(lines, key=lambda one: (one.part.attempt, one.part.rank)):
+            yield line.part, bytes(line.data), line.at
+
+
+def _goes_on(line: _Line, part: LogPart) -> bool:
+    return line.part.attempt == part.attempt and not line.data.endswith(b"\n") and len(line.data) < _LONGEST
 
 
 # Progress bars of a script, as they are shown to who looks on.
