@@ -86,7 +86,12 @@ def _facts(root: Path, _: argparse.Namespace) -> int:
     from gpucloud.domain.node.bootstrap.facts import Asked
 
     asked = from_json(Asked, sys.stdin.read() or "{}")
-    return _say(to_json(facts.gather(root, package=running_package(), asked=asked)))
+    image = None
+    if asked.image:
+        from gpucloud.agent.attempt.composing import image_fact
+
+        image = image_fact(root, asked.image)
+    return _say(to_json(facts.gather(root, package=running_package(), asked=asked, image=image)))
 
 
 def _machine(root: Path, _: argparse.Namespace) -> int:

@@ -14,7 +14,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from gpucloud.agent.attempt.composing import image_fact
 from gpucloud.agent.layer.environment import base as base_python
 from gpucloud.agent.layer.environment import gpu_kind, layer_fact, places
 from gpucloud.agent.metrics.kernel_log import newest_event
@@ -22,6 +21,7 @@ from gpucloud.agent.single_process import agent_process, boots_itself, controlle
 from gpucloud.domain.codec import Malformed, from_json, plain, to_json
 from gpucloud.domain.job.data import DataFile
 from gpucloud.domain.node.bootstrap.facts import Asked, Facts
+from gpucloud.domain.node.container import ImageFact
 from gpucloud.domain.node.gate.report import Finding, GateFact, Report, figures
 from gpucloud.domain.node.machine.facts import MachineFact, Source
 from gpucloud.domain.node.status import RunState, status_from_json
@@ -29,7 +29,7 @@ from gpucloud.system import processes, smi
 from gpucloud.system.wholefile import read_text, write_whole
 
 
-def gather(root: Path, *, package: Path | None, asked: Asked) -> Facts:
+def gather(root: Path, *, package: Path | None, asked: Asked, image: ImageFact | None = None) -> Facts:
     """Return the facts."""
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     if asked.visit:
@@ -58,7 +58,7 @@ def gather(root: Path, *, package: Path | None, asked: Asked) -> Facts:
         packages=base.packages,
         machine=machine_fact(root),
         staged=staged(root, asked.data),
-        image=image_fact(root, asked.image) if asked.image else None,
+        image=image,
         gate=gate_fact(root),
         boots_itself=boots_itself(root),
         controller_package=controller_process(root).taken_by(),

@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from urllib.parse import urlsplit
 
-from gpucloud.domain.node.node import Notice, notice_from, recommended_at
-from gpucloud.domain.supervision.snapshot import PeerReport
+from gpucloud.domain.node.node import Notice, PeerReport, notice_from, recommended_at
 from gpucloud.domain.variables import GPUCLOUD_NOTICE_POLL_S
 
 _GET_ADDRESS, _GET_NETMASK = 0x8915, 0x891B  # Linux: SIOCGIFADDR, SIOCGIFNETMASK

@@ -308,7 +308,7 @@ def silence_alone_believed(original: Any) -> Any:
     """Who does not answer us is dead, whoever else was asked or not."""
     from dataclasses import replace
 
-    from gpucloud.domain.supervision.snapshot import PeerReport
+    from gpucloud.domain.node.node import PeerReport
 
     def believed_dead(node: Any, *rest: Any) -> Any:
         return original(
@@ -321,8 +321,8 @@ def silence_alone_believed(original: Any) -> Any:
 @seeded("domain.supervision.membership:believed_dead", *_BELIEF_TESTS)
 def offline_believed(original: Any) -> Any:
     """What a witness said counts, though nobody at all answers us."""
+    from gpucloud.domain.node.node import PeerReport
     from gpucloud.domain.supervision.membership import is_gone
-    from gpucloud.domain.supervision.snapshot import PeerReport
 
     def believed_dead(node: Any, snapshot: Any, limits: Any) -> Any:
         silent = not is_gone(node) and node.silent_for >= limits.silent

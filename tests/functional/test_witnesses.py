@@ -19,7 +19,8 @@ import pytest
 from gpucloud.agent.__main__ import main
 from gpucloud.agent.network import probe
 from gpucloud.domain.errors import HostUnreachable
-from gpucloud.domain.supervision.snapshot import Limits, PeerReport, Rules
+from gpucloud.domain.node.node import PeerReport
+from gpucloud.domain.supervision.snapshot import Limits, Rules
 from gpucloud.ports import Completed
 from gpucloud.usecases.supervise.look import PeerReports
 from tests.fakes.nodes import embedded_server

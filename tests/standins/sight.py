@@ -13,11 +13,11 @@ from decimal import Decimal
 from types import SimpleNamespace
 
 from gpucloud.domain.errors import HostUnreachable
-from gpucloud.domain.node.node import NodeState
+from gpucloud.domain.node.node import NodeState, PeerReport
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import CloseAttempt, EndAttempt, NoteInterruptions
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.snapshot import Goal, Limits, PeerReport, Rules
+from gpucloud.domain.supervision.snapshot import Goal, Limits, Rules
 from gpucloud.usecases.supervise.look import PeerReports
 from tests.unit.worlds import NOW, opened, part, snapshot, state, up
 

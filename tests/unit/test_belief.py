@@ -8,12 +8,13 @@ from decimal import Decimal
 
 import pytest
 
+from gpucloud.domain.node.node import PeerReport, peer_report_of
 from gpucloud.domain.node.status import Outcome
 from gpucloud.domain.state.state import ExitReason, Interruption, InterruptionKind
 from gpucloud.domain.supervision.action import CloseAttempt, NoteInterruptions, OpenAttempt, Replace, Wait
 from gpucloud.domain.supervision.membership import believed_dead, vouched_for
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.snapshot import Goal, Limits, PeerReport, Rules, peer_report_of
+from gpucloud.domain.supervision.snapshot import Goal, Limits, Rules
 from tests.unit.worlds import NOW, gone, opened, part, snapshot, state, up
 
 LIMITS = Limits(silent=timedelta(seconds=3), alone=timedelta(seconds=60))

@@ -26,7 +26,7 @@ from gpucloud.domain.money.ledger import Rates, Terms
 from gpucloud.domain.node.bootstrap.facts import Facts
 from gpucloud.domain.node.bootstrap.steps import CONTROLLER
 from gpucloud.domain.node.bootstrap.wanted import ControllerWanted, Wanted
-from gpucloud.domain.node.node import EndCause, GroupView, Notice
+from gpucloud.domain.node.node import EndCause, GroupView, Notice, PeerReport
 from gpucloud.domain.node.status import Outcome, Stop
 from gpucloud.domain.state.order import Until
 from gpucloud.domain.state.state import ExitReason, JobStatus, UsageInterval
@@ -53,7 +53,7 @@ from gpucloud.domain.supervision.action import (
 )
 from gpucloud.domain.supervision.reconcile import TIME_IS_OVER, decide
 from gpucloud.domain.supervision.self_driving import ORDER_VERSION, DriveOrder, order_key, parse_order, unable, unkept
-from gpucloud.domain.supervision.snapshot import DriveTrial, Goal, Homecoming, PeerReport, Readiness, Rules
+from gpucloud.domain.supervision.snapshot import DriveTrial, Goal, Homecoming, Readiness, Rules
 from gpucloud.domain.supervision.strays import as_listed
 from gpucloud.ports import Brought, ClusterSpec
 from gpucloud.store.directory import DirectoryStore

@@ -14,7 +14,7 @@ from gpucloud.domain.checkpoint.manifest import Counts, Why
 from gpucloud.domain.checkpoint.protection import Saving
 from gpucloud.domain.job.spec import IdlePolicy, Market
 from gpucloud.domain.money.budget import Spend
-from gpucloud.domain.node.node import EndCause, Fault, NodeState, Notice
+from gpucloud.domain.node.node import EndCause, Fault, NodeState, Notice, PeerReport
 from gpucloud.domain.node.status import DONE, OUTPUT, UNTOLD, Outcome, Stop
 from gpucloud.domain.node.use import DeviceUse, GpuUse
 from gpucloud.domain.state.order import Until
@@ -61,7 +61,6 @@ from gpucloud.domain.supervision.snapshot import (
     Homecoming,
     Inspection,
     InUse,
-    PeerReport,
     Readiness,
     Rules,
     Supervising,

@@ -7,12 +7,12 @@ from decimal import Decimal
 from pathlib import Path
 
 from gpucloud.domain.job.spec import Job, Market, Resources
-from gpucloud.domain.node.node import EndCause, Fault, GroupView, Node, NodeState, Notice, Refusal
+from gpucloud.domain.node.node import EndCause, Fault, GroupView, Node, NodeState, Notice, PeerReport, Refusal
 from gpucloud.domain.node.status import AttemptStatus, Outcome, Progress, RunState, Status
 from gpucloud.domain.offer import Offer, Pool
 from gpucloud.domain.state.order import Order
 from gpucloud.domain.state.state import Attempt, Cooldown, JobState, Member
-from gpucloud.domain.supervision.snapshot import Goal, NodeSnapshot, PeerReport, Readiness, Snapshot
+from gpucloud.domain.supervision.snapshot import Goal, NodeSnapshot, Readiness, Snapshot
 from gpucloud.system.retries import SystemClock
 from gpucloud.usecases.jobstore.orders import Orders
 

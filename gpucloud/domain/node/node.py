@@ -235,3 +235,20 @@ def _time(text: object) -> datetime | None:
     except (ValueError, OverflowError):
         return None
     return at if in_calendar(at) else None
+
+
+# What another machine of the job says of one that is silent.
+
+
+class PeerReport(str, Enum):
+    """Nothing, or one of two things; a machine that refuses SSH is as dead to us as one that is off."""
+
+    NOTHING = "nothing"  # nobody was asked, or who was asked could not tell
+    ALIVE = "alive"
+    DEAD = "dead"
+
+
+def peer_report_of(exit_code: int, said: str) -> PeerReport:
+    """Return the word in the answer of `knock` on a peer; any other answer says nothing."""
+    words = {word.value: word for word in PeerReport}
+    return words.get(said.strip(), PeerReport.NOTHING) if exit_code == 0 else PeerReport.NOTHING

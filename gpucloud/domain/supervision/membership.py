@@ -11,7 +11,7 @@ from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import span_of
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.money.ledger import FREE_WHEN_INTERRUPTED_WITHIN
-from gpucloud.domain.node.node import Node, NodeState
+from gpucloud.domain.node.node import Node, NodeState, PeerReport
 from gpucloud.domain.node.status import DONE, OUTPUT, AttemptStatus, Outcome, Progress, RunState, Stop
 from gpucloud.domain.state.state import (
     Attempt,
@@ -22,7 +22,7 @@ from gpucloud.domain.state.state import (
     JobState,
     Member,
 )
-from gpucloud.domain.supervision.snapshot import Limits, NodeSnapshot, PeerReport, Snapshot
+from gpucloud.domain.supervision.snapshot import Limits, NodeSnapshot, Snapshot
 
 NOBODY_ANSWERS = "no machine answers"
 NOTICE = timedelta(seconds=120)

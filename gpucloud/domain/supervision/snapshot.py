@@ -14,7 +14,7 @@ from gpucloud.domain.job.spec import CheckpointPolicy, Cloud, IdlePolicy, Market
 from gpucloud.domain.market.learned import Tables
 from gpucloud.domain.market.policies import Mode
 from gpucloud.domain.money.budget import PrepaidRule
-from gpucloud.domain.node.node import GroupView, Node
+from gpucloud.domain.node.node import GroupView, Node, PeerReport
 from gpucloud.domain.node.status import Status
 from gpucloud.domain.node.use import GpuUse
 from gpucloud.domain.offer import Offer, Pool
@@ -22,23 +22,6 @@ from gpucloud.domain.state.order import BudgetChange, Order, Until
 from gpucloud.domain.state.state import Attempt, CapacityDecision, CheckpointRef, ExitReason, JobState, MissingOutput
 
 _SSH_PORT = 22
-
-
-class PeerReport(str, Enum):
-    """Nothing, or one of two things; a machine that refuses SSH is as dead to us as one that is off."""
-
-    NOTHING = "nothing"  # nobody was asked, or who was asked could not tell
-    ALIVE = "alive"
-    DEAD = "dead"
-
-
-def peer_report_of(exit_code: int, said: str) -> PeerReport:
-    """Return the word in the answer of `knock` on a peer; any other answer says nothing."""
-    words = {word.value: word for word in PeerReport}
-    return words.get(said.strip(), PeerReport.NOTHING) if exit_code == 0 else PeerReport.NOTHING
-
-
-# What a decision is made from: the goal, the rules, and everything that was seen at one tick.
 
 
 class Homecoming(str, Enum):

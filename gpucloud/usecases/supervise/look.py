@@ -13,12 +13,12 @@ from datetime import datetime, timedelta
 
 from gpucloud.domain.errors import NodeError
 from gpucloud.domain.node.member import attempt_folder
-from gpucloud.domain.node.node import Node, NodeState
+from gpucloud.domain.node.node import Node, NodeState, PeerReport, peer_report_of
 from gpucloud.domain.node.output import MOST_MARKS, DatedPiece, Mark, read_marks
 from gpucloud.domain.node.status import RunState, Status
 from gpucloud.domain.state.state import Attempt
 from gpucloud.domain.supervision.membership import is_gone, progress_of
-from gpucloud.domain.supervision.snapshot import NodeSnapshot, PeerReport, Readiness, Snapshot, peer_report_of
+from gpucloud.domain.supervision.snapshot import NodeSnapshot, Readiness, Snapshot
 from gpucloud.domain.untrusted import LOG_BYTES, STATUS_BYTES, masked
 from gpucloud.ports import Host, Shell
 from gpucloud.usecases.jobstore.condition import NodeStanding
