@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from gpucloud.adapters.home import Home
-from gpucloud.adapters.local import group as groups
 from gpucloud.adapters.local.group import LocalNodeGroup, fleet_elsewhere
 from gpucloud.adapters.local.provision import EmbeddedProvisioner, LocalProvisioner, ensure_group
 from gpucloud.adapters.local.records import Folder, NodeRecord
@@ -181,19 +180,22 @@ def test_the_settings_of_the_cloud_are_kept_for_those_who_do_not_give_them(tmp_p
     assert LocalNodeGroup(tmp_path / "cloud").notice_seconds == 2.0
 
 
-@pytest.mark.parametrize("changes", [{"size": 1}, {}, None])
-def test_another_homes_group_is_here_while_its_level_may_start_machines_or_nobody_can_tell(
+@pytest.mark.parametrize("changes", [{"size": 1}, {}, PermissionError, ProvisionError("damaged")])
+def test_another_homes_group_is_here_while_its_level_may_start_machines_and_where_its_records_are_damaged(
     tmp_path, monkeypatch, changes
 ):
-    """All its machines may be taken at the moment; and another user's home cannot be read."""
+    """All its machines may be taken at the moment; of another user's home that cannot be read nothing is known."""
     theirs, mine = Home(tmp_path / "theirs"), Home(tmp_path / "mine")
     provisioner = EmbeddedProvisioner(theirs.fleet, LocalProvisioner(theirs.cloud), None, theirs.terraform)
     group = provisioner.ensure(SPEC, story=print)
-    if changes is None:
-        monkeypatch.setattr(groups, "_read_there", lambda *_: (_ for _ in ()).throw(PermissionError))
+    if not isinstance(changes, dict):
+        monkeypatch.setattr(Folder, "group", lambda *_: (_ for _ in ()).throw(changes))
     else:
         folder = Folder(theirs.cloud)
         folder.save_group(replace(folder.group(SPEC.name), **changes))
     found = fleet_elsewhere(group, mine.fleet)
     assert found is not None
-    assert found.is_here is (changes != {})
+    assert found.is_here is (changes not in ({}, PermissionError))
+    if not found.is_here and changes:
+        with pytest.raises(FleetElsewhere, match="not seen from here"):
+            LocalNodeGroup(mine.cloud, fleet=mine.fleet).describe(group)

@@ -221,7 +221,8 @@ class LocalNodeGroup:
 def fleet_elsewhere(group: str | None, own: Callable[[], Fleet] | None) -> FleetElsewhere | None:
     """Return the error for a group on the embedded fleet of another home than `own`, None for others.
 
-    That home is here where its folder tells of machines that are alive, or are to be: they can be ended there.
+    That home is here where its folder tells of machines that are alive, or are to be: they can be ended there. One that
+    may not be read, as another user's, is as one of another host: nobody here can end its machines.
     """
     fleet = fleet_of(group)
     if group is None or fleet is None or (own is not None and own().identity == fleet.identity):
@@ -230,7 +231,7 @@ def fleet_elsewhere(group: str | None, own: Callable[[], Fleet] | None) -> Fleet
     try:
         there = _read_there(fleet, name)
         is_here = there is not None and _needs_daemon(*there)
-    except (PermissionError, ProvisionError):  # another user's, or damaged: what lives there cannot be told
+    except ProvisionError:  # damaged: what lives there cannot be told
         is_here = True
     return fleet.elsewhere(name.removeprefix("gpucloud-"), is_here=is_here)
 
@@ -250,9 +251,7 @@ def _read_there(fleet: Fleet, name: str) -> tuple[GroupRecord | None, tuple[Node
         if fleet.host == socket.gethostname() and (home / "identity").read_text().strip() == fleet.identity:
             folder = Folder(home / "cloud")
             return folder.group(name), folder.nodes(name)
-    except PermissionError:
-        raise
-    except (OSError, ValueError):  # absent, no folder, no name of one, or on a disk that went away
+    except (OSError, ValueError):  # absent, another user's, no folder, no name of one, or on a disk that went away
         return None
     return None
 
