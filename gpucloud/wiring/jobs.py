@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpucloud.domain.errors import ToolMissing, UsageError
+from gpucloud.domain.errors import GpucloudError, ToolMissing, UsageError
 from gpucloud.domain.job.spec import AwsChoices, Cloud, Job, KnownJob, Resources
 from gpucloud.domain.node.node import fleet_of
+from gpucloud.domain.untrusted import in_one_line
 from gpucloud.wiring.root import Gpucloud
 
 if TYPE_CHECKING:
@@ -175,6 +176,19 @@ def require_nothing_left(gpucloud: Gpucloud, known: KnownJob, called: str) -> No
             f"{what}, and of it is still listed: {', '.join(left)}",
             hint=owned if known.cloud.traits.owned else "gpucloud gc --wait --yes ends that",
         )
+
+
+def unlisted_fleet(ender: Ender) -> str | None:
+    """Return what to say of the embedded fleet of another home, where the job's machines are: it cannot be listed."""
+    group = None
+    with suppress(GpucloudError):  # a state that cannot be read: the job is ended all the same
+        group = ender.asker.stored_state().group
+    away, fleet = ender.access.fleet_elsewhere(group), fleet_of(group)
+    if away is None or fleet is None:
+        return None
+    there = f"{fleet.variable} gpucloud gc --wait --yes removes what is left there" if away.is_here else ""
+    place = in_one_line(f"{fleet.home} on {fleet.host}")
+    return f"not listed again: the embedded fleet of another home ({place}); {there or 'it is not seen from here'}"
 
 
 def visitor(gpucloud: Gpucloud, known: KnownJob) -> Shell:

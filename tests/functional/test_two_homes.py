@@ -51,6 +51,8 @@ def test_machines_of_another_home_are_told_as_alive_and_ended_by_nobody_else(min
     told = mine.run("status", job, "--json", limit_s=60)
     assert (told.code, len(told.json["nodes"]), told.json["paid_until"] is not None) == (0, 2, True), told.stderr
     assert f"embedded fleet of another home ({theirs.home} on " in told.json["message"]
+    ways = f"end it: GPUCLOUD_HOME={theirs.home} gpucloud down small"
+    assert ways in " ".join(mine.run("status", job).stdout.split())
     for command in ("down --adopt", "down --adopt --abandon", "train --adopt", "ssh", "budget 2USD"):
         refused = mine.run(command.split()[0], job, *command.split()[1:], limit_s=60)
         assert refused.code == 3, (command, refused.stdout, refused.stderr)
@@ -98,12 +100,14 @@ def test_a_job_that_drives_itself_is_ended_from_another_home_and_its_budget_is_c
 
     shutil.copytree(theirs.home / "signing", mine.home / "signing", dirs_exist_ok=True)
 
+    told = mine.run("status", job, "--json")
+    assert "does what `gpucloud down` and `gpucloud budget` here ask" in told.json["message"]
     raised = mine.run("budget", job, "2 USD")
     assert raised.code == 0, raised.stderr
     ended = mine.run("down", job, "--adopt", "--json")
 
     assert (ended.code, ended.json["nodes"], alive(theirs)) == (0, [], 0), ended.stderr
-    assert "not seen from here" not in ended.stderr
+    assert (ended.json["left_over"], "not seen from here" in ended.stderr) == (None, False)
     left = json.loads(state_file(theirs).read_bytes())
     assert (left["status"], left["group"]) == ("stopped", None)
 

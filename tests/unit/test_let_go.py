@@ -18,7 +18,7 @@ from gpucloud.domain.state.state import ExitReason, Interruption, InterruptionKi
 from gpucloud.domain.supervision.action import Finish, Move
 from gpucloud.domain.supervision.capacity import other_pool
 from gpucloud.domain.supervision.snapshot import Limits
-from gpucloud.domain.supervision.strays import as_listed, as_taken_over, let_go, stopped_at
+from gpucloud.domain.supervision.strays import as_listed, as_taken_over, let_go, list_group, stopped_at, unseen_words
 from gpucloud.domain.supervision.transitions import move, record
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.report import report
@@ -203,3 +203,22 @@ def test_a_teardown_waits_for_no_word_of_it() -> None:
     assert clock.now() == NOW
     provisioner._bill("gpucloud-digits")
     assert jobs.charges() == ()
+
+
+@pytest.mark.parametrize("supervisor", [None, "its own node a"])
+def test_another_home_is_told_the_commands_that_reach_machines_of_this_one(supervisor: str | None) -> None:
+    attempts = (replace(opened("a", first_step=1, last_step=385), total_steps=768),)
+    life = UsageInterval(node_id="a", pool=POOL, launched_at=NOW - HOUR)
+    known = state(nodes=(life,), paid_until=UNTIL, group=FLEET.named("gpucloud-digits"), attempts=attempts)
+
+    def describe(group: str) -> GroupView:
+        raise FLEET.elsewhere(group, is_here=True)
+
+    view = list_group(describe, known, lambda: NOW)
+    spend = tracker().spend(known, view, NOW, Decimal(50), PrepaidRule())
+    text = report_text(replace(report(known, spend, (), view, supervisor), looked_at=NOW, signed_by="own"))
+    there = "GPUCLOUD_HOME=/home/me/.gpucloud gpucloud"
+    assert (f"go on: {there} train digits · end it: {there} down digits" in text) is (supervisor is None)
+    said = unseen_words(view, supervisor) or ""
+    assert "(/home/me/.gpucloud on vm), which alone sees them; paid until" in said
+    assert said.endswith("does what `gpucloud down` and `gpucloud budget` here ask") is (supervisor is not None)

@@ -66,6 +66,7 @@ from gpucloud.wiring.jobs import (
     reconciler_of,
     require_nothing_left,
     state_of,
+    unlisted_fleet,
 )
 
 if TYPE_CHECKING:
@@ -256,6 +257,7 @@ def down(target: str | None, *, adopts: bool = False, abandons: bool = False, as
     cloud.home.give_reserve()
     known = known_job(cloud, target, only_own="down", adopts=adopts)
     ender = ender_of(cloud, known, abandons=abandons)
+    away = unlisted_fleet(ender)
     try:
         with onlooker(cloud.limits_of(known)) as shown, obeyed(shown, asks=False) as interrupts:
             ender.end(shown, interrupts.wanted_end)
@@ -265,10 +267,10 @@ def down(target: str | None, *, adopts: bool = False, abandons: bool = False, as
     ender.require_empty()
     report = report_of(cloud, known)
     if as_json:
-        say_json({**report_json(report), "left_over": []})
+        say_json({**report_json(report), "left_over": [] if away is None else None})
     else:
         say_words(report_text(report))
-        tell("listed again: no machines, no node group")
+        tell("listed again: no machines, no node group" if away is None else away)
     say_what_costs_on(ender.asker, report.job)
     if target is None or target != known.name:
         _say_what_is_kept(cloud, known)

@@ -92,7 +92,7 @@ def stay_text(report: JobReport) -> str | None:
     why = f"ready for a mended {report.awaits}" if report.held_until is not None else "kept, for a look,"
     return (
         f"{some} {why} until {format_moment(until, report.looked_at)},"
-        f" {format_most(report.spend.promised_usd)} more at the most; gpucloud down {report.job} ends"
+        f" {format_most(report.spend.promised_usd)} more at the most; {_down(report)} ends"
         f" {'it' if one else 'them'} now{_bare(report)}"
     )
 
@@ -171,9 +171,9 @@ def ended_words(state: JobState, now: datetime) -> str:
 
 def _ways_on(report: JobReport) -> list[str]:
     """Return which machines do not answer, and the two commands for a job that nobody sees to."""
-    ways = f"{_train(report)} · end it: gpucloud down {report.job}"
+    ways = f"{_train(report)} · end it: {_down(report)}"
     if report.ends and report.kind in (ConditionKind.UNSUPERVISED, ConditionKind.SILENT, ConditionKind.LEFT):
-        return [f"it is to end, and nobody sees to that: gpucloud down {report.job} does"]
+        return [f"it is to end, and nobody sees to that: {_down(report)} does"]
     if report.kind is ConditionKind.SILENT:
         return [f"look after it: {ways}"]
     told = _unheard(report, f": {_train(report)} prepares ")
@@ -199,7 +199,12 @@ def _without_supervisor(report: JobReport) -> str:
 
 def _train(report: JobReport) -> str:
     """Return the command that goes on with the job."""
-    return f"gpucloud train {_named(report)}"
+    return f"{report.from_there}gpucloud train {_named(report)}"
+
+
+def _down(report: JobReport) -> str:
+    """Return the command that ends it."""
+    return f"{report.from_there}gpucloud down {report.job}"
 
 
 def _named(report: JobReport) -> str:
@@ -279,9 +284,9 @@ def _at_the_end(report: JobReport) -> str:
     """Return which command removes what is left of a job that is over, and which brings what is in its store."""
     removes = "" if report.has_stored_outputs else "removes what is left on the cloud"
     if report.has_home:
-        return f"gpucloud down {report.job} brings home what is in its store{f', and {removes}' if removes else ''}"
+        return f"{_down(report)} brings home what is in its store{f', and {removes}' if removes else ''}"
     copies = f"gpucloud cp -r {report.job}:@store/outputs FOLDER copies what is in its store: its job file is not here"
-    down = [f"gpucloud down {report.job} {removes}"] if removes else []
+    down = [f"{_down(report)} {removes}"] if removes else []
     return "\n".join([*down, copies] if report.ever_outputs else down)
 
 

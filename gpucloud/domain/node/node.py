@@ -116,6 +116,8 @@ class GroupView:
     refusals: tuple[Refusal, ...] = ()
     unseen: str | None = None
     """Why it cannot be listed from here: it is told as it was known last."""
+    from_there: str = ""
+    """What a command begins with that goes on with such machines, or ends them; nothing where none can."""
 
     @property
     def alive(self) -> tuple[Node, ...]:
@@ -159,12 +161,16 @@ class Fleet:
 
     def elsewhere(self, of: str, *, is_here: bool) -> FleetElsewhere:
         """Return the error for who asks in another home for machines `of` a job; `is_here`: that one is on its host."""
-        home = in_one_line(self.home)
-        whose = f"the machines of {of} are on the embedded fleet of another home ({home} on {in_one_line(self.host)}), "
+        place = f"{in_one_line(self.home)} on {in_one_line(self.host)}"
+        whose = f"the machines of {of} are on the embedded fleet of another home ({place}), "
         if not is_here:
             return FleetElsewhere(f"{whose}and not seen from here")
-        there = f"the same command there, with GPUCLOUD_HOME={shlex.quote(home)}"
-        return FleetElsewhere(f"{whose}which alone sees and ends them", hint=there)
+        return FleetElsewhere(f"{whose}which alone sees them", hint=f"the same command there, with {self.variable}")
+
+    @property
+    def variable(self) -> str:
+        """The variable with which a command here is one of that home."""
+        return f"GPUCLOUD_HOME={shlex.quote(in_one_line(self.home))}"
 
 
 def fleet_of(group: str | None) -> Fleet | None:

@@ -222,9 +222,18 @@ def _unlisted(state: JobState, error: FleetElsewhere, now: datetime) -> GroupVie
         )
         for interval in state.alive
     )
-    why = until_paid(error, state, now)
-    unseen = f"{why.message} ({why.hint})" if why.is_here else why.message
-    return GroupView(exists=True, size=len(nodes), armed_until=state.paid_until, nodes=nodes, unseen=unseen)
+    why, fleet = until_paid(error, state, now).message, fleet_of(state.group)
+    there = f"{fleet.variable} " if fleet is not None and error.is_here else ""
+    return GroupView(
+        exists=True, size=len(nodes), armed_until=state.paid_until, nodes=nodes, unseen=why, from_there=there
+    )
+
+
+def unseen_words(group: GroupView, supervisor: str | None) -> str | None:
+    """Return why a group cannot be listed here, and whose commands reach its machines; None where it is listed."""
+    if supervisor is None or not group.from_there:
+        return group.unseen
+    return f"{group.unseen}; {supervisor} has the job, and does what `gpucloud down` and `gpucloud budget` here ask"
 
 
 def until_paid(error: FleetElsewhere, state: JobState, now: datetime) -> FleetElsewhere:

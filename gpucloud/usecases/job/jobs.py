@@ -27,7 +27,7 @@ from gpucloud.domain.supervision.capacity import standing
 from gpucloud.domain.supervision.membership import time_to_go
 from gpucloud.domain.supervision.self_driving import hands_over, makes_itself_fit
 from gpucloud.domain.supervision.snapshot import Rules, asked_of
-from gpucloud.domain.supervision.strays import as_listed, list_group
+from gpucloud.domain.supervision.strays import as_listed, list_group, unseen_words
 from gpucloud.domain.supervision.transitions import with_commit
 from gpucloud.ports import Clock, MarketData, NodeGroup
 from gpucloud.store import Stored, TooMany, newest_commit
@@ -176,7 +176,7 @@ class Asker:
             outputs=asked_of(state.attempts, given.order.resolved.outputs),
             additions=additions_of(given.order.resolved.checkpoint.directory),
         )
-        told = replace(told, message="; ".join(filter(None, (told.message, listed.unseen))) or None)
+        told = replace(told, message="; ".join(filter(None, (told.message, unseen_words(listed, supervisor)))) or None)
         return without_lost_outputs(told)
 
     def with_stored_checkpoint(self, report: JobReport) -> JobReport:

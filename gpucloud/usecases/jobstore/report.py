@@ -64,14 +64,13 @@ class JobReport:
     paid_until: datetime | None
     nodes: tuple[Node, ...]  # those that are alive
     charges: tuple[Charge, ...]  # all so far
-    intervals: tuple[UsageInterval, ...] = ()
-    """The lives of all its machines, those that are off too."""
+    intervals: tuple[UsageInterval, ...] = ()  # the lives of all its machines, those that are off too
     cooldowns: tuple[Cooldown, ...]
     quarantined: tuple[Quarantine, ...] = ()
     tags: tuple[tuple[str, str], ...] = ()
     standing: tuple[NodeStanding, ...] = ()  # of nodes that were asked
-    backoff: tuple[str, ...] = ()
-    """How it stands with interruptions that come thick."""
+    from_there: str = ""  # what a command begins with that is about its machines: one of the home that alone sees them
+    backoff: tuple[str, ...] = ()  # how it stands with interruptions that come thick
     signed_by: str | None = None
     """Whose trusted key signed the order in force: a name of `gpucloud keys`, `own`, None for nobody's."""
     capacity_decision: CapacityDecision | None = None
@@ -405,6 +404,7 @@ def report(
         spend=replace(spend, outside_budget_usd=total(charge for charge in charges if not charge.kind.in_budget)),
         paid_until=state.paid_until,
         nodes=group.alive,
+        from_there="" if supervisor is not None else group.from_there,
         charges=charges,
         intervals=state.nodes,
         cooldowns=() if state.status.ended else state.cooldowns,
