@@ -11,7 +11,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -712,6 +712,64 @@ def test_what_ended_a_session_is_told_and_a_store_that_was_just_away_is_not_aske
     ended_by = give(outside, "train", "small.yaml")
     assert (ended_by.code, "the manifest of a checkpoint is damaged" in ended_by.stderr) == (15, True)
     assert not tries
+
+
+@pytest.mark.parametrize(
+    ("first", "edited", "refused"),
+    [
+        ("train.py --steps 400", "train.py --steps 40", "steps"),
+        ("train.py --lr=1 --max_steps=400", "train.py --lr=1 --max_steps=40", "max_steps"),
+        ("train.py trainer.max-steps=400", "train.py trainer.max-steps=40", "max-steps"),
+        ("train.py\nenv: {MAX_STEPS: '400'}", "train.py\nenv: {MAX_STEPS: '40'}", "MAX_STEPS"),
+        ("train.py --steps 400", "train.py --steps 300", None),
+        ("train.py --eval_steps 400", "train.py --eval_steps 40", None),  # not how many there are
+        ("train.py --steps 800", "train.py --steps 40", None),  # nor this, by what the script told
+        ("train.py --steps 400 --epochs 1", "train.py --steps 40 --epochs 9", None),
+        ("train.py --steps 400", "other.py --steps 40", None),
+    ],
+)
+def test_a_run_that_was_made_shorter_than_what_it_has_saved_is_refused_before_a_machine_is_rented(
+    tmp_path: Path, first: str, edited: str, refused: str | None
+) -> None:
+    outside = Outside(tmp_path, training=Training(nodes=2, steps=400, every=100, step_s=0.5))
+    said = outside.file.read_text()
+
+    def runs(line: str) -> None:
+        outside.file.write_text(said.replace("run: train.py", f"run: {line}"))
+        outside.job = read_job(outside.file)
+
+    (outside.file.parent / "other.py").touch()
+    runs(first)
+    with mock.patch.object(Supervisor, "tick", _until(outside, outside.clock.now() + timedelta(seconds=150))):
+        give(outside, "train", "small.yaml")
+    assert give(outside, "down", "small").code == 0
+    checkpoint = state(outside).checkpoint
+    assert checkpoint is not None
+    assert 100 <= checkpoint.step < 300
+    runs(edited)
+    before = outside.store.get("jobs/small/control/order.json")
+    told = give(outside, "train", "small.yaml")
+    if refused is None:
+        assert told.code == 0
+        return
+    assert told.code == 2
+    assert (
+        f"the checkpoint of small is of step {checkpoint.step}, and `{refused}` is 40 now: it is over already"
+        in told.stderr
+    )
+    assert alive(outside) == 0
+    assert outside.store.get("jobs/small/control/order.json") == before
+
+
+def _until(outside: Outside, then: datetime) -> Callable[[Supervisor], Any]:
+    tick = Supervisor.tick
+
+    def ticks(self: Supervisor) -> Any:
+        if outside.clock.now() > then:
+            raise StoreError("the store is away")
+        return tick(self)
+
+    return ticks
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ from gpucloud.usecases.jobstore.runs import (
     next_run,
     outdated,
     require_own,
+    require_steps_left,
     runs_otherwise,
 )
 from gpucloud.usecases.money.estimate import Planner
@@ -264,13 +265,12 @@ class Starter:
         orders, now = self._orders(jobs), self._now(jobs)
         newer, state = orders.put_back_before(found.given), self._taken_over(found.state, now)
         trusted = orders.is_trusted(found.given) and newer is None
-        if newer is not None:  # what is ordered now comes after all that was
-            before = replace(before, first_at=newer.first_at)
         if not trusted:  # whoever wrote it may have raised the budget: the file's counts
             before = replace(before, budget_usd=job.budget_usd, file_budget_usd=job.budget_usd, budget_changes=())
         reopens = not asked.again and self._waits(found, job, now, trusted=trusted)
         ends = is_finished(state) and not reopens  # then it lacks its teardown alone
-        before = replace(before, first_at=min(before.first_at, now))  # another's may say that it is of the future
+        # What is ordered now comes after all that was; another's may say that it is of the future.
+        before = replace(before, first_at=min((newer or before).first_at, now))
         used = NOTHING_USED if ends else self._tracker(jobs).used(state, self._listed(state), now)
         budget, order = _budget(before, job, asked), self._next(before, job, spec, asked, now)
         packed, plan = None, None
@@ -293,6 +293,7 @@ class Starter:
         if reopens:
             self._require_rest(state, order, used.usd)
         elif not ends and state.attempt is None:
+            require_steps_left(before, order, found.state)
             plan = self._plan_again(replace(job, name=found.name, budget_usd=order.budget_usd), order, state, now, used)
         elif not ends:
             self._require_payable(jobs, state, before, order, now)
@@ -377,10 +378,7 @@ class Starter:
         return state.checkpoint is not None or (state.attempt is not None and saves)
 
     def _packed(self, job: Job) -> tuple[Job, str, bytes | None]:
-        """Return the job that knows its code, the hash of that, and what makes it anew.
-
-        As it was, empty and None where it is too large for that.
-        """
+        """Return the job that knows its code, the hash of that, and what makes it anew: None where it is too large."""
         if self.pack_code is None:
             return job, "", None
         code = self.pack_code(job.code, limit=LARGEST_CODE_BYTES, apart=job.path_in_code)

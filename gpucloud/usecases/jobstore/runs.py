@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from decimal import Decimal
+from itertools import pairwise
 
+from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.errors import GpucloudError, StrangersRun, UsageError
 from gpucloud.domain.job.quantities import format_usd
 from gpucloud.domain.job.spec import NOT_IN_FILE, Job
@@ -167,6 +170,44 @@ def outdated(state: JobState, script: str) -> JobState:
     attempts = tuple(replace(one, outdated=one.script != script) for one in state.attempts)
     ended = (replace(a, total_steps=None) if a.outdated and a.reason is not None else a for a in attempts)
     return replace(state, attempts=tuple(ended))
+
+
+_STEPS = re.compile(r"(?:(?:max|total|num|n|train|training)[_-]?)*(?:steps|iters|iterations)", re.IGNORECASE)
+
+
+def require_steps_left(before: Order, order: Order, state: JobState) -> None:
+    """UsageError for a run that was made shorter than what it has saved: its script would refuse that on machines.
+
+    How many steps it has is the script's own word, of its last attempt. Where a word of `run:`, or a variable, said
+    that number, and nothing else has changed that reaches the script, what it says now is the number of them.
+    """
+    saved, last = state.checkpoint, state.attempts[-1] if state.attempts else None
+    if saved is None or saved.counts is not Counts.STEPS or last is None or last.outdated:
+        return
+    if _has_other_code(before, order) or order.resolved.checkpoint.directory is not None:
+        return
+    then, now = _words_of(before.resolved), _words_of(order.resolved)
+    changed = [pair for pair in zip(then, now, strict=False) if pair[0] != pair[1]]
+    if len(then) != len(now) or len(changed) != 1:
+        return
+    [((name, was), (name_now, steps))] = changed
+    is_length = name == name_now and _STEPS.fullmatch(name) and was == str(last.total_steps)
+    if is_length and steps.isdecimal() and int(steps) < saved.step:
+        raise UsageError(
+            f"the checkpoint of {state.job} is of step {saved.step}, and `{name}` is {steps} now: it is over already",
+            hint=f"make `{name}` more than {saved.step} to go on, or give the job another `name:` to begin at step 0",
+        )
+
+
+def _words_of(job: Job) -> tuple[tuple[str, str], ...]:
+    """Return each word of the command line, and each variable, with what stands before it: its option or its name."""
+    words = shlex.split(job.run)
+    named = [
+        (name.rpartition(".")[2].lstrip("-"), value) if equals else (before.lstrip("-"), word)
+        for before, word in pairwise(("", *words))
+        for name, equals, value in (word.partition("="),)
+    ]
+    return (*named, *job.env)
 
 
 def runs_otherwise(before: Order, order: Order) -> bool:
