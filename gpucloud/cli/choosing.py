@@ -144,7 +144,7 @@ def offers(  # noqa: PLR0913, PLR0917  each is an option
     nvlink: Annotated[bool, typer.Option("--nvlink", help="GPUs joined by NVLink.")] = False,
     region: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option(help="Where; may be repeated. Those with known list prices if left out."),
+        typer.Option(metavar="REGION", help="Where; may be repeated. Those with known list prices if left out."),
     ] = None,
     market: Annotated[
         Optional[MarketPolicy],  # noqa: UP045
@@ -202,8 +202,8 @@ def gc(
         Optional[list[Cloud]],  # noqa: UP045
         typer.Option("--cloud", help="Where; the embedded fleet, and AWS if jobs ran there. Own hosts have none."),
     ] = None,
-    region: Annotated[Optional[list[str]], typer.Option(help="On AWS, where; may be repeated.")] = None,  # noqa: UP045
-    store: Annotated[Optional[str], typer.Option(help="Of jobs in this store; all known ones.")] = None,  # noqa: UP045
+    region: Annotated[list[str] | None, typer.Option(metavar="REGION", help="On AWS, where; may be repeated.")] = None,
+    store: Annotated[str | None, typer.Option(metavar="STORE", help="Of jobs in this store; all known ones.")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Remove what was seen twice, a minute apart.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Look again after that minute.")] = False,
     as_json: Json = False,

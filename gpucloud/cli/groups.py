@@ -26,16 +26,13 @@ tools = App(help="Programs that gpucloud calls.", cls=Below, rich_markup_mode=No
 def interrupt(
     which: Drilled = None,
     node: OneNode = None,
-    now: Annotated[bool, typer.Option("--now", help="Take it without notice, as `kill` does.")] = False,
-    freeze_: Annotated[bool, typer.Option("--freeze", help="Stop it silently instead, as `freeze` does.")] = False,
     rebalance: Annotated[bool, typer.Option("--rebalance", help="Only recommend to leave it.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Take a node of the embedded fleet, with a notice unless told otherwise."""
+    """Take a node of the embedded fleet, with a notice."""
     from gpucloud.cli.commands.machines import Drill, drill
 
-    what = Drill.REBALANCE if rebalance else Drill.FREEZE if freeze_ else Drill.KILL if now else Drill.INTERRUPT
-    raise typer.Exit(drill(which, node, what, as_json=as_json))
+    raise typer.Exit(drill(which, node, Drill.REBALANCE if rebalance else Drill.INTERRUPT, as_json=as_json))
 
 
 @local.command()
@@ -198,7 +195,7 @@ def tools_install(as_json: Json = False) -> None:
 def catalog_refresh(
     region: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option(help="Where; may be repeated. Your AWS region if left out."),
+        typer.Option(metavar="REGION", help="Where; may be repeated. Your AWS region if left out."),
     ] = None,
     scores: Annotated[
         Optional[list[str]],  # noqa: UP045

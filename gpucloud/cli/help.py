@@ -283,7 +283,7 @@ Drilled = Annotated[
 ]
 OneNode = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option("--node", help="Which machine of the job; the first if left out."),
+    typer.Option("--node", metavar="ID", help="Which machine of the job; the first if left out."),
 ]
 JsonAlready = Annotated[bool, typer.Option("--json", help="The same: the document is JSON already.")]
 Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON object.")]

@@ -138,7 +138,7 @@ def down(  # noqa: PLR0913, PLR0917  each is an option
     adopt: Annotated[bool, typer.Option("--adopt", help="End a run that another job file began.")] = False,
     abandon: Annotated[bool, typer.Option("--abandon", help="Give up results that cannot come home.")] = False,
     base: Annotated[bool, typer.Option("--base", help="Remove what stays on AWS between jobs.")] = False,
-    region: Annotated[Optional[str], typer.Option(help="With --base: where.")] = None,  # noqa: UP045
+    region: Annotated[Optional[str], typer.Option(metavar="REGION", help="With --base: where.")] = None,  # noqa: UP045
     with_data: Annotated[bool, typer.Option("--with-data", help="With --base: the bucket too, and all in it.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="With --with-data: delete without asking.")] = False,
     as_json: Json = False,
@@ -186,7 +186,7 @@ def rm(  # noqa: PLR0913, PLR0917  each is an option
 def reconcile(
     target: Target = None,
     every: Annotated[bool, typer.Option("--all", help="Every job that may still have machines.")] = False,
-    store: Annotated[Optional[str], typer.Option(help="With --all: every job in this store too.")] = None,  # noqa: UP045
+    store: Annotated[str | None, typer.Option(metavar="STORE", help="With --all: every job in this store too.")] = None,
     as_json: Json = False,
 ) -> None:
     """Make one pass for a job and leave: for cron and CI schedules."""
@@ -208,14 +208,16 @@ def status(
             metavar="[JOB|FILE]", help="A job's name, or a job file; every job if left out.", autocompletion=named
         ),
     ] = None,
-    metrics: Annotated[bool, typer.Option("--metrics", help="How the job's machines were used, all attempts.")] = False,
-    every: Annotated[bool, typer.Option("--all", help="List the rehearsals of --verify-resume too.")] = False,
+    history: Annotated[bool, typer.Option("--history", help="How the job's machines were used, all attempts.")] = False,
+    rehearsals: Annotated[
+        bool, typer.Option("--rehearsals", help="List the short runs of --verify-resume too.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Say where a job stands and how it uses its GPUs; without a job, list all."""
     from gpucloud.cli.commands import asking
 
-    raise typer.Exit(asking.status(target, history=metrics, every=every, as_json=as_json))
+    raise typer.Exit(asking.status(target, history=history, every=rehearsals, as_json=as_json))
 
 
 @jobs.command()
@@ -271,7 +273,7 @@ def logs(  # noqa: PLR0913, PLR0917  each is an option
 @jobs.command()
 def metrics(
     target: Target = None,
-    node: Annotated[Optional[str], typer.Option(help="Which node; the first if left out.")] = None,  # noqa: UP045
+    node: Annotated[Optional[str], typer.Option(metavar="ID", help="Which node; the first if left out.")] = None,  # noqa: UP045
 ) -> None:
     """Write a machine's figures as Prometheus reads them."""
     from gpucloud.cli.commands import reaching
@@ -302,8 +304,8 @@ def cost(  # noqa: PLR0913, PLR0917  each is an option
         typer.Option("--csv", metavar="FILE", help="Write CSV: every charge, or the sums with --by; - to write here."),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Every known job.")] = False,
-    reconcile: Annotated[
-        bool, typer.Option("--reconcile", help="One job beside AWS's own bill, which is asked once a day (0.01 USD).")
+    bill: Annotated[
+        bool, typer.Option("--bill", help="One job beside AWS's own bill, which is asked once a day (0.01 USD).")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -311,7 +313,7 @@ def cost(  # noqa: PLR0913, PLR0917  each is an option
     from gpucloud.cli.commands import asking
 
     asked = asking.Asked(by=by, since=since, to=to, every=every)
-    if reconcile:
+    if bill:
         asking.require_one(targets or (), asked)
         raise typer.Exit(asking.reconcile(targets[0] if targets else None, as_json=as_json))
     raise typer.Exit(asking.cost(targets or (), asked, as_json=as_json))
@@ -324,7 +326,7 @@ def ssh(
         Optional[list[str]],  # noqa: UP045
         typer.Argument(metavar="COMMAND...", help="Run this: `hostname`, -- nvidia-smi -L, or 'cd /data; ls'."),
     ] = None,
-    node: Annotated[Optional[str], typer.Option(help="Which node; the first if left out.")] = None,  # noqa: UP045
+    node: Annotated[Optional[str], typer.Option(metavar="ID", help="Which node; the first if left out.")] = None,  # noqa: UP045
     forward: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option("-L", metavar="PORT:HOST:PORT", help="As ssh: a port here leads there; 6006: the node's 6006."),
@@ -341,7 +343,7 @@ def cp(
     source: Annotated[str, typer.Argument(metavar="FROM", help="A path here, or JOB:path on a machine.")],
     target: Annotated[str, typer.Argument(metavar="TO", help="The other side: JOB:path, or a path here.")],
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Folders too.")] = False,
-    node: Annotated[Optional[str], typer.Option(help="Which node; that of rank 0 if left out.")] = None,  # noqa: UP045
+    node: Annotated[Optional[str], typer.Option(metavar="ID", help="Which node; that of rank 0 if left out.")] = None,  # noqa: UP045
     as_json: Json = False,
 ) -> None:
     """Copy files to or from a job's machines; JOB:path starts in the job's code folder, JOB:@store/ is its store."""

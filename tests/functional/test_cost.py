@@ -290,8 +290,8 @@ def test_nobody_sends_a_bill_for_the_embedded_fleet(home):
 
 
 def test_reconciling_is_one_jobs_matter():
-    with pytest.raises(UsageError, match="--reconcile is about one job"):
+    with pytest.raises(UsageError, match="--bill is about one job"):
         require_one(("a", "b"), Asked())
-    with pytest.raises(UsageError, match="--reconcile is about one job"):
+    with pytest.raises(UsageError, match="--bill is about one job"):
         require_one(("a",), Asked(by="day"))
     require_one(("a",), Asked())

@@ -162,7 +162,7 @@ def test_a_script_that_resumes_only_when_told_is_told_so_after_an_interruption(l
     assert ", with --init_from=resume\n" in (line.folder / "err").read_text()
     assert "after it, the script gets --init_from=resume" in line.run("status", "small").stdout
     assert told["resume_args"] == ["--init_from=resume"]
-    (*_, last) = line.run("status", "small", "--metrics", "--json").json["history"]
+    (*_, last) = line.run("status", "small", "--history", "--json").json["history"]
     assert last["spans"][-1]["numbers"] == [["step", float(begun[1] + 50)], ["loss", 2.5], ["ms", 50.0]]
 
 

@@ -297,7 +297,7 @@ def test_a_frozen_node_is_given_up_and_the_job_goes_on(line, uninterrupted):
     train = line.start("train", line.job(step_s=0.1), "--json")
     until(lambda: line.step() >= 12, "step 12")
     frozen = line.nodes()[-1]
-    assert line.run("local", "interrupt", "small", "--node", frozen, "--freeze").code == 0
+    assert line.run("local", "freeze", "small", "--node", frozen).code == 0
 
     assert train.wait(timeout=120) == 0, (line.folder / "err").read_text()
     assert [(i["node_id"], i["kind"]) for i in line.state()["interruptions"]] == [(frozen, "frozen")]

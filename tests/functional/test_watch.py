@@ -43,8 +43,8 @@ def test_a_job_is_watched_from_another_terminal_and_its_use_is_kept_after_it_end
 
     assert line.run("down", "small").code == 0
     train.wait(60)
-    kept = line.run("status", "small", "--metrics", "--json").json["history"]
+    kept = line.run("status", "small", "--history", "--json").json["history"]
     assert [node["attempt"] for node in kept] == [1, 1]
     assert all(sum(span["seconds"] for span in node["spans"]) > 1 for node in kept)
-    assert "machine" in line.run("status", "small", "--metrics").stdout
+    assert "machine" in line.run("status", "small", "--history").stdout
     assert line.run("watch", "small").stdout.startswith("small: stopped")

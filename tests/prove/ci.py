@@ -110,7 +110,7 @@ WITH = (
     Case("cost small"),
     Case("cost small --by tag:project"),
     Case("cost small --csv -", says=_TEXT),
-    Case("cost small --reconcile", 2),
+    Case("cost small --bill", 2),
     Case("budget small"),
     Case("budget small 2 USD"),
     Case("metrics small", says=_TEXT),

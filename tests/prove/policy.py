@@ -142,7 +142,7 @@ def _attended() -> Iterable[list[Any]]:
         for command in (
             ("iam", "policy"), ("doctor",), ("quota", "show", file), ("quota", "request", file, "--vcpus", "1000"),
             ("quota", "status", file), ("plan", file), ("up", file), ("doctor", "small"),
-            ("train", file, "--drill", "--json"), ("cost", "small"), ("cost", "small", "--reconcile"),
+            ("train", file, "--drill", "--json"), ("cost", "small"), ("cost", "small", "--bill"),
             ("checkpoints", "small"), ("down", "small"), ("gc",), ("catalog", "refresh"),
             ("down", "--base", "--with-data", "--yes"),
         ):  # fmt: skip

@@ -224,7 +224,7 @@ class Recorded:
             ("a",),
             ["brought home: 1 profile in {}", "what a recorded for a profile, if anything, went with it"],
         ),
-        ("a", "", "a", (), ["the profile of a could not be brought home: cut off"]),
+        ("a", "", "a", (), ["the profile that a recorded could not be brought home: cut off"]),
     ],
 )
 def test_a_profile_that_went_with_its_machine_is_not_laid_to_the_script(tmp_path, alive, have, fail, gone, lines):

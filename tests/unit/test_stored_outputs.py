@@ -229,7 +229,7 @@ class Profiled:
 def test_a_profile_that_finds_no_place_at_home_goes_to_the_store() -> None:
     ways: Any = Profiled(StoreError("/moved/small.yaml is not here")), SimpleNamespace(host=lambda _: None)
     told = list(bring_profiles(*ways, (node_at(22, None),), 1, stored=Profiled()))  # type: ignore[arg-type]
-    assert told[1].endswith(" is in the store instead, and comes home when the job has ended")
+    assert told[1].endswith(" comes home when the job has ended; where it cannot yet, `gpucloud down JOB` tries again")
     ways = Profiled(StoreError("full")), SimpleNamespace(host=lambda _: None)
     told = list(bring_profiles(*ways, (node_at(22, None),), 1, stored=Profiled(StoreError("full"))))  # type: ignore[arg-type]
     assert told[1] == "it could not be put into the store either: full"

@@ -68,7 +68,7 @@ def _status_of_all(cloud: Gpucloud, *, every: bool, as_json: bool) -> int:
     else:
         say(jobs_text(reports, unread=[one.job for one in unread]))
     if hidden := len(found) - len(reports):
-        tell(f"not shown: {counted(hidden, 'rehearsal')} of --verify-resume: gpucloud status --all")
+        tell(f"not shown: {counted(hidden, 'rehearsal')} of --verify-resume: gpucloud status --rehearsals")
     return _worst(unread)
 
 
@@ -127,7 +127,7 @@ def cost(targets: Sequence[str], asked: Asked, *, as_json: bool) -> int:
 def require_one(targets: Sequence[str], asked: Asked) -> None:
     """Refuse what does not go with one job's reconciling. UsageError."""
     if len(targets) > 1 or asked != Asked():
-        raise UsageError("--reconcile is about one job, by day and kind", hint="gpucloud cost JOB --reconcile")
+        raise UsageError("--bill is about one job, by day and kind", hint="gpucloud cost JOB --bill")
 
 
 def _cost(targets: Sequence[str], asked: Asked, *, as_json: bool) -> int:
@@ -217,7 +217,7 @@ def _write_csv(to: str, lines: Sequence[dict[str, object]]) -> None:
     tell(f"{to} has {counted(len(lines), 'line')}")
 
 
-# `cost --reconcile`: a job's ledger beside the cloud's own bill.
+# `cost --bill`: a job's ledger beside the cloud's own bill.
 
 
 _USD_PER_REQUEST = Decimal("0.01")

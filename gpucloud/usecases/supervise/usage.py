@@ -348,7 +348,7 @@ def bring_profiles(
             brought += (Path(path) for path in outputs.bring_profile(shell.host(node), attempt))
         except (NodeError, StoreError) as error:
             is_known = False
-            yield f"the profile of {node.id} could not be brought home: {error}"
+            yield f"the profile that {node.id} recorded could not be brought home: {error}"
             if stored is not None and isinstance(error, StoreError):
                 yield from _stored_profile(stored, shell, node, attempt)
     traces = [path for path in brought if not path.name.endswith(".summary.json")]
@@ -371,6 +371,7 @@ def bring_profiles(
 def _stored_profile(stored: Outputs, shell: Shell, node: Node, attempt: int) -> Iterator[str]:
     try:
         if stored.bring_profile(shell.host(node), attempt):
-            yield f"the profile of {node.id} is in the store instead, and comes home when the job has ended"
+            then = "comes home when the job has ended; where it cannot yet, `gpucloud down JOB` tries again"
+            yield f"the profile that {node.id} recorded is in the store instead, and {then}"
     except (NodeError, StoreError) as error:
         yield f"it could not be put into the store either: {error}"

@@ -46,7 +46,7 @@ NOT_IN_THIS_RUN = {
     # AWS's own warning: `aws: {alert_email: …}`
     *("budgets:ListTagsForResource", "budgets:ModifyBudget", "budgets:TagResource", "budgets:UntagResource"),
     "budgets:ViewBudget",
-    "ce:GetCostAndUsage",  # gpucloud cost --reconcile
+    "ce:GetCostAndUsage",  # gpucloud cost --bill
     # changed settings of what stands: tags, image, addresses
     *("autoscaling:ResumeProcesses", "ec2:CreateLaunchTemplateVersion", "ec2:ModifyLaunchTemplate", "ec2:DeleteTags"),
     *("ec2:ModifySecurityGroupRules", "iam:UntagInstanceProfile", "iam:UntagRole"),

@@ -146,7 +146,7 @@ def _scores(said: dict[str, Any]) -> Scores:
 #
 # List prices in USD, as AWS's pages for EBS, VPC, S3, EC2 (data transfer) and FIS give them; set down in November 2026
 # and asked of nobody. A region that is not listed counts as the dearest known. What is cheaper in truth (S3 above 50
-# TB, the account's first 100 GB out in a month) is not taken off: `gpucloud cost --reconcile` sets AWS's own figures
+# TB, the account's first 100 GB out in a month) is not taken off: `gpucloud cost --bill` sets AWS's own figures
 # beside. gp3's own 3,000 IOPS and 125 MiB/s are free, and no disk of ours is given more.
 
 
