@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
@@ -11,22 +12,33 @@ from typing import Any
 import pytest
 
 from gpucloud.cli.render.reports import jobs_text, report_json, report_text
+from gpucloud.domain.errors import FleetElsewhere
 from gpucloud.domain.money.budget import PrepaidRule
 from gpucloud.domain.node.node import NO_GROUP, EndCause, Fleet, GroupView, NodeState
 from gpucloud.domain.offer import Pool, PricePoint
-from gpucloud.domain.state.state import ExitReason, Interruption, InterruptionKind, JobState, UsageInterval
+from gpucloud.domain.state.state import (
+    ExitReason,
+    Interruption,
+    InterruptionKind,
+    JobState,
+    JobStatus,
+    Owner,
+    UsageInterval,
+)
 from gpucloud.domain.supervision.action import Finish, Move
 from gpucloud.domain.supervision.capacity import other_pool
 from gpucloud.domain.supervision.snapshot import Limits
 from gpucloud.domain.supervision.strays import as_listed, as_taken_over, let_go, list_group, stopped_at, unseen_words
 from gpucloud.domain.supervision.transitions import move, record
+from gpucloud.store.contract import Stored
+from gpucloud.usecases.job.ordered import Access
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.report import report
 from gpucloud.usecases.money.spend import SpendTracker
 from gpucloud.usecases.supervise.provision import MachineProvisioner
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
-from tests.unit.worlds import NOW, POOL, cooldown, goal, node, offer, opened, snapshot, state
+from tests.unit.worlds import NOW, POOL, cooldown, goal, node, offer, opened, order, snapshot, state
 
 HOUR = timedelta(hours=1)
 UNTIL = NOW + 12 * HOUR
@@ -222,3 +234,48 @@ def test_another_home_is_told_the_commands_that_reach_machines_of_this_one(super
     said = unseen_words(view, supervisor) or ""
     assert "(/home/me/.gpucloud on vm), which alone sees them; paid until" in said
     assert said.endswith("does what `gpucloud down` and `gpucloud budget` here ask") is (supervisor is not None)
+
+
+class Jobs:
+    """Implements of `JobStore` what tells who has a job: one of its machines does from the third look on."""
+
+    def __init__(self, known: JobState, *, quiet_s: float, taken: bool) -> None:
+        self.known, self.quiet_s, self.taken, self.looks = known, quiet_s, taken, 0
+
+    def believed(self) -> tuple[JobState, Stored]:
+        self.looks += 1
+        held = self.taken and self.looks >= 3
+        owner = Owner(id="a", host="elsewhere", pid=1, started="1", since=NOW, node="a") if held else None
+        at = NOW + timedelta(seconds=self.quiet_s)
+        written = at if held else NOW
+        return replace(self.known, owner=owner), Stored(data=b"", version="1", modified=written, store_time=at)
+
+
+@pytest.mark.parametrize(
+    ("of_state", "ordered", "quiet_s", "taken", "refused", "waits_s"),
+    [
+        ({}, {"unattended": HOUR}, 5, True, False, 2),  # between two drivers: one of them has it, and obeys
+        ({}, {"unattended": HOUR}, 5, False, True, 55),
+        ({}, {"unattended": HOUR}, 300, False, True, 0),  # none of them took it
+        ({}, {}, 5, False, True, 0),  # they were taken back
+        ({"drives_itself": False}, {"unattended": HOUR}, 5, False, True, 0),
+        ({"status": JobStatus.SUCCEEDED}, {"unattended": HOUR}, 5, False, True, 30),  # they end with it
+        ({"status": JobStatus.SUCCEEDED}, {"unattended": HOUR, "keep": True}, 5, False, True, 0),  # they stay
+    ],
+)
+def test_machines_of_another_home_that_drive_the_job_are_waited_for_while_they_take_it_or_end_with_it(
+    of_state: Any, ordered: Any, quiet_s: float, taken: bool, refused: bool, waits_s: int
+) -> None:
+    life = UsageInterval(node_id="a", pool=POOL, launched_at=NOW - HOUR)
+    ended = {"exit_reason": ExitReason.SUCCEEDED} if of_state.get("status") else {}
+    known = state(**{"nodes": (life,), "paid_until": UNTIL, "drives_itself": True, **of_state, **ended})
+    clock = JumpingClock(NOW)
+    given = SimpleNamespace(order=order(**ordered))
+    jobs = Jobs(known, quiet_s=quiet_s, taken=taken)
+    orders = SimpleNamespace(clock=clock, jobs=jobs, newest=lambda: given)
+    away = FLEET.elsewhere("digits", is_here=True)
+    made: Any = SimpleNamespace(orders=orders)
+    access = Access(ordered=made, key=lambda: None, services=made, fleet_elsewhere=lambda _: away)
+    with pytest.raises(FleetElsewhere) if refused else nullcontext():
+        access.require_fleet(known)
+    assert (clock.now() - NOW).total_seconds() == waits_s

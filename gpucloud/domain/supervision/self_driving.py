@@ -14,6 +14,7 @@ from gpucloud.domain.job.quantities import format_span
 from gpucloud.domain.job.spec import Cloud, Job, Market
 from gpucloud.domain.money.ledger import ZERO, Charge, Terms, usd_for
 from gpucloud.domain.offer import EfaLayout, Pool
+from gpucloud.domain.state.order import Order, keeps
 from gpucloud.domain.state.state import JobState, Successor, UsageInterval
 from gpucloud.domain.supervision.snapshot import Limits, Rules
 
@@ -26,6 +27,7 @@ USUAL_TIME = timedelta(hours=8)
 TAKES_OVER = timedelta(minutes=1)
 """Within so long one of its machines has the job that nobody holds: a lease of 15 s is over, or given back, and drivers
 look every few seconds, or half a minute after an error."""
+_END_WITHIN = timedelta(seconds=30)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +94,16 @@ def hands_over(state: JobState, unattended: timedelta | None, quiet: timedelta) 
     """
     driven = state.drives_itself and unattended is not None and not state.status.ended
     return driven and bool(state.alive) and quiet < TAKES_OVER
+
+
+def waited_for(state: JobState, order: Order, quiet: timedelta) -> timedelta:
+    """Return how long machines that drive the job may take until one of them has it, or they have ended with it.
+
+    Nothing where none of them will: the job is left, or was taken back, or its machines stay.
+    """
+    if not state.status.ended:
+        return TAKES_OVER - quiet if hands_over(state, order.unattended, quiet) else timedelta(0)
+    return _END_WITHIN if state.drives_itself and not keeps(order, state) else timedelta(0)
 
 
 def makes_itself_fit(state: JobState, since: datetime, limits: Limits, now: datetime) -> bool:

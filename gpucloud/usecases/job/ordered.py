@@ -21,12 +21,14 @@ from gpucloud.domain.state.state import JobState
 from gpucloud.domain.supervision.capacity import no_start_fits, pool_to_stay_in, shortest_start
 from gpucloud.domain.supervision.deadline import situation
 from gpucloud.domain.supervision.membership import pace_of
+from gpucloud.domain.supervision.self_driving import waited_for
 from gpucloud.domain.supervision.snapshot import Limits, Rules, Snapshot, Supervising, goal_of
 from gpucloud.domain.supervision.strays import FindFleet, living_elsewhere
 from gpucloud.domain.supervision.transitions import reopen
 from gpucloud.store import is_refused, takes_nothing
 from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.jobstore.condition import from_where
+from gpucloud.usecases.jobstore.lease import unheld_for
 from gpucloud.usecases.jobstore.orders import Given, Orders, sha256_of
 from gpucloud.usecases.jobstore.runs import Found, outdated
 from gpucloud.usecases.services import Services, Watcher
@@ -35,12 +37,8 @@ from gpucloud.usecases.supervise.agents import end_by_agents
 _EDITED = "{file} was changed since the job was started: its order {number} counts; `gpucloud train` takes the file up"
 
 
-class UnpackCode(Protocol):
-    """Makes the folder of a tree of code, from the object that the store has of it where the folder is not there."""
-
-    def __call__(self, sha256: str, stored: Callable[[], bytes]) -> Path:
-        """Return the folder. Raises StoreError."""
-        ...
+UnpackCode = Callable[[str, Callable[[], bytes]], Path]
+"""Makes the folder of a tree of code, from the object that the store has of it where that is not here: StoreError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,12 +251,14 @@ class Access:
 
     def require_fleet(self, state: JobState) -> None:
         """Raise FleetElsewhere where machines of the job live, and stay, on the embedded fleet of another home here."""
-        clock = self.ordered.orders.clock
-        until = clock.now() + timedelta(seconds=30 if state.status.ended and state.drives_itself else 0)
-        while (away := living_elsewhere(self.fleet_elsewhere, state, clock.now())) is not None:
-            if clock.now() >= until:
+        orders, until = self.ordered.orders, None
+        while (away := living_elsewhere(self.fleet_elsewhere, state, orders.clock.now())) is not None:
+            if (quiet := unheld_for(orders.jobs)) is None:
+                return  # one of them has it by now: that one is asked, or named
+            until = until or orders.clock.now() + waited_for(state, orders.newest().order, quiet)
+            if orders.clock.now() >= until:
                 raise away
-            clock.sleep(1)
+            orders.clock.sleep(1)
 
     def require_key(self, state: JobState) -> None:
         """Raise CredentialsError where the key of the job's machines is not here: a new one opens none of them."""

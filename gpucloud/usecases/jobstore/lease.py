@@ -203,6 +203,15 @@ def is_over(state: JobState, stored: Stored) -> bool:
     return stored.store_time - stored.modified >= span_of(state.lease_s)
 
 
+def unheld_for(jobs: JobStore) -> timedelta | None:
+    """Return how long nobody has written the state of a job that nobody holds; None while somebody does."""
+    loaded = jobs.believed()
+    if loaded is None:
+        return timedelta.max
+    state, stored = loaded
+    return stored.store_time - stored.modified if is_over(state, stored) else None
+
+
 def supervised_by(owner: Owner) -> str:
     """Return the owner in words."""
     if owner.node:
