@@ -915,7 +915,7 @@ def test_training_did_not_go_on_again_with_the_first_save_of_a_script_that_tells
     lost = Interruption(node_id="b", kind=InterruptionKind.LOST, attempt=1, noticed_at=NOW - timedelta(minutes=63))
     first = replace(opened("a", "b"), reason=ExitReason.LOST, first_step=1, last_step=2, saved_step=2, counts=counts)
     attempts = (first, replace(opened("a", number=2), started_at=NOW - timedelta(minutes=62)))
-    for step in (2, 3):
+    for step, told in ((2, "tells no steps"), (3, "its saves alone tell how far it is")):
         saves = part(
             2, step=step, first_step=3, phase=UNTOLD, counts=counts, committed_step=step, step_seconds=None, age_s=1.0
         )
@@ -924,7 +924,7 @@ def test_training_did_not_go_on_again_with_the_first_save_of_a_script_that_tells
         assert known.interruptions[0].resumed_at is None
         said = replace(report(known, SPEND, (), there.group, "here"), looked_at=NOW)
         row = next(line for line in report_text(said).splitlines() if line.startswith("b "))
-        assert row.endswith("started after 1 min, tells no steps")
+        assert row.endswith(f"started after 1 min, {told}")
 
 
 def interrupted(*nodes, **changes):
@@ -932,6 +932,14 @@ def interrupted(*nodes, **changes):
     first = replace(opened("a", "c"), reason=ExitReason.LOST, first_step=1, last_step=385, step_seconds=0.1)
     second = replace(opened("a", "b", number=2), started_at=NOW - timedelta(minutes=12))
     return replace(told(*nodes, **changes), attempts=(first, second), interruptions=(lost,))
+
+
+def test_a_script_whose_saves_tell_how_far_it_is_is_not_said_to_tell_no_steps_beside_them():
+    runs = interrupted(up("a", part(2)), up("b", part(2)))
+    first, second = runs.attempts
+    saved = replace(second, first_step=6, last_step=12, saved_step=12, counts=Counts.STEPS, reason=ExitReason.SUCCEEDED)
+    told = report_text(replace(runs, attempts=(replace(first, step_seconds=None, saved_step=385), saved)))
+    assert "started after 2 min, its saves alone tell how far it is\n" in told
 
 
 def test_an_attempt_that_has_failed_is_not_said_to_run_and_to_tell_its_steps_yet():

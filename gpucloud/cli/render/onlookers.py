@@ -336,7 +336,7 @@ def _unheard_words(node: NodeSnapshot, snapshot: Snapshot) -> str:
 def _word(node: NodeSnapshot, snapshot: Snapshot) -> str:
     members = {m.node_id: m.rank for m in snapshot.state.attempt.members} if snapshot.state.attempt else {}
     if node.status is not None and node.status.notice is not None:
-        return f"notice: goes at {node.status.notice.at:%H:%M:%S}"
+        return f"notice: goes at {node.status.notice.at:%H:%M:%S} UTC"
     if node.silent_for:
         return f"silent for {_unheard_words(node, snapshot)}"
     if node.mute_for:

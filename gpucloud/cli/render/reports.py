@@ -404,6 +404,7 @@ def _untold_again(interruption: Interruption, later: Attempt, report: JobReport)
     if later.reason is None and not gone and may_tell(later, attempts, now):
         return untold_words(later, attempts, now)
     told = "told no step" if any(map(tells_steps, attempts)) else "tells no steps"
+    told = told if later.last_step is None or tells_steps(later) else "its saves alone tell how far it is"
     stopped = interruption.stopped_at or interruption.noticed_at
     return f"started after {format_span(later.started_at - stopped)}, {told}"
 
