@@ -10,10 +10,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gpucloud.adapters.hosts import onhost
+from gpucloud.adapters.transfer.copying import NodeProgram
+from gpucloud.ports import Completed
 from tests.commandline import until
 
 ROOT = ".gpucloud/jobs/digits-0a/gpu1"
@@ -182,6 +185,47 @@ def test_freeing_ends_the_jobs_processes_with_their_children_and_nobody_elses(ho
         for process in (worker, agent, other, reader):
             process.kill()
             process.wait()
+
+
+class Here:
+    """A host's shell as `NodeProgram` calls it; what it runs waits for the rest of its input."""
+
+    def __init__(self, home: Path, root: str):
+        self.node = SimpleNamespace(root=root, id="gpu1-1")
+        self.home = home
+        self.began: list[subprocess.Popen[bytes]] = []
+
+    def run(self, argv, *, stdin, timeout_s):
+        env = {**os.environ, "HOME": str(self.home)}
+        process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, cwd=self.home)
+        process.stdin.write(stdin)
+        process.stdin.flush()
+        self.began.append(process)
+        return Completed(exit_code=0, stdout=b"", stderr=b"")
+
+
+def test_what_is_being_written_for_the_job_is_ended_and_writes_nothing_after_all_was_removed(home):
+    tell(home, "take")
+    began = []
+    for root, op in ((ROOT, "tree"), (ROOT, "write"), (ROOT, "read"), (OTHER["root"], "tree")):
+        host = Here(home, root)
+        base = f"{root}/code"
+        (home / base).mkdir(parents=True, exist_ok=True)
+        asked = {"name": "0" * 64, "most_bytes": None} if op == "tree" else {"pieces": [["x", "0" * 16, 0, 4]]}
+        asked = {"pieces": [["x", 0, 4]]} if op == "read" else asked
+        NodeProgram(host, base, python=sys.executable).run(op, **asked)
+        began += host.began
+    try:
+        tree, write, read, other = began
+        assert tell(home, "release") == {"left": []}
+        assert (tree.wait(5), write.wait(5)) == (-9, -9)
+        assert read.wait(5) != -9
+        assert other.poll() is None
+        assert not (home / ROOT).exists()
+    finally:
+        for process in began:
+            process.kill()
+            process.communicate()
 
 
 def test_a_new_taking_ends_what_an_earlier_one_left_running(home):

@@ -3,7 +3,8 @@
     python3 -I -c <this text>   with an order as JSON on standard input; one line of JSON comes back
 
 `~/.gpucloud/taken/<host name>.json` says who has which GPUs of this host until when (homes may be shared by hosts).
-Only processes of the job's own root are ended: those that bear its attempts' mark, and those that run its package.
+Only processes of the job's own root are ended: those that bear its attempts' mark, those that run its package, and
+those that write its code, data and files there.
 Standard library only, Python 3.10; processes are found in `/proc`.
 """
 
@@ -25,6 +26,8 @@ from typing import Any
 
 _LIMIT_S = 10.0
 _MARK = b"GPUCLOUD_ATTEMPT_DIR="
+WRITES_FOR = "gpucloud-writes-for"
+"""The word of a command line before the root of the job for which it writes to the host."""
 _RESTS = ("agent", "attempts")
 
 Entry = dict[str, Any]
@@ -191,6 +194,8 @@ def _is_ours(pid: int, root: bytes) -> bool:
         if any(v.startswith(_MARK + root + b"/") for v in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")):
             return True
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if words[-3:-2] == [WRITES_FOR.encode()]:
+            return (b"/" + root).endswith(b"/" + words[-2])  # which may be a full path
         return any(re.fullmatch(re.escape(root) + rb"/lib/gpucloud-[0-9a-f]{64}\.zip", word) for word in words)
     return False
 

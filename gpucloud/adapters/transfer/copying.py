@@ -19,6 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gpucloud.adapters.hosts.onhost import WRITES_FOR
 from gpucloud.adapters.transfer import node_program, node_trees
 from gpucloud.adapters.transfer.localfiles import Sent, sha256_of
 from gpucloud.domain import codec
@@ -46,6 +47,7 @@ _HASHED_BYTES_PER_CALL = 4 << 30
 _HASHED_BYTES_PER_S = 20e6
 """At the least, on a disk that others use too; one large file is hashed whole where it is sent."""
 _ROUNDS = 3
+_WRITING = ("write", "finish", "tree")
 _WHY = 500  # characters of what a node says of its failure
 
 Progress = Callable[[int, int], None]
@@ -153,7 +155,8 @@ class NodeProgram:
         """Return what it answers, as it is; `hashed` bytes are to be read there for that."""
         head = request(self._base, self._host.node.root, op, **arguments)
         limit_s = _LIMIT_S + hashed / _HASHED_BYTES_PER_S
-        done = self._host.run(self._argv, stdin=head + data, timeout_s=limit_s)
+        named = (WRITES_FOR, self._host.node.root) if op in _WRITING else ()  # who frees a host ends it by that
+        done = self._host.run((*self._argv, *named), stdin=head + data, timeout_s=limit_s)
         if done.exit_code != 0:
             why = last_line(done.stderr)
             hint = "the same command again goes on; the node needs python3 (3.10 or newer), and room where it writes"
