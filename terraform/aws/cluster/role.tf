@@ -17,6 +17,9 @@ locals {
     startswith(coalesce(var.machine.kms_key, "arn:"), "arn:") ? var.machine.kms_key :
     "${local.arn}:kms:${var.region}:${local.account}:key/${var.machine.kms_key}"
   )
+  # A store stays in its region when its job moves to another: there a multi-Region key has the same id.
+  store_region = can(regex("key/mrk-", local.kms_key)) ? "*" : var.region
+  store_key    = local.kms_key == null ? null : replace(local.kms_key, ":${var.region}:", ":${local.store_region}:")
 
   job_objects = "${local.bucket}/${local.prefix}jobs/${local.job}"
   written = concat(
@@ -88,12 +91,12 @@ locals {
   ]
 
   kms_statements = [
-    for key in compact([local.kms_key]) : {
+    for key in compact([local.store_key]) : {
       Sid       = "StoreKey"
       Effect    = "Allow"
       Action    = ["kms:Decrypt", "kms:GenerateDataKey"]
       Resource  = [key]
-      Condition = { StringEquals = { "kms:ViaService" = ["s3.${var.region}.${data.aws_partition.this.dns_suffix}"] } }
+      Condition = { StringLike = { "kms:ViaService" = ["s3.${local.store_region}.${data.aws_partition.this.dns_suffix}"] } }
     }
   ]
 

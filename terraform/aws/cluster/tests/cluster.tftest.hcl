@@ -398,13 +398,34 @@ run "a_boundary_and_a_key_are_honoured" {
       Effect    = "Allow"
       Action    = ["kms:Decrypt", "kms:GenerateDataKey"]
       Resource  = ["arn:aws:kms:us-east-1:123456789012:key/0a1b"]
-      Condition = { StringEquals = { "kms:ViaService" = ["s3.us-east-1.amazonaws.com"] } }
+      Condition = { StringLike = { "kms:ViaService" = ["s3.us-east-1.amazonaws.com"] } }
     }
     error_message = "the key, by way of S3 only"
   }
   assert {
     condition     = one(one(aws_launch_template.this["0"].block_device_mappings).ebs).kms_key_id == "arn:aws:kms:us-east-1:123456789012:key/0a1b" && one(aws_launch_template.this["0"].block_device_mappings).device_name == "/dev/xvda"
     error_message = "the disk"
+  }
+}
+
+run "a_multi_region_key_opens_a_store_in_another_region" {
+  command = plan
+
+  variables {
+    machine = { kms_key = "mrk-1", root_device = "/dev/xvda" }
+  }
+
+  assert {
+    condition     = jsondecode(aws_iam_role_policy.node[0].policy).Statement[6].Resource == ["arn:aws:kms:*:123456789012:key/mrk-1"]
+    error_message = "the store's key, wherever the store is"
+  }
+  assert {
+    condition     = jsondecode(aws_iam_role_policy.node[0].policy).Statement[6].Condition == { StringLike = { "kms:ViaService" = ["s3.*.amazonaws.com"] } }
+    error_message = "by way of S3 only"
+  }
+  assert {
+    condition     = one(one(aws_launch_template.this["0"].block_device_mappings).ebs).kms_key_id == "arn:aws:kms:us-east-1:123456789012:key/mrk-1"
+    error_message = "the disk's key is the one here"
   }
 }
 
