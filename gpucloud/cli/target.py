@@ -24,7 +24,7 @@ from gpucloud.usecases.jobstore.orders import sha256_of
 from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.usecases.jobstore.runs import current_run, require_own
 from gpucloud.wiring import Gpucloud, KnownJob
-from gpucloud.wiring.jobs import asker_of, refuse_after_the_deadline, starter, visited_report
+from gpucloud.wiring.jobs import asker_of, refuse_after_the_deadline, starter, visited_report, with_seen_again
 
 DEFAULT_FILE = "gpucloud.yaml"
 
@@ -205,7 +205,7 @@ def report_of(cloud: Gpucloud, known: KnownJob, *, visits: bool = False) -> JobR
         lost_file=_lost_file(cloud, known, report),
         superseded=_is_superseded(cloud, known, report),
     )
-    report = replace(report, message=_message_here(report))
+    report = with_seen_again(cloud, known, replace(report, message=_message_here(report)))
     is_left = report.torn_down if report.status.ended else report.drives_itself and report.supervisor is None
     if is_left and report.ever_outputs and (attempts := cloud.stored_attempts(known)):
         report = with_stored_outputs(report, attempts)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpucloud.domain.errors import GpucloudError, ToolMissing, UsageError
+from gpucloud.domain.job.quantities import counted
 from gpucloud.domain.job.spec import AwsChoices, Cloud, Job, KnownJob, Resources
 from gpucloud.domain.node.node import fleet_of
 from gpucloud.domain.untrusted import in_one_line
@@ -176,6 +177,26 @@ def require_nothing_left(gpucloud: Gpucloud, known: KnownJob, called: str) -> No
             f"{what}, and of it is still listed: {', '.join(left)}",
             hint=owned if known.cloud.traits.owned else "gpucloud gc --wait --yes ends that",
         )
+
+
+def with_seen_again(gpucloud: Gpucloud, known: KnownJob, report: JobReport) -> JobReport:
+    """Return the report that tells of machines which the job went on without, where this home's fleet has such.
+
+    They may be others than those that it left: a home that comes back starts its group's level anew.
+    """
+    if known.cloud is not Cloud.LOCAL or all(one.let_go_until is None for one in report.intervals):
+        return report
+    from gpucloud.usecases.services import cluster_of
+
+    told = {node.id for node in report.nodes}
+    here = [node for node in gpucloud.local().nodes().describe(cluster_of(known.name)).alive if node.id not in told]
+    if not here:
+        return report
+    are, them = ("is", "it") if len(here) == 1 else ("are", "them")
+    once = "" if report.torn_down else "once the job is over, "
+    line = f"{counted(len(here), 'machine')} of this home, which the job went on without, {are} alive:"
+    line = f"{line} {once}`gpucloud gc --wait --yes` ends {them}"
+    return replace(report, message="; ".join(filter(None, (report.message, line))))
 
 
 def unlisted_fleet(ender: Ender) -> str | None:
