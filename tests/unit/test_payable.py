@@ -56,18 +56,32 @@ def test_the_most_that_is_spent_counts_machines_that_the_cloud_starts_again(list
 
 
 @pytest.mark.parametrize(
-    ("ledger", "listed", "level", "wanted", "paid_for"),
+    ("ledger", "listed", "level", "wanted", "paid_for", "coming"),
     [
-        ((), (), 0, 2, 2),  # before the first start: what is wanted
-        ((), (), 3, 2, 3),  # the level is still what an earlier start wanted
-        ((), (node("a"), node("b"), node("c")), 2, 2, 3),  # just started or refilled, and in no book yet
-        (("a", "b"), (ended("a"), node("b")), 2, 2, 2),  # its end is listed and not in the books yet: the refill is due
-        ((), (node("a", relieved=True), node("b")), 2, 2, 3),  # one is being taken, and its successor is about to come
-        ((), (node("a", relieved=True), node("b"), node("c")), 2, 2, 3),  # and has come
-        (("a", "b", "c"), (), 2, 2, 3),  # a list that says nothing of machines in the books ends none of them
+        ((), (), 0, 2, 2, 2),  # before the first start: what is wanted
+        ((), (), 3, 2, 3, 3),  # the level is still what an earlier start wanted
+        ((), (node("a"), node("b"), node("c")), 2, 2, 3, 0),  # just started or refilled, and in no book yet
+        (
+            ("a", "b"),
+            (ended("a"), node("b")),
+            2,
+            2,
+            2,
+            1,
+        ),  # its end is listed and not in the books yet: the refill is due
+        (
+            (),
+            (node("a", relieved=True), node("b")),
+            2,
+            2,
+            3,
+            1,
+        ),  # one is being taken, and its successor is about to come
+        ((), (node("a", relieved=True), node("b"), node("c")), 2, 2, 3, 0),  # and has come
+        (("a", "b", "c"), (), 2, 2, 3, 0),  # a list that says nothing of machines in the books ends none of them
     ],
 )
-def test_every_machine_that_is_or_will_be_there_is_paid_for(ledger, listed, level, wanted, paid_for):
+def test_every_machine_that_is_or_will_be_there_is_paid_for(ledger, listed, level, wanted, paid_for, coming):
     tracker = SpendTracker(JobStore(MemoryStore(JumpingClock(NOW)), "digits"), FreeUpToNow())
     job = state(cap_usd_per_hour=Decimal("0.01"), nodes=tuple(map(interval, ledger)))
     group = GroupView(exists=True, size=level, armed_until=None, nodes=listed)
@@ -75,9 +89,9 @@ def test_every_machine_that_is_or_will_be_there_is_paid_for(ledger, listed, leve
     payable = tracker.payable(job, group, wanted, NOW, Decimal("0.1"), WALL)
 
     # A machine is charged for a minute as soon as it is there: that minute is kept out of the time of those to come.
-    charged_at_once = timedelta(0) if ledger or level else timedelta(minutes=1)
+    at_once = timedelta(minutes=1)
     assert payable.until is not None
     assert payable.with_another is not None
-    assert abs(payable.until - (NOW + timedelta(hours=10) / paid_for - charged_at_once)) < A_CENTS_ROUNDING
-    another = NOW + (timedelta(hours=10) - timedelta(minutes=1)) / (paid_for + 1)
+    assert abs(payable.until - (NOW + (timedelta(hours=10) - coming * at_once) / paid_for)) < A_CENTS_ROUNDING
+    another = NOW + (timedelta(hours=10) - (coming + 1) * at_once) / (paid_for + 1)
     assert abs(payable.with_another - another) < A_CENTS_ROUNDING

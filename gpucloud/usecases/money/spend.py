@@ -144,15 +144,16 @@ class SpendTracker:
         cap, launched = state.dearest_usd_per_hour, bool(state.alive or group.most_alive)
         until = partial(paid_until, now, left_usd=budget_usd - used.usd, cap_usd_per_hour=cap)
         least = usd_for(cap, self._terms.minimum)
+        coming_usd = least * max(0, nodes - len(state.alive))  # asked for, and not listed yet
         return Payable(
             used=used,
             until=until(
                 nodes=nodes,
                 prepaid_rule=prepaid_rule,
                 launched=launched,
-                coming_usd=ZERO if launched else least * nodes,
+                coming_usd=coming_usd,
             ),
-            with_another=until(nodes=nodes + 1, prepaid_rule=prepaid_rule, coming_usd=least),
+            with_another=until(nodes=nodes + 1, prepaid_rule=prepaid_rule, coming_usd=coming_usd + least),
             lasts_until=until(nodes=nodes, prepaid_rule=replace(prepaid_rule, least=timedelta(0))),
         )
 
