@@ -404,6 +404,44 @@ def test_a_script_that_prints_nothing_is_told_once_with_what_it_does(
     assert len(written) == 3
 
 
+@pytest.mark.parametrize(
+    ("wanted", "quiet"),
+    [
+        (logs.Wanted(since="1m"), None),
+        (logs.Wanted(tail=0), None),
+        (logs.Wanted(node="b"), None),
+        (logs.Wanted(rank=0), None),
+        (logs.Wanted(rank=1), "rank 1 of attempt 1 has printed nothing since it began"),
+    ],
+)
+def test_of_a_script_whose_output_is_left_out_is_not_said_that_it_printed_nothing(
+    monkeypatch: pytest.MonkeyPatch, written: list[str], wanted: logs.Wanted, quiet: str | None
+) -> None:
+    spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal(0))
+    open_ = replace(opened("a", "b", first_step=1, last_step=7), started_at=AT - timedelta(hours=2))
+    prints = state(job="digits", attempts=(open_,))
+    asker = Silent(JobStatus.RUNNING)
+    monkeypatch.setattr(asker, "stored_state", lambda: prints)
+    monkeypatch.setattr(asker, "bill_pull", lambda _: None)
+    known = replace(report(prints, spend, (), snapshot(up("a")).group, "process 1 on vm"), looked_at=AT, heard_at=AT)
+    monkeypatch.setattr(logs, "report_of", lambda *_, **__: known)
+
+    def output(caught_up: Any, rank: int | None, **_: Any) -> Any:
+        if rank in (None, 0):
+            yield part(1), dated((b"epoch 1\n", -300))
+        for _ in range(40):
+            caught_up(None)
+            asker.clock.sleep(1)
+
+    monkeypatch.setattr(asker, "output", output)
+    assert asked_of(monkeypatch, asker, replace(wanted, follow=True)) == 0
+    told = [line.partition(" at ")[0] for line in written if "has printed nothing" in line]
+    assert told == ([quiet] if quiet else [])
+    whose = {"b": "of b ", None: "of rank 1 "}[wanted.node] if wanted.node or wanted.rank else None
+    none = [f"digits has no output {whose}yet: following (Ctrl-C leaves, the job goes on)"] if whose else []
+    assert [line for line in written if "no output" in line and "following" in line] == none
+
+
 UNTIL = AT - timedelta(minutes=10)
 LEFT = Unsupervised(state=state(attempts=(opened("a"),)), fetched_until=UNTIL)
 NO_OUTPUT = "digits has no output yet: following (Ctrl-C leaves"

@@ -237,6 +237,8 @@ class Shown:
     unsupervised: Unsupervised | None = None
     """How a job stood last that nobody sees to."""
     _attempt: int | None = None
+    _printing: set[int] = field(default_factory=set)
+    """The attempts of which any output came, whatever is left out of it."""
     _tail: Tail | None = None
     _is_new: bool = False
     _quiet_since: datetime | None = None
@@ -249,6 +251,7 @@ class Shown:
 
     def take(self, part: LogPart, piece: DatedPiece) -> None:
         """Write what is wanted of the piece, or keep its last lines until all that there is has been read."""
+        self._printing.add(part.attempt)
         if not self.ranks.wants(part):
             return
         self.read_any = True
@@ -268,7 +271,7 @@ class Shown:
         for part, data, at in tail.left() if tail is not None else ():
             self._write(part, data, at)
         if self.wanted.follow and not self._is_new and not self.wrote_any and not self.ranks.state.status.ended:
-            of_it = "nothing new" if self.read_any else "no output"
+            of_it = "nothing new" if self.read_any else f"no output{_of_whom(self.wanted)}"
             leaves = "Ctrl-C leaves" if unsupervised is not None else "Ctrl-C leaves, the job goes on"
             tell(f"{self.ranks.state.job} has {of_it} yet: following ({leaves})")
         if self.wanted.follow and unsupervised is not None and self.unsupervised is None:
@@ -285,12 +288,16 @@ class Shown:
             return
         self._quiet_since = now
         attempt = self.ranks.newest_state().attempt
-        if attempt is None or attempt.number in (self._attempt, self._told_quiet) or now - attempt.started_at < _QUIET:
+        if (
+            attempt is None
+            or attempt.number in {*self._printing, self._told_quiet}
+            or now - attempt.started_at < _QUIET
+        ):
             return
         if self.ranks.has_wanted(attempt):
             self._told_quiet = attempt.number
             with suppress(GpucloudError):
-                tell(_quiet_line(attempt, visit()))
+                tell(_quiet_line(attempt, self.wanted.rank, visit()))
 
     def _dated(self, piece: DatedPiece) -> Iterator[tuple[bytes, datetime | None]]:
         if self.since is not None or self.wanted.timestamps or self.wanted.as_json:
@@ -312,11 +319,13 @@ class Shown:
         self.writer.write(part, data, at)
 
 
-def _quiet_line(attempt: Attempt, report: JobReport) -> str:
+def _quiet_line(attempt: Attempt, rank: int | None, report: JobReport) -> str:
+    """Return that nothing was printed by the attempt, or by the one rank whose output is read."""
     samples = [gpu for one in report.standing if one.status is not None for gpu in one.status.gpus]
     doing = [*step_words(report), *([brief(samples)] if brief(samples) else [])]
     since = format_moment(attempt.started_at, report.looked_at)
-    said = f"attempt {attempt.number} has printed nothing since it began at {since}: {condition_word(report)}"
+    who = f"attempt {attempt.number}" if rank is None else f"rank {rank} of attempt {attempt.number}"
+    said = f"{who} has printed nothing since it began at {since}: {condition_word(report)}"
     return f"{', '.join([said, *doing])}; `gpucloud watch {report.job}` shows more"
 
 
@@ -352,8 +361,7 @@ def require_attempt(state: JobState, number: int) -> None:
 
 def _no_output(state: JobState, wanted: Wanted, *, is_alone: bool) -> GpucloudError:
     """Return what to say where nothing was read; `is_alone`: of an attempt whose output nobody fetches."""
-    of = "" if wanted.rank is None else f" of rank {wanted.rank}"
-    of += "" if wanted.node is None else f" of {wanted.node}"
+    of = _of_whom(wanted)
     if not state.attempts:
         why = "has ended before its script started" if state.status.ended else "has not started its script yet"
         return UsageError(f"{state.job} {why}: no output", hint=f"gpucloud status {state.job} says where it stands")
@@ -369,6 +377,11 @@ def _no_output(state: JobState, wanted: Wanted, *, is_alone: bool) -> GpucloudEr
         return UsageError(why, hint=f"gpucloud train {state.job} goes on and fetches it, gpucloud status {state.job}")
     hint = f"gpucloud logs -f {state.job} waits for it, gpucloud status {state.job} says where the job stands"
     return UsageError(f"{state.job} has no output{of} yet", hint=hint)
+
+
+def _of_whom(wanted: Wanted) -> str:
+    of = "" if wanted.rank is None else f" of rank {wanted.rank}"
+    return of if wanted.node is None else f"{of} of {wanted.node}"
 
 
 def _say_what_is_left_out(shown: Shown, since: Since | None) -> None:
