@@ -16,14 +16,16 @@ from gpucloud.adapters.transfer import outputs
 from gpucloud.adapters.transfer.copying import Listing, Remote, RemoteFolder
 from gpucloud.adapters.transfer.outputs import OutputsFolder
 from gpucloud.cli.render.reports import report_json, report_text
+from gpucloud.cli.render.ways import missing_lines
 from gpucloud.domain.errors import LandingRefused
 from gpucloud.domain.job.spec import Job
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.node import NO_GROUP, Node
-from gpucloud.domain.state.state import Attempt, ExitReason, MissingOutput
+from gpucloud.domain.state.state import Attempt, ExitReason, JobStatus, MissingOutput
 from gpucloud.ports import Brought, Completed, Host
+from gpucloud.usecases.job.jobs import with_stored_outputs
 from gpucloud.usecases.jobstore.jobstore import JobStore
-from gpucloud.usecases.jobstore.report import report
+from gpucloud.usecases.jobstore.report import JobReport, report
 from gpucloud.usecases.services import Services
 from gpucloud.usecases.supervise.story import brought_line, brought_lines, missing_line
 from tests.fakes.nodes import node_at
@@ -116,6 +118,30 @@ def test_what_an_earlier_attempt_lost_is_told_beside_what_a_later_one_brought_ho
     assert told(replace(second, reason=ExitReason.INTERRUPTED)) == stays  # its own wait for the next
     assert told(replace(second, reason=ExitReason.INTERRUPTED, outputs_came=True)) == (came, 2)
     assert told(replace(second, reason=ExitReason.SUCCEEDED, outputs=())) == stays
+
+
+def test_what_is_in_the_store_alone_is_not_told_as_home() -> None:
+    spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal(0))
+    lost = MissingOutput(path="out/", why="of attempt 1 did not come home: it went with a", attempt=1)
+    first = replace(opened("a"), reason=ExitReason.LOST, missing_outputs=(lost,), outputs=("out/",))
+    second = replace(opened("b"), number=2, outputs=("out/",), reason=ExitReason.SUCCEEDED)
+    known = report(state(attempts=(first, second), torn_down=True), spend, (), NO_GROUP, None)
+    known = replace(known, drives_itself=True, status=JobStatus.SUCCEEDED, has_home=False)
+    in_store = "out/ in the job's store: gpucloud cp -r digits:@store/outputs FOLDER copies it"
+    before = f"{lost.path} {lost.why}; what was stored before that is {in_store.removeprefix('out/ ')}"
+
+    def told(of: JobReport) -> tuple[list[str], set[int | None]]:
+        by = {one["brought_by"] for one in report_json(of)["missing_outputs"]}
+        return [line.removeprefix("outputs: ") for line in missing_lines(of)], by
+
+    assert told(with_stored_outputs(known, frozenset({2}))) == ([f"{lost.path} {lost.why}", in_store], {None})
+    assert told(with_stored_outputs(known, frozenset({1, 2}))) == ([before, in_store], {None})
+    assert told(with_stored_outputs(known, frozenset({1}))) == (
+        [f"out/ is home, as attempt 2 left it; before that, {before}"],
+        {2},
+    )
+    # A machine that drives its job brings results into the store: nobody has asked that yet.
+    assert told(replace(known, torn_down=False)) == ([f"{lost.path} {lost.why}"], {None})
 
 
 class Naming:

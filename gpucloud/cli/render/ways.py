@@ -363,7 +363,12 @@ def missing_lines(report: JobReport) -> list[str]:
 
 
 def brought_by(output: MissingOutput, report: JobReport) -> int | None:
-    """Return the last attempt, after the one that the output was lost of, that brought home what is at its path."""
+    """Return the last attempt, after the one that the output was lost of, that brought home what is at its path.
+
+    Machines that drive the job bring it into the store: which is known once they have left it.
+    """
+    if report.drives_itself and not report.torn_down:
+        return None
     lacking = {one.attempt for one in report.missing_outputs if one.path == output.path}
     last = report.attempts[-1] if report.attempts else None
     if output.attempt is None or last is None or last.reason is None or lacking & {None, last.number}:

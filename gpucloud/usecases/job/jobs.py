@@ -383,9 +383,9 @@ def with_stored_outputs(report: JobReport, attempts: frozenset[int]) -> JobRepor
     def told(one: MissingOutput) -> MissingOutput:
         return replace(one, why=f"{one.why}; what was stored before that is {why}") if one.attempt in attempts else one
 
-    known = {one.path for one in report.missing_outputs if one.attempt is None or one.attempt in attempts}
-    stored = (MissingOutput(path=path, why=why) for path in report.ever_outputs if path not in known)
-    missing = (*map(told, report.missing_outputs), *stored)
+    said = {(one.path, one.attempt) for one in report.missing_outputs}
+    stored = (p for p in report.ever_outputs if (p, None) not in said and any((p, a) not in said for a in attempts))
+    missing = (*map(told, report.missing_outputs), *(MissingOutput(path=path, why=why) for path in stored))
     return replace(report, has_stored_outputs=report.status.ended, missing_outputs=missing)
 
 
