@@ -233,7 +233,8 @@ def impossible(stands: Stands) -> Iterator[str]:
     """Yield what the reference says that cannot be, whatever the others say."""
     told, sums = stands.told, stands.told["spend"].items()
     spend = {key: Decimal(value) for key, value in sums if key.endswith("_usd") and value is not None}
-    if spend["left_usd"] != spend["budget_usd"] - spend["spent_usd"] - spend["unproven_usd"]:
+    used_usd = spend["spent_usd"] + spend["unproven_usd"] + spend["let_go_usd"]
+    if spend["left_usd"] != spend["budget_usd"] - used_usd:
         yield f"left is {spend['left_usd']}, of {spend}"
     if spend.get("forecast_usd", Decimal(0)) > max(spend["budget_usd"], spend["spent_usd"] + spend["unproven_usd"]):
         yield f"it is to cost {spend['forecast_usd']}, of {spend}"
@@ -299,6 +300,6 @@ def _off_at_odds(said: Said, stands: Stands) -> Iterator[str]:
     expected = f"{at:%H:%M}" if at.date() == stands.now.date() else f"{at:%Y-%m-%d %H:%M}"
     if said.off != expected:
         yield f"it is off by {said.off}, and it is paid until {paid}"
-    most = sum((Decimal(spend[key]) for key in ("spent_usd", "unproven_usd", "promised_usd")), Decimal(0))
+    most = sum((Decimal(spend[f"{key}_usd"]) for key in ("spent", "unproven", "let_go", "promised")), Decimal(0))
     if said.off_usd is not None and not is_said(said.off_usd, str(most), is_most=True):
         yield f"it costs {said.off_usd} by then, and the reference has {most}"

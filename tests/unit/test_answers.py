@@ -43,6 +43,7 @@ left      0.731 USD: 0.549 for the machines until then
 SPEND = {
     "spent_usd": "0.01941666",
     "promised_usd": "0.29856118",
+    "let_go_usd": "0",
     "unproven_usd": "0.25",
     "left_usd": "0.73058334",
     "kept_usd": "0.105",

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gpucloud.cli.render.bills import left_amount
 from gpucloud.cli.render.reports import jobs_text, report_json, report_text
 from gpucloud.domain.errors import FleetElsewhere
 from gpucloud.domain.money.budget import PrepaidRule
@@ -91,8 +92,8 @@ def test_what_it_may_still_cost_is_promised_and_not_spent(hours: int, spent: int
     used = tracked.used(known, NO_GROUP, now)
     assert (used.spent_usd, used.usd) == (spent, spent + may_cost)
     spend = tracked.spend(known, NO_GROUP, now, Decimal(50), PrepaidRule())
-    assert (spend.spent_usd, spend.left_usd, spend.off_usd) == (spent, 50 - spent, spent + may_cost)
-    assert spend.free_usd == 50 - spent - may_cost - spend.kept_usd
+    assert (spend.spent_usd, spend.let_go_usd, spend.off_usd) == (spent, may_cost, spent + may_cost)
+    assert (spend.left_usd, spend.free_usd) == (50 - used.usd, 50 - used.usd - spend.kept_usd)
 
 
 def test_no_other_machine_is_paid_for_with_what_it_may_still_cost() -> None:
@@ -155,7 +156,10 @@ def test_status_and_list_tell_of_it_and_what_it_may_still_cost() -> None:
     assert "0 (+1 unseen)" in jobs_text([told])
     found = report_json(told)
     assert found["let_go"] == [{"node": "a", "until": UNTIL.isoformat()}]
-    assert (found["spend"]["spent_usd"], found["spend"]["promised_usd"]) == ("1", "12")
+    money = {key: found["spend"][f"{key}_usd"] for key in ("spent", "let_go", "promised", "left")}
+    assert money == {"spent": "1", "let_go": "12", "promised": "0", "left": "37"}
+    assert "let go  12.00 USD for machines that could not be ended from here\n" in text
+    assert left_amount(spend) == "37.00"
 
 
 def test_what_it_may_still_cost_is_no_part_of_what_lasts_for_the_jobs_own_machines() -> None:

@@ -15,6 +15,7 @@ from gpucloud.cli.render.bills import (
     for_later,
     left_amount,
     left_rows,
+    let_go_rows,
     money_json,
     money_line,
     plain_amount,
@@ -234,6 +235,7 @@ def _budget_text(report: JobReport, order: Order) -> str:
         ("budget", format_usd(spend.budget_usd)),
         ("spent", money_line(spend)),
         *unproven_rows(spend),
+        *let_go_rows(spend),
         *(left_rows(spend, for_later(report)) or [("unused" if is_over else "left", f"{left_amount(spend)} USD")]),
     ]
     parts = [f"{report.job}: {condition_word(report)}", table(rows)]

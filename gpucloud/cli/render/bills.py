@@ -9,8 +9,8 @@ from typing import Any
 
 from gpucloud.cli.render.words import as_argument, pool_json, quarantine_json, table, usd
 from gpucloud.domain import codec
-from gpucloud.domain.job.quantities import format_moment, format_span, format_usd
-from gpucloud.domain.money.budget import Spend
+from gpucloud.domain.job.quantities import format_moment, format_most, format_span, format_usd
+from gpucloud.domain.money.budget import LET_GO, Spend
 from gpucloud.domain.money.costs import Row
 from gpucloud.domain.money.ledger import ZERO, Charge, ChargeKind, total
 from gpucloud.domain.state.state import JobStatus
@@ -73,6 +73,11 @@ def unproven_rows(spend: Spend) -> list[tuple[str, str]]:
     return [("unproven", f"{format_usd(spend.unproven_usd)}: {why}")]
 
 
+def let_go_rows(spend: Spend) -> list[tuple[str, str]]:
+    """Return the row of what machines that were let go may still cost, neither spent nor left; none for nothing."""
+    return [("let go", f"{format_most(spend.let_go_usd)} {LET_GO} from here")] if spend.let_go_usd else []
+
+
 _MORE_TIME = "for more time after that"
 
 
@@ -100,10 +105,10 @@ def left_rows(spend: Spend, later: str = _MORE_TIME) -> list[tuple[str, str]]:
 
 def _summing_up(spend: Spend) -> tuple[Decimal, ...]:
     """Return what is left and its parts, rounded so that these make it up, as it does the budget with what is spent."""
-    sums = (spend.spent_usd, spend.committed_usd, spend.kept_usd, spend.free_usd)
+    sums = (spend.spent_usd, spend.promised_usd, spend.kept_usd, spend.free_usd)
     one = Decimal(1).scaleb(-max(len(plain_amount(usd).partition(".")[2]) for usd in sums))
     left = spend.left_usd.quantize(one, ROUND_HALF_DOWN)  # of two halves, what is spent has the larger
-    promised, kept = (usd.quantize(one, ROUND_HALF_UP) for usd in (spend.committed_usd, spend.kept_usd))
+    promised, kept = (usd.quantize(one, ROUND_HALF_UP) for usd in (spend.promised_usd, spend.kept_usd))
     return left, promised, kept, max(left - promised - kept, ZERO.quantize(one))
 
 
@@ -185,7 +190,7 @@ def whole_minute(at: datetime) -> datetime:
 
 def spend_text(spend: Spend, later: str = _MORE_TIME) -> str:
     """Return the sums, one a line."""
-    rows = [("spent", money_line(spend)), *unproven_rows(spend), *left_rows(spend, later)]
+    rows = [("spent", money_line(spend)), *unproven_rows(spend), *let_go_rows(spend), *left_rows(spend, later)]
     if spend.forecast_usd is not None:
         rows.append(("forecast", f"{format_usd(spend.forecast_usd)} {_forecast_of(spend)}"))
     if spend.outside_budget_usd:
@@ -241,7 +246,8 @@ def spend_json(spend: Spend) -> dict[str, Any]:
     """Return the money as decimal strings; `budget_ends_at` only where that is before the job's last step."""
     return {
         "spent_usd": usd(spend.spent_usd),
-        "promised_usd": usd(spend.committed_usd),
+        "promised_usd": usd(spend.promised_usd),
+        "let_go_usd": usd(spend.let_go_usd),
         "unproven_usd": usd(spend.unproven_usd),
         "left_usd": usd(spend.left_usd),
         "kept_usd": usd(spend.kept_usd),

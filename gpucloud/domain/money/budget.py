@@ -49,7 +49,7 @@ LET_GO = "for machines that could not be ended"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spend:
-    """The money of a job: spent + unproven + left = budget.
+    """The money of a job: spent + unproven + let go + left = budget.
 
     `unproven_usd` is what machines may have cost beside what the ledger tells, while they drove the job: what was paid
     for then counts as used where the cloud lists no machine any more.
@@ -101,8 +101,8 @@ class Spend:
 
     @property
     def left_usd(self) -> Decimal:
-        """What is not spent; below zero only if a price passed its cap."""
-        return self.budget_usd - self.spent_usd - self.unproven_usd
+        """What is not spent, nor promised to machines that were let go; below zero only if a price passed its cap."""
+        return self.budget_usd - self.spent_usd - self.unproven_usd - self.let_go_usd
 
     @property
     def lasts(self) -> timedelta | None:
@@ -151,7 +151,7 @@ class Spend:
     @property
     def _prolonged(self) -> Prolonged:
         return Prolonged(
-            usd=self.left_usd - self.let_go_usd - self.kept_usd + self.ahead_usd,
+            usd=self.left_usd - self.kept_usd + self.ahead_usd,
             usd_per_hour=self.usd_per_hour,
             cap_usd_per_hour=self.cap_usd_per_hour,
             paid=self.off_at - self.as_of if self.off_at and self.as_of else timedelta(0),
@@ -164,7 +164,7 @@ class Spend:
     @property
     def _usable_usd(self) -> Decimal:
         leaves_usd = usd_for(self.cap_usd_per_hour, self._prolonged.leaves_then)
-        return self.left_usd - self.let_go_usd - self.kept_usd - leaves_usd
+        return self.left_usd - self.kept_usd - leaves_usd
 
     def _usd_within(self, span: timedelta) -> Decimal:
         """Return what the machines that live will have cost after that time, beside what is spent."""
@@ -179,11 +179,6 @@ class Spend:
         return replace(self, forecast_usd=whole, unattended_until=self.off_at)
 
     @property
-    def committed_usd(self) -> Decimal:
-        """What all machines may still cost until `all_off_at`, those included that were let go."""
-        return self.promised_usd + self.let_go_usd
-
-    @property
     def all_off_at(self) -> datetime | None:
         """When the last of them ends by itself; None where none may live."""
         return max((at for at in (self.off_at, self.let_go_until) if at is not None), default=None)
@@ -191,12 +186,12 @@ class Spend:
     @property
     def free_usd(self) -> Decimal:
         """What of the rest is neither prepaid nor kept aside: it pays for more time when that is over."""
-        return max(ZERO, self.left_usd - self.committed_usd - self.kept_usd)
+        return max(ZERO, self.left_usd - self.promised_usd - self.kept_usd)
 
     @property
     def off_usd(self) -> Decimal:
         """What the job will have cost at the most when its machines end by themselves."""
-        return self.spent_usd + self.unproven_usd + self.committed_usd
+        return self.spent_usd + self.unproven_usd + self.promised_usd + self.let_go_usd
 
 
 # When a budget ends.
