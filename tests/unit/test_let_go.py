@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gpucloud.cli.commands.supervising import say_what_is_left
 from gpucloud.cli.render.bills import left_amount
 from gpucloud.cli.render.reports import jobs_text, report_json, report_text
 from gpucloud.domain.errors import FleetElsewhere
@@ -32,6 +33,7 @@ from gpucloud.domain.supervision.snapshot import Limits
 from gpucloud.domain.supervision.strays import as_listed, as_taken_over, let_go, list_group, stopped_at, unseen_words
 from gpucloud.domain.supervision.transitions import move, record
 from gpucloud.store.contract import Stored
+from gpucloud.usecases.job.jobs import LeftJob
 from gpucloud.usecases.job.ordered import Access
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.report import report
@@ -160,6 +162,14 @@ def test_status_and_list_tell_of_it_and_what_it_may_still_cost() -> None:
     assert money == {"spent": "1", "let_go": "12", "promised": "0", "left": "37"}
     assert "let go  12.00 USD for machines that could not be ended from here\n" in text
     assert left_amount(spend) == "37.00"
+
+
+def test_who_leaves_the_job_is_told_of_it_too(capsys: pytest.CaptureFixture[str]) -> None:
+    say_what_is_left(LeftJob(state=replace(left(), paid_until=None)), NOW)
+    unseen = "1 machine that could not be ended from here may be alive until 2026-03-02 00:00:00 UTC"
+    assert capsys.readouterr().err.splitlines() == ["left digits as it is", unseen]
+    say_what_is_left(LeftJob(state=replace(left(), paid_until=None)), UNTIL)
+    assert capsys.readouterr().err.splitlines() == ["left digits as it is", "no machines are alive"]
 
 
 def test_what_it_may_still_cost_is_no_part_of_what_lasts_for_the_jobs_own_machines() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpucloud.cli.interrupts import SAVES, Interrupts, Leave, obeyed
-from gpucloud.cli.render.bills import whole_minute
+from gpucloud.cli.render.bills import let_go_words, whole_minute
 from gpucloud.cli.render.onlookers import Onlooker, PlainOnlooker, Unshaken
 from gpucloud.cli.render.plans import plan_json
 from gpucloud.cli.render.reports import report_json, report_text
@@ -229,12 +229,15 @@ def say_what_is_left(left: LeftJob, now: datetime, first: Callable[[], str] = st
     until = f" until {format_moment(state.paid_until, now)}" if state.paid_until else ""
     held, then = ("taken", "free again") if state.pool.market is Market.OWNED else ("paid", "off")
     comes = bool(until) and not alive and left.asked_for != 0
+    let_go = let_go_words(state.nodes, now)
     if alive:
         tell(f"alive and {held}{until}, then {then} by themselves: {', '.join(alive)}")
     elif comes:  # behind an armed shut-off machines may have been asked for that no listing has shown yet
         tell(f"no machine has been seen; one that was asked for last is {held}{until}, then {then} by itself")
-    else:
+    elif not let_go:
         tell("no machines are alive")
+    for line in let_go:
+        tell(line)
     if (way := _way_on(left, first, machines=bool(alive), comes=comes)) is not None:
         tell(way)
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from decimal import ROUND_HALF_DOWN, ROUND_HALF_UP, ROUND_UP, Decimal
 from typing import Any
 
 from gpucloud.cli.render.words import as_argument, pool_json, quarantine_json, table, usd
 from gpucloud.domain import codec
-from gpucloud.domain.job.quantities import format_moment, format_most, format_span, format_usd
+from gpucloud.domain.job.quantities import counted, format_moment, format_most, format_span, format_usd
 from gpucloud.domain.money.budget import LET_GO, Spend
 from gpucloud.domain.money.costs import Row
 from gpucloud.domain.money.ledger import ZERO, Charge, ChargeKind, total
-from gpucloud.domain.state.state import JobStatus
+from gpucloud.domain.state.state import JobStatus, UsageInterval
 from gpucloud.usecases.jobstore.report import JobReport
 
 _SECOND = timedelta(seconds=1)
@@ -76,6 +76,17 @@ def unproven_rows(spend: Spend) -> list[tuple[str, str]]:
 def let_go_rows(spend: Spend) -> list[tuple[str, str]]:
     """Return the row of what machines that were let go may still cost, neither spent nor left; none for nothing."""
     return [("let go", f"{format_most(spend.let_go_usd)} {LET_GO} from here")] if spend.let_go_usd else []
+
+
+def let_go_words(lives: Iterable[UsageInterval], now: datetime | None, most_usd: Decimal | None = None) -> list[str]:
+    """Return that machines which were let go may live, until when, and what more they cost; nothing without such."""
+    found = (one.let_go_until for one in lives if one.is_let_go)
+    ends = [until for until in found if until is not None and (now is None or until > now)]
+    if not ends:
+        return []
+    cost = f", and cost {format_most(most_usd)} more at the most" if most_usd is not None else ""
+    unseen = f"{counted(len(ends), 'machine')} that could not be ended from here may be alive"
+    return [f"{unseen} until {format_moment(max(ends), now)}{cost}"]
 
 
 _MORE_TIME = "for more time after that"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from gpucloud.cli.render.bills import charges_text, for_later, plain_amount, spend_json, spend_text
+from gpucloud.cli.render.bills import charges_text, for_later, let_go_words, plain_amount, spend_json, spend_text
 from gpucloud.cli.render.use import (
     condition_and_reason,
     may_tell,
@@ -30,7 +30,7 @@ from gpucloud.cli.render.words import as_argument, pool_json, quarantine_json, t
 from gpucloud.domain import codec
 from gpucloud.domain.checkpoint.layouts import Additions, resume_advice
 from gpucloud.domain.checkpoint.manifest import Counts
-from gpucloud.domain.job.quantities import counted, format_moment, format_most, format_span, span_of
+from gpucloud.domain.job.quantities import counted, format_moment, format_span, span_of
 from gpucloud.domain.node.node import Node
 from gpucloud.domain.state.state import (
     Attempt,
@@ -424,13 +424,8 @@ def _let_go(report: JobReport) -> list[UsageInterval]:
 
 def _nodes_text(report: JobReport) -> str:
     """Return which machines live, and beside them which may."""
-    let_go, spend = _let_go(report), report.spend
-    told = [_alive_text(report)] if report.nodes or not let_go else []
-    if let_go and spend.let_go_until is not None:
-        until = format_moment(spend.let_go_until, report.looked_at)
-        unseen = f"{counted(len(let_go), 'machine')} that could not be ended from here may be alive until {until}"
-        told.append(f"{unseen}, and cost {format_most(spend.let_go_usd)} more at the most")
-    return "\n".join(told)
+    let_go = let_go_words(report.intervals, report.looked_at, report.spend.let_go_usd)
+    return "\n".join([*([_alive_text(report)] if report.nodes or not let_go else []), *let_go])
 
 
 def _alive_text(report: JobReport) -> str:
