@@ -628,6 +628,65 @@ def test_a_service_gets_no_signal_in_place_of_a_script_without_a_handler(node, w
     assert "service ended" not in log.read_text()
 
 
+# A program with a handler, which starts a helper of the code folder that has none, or what it is told to.
+BESIDE = """
+import os, signal, subprocess, sys
+def end(*_):
+    print("ended", flush=True)
+    sys.exit(3)
+signal.signal(signal.SIGTERM, end)
+if "leaves" in sys.argv:
+    os.mkdir("run"), os.chdir("run")
+rest = [word for word in sys.argv[1:] if word != "leaves"]
+subprocess.call(rest or [sys.executable, os.environ["CODE"] + "/helper.py"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        (("{}", "train.py", "leaves"), ["train.py"]),
+        (("/bin/sh", "-c", "{} train.py leaves; true"), ["train.py"]),
+        (("{}", "../trainer"), ["../trainer"]),
+        (("/bin/sh", "-c", "{} ../trainer; true"), ["../trainer"]),
+        (("{}", "-c", BESIDE), ["-c"]),
+        (("{}", "../trainer", "{}", "heeding.py"), ["heeding.py"]),  # by its command line it launches that
+        (("{}", "../trainer", "{}", "helper.py"), ["../trainer"]),
+        (("{}", "../accelerate", "{}", "helper.py"), []),
+        (("/bin/sh", "-c", "{} -c 'import time; time.sleep(600)' & {} ../trainer; true"), ["../trainer"]),
+    ],
+)
+def test_a_program_with_a_handler_is_asked_where_what_it_runs_of_the_code_has_none(node, words, asked):
+    node.start()
+    (node.root / "helper.py").write_text("import time\nprint('helping', flush=True)\ntime.sleep(600)\n")
+    (node.root / "heeding.py").write_text(
+        "import signal\nsignal.signal(15, lambda *_: print('ended'))\nimport helper\n"
+    )
+    for path in (node.root / "train.py", node.root.parent / "trainer", node.root.parent / "accelerate"):
+        path.write_text(BESIDE)
+    argv = tuple(word.replace("{}", sys.executable) for word in words)
+    node.want(node.launch(1, *argv, RANK="0", CODE=str(node.root)))
+    node.wait_running(1)
+    wait_until(lambda: "helping" in (node.folder(1) / "launcher.log").read_text(), "the helper")
+    found = signalled(node.folder(1), signal.SIGTERM, node.root)
+    assert [processes.command(pid)[1] for told in found.heeding for pid in told] == asked
+
+
+@pytest.mark.parametrize(
+    ("trap", "told"),
+    [("EXIT", ["SIGTERM"]), ("TERM", ["SIGTERM"]), ("USR1", ["SIGUSR1"]), ("TERM USR1", ["SIGTERM", "SIGUSR1"])],
+)
+def test_a_trap_at_the_exit_of_a_shell_is_none_for_a_signal_of_a_notice(node, trap, told):
+    node.start()
+    (node.root / "train.py").write_text(WITH_A_SERVICE)
+    (node.root / "run.sh").write_text(f"#!/bin/bash\ntrap 'echo trapped' {trap}\n{sys.executable} train.py &\nwait\n")
+    node.want(node.launch(1, "/bin/bash", "run.sh", RANK="0"))
+    node.wait_running(1)
+    wait_until(lambda: "training" in (node.folder(1) / "launcher.log").read_text(), "the script")
+    found = {name: signalled(node.folder(1), signal.Signals[name], node.root) for name in ("SIGTERM", "SIGUSR1")}
+    assert [name for name, signalling in found.items() if signalling.heeding] == told
+
+
 def test_a_shell_is_told_for_its_trap_where_the_script_has_no_handler(node):
     node.start()
     (node.root / "train.py").write_text(WITH_A_SERVICE)

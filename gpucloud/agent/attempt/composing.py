@@ -152,7 +152,6 @@ def _fabric() -> tuple[str, ...]:
 
 # The job's container image on this node: pulled once, and from then on named by its content.
 
-
 _HUB = "https://index.docker.io/v1/"  # Docker's own name for its registry in config.json
 
 
@@ -266,12 +265,12 @@ def chosen_runtime(wanted: ContainerRuntime) -> ContainerRuntime:
 # The ranks of an attempt before they are killed: asked where they are (Python's own account of every thread, in each
 # rank's output), asked to end what they write, and looked at for what that is.
 
-
 # The variables that tell a rank, by what started it: torchrun (accelerate, Lightning), mpirun, or ourselves.
 _RANK = "RANK="
 _OF_A_RANK = ("TORCHELASTIC_RUN_ID=", "OMPI_COMM_WORLD_RANK=", _RANK)
 _SHELLS = ("sh", "dash", "bash", "zsh", "ash")
 _WITH_A_WORD = ("-W", "-X")  # options of Python
+_ENDING = ("torchrun", "torch.distributed", "accelerate", "deepspeed")  # launchers that end their script by the signal
 _NO_CORE = 1  # bytes; core(5): a limit of 1 keeps the kernel from feeding a core dump to a program, too
 
 
@@ -312,26 +311,35 @@ def signalled(folder: Path, number: signal.Signals, code: Path, wrapper: int | N
     what launches one (accelerate, deepspeed) nor a service (wandb, Ray) nor a worker is a script. Where a rank runs no
     such file, scripts are the program itself, what a shell runs, and what runs a program that the one above it names
     among its words (`nsys profile simulate`). Of two with a handler the upper one is asked, for what is below it is its
-    own to end: a shell, for its trap, only where no script has one. `wrapper` is a process of ours, and no rank.
+    own to end. So is a program with one that runs such files and names none: a trainer that is installed, with helpers.
+    Where none has one, what launched them is asked, save what would just end them, and last a shell, for its trap.
+    `wrapper` is a process of ours, and no rank.
     """
     listing = {process.pid: process for process in processes.listing()}
-    told, below = set(told_of(folder)), dict[int, list[int]]()
-    for process in listing.values():
-        if process.pid in told:
-            below.setdefault(process.parent, []).append(process.pid)
+    told, below = listing.keys() & told_of(folder), dict[int, list[int]]()
+    for pid in told:
+        below.setdefault(listing[pid].parent, []).append(pid)
     heeding, scripts = list[tuple[int, ...]](), list[int]()
     for rank in _ranks(folder, wrapper, listing):
-        found = tuple(_of_code(rank, code.resolve(), below)) or tuple(_launched(rank, below))
-        for candidates in (found, tuple(_shells(rank, below))):
-            if having := {pid for pid in candidates if processes.handles(pid, number)}:
-                heeding.append(_outermost(having, listing))
-                break
+        tree = {pid for pid in told if pid == rank or rank in _above(pid, listing)}
+        having = {pid for pid in tree if processes.handles(pid, number)}
+        of_code = {*_of_code(rank, code.resolve(), below)}
+        found = of_code or {*_launched(rank, below)}
+        over = {above for pid in of_code for above in _above(pid, listing) if not _is_shell(above)} & having
+        over = {pid for pid in over if of_code.isdisjoint((pid, *_above(pid, listing)))}
+        own = {pid for pid in over if not any(_named(pid, below))}
+        launching = {pid for pid in over if not any(Path(w).name.startswith(_ENDING) for w in _words(pid)[:1])}
+        shells = {pid for pid in having if _is_shell(pid)}
+        if number is not signal.SIGTERM:  # for a trap at its exit alone, bash handles all signals that would end it
+            shells = {pid for pid in shells if not processes.handles(pid, signal.SIGVTALRM)}
+        asked = _outermost(found & having, listing) + _outermost(own, listing)
+        if asked := asked or _outermost(launching, listing) or _outermost(shells, listing):
+            heeding.append(asked)
         scripts += found or (rank,)
     return Signalled(heeding=tuple(heeding) if processes.shows_handlers() else None, scripts=tuple(scripts))
 
 
 def _ranks(folder: Path, wrapper: int | None, listing: Mapping[int, processes.Process]) -> tuple[int, ...]:
-    # In containers too: their processes are seen from outside, by the attempt's mark.
     ours = {pid for pid in processes.marked(MARK, str(folder)) if pid in listing and pid != wrapper}
     for variable in _OF_A_RANK:
         if bearing := {pid for pid in ours if processes.has_variable(pid, variable)}:
@@ -340,13 +348,12 @@ def _ranks(folder: Path, wrapper: int | None, listing: Mapping[int, processes.Pr
 
 
 def _outermost(pids: set[int], listing: Mapping[int, processes.Process]) -> tuple[int, ...]:
-    def is_below(pid: int) -> bool:
-        above = listing[pid].parent
-        while above in listing and above not in pids:
-            above = listing[above].parent
-        return above in pids
+    return tuple(pid for pid in sorted(pids) if pids.isdisjoint(_above(pid, listing)))
 
-    return tuple(pid for pid in sorted(pids) if not is_below(pid))
+
+def _above(pid: int, listing: Mapping[int, processes.Process]) -> Iterator[int]:
+    while (pid := listing[pid].parent) in listing:
+        yield pid
 
 
 def _of_code(pid: int, code: Path, below: Mapping[int, Sequence[int]], above: tuple[Path, ...] = ()) -> Iterator[int]:
@@ -376,13 +383,6 @@ def _named(pid: int, below: Mapping[int, Sequence[int]]) -> Iterator[int]:
             rest += below.get(child, ())
 
 
-def _shells(pid: int, below: Mapping[int, Sequence[int]]) -> Iterator[int]:
-    if _is_shell(pid):
-        yield pid
-    for child in below.get(pid, ()):
-        yield from _shells(child, below)
-
-
 def _is_shell(pid: int) -> bool:
     return processes.program(pid) in _SHELLS
 
@@ -392,9 +392,10 @@ def _file(pid: int, code: Path) -> Path | None:
     is_python = processes.program(pid).startswith("python")
     word = next(iter(_words(pid)), "") if is_python else processes.executable(pid)
     module = word.replace(".", "/")
-    for name in (word, f"{word}/__main__.py", f"{module}.py", f"{module}/__main__.py"):
+    names = (word, f"{word}/__main__.py", f"{module}.py", f"{module}/__main__.py")
+    for base, name in itertools.product((Path(processes.directory(pid)), code), names):  # it may have left the latter
         with contextlib.suppress(OSError, ValueError):
-            path = Path(processes.directory(pid), name).resolve()
+            path = (base / name).resolve()
             if path.is_file() and path.is_relative_to(code):
                 inside = itertools.takewhile(lambda folder: folder != code, path.parents)
                 return None if any((folder / "pyvenv.cfg").exists() for folder in inside) else path
