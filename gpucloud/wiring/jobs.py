@@ -9,7 +9,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpucloud.domain.errors import GpucloudError, ToolMissing, UsageError
+from gpucloud.domain.errors import GpucloudError, ProvisionError, ToolMissing, UsageError
 from gpucloud.domain.job.quantities import counted
 from gpucloud.domain.job.spec import AwsChoices, Cloud, Job, KnownJob, Resources
 from gpucloud.domain.node.node import fleet_of
@@ -188,8 +188,10 @@ def with_seen_again(gpucloud: Gpucloud, known: KnownJob, report: JobReport) -> J
         return report
     from gpucloud.usecases.services import cluster_of
 
-    told = {node.id for node in report.nodes}
-    here = [node for node in gpucloud.local().nodes().describe(cluster_of(known.name)).alive if node.id not in told]
+    told, here = {node.id for node in report.nodes}, []
+    with suppress(ProvisionError):  # a damaged record of its fleet: the books are shown all the same
+        listed = asker_of(gpucloud, known).group.describe(cluster_of(known.name))
+        here = [node for node in listed.alive if node.id not in told]
     if not here:
         return report
     are, them = ("is", "it") if len(here) == 1 else ("are", "them")

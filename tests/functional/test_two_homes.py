@@ -95,7 +95,8 @@ def test_a_job_goes_on_at_once_where_the_home_of_its_machines_is_gone(mine, thei
     assert alive(theirs) == 2
     back = " ".join(theirs.run("status", "small").stdout.split())
     assert "2 machines of this home, which the job went on without, are alive: `gpucloud gc --wait --yes` ends" in back
-    assert "gpucloud gc --wait --yes" in theirs.run("down", "small").stderr
+    for command in (("down",), ("rm", "--with-checkpoints", "--yes")):
+        assert "hint: gpucloud gc --wait --yes" in theirs.run(command[0], "small", *command[1:]).stderr, command
 
 
 def test_a_job_that_drives_itself_is_ended_from_another_home_and_its_budget_is_changed_there(mine, theirs):

@@ -14,7 +14,8 @@ import pytest
 from gpucloud.cli.commands.supervising import say_what_is_left
 from gpucloud.cli.render.bills import left_amount
 from gpucloud.cli.render.reports import jobs_text, report_json, report_text
-from gpucloud.domain.errors import FleetElsewhere
+from gpucloud.domain.errors import FleetElsewhere, ProvisionError
+from gpucloud.domain.job.spec import Cloud
 from gpucloud.domain.money.budget import PrepaidRule
 from gpucloud.domain.node.node import NO_GROUP, EndCause, Fleet, GroupView, NodeState
 from gpucloud.domain.offer import Pool, PricePoint
@@ -39,6 +40,7 @@ from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.report import report
 from gpucloud.usecases.money.spend import SpendTracker
 from gpucloud.usecases.supervise.provision import MachineProvisioner
+from gpucloud.wiring import jobs
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.unit.worlds import NOW, POOL, cooldown, goal, node, offer, opened, order, snapshot, state
@@ -162,6 +164,17 @@ def test_status_and_list_tell_of_it_and_what_it_may_still_cost() -> None:
     assert money == {"spent": "1", "let_go": "12", "promised": "0", "left": "37"}
     assert "let go  12.00 USD for machines that could not be ended from here\n" in text
     assert left_amount(spend) == "37.00"
+
+
+def test_a_damaged_record_of_the_own_fleet_hides_no_books(monkeypatch: pytest.MonkeyPatch) -> None:
+    def describe(group: str) -> GroupView:
+        raise ProvisionError(f"{group}/group.json is damaged")
+
+    asker = SimpleNamespace(group=SimpleNamespace(describe=describe))
+    monkeypatch.setattr(jobs, "asker_of", lambda *_: asker)
+    known, spend = left(), tracker().spend(left(), NO_GROUP, NOW, Decimal(50), PrepaidRule())
+    told = report(known, spend, (), NO_GROUP, None)
+    assert jobs.with_seen_again(SimpleNamespace(), SimpleNamespace(cloud=Cloud.LOCAL, name="digits"), told) == told  # type: ignore[arg-type]
 
 
 def test_who_leaves_the_job_is_told_of_it_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import replace
+from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
@@ -77,6 +78,32 @@ def test_what_is_not_deleted_yet_is_said_with_what_is_to_be_done_first(
     told = replace(report(state(job=JOB), spend, (), snapshot(up("a")).group, None), **changes)  # type: ignore[arg-type]
     refused = passes._not_over(told, JOB)
     assert (refused.message, refused.hint) == (why, hint)
+
+
+def let_one_go(outside: Outside) -> None:
+    """Write down that a machine which nobody could end may live for two hours more."""
+    stored = outside.store.get(f"jobs/{JOB}/state.json")
+    assert stored is not None
+    known = json.loads(stored.data)
+    known["group"], until = None, outside.clock.now() + timedelta(hours=2)
+    life = {**known["nodes"][0], "node_id": "i-0", "ended_at": None, "end_cause": None, "charged": False}
+    known["nodes"].append({**life, "let_go_until": until.isoformat()})
+    outside.store.put(f"jobs/{JOB}/state.json", json.dumps(known).encode())
+
+
+def test_books_that_alone_tell_of_machines_that_may_live_and_cost_stay_until_these_are_off(outside: Outside) -> None:
+    give(outside, "train", "small.yaml")
+    let_one_go(outside)
+    refused = give(outside, "rm", JOB, "--with-checkpoints", "--yes")
+    assert refused.code == 2
+    assert "error: 1 machine that could not be ended from here may be alive until 14:00:" in refused.stderr
+    assert " USD more at the most: nothing else tells of that" in refused.stderr
+    assert f"hint: gpucloud rm {JOB} once that time is over" in refused.stderr
+    assert JobStore(outside.store, JOB).load() is not None
+
+    outside.clock.sleep(2 * 3600)
+    gone = give(outside, "rm", JOB, "--with-checkpoints", "--yes")
+    assert (gone.code, f"{JOB} is deleted: " in gone.stdout) == (0, True), gone.stderr
 
 
 def test_checkpoints_go_only_where_that_is_said_and_nothing_without_a_yes(outside: Outside) -> None:

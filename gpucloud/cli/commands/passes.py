@@ -16,6 +16,7 @@ from gpucloud.cli.render.bills import (
     left_amount,
     left_rows,
     let_go_rows,
+    let_go_words,
     money_json,
     money_line,
     plain_amount,
@@ -406,13 +407,12 @@ def _require_over(cloud: Gpucloud, known: KnownJob, name: str, *, with_outputs: 
     elif not state.status.ended or not state.torn_down:
         raise _not_over(report_of(cloud, known), name)
     elif left := leftovers(cloud, known):
-        raise UsageError(f"of {name} is still listed: {', '.join(left)}", hint=f"gpucloud down {name}")
+        raise UsageError(f"of {name} is still listed: {', '.join(left)}", hint="gpucloud gc --wait --yes")
+    elif let_go := let_go_words(state.nodes, cloud.clock.now(), report_of(cloud, known).spend.let_go_usd):
+        raise UsageError(f"{let_go}: nothing else tells of that", hint=f"gpucloud rm {name} once that time is over")
     if not with_outputs and cloud.has_stored_outputs(known):
-        way = (
-            f"down {name} brings them home"
-            if cloud.has_home(known) and state is not None
-            else f"cp -r {name}:@store/outputs FOLDER copies them"
-        )
+        here = cloud.has_home(known) and state is not None
+        way = f"down {name} brings them home" if here else f"cp -r {name}:@store/outputs FOLDER copies them"
         hint = f"gpucloud {way}; gpucloud rm {name} --with-outputs deletes them too"
         raise UsageError(f"results of {name} are in the store", hint=hint)
     if not with_outputs and state is not None and (lying := outputs_on_hosts(state)):

@@ -236,8 +236,8 @@ def say_what_is_left(left: LeftJob, now: datetime, first: Callable[[], str] = st
         tell(f"no machine has been seen; one that was asked for last is {held}{until}, then {then} by itself")
     elif not let_go:
         tell("no machines are alive")
-    for line in let_go:
-        tell(line)
+    if let_go:
+        tell(let_go)
     if (way := _way_on(left, first, machines=bool(alive), comes=comes)) is not None:
         tell(way)
 

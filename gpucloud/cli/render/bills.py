@@ -78,15 +78,15 @@ def let_go_rows(spend: Spend) -> list[tuple[str, str]]:
     return [("let go", f"{format_most(spend.let_go_usd)} {LET_GO} from here")] if spend.let_go_usd else []
 
 
-def let_go_words(lives: Iterable[UsageInterval], now: datetime | None, most_usd: Decimal | None = None) -> list[str]:
+def let_go_words(lives: Iterable[UsageInterval], now: datetime | None, most_usd: Decimal | None = None) -> str:
     """Return that machines which were let go may live, until when, and what more they cost; nothing without such."""
     found = (one.let_go_until for one in lives if one.is_let_go)
     ends = [until for until in found if until is not None and (now is None or until > now)]
     if not ends:
-        return []
+        return ""
     cost = f", and cost {format_most(most_usd)} more at the most" if most_usd is not None else ""
     unseen = f"{counted(len(ends), 'machine')} that could not be ended from here may be alive"
-    return [f"{unseen} until {format_moment(max(ends), now)}{cost}"]
+    return f"{unseen} until {format_moment(max(ends), now)}{cost}"
 
 
 _MORE_TIME = "for more time after that"

@@ -425,7 +425,7 @@ def _let_go(report: JobReport) -> list[UsageInterval]:
 def _nodes_text(report: JobReport) -> str:
     """Return which machines live, and beside them which may."""
     let_go = let_go_words(report.intervals, report.looked_at, report.spend.let_go_usd)
-    return "\n".join([*([_alive_text(report)] if report.nodes or not let_go else []), *let_go])
+    return "\n".join(filter(None, [_alive_text(report) if report.nodes or not let_go else "", let_go]))
 
 
 def _alive_text(report: JobReport) -> str:
