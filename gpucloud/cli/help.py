@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -165,9 +164,8 @@ class Group(TyperGroup):
         if word == "help":
             meant = " ".join(["gpucloud", *args[1:], "--help"])
             raise UsageError("help is an option here", hint=meant)
-        near = [] if word in self.commands else get_close_matches(word, [*self.commands, *_SAID_ELSEWHERE], n=1)
-        if near and near[0] in _SAID_ELSEWHERE:
-            raise UsageError(f"there is no command {word!r}", hint=_SAID_ELSEWHERE[near[0]])
+        if word in _SAID_ELSEWHERE:  # exactly: what is close to one may mean the opposite (`deploy`, `destroy`)
+            raise UsageError(f"there is no command {word!r}", hint=_SAID_ELSEWHERE[word])
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

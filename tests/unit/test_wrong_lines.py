@@ -36,9 +36,11 @@ def _run(words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
         ("logs --json --tail many", "Invalid value for '--tail'", "gpucloud logs --help"),
         ("ls --json", "there is no command 'ls'", "gpucloud status lists all jobs"),
         ("launch train.yaml --json", "there is no command 'launch'", "gpucloud train runs a job"),
-        ("lanch --json", "there is no command 'lanch'", "gpucloud train runs a job"),
         ("cost-report --json", "there is no command 'cost-report'", "gpucloud cost --all"),
         ("trian --json", "No such command 'trian'. Did you mean 'train'?", "gpucloud --help"),
+        ("stat --json", "No such command 'stat'. Did you mean 'status'?", "gpucloud --help"),  # not `start`
+        ("top --json", "No such command 'top'.", "gpucloud --help"),  # not `stop`
+        ("deploy --json", "No such command 'deploy'.", "gpucloud --help"),  # not `destroy`
     ],
 )
 def test_a_line_that_cannot_be_read_is_one_object_where_json_was_asked_for(
