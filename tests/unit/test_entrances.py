@@ -726,6 +726,11 @@ def test_what_ended_a_session_is_told_and_a_store_that_was_just_away_is_not_aske
         ("train.py --steps 800", "train.py --steps 40", None),  # nor this, by what the script told
         ("train.py --steps 400 --epochs 1", "train.py --steps 40 --epochs 9", None),
         ("train.py --steps 400", "other.py --steps 40", None),
+        # What a directory kept, or what nothing is put back of, is not gone on from.
+        ("train.py --steps 400\ncheckpoint: {directory: out}", "train.py --steps 40\ncheckpoint: none", None),
+        ("train.py --steps 400\ncheckpoint: {directory: out}", "train.py --steps 40", None),
+        ("train.py --steps 400", "train.py --steps 40\ncheckpoint: none", None),
+        ("train.py --steps 400", "train.py --steps 40\ncheckpoint: {every: 1m}", "steps"),
     ],
 )
 def test_a_run_that_was_made_shorter_than_what_it_has_saved_is_refused_before_a_machine_is_rented(

@@ -179,12 +179,14 @@ def require_steps_left(before: Order, order: Order, state: JobState) -> None:
     """UsageError for a run that was made shorter than what it has saved: its script would refuse that on machines.
 
     How many steps it has is the script's own word, of its last attempt. Where a word of `run:`, or a variable, said
-    that number, and nothing else has changed that reaches the script, what it says now is the number of them.
+    that number, and nothing else has changed that reaches the script, what it says now is the number of them. A script
+    that saves by itself may do with them what it likes, and one that saves nothing begins at 0.
     """
     saved, last = state.checkpoint, state.attempts[-1] if state.attempts else None
     if saved is None or saved.counts is not Counts.STEPS or last is None or last.outdated:
         return
-    if _has_other_code(before, order) or order.resolved.checkpoint.directory is not None:
+    sections = before.resolved.checkpoint, order.resolved.checkpoint
+    if _has_other_code(before, order) or any(one.none or one.directory is not None for one in sections):
         return
     then, now = _words_of(before.resolved), _words_of(order.resolved)
     changed = [pair for pair in zip(then, now, strict=False) if pair[0] != pair[1]]
