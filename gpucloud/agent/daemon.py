@@ -343,12 +343,15 @@ class Agent:
         self._attempt = self._running.advance(self._node_metrics.spared)
         if self._attempt.state is RunState.EXITED:
             folder, self._room, self._running = self._running.folder, self._running.room, None
-            self._close(folder, self._attempt)
+            self._attempt = self._close(folder, self._attempt)
 
     def _close(self, folder: AttemptFolder, status: AttemptStatus) -> AttemptStatus:
-        # Unwritten on a full disk, the verdict still stands in this process; a later agent would say KILLED.
-        with contextlib.suppress(OSError):
+        # Unwritten on a full disk, the verdict still stands in this process, without its time; a later agent would say
+        # KILLED.
+        try:
             folder.write_verdict(status)
+        except OSError:
+            return replace(status, over_s=None)
         return status
 
     def _measure(self) -> None:

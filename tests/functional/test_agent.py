@@ -181,6 +181,15 @@ def test_what_a_finished_script_left_behind_is_killed_too(node):
     assert node.alive(1) == ()
 
 
+def test_how_long_a_script_has_been_over_is_told_by_a_later_agent_too(node):
+    node.start()
+    node.want(node.launch(1, "/bin/true"))
+    over_s = node.wait_exited(1).attempt.over_s
+    node.sigkill()
+    node.start()
+    assert node.wait_for(lambda s: s.attempt.over_s > over_s, "the time since").attempt.outcome is Outcome.DONE
+
+
 def test_an_attempt_whose_agent_died_is_swept_and_reported_killed_by_the_next_agent(node):
     node.start()
     launch = node.python(1, HARD_TO_KILL)
@@ -191,6 +200,7 @@ def test_an_attempt_whose_agent_died_is_swept_and_reported_killed_by_the_next_ag
     assert node.start() == "started"
     attempt = node.status().attempt
     assert (attempt.attempt, attempt.state, attempt.outcome) == (1, RunState.EXITED, Outcome.KILLED)
+    assert attempt.over_s is None  # it may have been over long before
     assert node.alive(1) == ()
 
 

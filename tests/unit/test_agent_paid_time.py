@@ -11,6 +11,7 @@ import pytest
 
 from gpucloud.agent import daemon
 from gpucloud.agent.attempt.decide import OwnEnd, Saving
+from gpucloud.agent.attempt.files import AttemptFolder
 from gpucloud.agent.daemon import Agent
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.node.status import (
@@ -102,6 +103,16 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
     return Bench(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_how_long_an_attempt_has_been_over_is_told_where_its_end_could_be_written(bench, is_full):
+    folder = AttemptFolder(bench.attempts, 1)
+    if not is_full:
+        folder.path.mkdir(parents=True)
+    bench.agent._attempt = bench.agent._close(folder, replace(EXITED, over_s=0.0))
+    told = bench.agent._as_old_as_it_is()
+    assert (told.outcome, told.over_s is None) == (Outcome.LEFT, is_full)
 
 
 def test_a_short_renewal_leaves_a_running_attempt_as_long_to_save_as_a_long_one(bench):

@@ -583,7 +583,7 @@ def test_an_attempt_that_lost_the_machine_of_rank_0_unheard_made_steps_that_nobo
 
 
 def test_an_attempt_that_ended_on_machines_that_all_live_has_failed_by_itself():
-    both = told(up("a", FAILED), up("b", part(1, Outcome.FAILED)))
+    both = told(up("a", FAILED), up("b", replace(FAILED, progress=None)))
     assert report_text(both).startswith("live: its script has failed, nobody supervises\n")
     assert (
         "attempt 1 has ended: its script has failed; nothing trains on its 2 machines;"
@@ -703,8 +703,19 @@ def test_a_job_that_brings_nothing_home_has_its_machines_left():
 
 def test_a_script_that_is_done_ended_when_it_wrote_last_however_late_somebody_looks():
     first = part(1, Outcome.DONE, step=768, phase="done", age_s=40.0)
-    done = told(up("a", first), up("b", part(1, Outcome.DONE)))
+    done = told(up("a", first), up("b", replace(part(1, Outcome.DONE), over_s=40.0)))
     assert "1        2      1–768  trained  20 s\n" in report_text(done)
+    assert told(up("a", first), up("b", part(1, Outcome.DONE))).over_at is None  # nobody saw b's end
+
+
+def test_the_end_of_a_script_is_told_as_it_was_first_heard_whatever_clocks_say_since():
+    over = replace(part(1, Outcome.DONE), over_s=20.0)
+    heard = told(up("a", over), up("b", over))
+    (attempt,) = heard.attempts
+    later = replace(heard, looked_at=NOW + timedelta(seconds=0.3))
+    assert later.over_at != heard.over_at
+    ended = replace(attempt, over_at=NOW - timedelta(seconds=20))
+    assert replace(later, attempts=(ended,)).over_at == ended.over_at
 
 
 def test_a_script_that_is_done_took_as_long_at_each_look():
@@ -713,7 +724,7 @@ def test_a_script_that_is_done_took_as_long_at_each_look():
     assert later.progress.age_s == 340.0
     assert later.shown == later.progress
     early, late = (
-        replace(told(up("a", one), up("b", part(1, Outcome.DONE))), looked_at=NOW + span)
+        replace(told(up("a", one), up("b", replace(one, progress=None))), looked_at=NOW + span)
         for one, span in ((first, timedelta(0)), (later, timedelta(minutes=5)))
     )
     assert early.over_at == late.over_at
@@ -748,6 +759,27 @@ def test_an_attempt_that_nobody_heard_to_its_end_took_as_long_at_most_before_and
     assert "  lost   at most 1 min\n" in report_text(report(lost, SPEND, (), group, None))
     heard = replace(lost, nodes=(replace(lived, last_word_at=off - timedelta(seconds=1)),))
     assert "  lost   1 min\n" in report_text(report(heard, SPEND, (), group, None))
+
+
+def test_an_attempt_whose_machine_came_back_after_a_power_cut_worked_at_most_until_then():
+    """It was heard for 10 s and was off for hours; its new agent knows that its script is over, not since when."""
+    began, word = NOW - 3 * HOUR, NOW - 3 * HOUR + timedelta(seconds=10)
+    lived = UsageInterval(node_id="a", pool=POOL, launched_at=began, last_word_at=word)
+    begun = state(attempts=(replace(opened("a"), started_at=began),), nodes=(lived,), status=JobStatus.RUNNING)
+    back = replace(up("a", part(1, Outcome.KILLED)), last_word_at=NOW)
+    seen = snapshot(back, state=begun)
+    known = replace(report(begun, SPEND, (), seen.group, None), looked_at=NOW, written_at=word)
+    alone = with_answers(known, (NodeStanding(node_id="a", status=back.status),))
+    assert "its ranks have ended  at most 3 h\n" in report_text(alone)
+
+    def closed(seen):
+        noted = transitions.since(transitions.record(seen), seen, 1)
+        lost = transitions.close_attempt(noted, CloseAttempt(reason=ExitReason.LOST), NOW)
+        return report_text(report(lost, SPEND, (), seen.group, None))
+
+    assert "  lost   at most 3 h\n" in closed(seen)
+    dated = snapshot(up("a", replace(part(1, Outcome.KILLED), over_s=60.0)), state=begun)
+    assert "  lost   2 h 59 min\n" in closed(dated)
 
 
 def test_results_that_a_supervisor_brings_home_ask_nobody_to_bring_them():

@@ -185,6 +185,7 @@ class RunningAttempt:
             output=output,
             dropped=self.room.look(output, now_s=time.monotonic()),
             readings=self._numbers.look(output, progress, now_s=time.monotonic(), last=True),
+            over_s=0.0,
         )
 
 

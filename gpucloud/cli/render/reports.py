@@ -314,15 +314,20 @@ def _attempt_row(attempt: Attempt, report: JobReport) -> tuple[str, ...]:
 
 
 def _took(attempt: Attempt, until: datetime, report: JobReport) -> str:
-    """Return how long the attempt worked: a bound, where nobody heard its machines to their end, or hears them now."""
+    """Return how long the attempt worked: a bound, where nobody heard its machines to their end, or hears them now.
+
+    So of machines that came back: all of them know that it is over, and not all since when.
+    """
     first = attempt.members[0].node_id
     told = next((one.last_word_at for one in report.intervals if one.node_id == first), None)
     heard = told or (report.told_at if attempt.reason is None else None)
     is_open, died = attempt.reason is None, report.died_unheard and report.kind is not ConditionKind.TRAINED
     if is_open and heard is not None and (report.is_unheard or (died and not _gone(attempt, report))):
         return f"at least {format_span(max(timedelta(0), heard - attempt.started_at))}"
-    unseen = attempt.over_at is None and (died if is_open else attempt.reason is ExitReason.LOST)
-    most = unseen and heard is not None and until - heard > report.limits.silent
+    over_at = report.over_at if is_open else attempt.over_at
+    unseen = over_at is None and (died or report.ran_out if is_open else attempt.reason is ExitReason.LOST)
+    came_back = unseen and all(one.outcome is not None for one in attempt.members)
+    most = came_back or (unseen and heard is not None and until - heard > report.limits.silent)
     return f"{'at most ' if most else ''}{format_span(until - attempt.started_at)}"
 
 

@@ -193,7 +193,7 @@ class AttemptStatus:
     dropped: tuple[tuple[int, int], ...] = ()
     readings: Readings | None = None
     over_s: float | None = None
-    """For how long all of it has been over, by the node's clock; None while it runs."""
+    """For how long all of it has been over, by the node's clock; None while it runs, and where no agent saw its end."""
 
     def later(self, span: timedelta) -> AttemptStatus:
         """Return how the part stands so long after this was said, where its script says nothing more."""
@@ -204,7 +204,7 @@ class AttemptStatus:
         progress, readings = self.progress, self.readings
         return replace(
             self,
-            over_s=aged(self.over_s or 0.0) if self.state is RunState.EXITED else None,
+            over_s=aged(self.over_s) if self.over_s is not None else None,
             progress=progress and replace(progress, age_s=aged(progress.age_s)),
             readings=readings and replace(readings, age_s=aged(readings.age_s)),
         )

@@ -282,7 +282,8 @@ class JobReport:
         attempt, parts = self.open_attempt, self._parts().values()
         if attempt is None or not (self.kind is ConditionKind.TRAINED or self.ran_out):
             return None
-        if (spans := [part.over_s for part in parts if part.over_s is not None]) and self.looked_at is not None:
+        spans = [part.over_s for part in parts if part.over_s is not None]
+        if attempt.over_at is None and spans and len(spans) == len(parts) and self.looked_at is not None:
             return self.looked_at - span_of(min(spans))
         return attempt.over_at or attempt.done_at
 
