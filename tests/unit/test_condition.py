@@ -972,6 +972,8 @@ def test_a_script_whose_saves_tell_how_far_it_is_is_not_said_to_tell_no_steps_be
     saved = replace(second, first_step=6, last_step=12, saved_step=12, counts=Counts.STEPS, reason=ExitReason.SUCCEEDED)
     told = report_text(replace(runs, attempts=(replace(first, step_seconds=None, saved_step=385), saved)))
     assert "started after 2 min, its saves alone tell how far it is\n" in told
+    told = report_text(replace(runs, attempts=(replace(first, step_seconds=0.1, saved_step=385), saved)))
+    assert "started after 2 min\n" in told  # it was gone after its first save: the script tells steps
 
 
 def test_an_attempt_that_has_failed_is_not_said_to_run_and_to_tell_its_steps_yet():

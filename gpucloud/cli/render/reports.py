@@ -408,10 +408,12 @@ def _untold_again(interruption: Interruption, later: Attempt, report: JobReport)
     gone = report.died_unheard or report.is_unheard or report.ran_out
     if later.reason is None and not gone and may_tell(later, attempts, now):
         return untold_words(later, attempts, now)
-    told = "told no step" if any(map(tells_steps, attempts)) else "tells no steps"
-    told = told if later.last_step is None or tells_steps(later) else "its saves alone tell how far it is"
+    tells, by_saves = any(map(tells_steps, attempts)), later.last_step is not None and not tells_steps(later)
+    told = ", told no step" if tells else ", tells no steps"
+    if by_saves:
+        told = "" if tells else ", its saves alone tell how far it is"
     stopped = interruption.stopped_at or interruption.noticed_at
-    return f"started after {format_span(later.started_at - stopped)}, {told}"
+    return f"started after {format_span(later.started_at - stopped)}{told}"
 
 
 def _cooldown_row(cooldown: Cooldown, now: datetime | None) -> tuple[str, ...]:
