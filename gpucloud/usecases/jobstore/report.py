@@ -283,9 +283,8 @@ class JobReport:
         if attempt is None or not (self.kind is ConditionKind.TRAINED or self.ran_out):
             return None
         spans = [part.over_s for part in parts if part.over_s is not None]
-        if attempt.over_at is None and spans and len(spans) == len(parts) and self.looked_at is not None:
-            return self.looked_at - span_of(min(spans))
-        return attempt.over_at or attempt.done_at
+        heard = self.looked_at - span_of(min(spans)) if self.looked_at and spans and len(spans) == len(parts) else None
+        return attempt.over_at or heard or attempt.done_at
 
     @property
     def told_at(self) -> datetime | None:
