@@ -217,7 +217,7 @@ def status(
     """Say where a job stands and how it uses its GPUs; without a job, list all."""
     from gpucloud.cli.commands import asking
 
-    raise typer.Exit(asking.status(target, history=history, every=rehearsals, as_json=as_json))
+    raise typer.Exit(asking.status(target, history=history, rehearsals=rehearsals, as_json=as_json))
 
 
 @jobs.command()
@@ -315,7 +315,7 @@ def cost(  # noqa: PLR0913, PLR0917  each is an option
     asked = asking.Asked(by=by, since=since, to=to, every=every)
     if bill:
         asking.require_one(targets or (), asked)
-        raise typer.Exit(asking.reconcile(targets[0] if targets else None, as_json=as_json))
+        raise typer.Exit(asking.bill(targets[0] if targets else None, as_json=as_json))
     raise typer.Exit(asking.cost(targets or (), asked, as_json=as_json))
 
 

@@ -256,7 +256,7 @@ def test_the_bill_stands_beside_the_ledger_and_is_asked_for_once_a_day(home, cap
     bill = Bill()
     monkeypatch.setattr(LocalCloud, "billing", lambda self: bill)
     for _ in range(2):
-        assert billed_command.reconcile("vision", as_json=True) == 0
+        assert billed_command.bill("vision", as_json=True) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[0])
     assert bill.asked == 1
     assert [
@@ -276,20 +276,20 @@ def test_the_bill_stands_beside_the_ledger_and_is_asked_for_once_a_day(home, cap
 def test_the_kept_bill_is_asked_for_again_after_a_day(home, monkeypatch, capsys):
     bill = Bill()
     monkeypatch.setattr(LocalCloud, "billing", lambda self: bill)
-    billed_command.reconcile("vision", as_json=False)
+    billed_command.bill("vision", as_json=False)
     jobs = JobStore(open_store(home.store), "vision")
     kept = jobs.billed()
     jobs.keep_billed(replace(kept, asked_at=kept.asked_at - timedelta(days=1)))
-    billed_command.reconcile("vision", as_json=False)
+    billed_command.bill("vision", as_json=False)
     assert bill.asked == 2
 
 
 def test_nobody_sends_a_bill_for_the_embedded_fleet(home):
     with pytest.raises(UsageError, match="nobody sends a bill for vision"):
-        billed_command.reconcile("vision", as_json=False)
+        billed_command.bill("vision", as_json=False)
 
 
-def test_reconciling_is_one_jobs_matter():
+def test_a_bill_is_of_one_job():
     with pytest.raises(UsageError, match="--bill is about one job"):
         require_one(("a", "b"), Asked())
     with pytest.raises(UsageError, match="--bill is about one job"):

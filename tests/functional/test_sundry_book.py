@@ -154,7 +154,7 @@ def test_checkpoints_that_stay_after_the_end_are_told_with_what_they_cost_a_mont
     count, size = StoredCheckpoints(store=charged.store, prefix=charged.checkpoints, keep=2).held()
     usd = Decimal("0.0744") * size / 1000
     assert costs_on(charged, stored, Terms(rates=(S3,))) is None
-    assert asking.status("made", history=False, every=False, as_json=as_json) == 0
+    assert asking.status("made", history=False, rehearsals=False, as_json=as_json) == 0
     assert "in the store" not in capfd.readouterr().err
     reason = ExitReason.SUCCEEDED
     ended = replace(stored, status=reason.status, exit_reason=reason, exit_code=reason.exit_code)
@@ -163,7 +163,7 @@ def test_checkpoints_that_stay_after_the_end_are_told_with_what_they_cost_a_mont
     found = costs_on(charged, ended, Terms(rates=(S3,)))
     assert found == CostsOn(checkpoints=3, size=size, usd_per_month=usd, goes_on=False)
     charged.replace(ended, charged.load()[1].version)
-    assert asking.status("made", history=False, every=False, as_json=as_json) == 0
+    assert asking.status("made", history=False, rehearsals=False, as_json=as_json) == 0
     assert capfd.readouterr().err.splitlines()[-1] == (
         f"3 checkpoints ({format_size(size)}) of made stay in the store, for about {format_usd(usd)} a month:"
         " gpucloud rm made --with-checkpoints deletes them"
@@ -180,7 +180,7 @@ def test_checkpoints_that_the_next_train_goes_on_from_are_told_as_such_once_the_
     ended = replace(stored, status=reason.status, exit_reason=reason, exit_code=reason.exit_code)
     assert costs_on(charged, ended, Terms(rates=(S3,))) is None
     charged.replace(replace(ended, torn_down=True, group=None), found.version)
-    assert asking.status("made", history=False, every=False, as_json=True) == 0
+    assert asking.status("made", history=False, rehearsals=False, as_json=True) == 0
     told = capfd.readouterr().err.splitlines()[-1].partition(" a month: ")[2]
     deletes = "gpucloud rm made --with-checkpoints deletes them"
     assert told == f"the next `train` goes on from the newest; if none is to come, {deletes}"

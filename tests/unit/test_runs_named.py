@@ -132,13 +132,16 @@ def test_known_jobs_that_cannot_be_read_are_listed_and_are_not_said_to_have_spen
 ) -> None:
     monkeypatch.setenv("GPUCLOUD_HOME", str(tmp_path / "home"))
     Gpucloud().home.remember(KnownJob(name="away", store=str(tmp_path / "away"), file=tmp_path / "job.yaml"))
-    assert status(None, history=False, every=False, as_json=False) == 2
+    assert status(None, history=False, rehearsals=False, as_json=False) == 2
     told = capsys.readouterr()
     assert told.out.splitlines()[1].split("  ")[:2] == ["away", "unknown: it cannot be read"]
     assert told.err.startswith("away: there is no job 'away' in ")
     assert cost([], Asked(every=True), as_json=False) == 2
     assert capsys.readouterr().out == "what away spent is not known\n"
-    for answered in (status(None, history=False, every=False, as_json=True), cost([], Asked(every=True), as_json=True)):
+    for answered in (
+        status(None, history=False, rehearsals=False, as_json=True),
+        cost([], Asked(every=True), as_json=True),
+    ):
         assert answered == 2
     for line in capsys.readouterr().out.splitlines():
         told_json = json.loads(line)
@@ -154,12 +157,12 @@ def test_a_job_whose_store_is_a_folder_that_has_nothing_of_it_is_no_job_that_can
     store.mkdir()  # as a place where nothing is mounted
     old = KnownJob(name="away", store=str(store), file=tmp_path / "job.yaml")
     Gpucloud().home.remember(old)
-    assert status(None, history=False, every=False, as_json=False) == 2
+    assert status(None, history=False, rehearsals=False, as_json=False) == 2
     with pytest.raises(UsageError, match="there is no job 'away'"):
         refuse_to_forget(Gpucloud(), replace(old, store=str(tmp_path / "other")))
     open_store(str(store)).put("jobs/other/state.json", b"{}")
     capsys.readouterr()
-    assert status(None, history=False, every=False, as_json=False) == 0
+    assert status(None, history=False, rehearsals=False, as_json=False) == 0
     assert capsys.readouterr().out == "no jobs yet\n"
     refuse_to_forget(Gpucloud(), replace(old, store=str(tmp_path / "other")))
 
@@ -171,7 +174,7 @@ def test_a_job_whose_state_alone_is_lost_is_told_as_that_with_what_ends_its_mach
     Gpucloud().home.remember(KnownJob(name="lost", store=str(tmp_path / "store"), file=tmp_path / "job.yaml"))
     store = open_store(str(tmp_path / "store"))
     store.put("jobs/lost/control/order.json", b"{}")
-    assert status(None, history=False, every=False, as_json=False) == 2
+    assert status(None, history=False, rehearsals=False, as_json=False) == 2
     assert capsys.readouterr().err == (
         f"lost: {store.url} has an order of lost and no state: it never began, or its state is lost"
         " (gpucloud train with its job file goes on, gpucloud rm lost deletes it;"
@@ -197,7 +200,7 @@ def test_a_known_job_whose_store_is_away_is_neither_deleted_nor_begun_anew_by_an
     cloud, why = Gpucloud(), "is another store than it was" if is_another else "has nothing of the store that it was"
     [known] = cloud.home.known()
     assert not cloud.is_deleted(known)
-    assert status(None, history=False, every=False, as_json=False) == 15
+    assert status(None, history=False, rehearsals=False, as_json=False) == 15
     assert f"live: {store}, the store's folder, {why} (mount it again" in capsys.readouterr().err
     for asked in (
         partial(rm, "live", with_checkpoints=True, with_outputs=True, yes=True, as_json=False),
@@ -211,7 +214,7 @@ def test_a_known_job_whose_store_is_away_is_neither_deleted_nor_begun_anew_by_an
         assert "if it is lost for good, gpucloud rm live --forget forgets what was in it" in (refused.value.hint or "")
     shutil.rmtree(store)
     (tmp_path / "moved").rename(store)
-    assert status(None, history=False, every=False, as_json=False) == 0
+    assert status(None, history=False, rehearsals=False, as_json=False) == 0
 
 
 def test_a_new_job_marks_a_store_that_lost_its_marker_as_the_known_jobs_in_it_know_it(
@@ -223,7 +226,7 @@ def test_a_new_job_marks_a_store_that_lost_its_marker_as_the_known_jobs_in_it_kn
     new = cloud.read_job(tmp_path / "new.yaml")
     cloud.store(new).put("jobs/new/state.json", b"{}")
     assert cloud.known(new, "new", tmp_path / "new.yaml").store_identity == cloud.home.known()[0].store_identity
-    assert status("live", history=False, every=False, as_json=False) == 0
+    assert status("live", history=False, rehearsals=False, as_json=False) == 0
 
 
 def test_of_a_store_that_was_moved_it_is_said_how_its_run_goes_on_and_a_link_to_it_will_do(
@@ -237,7 +240,7 @@ def test_of_a_store_that_was_moved_it_is_said_how_its_run_goes_on_and_a_link_to_
             asked()
         assert "a link to it" in (refused.value.hint or "")
     store.symlink_to(moved)
-    assert status("live", history=False, every=False, as_json=False) == 0
+    assert status("live", history=False, rehearsals=False, as_json=False) == 0
 
 
 @pytest.mark.parametrize("by", ["away", "wiped", "another"])
@@ -267,7 +270,7 @@ def test_a_job_whose_store_is_lost_is_forgotten_when_that_is_asked_and_is_begun_
     assert forget("live", yes=True, as_json=False) == 0
     assert capsys.readouterr().out == "live is forgotten: its store is away\n"
     assert (cloud.home.find("live"), key.exists()) == (None, False)
-    assert status(None, history=False, every=False, as_json=False) == 0
+    assert status(None, history=False, rehearsals=False, as_json=False) == 0
     job = cloud.read_job(tmp_path / "gpucloud.yaml")
     assert cloud.store(job).put("jobs/live/state.json", b"{}")
 
@@ -367,7 +370,7 @@ def test_a_job_known_without_its_stores_identity_is_read_as_before_and_its_next_
     (store / "gpucloud-store").unlink()
     cloud.home.remember(cloud.known(job, "live", file))
     assert cloud.home.known()[0].store_identity is None
-    assert status(None, history=False, every=False, as_json=False) == 0
+    assert status(None, history=False, rehearsals=False, as_json=False) == 0
     cloud.store(job).put("any", b"")
     assert cloud.known(job, "live", file).store_identity is not None
 
@@ -539,7 +542,7 @@ def test_what_means_a_run_of_another_store_is_taken_by_cp_and_stands_unquoted_in
     with pytest.raises(UsageError) as refused:
         copy(f"{shared}:@store/output", str(here), node=None, recursive=True, as_json=False)
     assert refused.value.hint == f"did you mean {said}:@store/outputs/files?"
-    assert status(str(shared), history=False, every=False, as_json=True) == 0
+    assert status(str(shared), history=False, rehearsals=False, as_json=True) == 0
     answer = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (answer["job"], answer["name"]) == (str(shared), "live")
     local = tmp_path / "of:two.yaml"
@@ -564,7 +567,7 @@ def test_a_run_of_another_store_takes_nothing_with_it_of_this_homes_run_of_the_n
         path.touch()
     delete = partial(rm, str(shared), with_checkpoints=False, with_outputs=False, as_json=False)
 
-    assert status(str(shared), history=False, every=False, as_json=False) == 0
+    assert status(str(shared), history=False, rehearsals=False, as_json=False) == 0
     assert capsys.readouterr().out.startswith(f"{shared}: stopped")  # `live` means this home's own
     assert delete(adopts=True, yes=False) == 2
     assert f"nothing is deleted: gpucloud rm {shared} --adopt --yes\n" in capsys.readouterr().err

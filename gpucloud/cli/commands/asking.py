@@ -38,17 +38,17 @@ from gpucloud.wiring import Gpucloud, KnownJob
 from gpucloud.wiring.jobs import asker_of
 
 
-def status(target: str | None, *, history: bool, every: bool, as_json: bool) -> int:
+def status(target: str | None, *, history: bool, rehearsals: bool, as_json: bool) -> int:
     """Say where one job stands, or all that are known; return the exit code.
 
     With `history`, how its machines were used from the first attempt on. The short runs of `--verify-resume` are listed
-    with `every` alone.
+    with `rehearsals` alone.
     """
     cloud = Gpucloud()
     if history:
         return _history(cloud, known_job(cloud, target), as_json=as_json)
     if target is None:
-        return _status_of_all(cloud, every=every, as_json=as_json)
+        return _status_of_all(cloud, rehearsals=rehearsals, as_json=as_json)
     known = known_job(cloud, target)
     report = report_of(cloud, known, visits=True)
     if as_json:
@@ -60,9 +60,9 @@ def status(target: str | None, *, history: bool, every: bool, as_json: bool) -> 
     return 0
 
 
-def _status_of_all(cloud: Gpucloud, *, every: bool, as_json: bool) -> int:
+def _status_of_all(cloud: Gpucloud, *, rehearsals: bool, as_json: bool) -> int:
     found, unread = reports_of_all(cloud)
-    reports = newest_first([report for report in found if every or not report.rehearses])
+    reports = newest_first([report for report in found if rehearsals or not report.rehearses])
     if as_json:
         say_json({"jobs": [report_json(report) for report in reports], "unread": _unread_json(unread)})
     else:
@@ -125,7 +125,7 @@ def cost(targets: Sequence[str], asked: Asked, *, as_json: bool) -> int:
 
 
 def require_one(targets: Sequence[str], asked: Asked) -> None:
-    """Refuse what does not go with one job's reconciling. UsageError."""
+    """Refuse what does not go with one job's bill. UsageError."""
     if len(targets) > 1 or asked != Asked():
         raise UsageError("--bill is about one job, by day and kind", hint="gpucloud cost JOB --bill")
 
@@ -223,7 +223,7 @@ def _write_csv(to: str, lines: Sequence[dict[str, object]]) -> None:
 _USD_PER_REQUEST = Decimal("0.01")
 
 
-def reconcile(target: str | None, *, as_json: bool) -> int:
+def bill(target: str | None, *, as_json: bool) -> int:
     """Say our sum and the cloud's for each day and kind, and how far they are apart; return the exit code."""
     cloud = Gpucloud()
     known = known_job(cloud, target)
