@@ -216,6 +216,17 @@ def test_what_a_setup_left_in_a_tree_of_code_is_made_again_where_the_tree_was_re
         assert kept.exists()
 
 
+def test_a_setup_that_runs_again_leaves_no_older_boto3_than_a_store_needs(tmp_path, bare, uv_folder, wheels, index):
+    wheel(wheels, "boto3", "1.34")
+    node = Node(tmp_path, bare, path=f"{uv_folder}:/usr/bin:/bin")
+    order = node.order("uv pip install boto3==1.34 && mkdir net", pip_mirror=index.url, boto3=True)
+    order = replace(order, wanted=replace(order.wanted, tree=order.code))
+    assert node.layer(order).boto3 == "1.99"
+    node.code.rename(tmp_path / "removed")
+    node.code.mkdir()
+    assert node.layer(order).boto3 == "1.99"
+
+
 def test_a_layer_that_is_of_no_tree_of_code_stays_ready_without_it(tmp_path, with_pip):
     node = Node(tmp_path, with_pip)
     order = node.order("echo run >>$HOME/runs")

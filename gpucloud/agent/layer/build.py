@@ -119,12 +119,7 @@ class _Work:
         self._provide_tools(made, needed=lacks_torch or lacks_boto3)
         if lacks_torch:  # before the setup: what depends on torch is then content with this build
             self._run(made, f"{self._own_uv(made)} pip install -q '{TORCH}'", index=self.order.torch_mirror)
-        if self.order.setup:
-            self._run_setup(made)
-        if self.order.wanted.boto3 and not suffices(installed_version("boto3", made.path)):
-            install = f"{self._own_uv(made)} pip install -q"
-            self._run(made, f"{install} '{BOTO3}' && {{ {install} --only-binary :all: '{ISAL}' || true; }}")
-        self._finish(made)
+        self._set_up(made)
 
     def repeat(self) -> None:
         """Run the setup in the layer as it is, for what it leaves in the tree. Raises Failed, SetupFailed.
@@ -132,10 +127,8 @@ class _Work:
         Nothing is taken from the layer: scripts of other nodes may run by it.
         """
         made = Environment(folder=self.folder, conda=bool(self.order.conda))
-        if self.order.setup:
-            self._provide_tools(made, needed=False)
-            self._run_setup(made)
-        self._finish(made)
+        self._provide_tools(made, needed=False)
+        self._set_up(made)
 
     def _environment(self) -> Environment:
         if not self.order.conda:
@@ -199,6 +192,15 @@ class _Work:
         if code != 0:
             tail = "\n".join(read_tail(self._log_path, 8192).splitlines()[-20:])
             raise Failed(f"{tail}\n(exit code {code}; all of it: {self._log_path})")
+
+    def _set_up(self, made: Environment) -> None:
+        """Run the setup, add what a store needs where it left none or an older one, and note that all is ready."""
+        if self.order.setup:
+            self._run_setup(made)
+        if self.order.wanted.boto3 and not suffices(installed_version("boto3", made.path)):
+            install = f"{self._own_uv(made)} pip install -q"
+            self._run(made, f"{install} '{BOTO3}' && {{ {install} --only-binary :all: '{ISAL}' || true; }}")
+        self._finish(made)
 
     def _run_setup(self, made: Environment) -> None:
         """Run the user's commands in the layer, stopped at the first that fails."""
