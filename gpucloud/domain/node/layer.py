@@ -26,7 +26,6 @@ _FILE_IN_OPTION = re.compile(r"(?:-[rc]|--requirements?=|--constraints?=)(.+)")
 _LOCAL_OPTIONS = ("-e", "-f", "--editable", "--find-links")
 _LOCAL_IN_OPTION = re.compile(r"(?:-[ef](?=[^=\s])|--editable=|--find-links=)(.+)")
 _LISTED = re.compile(r"^\s*- +")
-_ELSEWHERE = ("/", "~", "$HOME", "${HOME}")  # so begin paths that are not in the tree
 _DOTTED = re.compile(r"\.{1,2}(?:[/\[]|$)")
 _ARCHIVE = re.compile(r"\.(?:whl|zip|tar|tgz|tar\.\w+)$")
 
@@ -46,7 +45,8 @@ _OF_NO_TREE = frozenset(
     | {"export", "unset", "mkdir", "curl", "wget", "cat", "ls", "which", "date", "nvidia-smi", "sleep", "test", "["}
 )
 _MODULES = frozenset({"ensurepip", "spacy", "nltk.downloader"})
-_PACKAGE_MANAGERS = frozenset({"apt", "apt-get", "dnf", "yum", "apk", "conda", "mamba", "micromamba"})
+_CONDAS = frozenset({"conda", "mamba", "micromamba"})
+_PACKAGE_MANAGERS = _CONDAS | {"apt", "apt-get", "dnf", "yum", "apk"}
 _THEIR_INSTALLS = frozenset({"install", "update", "upgrade", "add", "remove", "clean", "makecache"})
 _QUIET = frozenset({"echo", "printf", "true", ":", "set", "export", "unset", "which", "date", "nvidia-smi", "sleep"})
 _INTO_A_FOLDER = re.compile(r"-[tep]|--(?:target|prefix|root|src|editable)(?:=|$)")
@@ -127,8 +127,8 @@ def setup_uses_tree(setup: str) -> bool:
     names and by such files: a layer made once too often costs minutes, one that is taken though the tree has changed
     trains on the old packages.
     """
-    commands = _commands(setup)
-    return commands is None or any(map(_may_use_tree, commands))
+    commands, files = _commands(setup), setup_files(setup)
+    return commands is None or any(_may_use_tree(words, files) for words in commands)
 
 
 def only_installs(setup: str) -> bool:
@@ -136,8 +136,10 @@ def only_installs(setup: str) -> bool:
 
     It runs there: what it clones (`git clone`), downloads (`curl -O`) or writes is beside the script.
     """
-    commands, into = _commands(setup), _SHELL.finditer(_INTO_NOWHERE.sub("", setup))
-    return commands is not None and all(map(_only_installs, commands)) and not any(found["into"] for found in into)
+    commands, files = _commands(setup), setup_files(setup)
+    if commands is None or any(found["into"] for found in _SHELL.finditer(_INTO_NOWHERE.sub("", setup))):
+        return False
+    return all(_only_installs(words, files) for words in commands)
 
 
 def setup_variables(setup: str, env: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
@@ -187,7 +189,8 @@ def _called(words: list[str]) -> list[str]:
     return words
 
 
-def _may_use_tree(words: tuple[str, ...]) -> bool:
+def _may_use_tree(words: tuple[str, ...], files: tuple[str, ...]) -> bool:
+    """Whether a command may be of the tree, beside by `files`: what these hold counts by itself."""
     asked = _asked_of_pip(words)
     if asked is not None:
         named = frozenset(_files_of(words))
@@ -198,16 +201,15 @@ def _may_use_tree(words: tuple[str, ...]) -> bool:
         case ("git", "clone" | "lfs" | "config", *rest):
             return any(map(_is_in_tree, rest))
         case _:
-            # What a file holds that conda is given counts by itself, as a requirements file does.
-            options = ("-f", "--file") if words[0] in _PACKAGE_MANAGERS else ()
-            others = (word for before, word in pairwise(words) if before not in options)
-            return words[0] not in _OF_NO_TREE or any(map(_is_in_tree, others))
+            read = files if words[0] in _CONDAS else ()
+            others = (word.removeprefix("--file=") for word in words[1:])
+            return words[0] not in _OF_NO_TREE or any(_is_in_tree(word) for word in others if word not in read)
 
 
-def _only_installs(words: tuple[str, ...]) -> bool:
+def _only_installs(words: tuple[str, ...], files: tuple[str, ...]) -> bool:
     if words[0] in _QUIET:
         return True
-    if _may_use_tree(words) or any(map(_INTO_A_FOLDER.match, words)):
+    if _may_use_tree(words, files) or any(map(_INTO_A_FOLDER.match, words)):
         return False
     return _is_a_managers(words) or _asked_of_pip(words) is not None
 
@@ -227,10 +229,10 @@ def _leaves_file(words: tuple[str, ...], written: tuple[str, ...]) -> bool:
     if _asked_of_pip(words) is not None:  # its output is a log; and `numpy>=1.26` without quotes writes one, too
         given = (after for before, after in pairwise(words) if _INTO_A_TARGET.fullmatch(before))
         within = (word.partition("=")[2] for word in words if _INTO_A_TARGET.match(word) and "=" in word)
-        return any(not into.startswith(_ELSEWHERE) for into in (*given, *within))
-    if not _is_a_managers(words) and any(not into.startswith((*_ELSEWHERE, "&")) for into in written):
+        return any(not into.startswith("/") for into in (*given, *within))
+    if not _is_a_managers(words) and any(not into.startswith(("/", "&", "~", "$HOME", "${HOME}")) for into in written):
         return True
-    if not words or any(word.startswith(_ELSEWHERE) for word in words[1:]):
+    if not words or any(word.startswith("/") for word in words[1:]):
         return False
     if words[0] == "curl":
         return any(map(_INTO_A_FILE.match, words))
@@ -258,7 +260,7 @@ def _files_of(words: tuple[str, ...]) -> tuple[str, ...]:
     found += [match[1] for word in asked if (match := _FILE_IN_OPTION.fullmatch(word))]
     if "sync" in words[:4]:
         found += [word for word in asked if not word.startswith("-")]
-    return tuple(name for name in found if "://" not in name and "$" not in name and not name.startswith(_ELSEWHERE))
+    return tuple(name for name in found if "://" not in name and "$" not in name and not name.startswith("/"))
 
 
 def _installs_tree(asked: tuple[str, ...]) -> bool:
@@ -266,7 +268,7 @@ def _installs_tree(asked: tuple[str, ...]) -> bool:
     for before, word in pairwise(("", *asked)):
         local = _LOCAL_IN_OPTION.fullmatch(word)
         value = local[1] if local else word if before in _LOCAL_OPTIONS else ""
-        if value and "://" not in value and not value.startswith(_ELSEWHERE):
+        if value and "://" not in value and not value.startswith("/"):
             return True
         if not word.startswith("-") and _is_in_tree(word):
             return True
@@ -277,7 +279,7 @@ def _is_in_tree(word: str) -> bool:
     """Whether a word is a path in the tree, or may be one once the shell has put a variable's value in."""
     if "file:" in word:
         return True
-    if "://" in word or word.startswith((*_ELSEWHERE, "-")):
+    if "://" in word or word.startswith(("/", "-")):
         return False
     return "/" in word or word.startswith("$") or bool(_DOTTED.match(word) or _ARCHIVE.search(word))
 
