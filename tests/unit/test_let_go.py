@@ -30,6 +30,7 @@ from gpucloud.domain.state.state import (
 )
 from gpucloud.domain.supervision.action import Finish, Move
 from gpucloud.domain.supervision.capacity import other_pool
+from gpucloud.domain.supervision.self_driving import arming
 from gpucloud.domain.supervision.snapshot import Limits
 from gpucloud.domain.supervision.strays import as_listed, as_taken_over, let_go, list_group, stopped_at, unseen_words
 from gpucloud.domain.supervision.transitions import move, record
@@ -40,6 +41,7 @@ from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.report import report
 from gpucloud.usecases.money.spend import SpendTracker
 from gpucloud.usecases.supervise.provision import MachineProvisioner
+from gpucloud.usecases.supervise.session import Session
 from gpucloud.wiring import jobs
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
@@ -216,12 +218,55 @@ def test_who_is_about_to_take_the_job_over_reckons_with_what_he_will_let_go(is_h
     def describe(group: str) -> GroupView:
         raise FLEET.elsewhere(group, is_here=is_here)
 
-    taken = as_taken_over(describe, known, NOW)
+    taken = as_taken_over(describe, known, lambda: None, NOW)
     assert (taken.group, unseen(taken)) == (known.group, [] if is_here else ["a"])
     used = tracker().used(taken, NO_GROUP, NOW)
     assert str(used) == (
         "1.00 USD spent" if is_here else "1.00 USD spent, 12.00 USD for machines that could not be ended"
     )
+
+
+@pytest.mark.parametrize(
+    "told",
+    [{}, {"paid_until": NOW - HOUR / 4}, {"paid_until": None}, {"nodes": ()}, {"nodes": (), "paid_until": None}],
+)
+def test_the_word_of_machines_that_drive_the_job_lowers_nothing_of_what_is_promised(told: dict[str, Any]) -> None:
+    life = UsageInterval(node_id="a", pool=POOL, launched_at=NOW - HOUR)
+    armed = state(nodes=(life,), paid_until=UNTIL, group=FLEET.named("gpucloud-digits"), drives_itself=True)
+    newest = arming(armed, at=NOW - HOUR / 2, machines=1, until=UNTIL)
+
+    def describe(group: str) -> GroupView:
+        raise FLEET.elsewhere(group, is_here=False)
+
+    taken = as_taken_over(describe, replace(armed, **told), lambda: newest, NOW)
+    assert str(tracker().used(taken, NO_GROUP, NOW)) == "1.00 USD spent, 12.00 USD for machines that could not be ended"
+    later = as_taken_over(describe, replace(armed, paid_until=UNTIL + HOUR), lambda: newest, NOW)
+    assert tracker().used(later, NO_GROUP, NOW).let_go_usd == 13
+    given_back = as_taken_over(describe, replace(armed, **told), lambda: replace(newest, machines=0), NOW)
+    assert given_back == as_taken_over(describe, replace(armed, **told), lambda: None, NOW)
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_who_takes_over_from_machines_that_say_they_are_off_goes_by_what_was_armed(is_here: bool) -> None:
+    life = UsageInterval(node_id="a", pool=POOL, launched_at=NOW - HOUR)
+    armed = state(nodes=(life,), paid_until=UNTIL, group=FLEET.named("gpucloud-digits"), drives_itself=True)
+    newest, written, told = arming(armed, at=NOW - HOUR / 2, machines=1, until=UNTIL), [], []
+
+    def describe(group: str) -> GroupView:
+        raise FLEET.elsewhere(group, is_here=is_here)
+
+    services: Any = SimpleNamespace(
+        clock=JumpingClock(NOW),
+        group=SimpleNamespace(describe=describe),
+        jobs=SimpleNamespace(last_armed=lambda: newest),
+    )
+    lease: Any = SimpleNamespace(state=replace(armed, nodes=(), paid_until=None), write=written.append)
+    orders: Any = None
+    watcher: Any = SimpleNamespace(story=told.append)
+    with pytest.raises(FleetElsewhere) if is_here else nullcontext():
+        Session(services=services, orders=orders, watcher=watcher)._let_go_elsewhere(services, lease)
+    assert [unseen(one) for one in written] == ([] if is_here else [["a"]])
+    assert len(told) == (0 if is_here else 1)
 
 
 def test_a_teardown_waits_for_no_word_of_it() -> None:

@@ -266,6 +266,20 @@ def as_armed(state: JobState, armings: Iterable[Arming]) -> JobState:
     return replace(state, **rented, drives_itself=True, torn_down=False)
 
 
+def as_armed_at_least(state: JobState, newest: Arming | None) -> JobState:
+    """Return the state with what may live at the least: what was armed last for machines that drive the job.
+
+    They wrote until when they are paid, and who they are: that may raise what is promised to them, and never lower it.
+    """
+    if newest is None or newest.machines == 0:
+        return state
+    told = {one.node_id for one in state.nodes}
+    until = max(state.paid_until or newest.until, newest.until)
+    return replace(
+        state, paid_until=until, nodes=(*state.nodes, *(one for one in newest.unbilled if one.node_id not in told))
+    )
+
+
 def rebuilt(job: str, newest: Arming) -> JobState:
     """Return the state of a job that its machines left in no readable state, as far as the user's side knows it."""
     rented = {one.name: getattr(newest.rented, one.name) for one in fields(Rented)}

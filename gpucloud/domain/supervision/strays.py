@@ -19,6 +19,7 @@ from gpucloud.domain.job.quantities import format_moment
 from gpucloud.domain.node.node import NO_GROUP, EndCause, GroupView, Node, NodeState, fleet_of
 from gpucloud.domain.state.state import Interruption, InterruptionKind, JobState, UsageInterval
 from gpucloud.domain.supervision.membership import unit_of
+from gpucloud.domain.supervision.self_driving import Arming, as_armed_at_least
 
 MANAGED, CLUSTER, JOB, STORE = "gpucloud:managed", "gpucloud:cluster", "gpucloud:job", "gpucloud:store"
 APART = timedelta(seconds=60)
@@ -249,13 +250,16 @@ def let_go(state: JobState, now: datetime) -> JobState:
     return replace(state, group=None, nodes=tuple(lives))
 
 
-def as_taken_over(describe: Callable[[str], GroupView], state: JobState, now: datetime) -> JobState:
+def as_taken_over(
+    describe: Callable[[str], GroupView], state: JobState, find_armed: Callable[[], Arming | None], now: datetime
+) -> JobState:
     """Return the state as whoever takes the job over here reckons with it: without machines that he lets go."""
     try:
         if state.group is not None and fleet_of(state.group) is not None:
             describe(state.group)
     except FleetElsewhere as error:
-        return state if error.is_here else replace(let_go(state, now), group=state.group)
+        known = as_armed_at_least(state, find_armed())
+        return state if error.is_here else replace(let_go(known, now), group=state.group)
     return state
 
 

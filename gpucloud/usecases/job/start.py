@@ -263,7 +263,7 @@ class Starter:
     def _continue(self, job: Job, spec: bytes, asked: Asked, found: Found, check: Check) -> Start:
         jobs, before = JobStore(self.store, found.name), found.given.order
         orders, now = self._orders(jobs), self._now(jobs)
-        newer, state = orders.put_back_before(found.given), self._taken_over(found.state, now)
+        newer, state = orders.put_back_before(found.given), self._taken_over(jobs, found.state, now)
         trusted = orders.is_trusted(found.given) and newer is None
         if not trusted:  # whoever wrote it may have raised the budget: the file's counts
             before = replace(before, budget_usd=job.budget_usd, file_budget_usd=job.budget_usd, budget_changes=())
@@ -400,8 +400,8 @@ class Starter:
     def _listed(self, state: JobState) -> GroupView:
         return NO_GROUP if self.group is None else list_here(self.group.describe, state)
 
-    def _taken_over(self, state: JobState, now: datetime) -> JobState:
-        return state if self.group is None else as_taken_over(self.group.describe, state, now)
+    def _taken_over(self, jobs: JobStore, state: JobState, now: datetime) -> JobState:
+        return state if self.group is None else as_taken_over(self.group.describe, state, jobs.last_armed, now)
 
     def _plan_again(self, job: Job, order: Order, state: JobState, now: datetime, used: Used) -> Plan:
         listed = self._listed(state)

@@ -25,6 +25,7 @@ from gpucloud.domain.supervision.action import Action, Done, Pause, StayOn, Wait
 from gpucloud.domain.supervision.budget import with_leaving
 from gpucloud.domain.supervision.membership import time_left
 from gpucloud.domain.supervision.reconcile import decide
+from gpucloud.domain.supervision.self_driving import as_armed_at_least
 from gpucloud.domain.supervision.snapshot import OUTSIDE, Goal, Snapshot, Supervising, goal_of
 from gpucloud.domain.supervision.strays import let_go, may_live
 from gpucloud.domain.untrusted import in_one_line, masked, words_of
@@ -125,6 +126,7 @@ class Session:
         try:
             services.group.describe(state.group)
         except FleetElsewhere as error:
+            state = as_armed_at_least(state, services.jobs.last_armed())
             if may_live(state, now) and error.is_here:
                 raise
             if may_live(state, now) and state.alive and state.paid_until is not None:
