@@ -516,6 +516,23 @@ def test_what_takes_the_place_of_the_one_before_is_told_at_the_second_save(tmp_p
     assert line.startswith(f"nothing is saved yet: {then} is of no layout that is known; have the script write ")
 
 
+@pytest.mark.parametrize("names", [("losses.npy", "history.pkl", "statistics.npz"), ("model_{}.tmp.npz", "new_{}.npz")])
+def test_what_is_no_checkpoint_by_its_name_or_is_renamed_leaves_the_word_to_what_is(tmp_path, names):
+    told = watching(tmp_path)
+    written(tmp_path / "params.npz", minutes_ago=0.5)
+    for epoch in (1, 2):
+        for name in names:
+            written(tmp_path / name.format(epoch), minutes_ago=0.5 if "{" not in name and epoch == 1 else 0)
+        assert not told()
+        for name in names:
+            if "{" in name:
+                (tmp_path / name.format(epoch)).unlink()
+        assert not told()
+    written(tmp_path / "params.npz", minutes_ago=0)
+    (line,) = told()
+    assert line.startswith("nothing is saved yet: params.npz is of no layout")
+
+
 def test_a_file_that_grows_or_is_kept_beside_the_next_and_a_log_are_not_taken_for_what_is_written_again(tmp_path):
     told = watching(tmp_path)
     for minutes_ago in (0.05, 0.03, 0):

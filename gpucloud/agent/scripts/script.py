@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -356,6 +357,7 @@ _OFTEN = (*SINGLE_FILES, *_ARRAYS, ".distcp", ".h5", ".msgpack")
 """How the names of files end that are mostly a part of one."""
 _OF_OTHERS = (*_OFTEN, ".npy", ".zip", ".joblib", ".keras", ".pdparams", ".params", ".eqx", ".model")
 """How the names of those end besides that may be one, where a script writes them again and again."""
+_NAMED_AS_ONE = re.compile(r"(?<![a-z])(?:model|param|weight|ckpt|checkpoint|state)s?(?![a-z])")
 _WHOLE = {
     Layout.HF: "`checkpoint-STEP/` with `trainer_state.json`, and with each rank's `rng_state_RANK.pth` if with any",
     Layout.DEEPSPEED: "`global_stepSTEP/` with `latest` beside it, written after it",
@@ -370,18 +372,22 @@ class Rewritten:
     """Files that a script writes again, or that another takes the place of: so are checkpoints, and data is not."""
 
     def __init__(self) -> None:
-        self._names: set[str] = set()
         self._rested: dict[str, Signature] = {}
 
     def look(self, listing: Listing, since_ns: int, rested_ns: int) -> frozenset[str]:
         """Return those that are there; `rested_ns` is since when a file that is whole has not changed."""
-        new = {path: at for path, at in listing.items() if at.mtime_ns >= since_ns and path.endswith(_OF_OTHERS)}
-        gone = {family(path) for path in self._names - new.keys()}
-        found = (path for path in new if family(path) in gone or self._rested.get(path, new[path]) != new[path])
-        again = frozenset(found)
-        self._names |= new.keys()
+        listed = {path: at for path, at in listing.items() if path.endswith(_OF_OTHERS) and ".tmp" not in path}
+        new = {path: at for path, at in listed.items() if at.mtime_ns >= since_ns}
+        gone = {family(path) for path in self._rested.keys() - new.keys()}
+        anew = {path for path in new if self._rested.get(path, new[path]) != new[path]}
+        again = frozenset(path for path in new if family(path) in gone or (path in anew and _is_named_as_one(path)))
         self._rested |= {path: at for path, at in new.items() if at.mtime_ns <= rested_ns}
         return again
+
+
+def _is_named_as_one(path: str) -> bool:
+    """Whether a file that is written anew is a checkpoint by its name, where that alone tells: losses are arrays."""
+    return not path.endswith((*_ARRAYS, ".npy")) or _NAMED_AS_ONE.search(Path(path).name.lower()) is not None
 
 
 def why_none(
