@@ -367,11 +367,12 @@ def own_market(order: DriveOrder) -> MarketData:
     """Return what machines of the order's region cost; none is offered, for a machine buys none elsewhere."""
     from gpucloud.adapters.aws.prices.catalog import load
     from gpucloud.adapters.aws.prices.market import AwsMarket
+    from gpucloud.adapters.local.market import LocalMarket, MarketBesideEmbedded
     from gpucloud.usecases.services import OwnMarket
 
     aws = _own_session(order)
     catalog = load().with_prices(aws.region, dict(order.on_demand))
-    return OwnMarket(AwsMarket(aws, (aws.region,), catalog=catalog))
+    return OwnMarket(MarketBesideEmbedded(AwsMarket(aws, (aws.region,), catalog=catalog), LocalMarket()))
 
 
 def _own_session(order: DriveOrder) -> Aws:

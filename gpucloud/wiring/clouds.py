@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Protocol
 
 from gpucloud.adapters.home import Home
+from gpucloud.domain.job.spec import Cloud as CloudName
 from gpucloud.domain.job.spec import SshChoices
 from gpucloud.domain.money.budget import PrepaidRule
 from gpucloud.domain.money.ledger import Terms
@@ -98,6 +99,15 @@ class Cloud(Protocol):
     def remarks(self, offer: Offer) -> tuple[str, ...]:
         """Return what is emulated, or done in another way than users might think."""
         ...
+
+
+def market_of(cloud: Cloud, name: CloudName) -> MarketData:
+    """Return the cloud's prices; of any but the embedded one with those of machines that a job let go of there."""
+    if name is CloudName.LOCAL:
+        return cloud.market()
+    from gpucloud.adapters.local.market import LocalMarket, MarketBesideEmbedded
+
+    return MarketBesideEmbedded(cloud.market(), LocalMarket())
 
 
 # The embedded cloud.

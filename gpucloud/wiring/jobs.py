@@ -14,6 +14,7 @@ from gpucloud.domain.job.quantities import counted
 from gpucloud.domain.job.spec import AwsChoices, Cloud, Job, KnownJob, Resources
 from gpucloud.domain.node.node import fleet_of
 from gpucloud.domain.untrusted import in_one_line
+from gpucloud.wiring.clouds import market_of
 from gpucloud.wiring.root import Gpucloud
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def asker_of(gpucloud: Gpucloud, known: KnownJob) -> Asker:
     jobs = JobStore(CountingStore(store, tally), known.name)
     return Asker(
         jobs=jobs,
-        market=cloud.market(),
+        market=market_of(cloud, known.cloud),
         group=cloud.group(store),
         clock=gpucloud.store_clock(jobs),
         terms=cloud.cloud_profile.terms,
@@ -254,7 +255,7 @@ def starter(gpucloud: Gpucloud, job: Job) -> Starter:
     cloud = gpucloud.cloud(job)
     return Starter(
         store=gpucloud.store(job),
-        market=cloud.market(),
+        market=market_of(cloud, job.cloud),
         account=cloud.account(),
         clock=gpucloud.clock,
         rules=cloud.cloud_profile.rules,

@@ -31,7 +31,7 @@ from gpucloud.store.contract import CountingStore, Tally
 from gpucloud.system.processes import last_line
 from gpucloud.system.retries import SystemClock
 from gpucloud.usecases.services import OwnGroup, OwnProvisioner, Package, SelfBoot, Services
-from gpucloud.wiring.clouds import Cloud, CloudProfile
+from gpucloud.wiring.clouds import Cloud, CloudProfile, market_of
 
 if TYPE_CHECKING:
     from gpucloud.domain.state.state import JobState
@@ -87,7 +87,7 @@ def compose_services(
         tally=tally,
         provisioner=cloud.provisioner(store),
         group=cloud.group(store),
-        market=cloud.market(),
+        market=market_of(cloud, job.cloud),
         shell=environment.shell,
         outputs=fetching(home, marks=True, earlier=earlier, require_home=require_home),
         stored_outputs=StoredOutputs(store, name, None, fetching),

@@ -11,12 +11,16 @@ from typing import Any
 
 import pytest
 
+from gpucloud.adapters.aws.prices.catalog import load
+from gpucloud.adapters.aws.prices.market import ListedMarket
+from gpucloud.adapters.hosts.cloud import SshMarket
 from gpucloud.cli.commands.supervising import say_what_is_left
 from gpucloud.cli.render.bills import left_amount
 from gpucloud.cli.render.reports import jobs_text, report_json, report_text
 from gpucloud.domain.errors import FleetElsewhere, ProvisionError
-from gpucloud.domain.job.spec import Cloud
-from gpucloud.domain.money.budget import PrepaidRule
+from gpucloud.domain.job.spec import Cloud as CloudName
+from gpucloud.domain.job.spec import Market
+from gpucloud.domain.money.budget import PrepaidRule, Used
 from gpucloud.domain.node.node import NO_GROUP, EndCause, Fleet, GroupView, NodeState
 from gpucloud.domain.offer import Pool, PricePoint
 from gpucloud.domain.state.state import (
@@ -43,6 +47,7 @@ from gpucloud.usecases.money.spend import SpendTracker
 from gpucloud.usecases.supervise.provision import MachineProvisioner
 from gpucloud.usecases.supervise.session import Session
 from gpucloud.wiring import jobs
+from gpucloud.wiring.clouds import market_of
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.unit.worlds import NOW, POOL, cooldown, goal, node, offer, opened, order, snapshot, state
@@ -176,7 +181,7 @@ def test_a_damaged_record_of_the_own_fleet_hides_no_books(monkeypatch: pytest.Mo
     monkeypatch.setattr(jobs, "asker_of", lambda *_: asker)
     known, spend = left(), tracker().spend(left(), NO_GROUP, NOW, Decimal(50), PrepaidRule())
     told = report(known, spend, (), NO_GROUP, None)
-    assert jobs.with_seen_again(SimpleNamespace(), SimpleNamespace(cloud=Cloud.LOCAL, name="digits"), told) == told  # type: ignore[arg-type]
+    assert jobs.with_seen_again(SimpleNamespace(), SimpleNamespace(cloud=CloudName.LOCAL, name="digits"), told) == told  # type: ignore[arg-type]
 
 
 def test_who_leaves_the_job_is_told_of_it_too(capsys: pytest.CaptureFixture[str]) -> None:
@@ -202,6 +207,26 @@ def test_its_price_is_that_of_its_own_pool_wherever_the_job_turns_to() -> None:
     moved = move(left(), Move(offer=replace(offer(), cap_usd_per_hour=Decimal("0.5"))), None, NOW)
     seen = record(snapshot(state=replace(moved, group="gpucloud-digits"), group_size=0))
     assert (seen.dearest_usd_per_hour, tracker().used(seen, NO_GROUP, NOW).let_go_usd) == (Decimal("0.5"), 12)
+
+
+@pytest.mark.parametrize(
+    "cloud",
+    [
+        (CloudName.AWS, ListedMarket(load(), ("us-east-1",))),
+        (CloudName.SSH, SshMarket(Decimal(0), JumpingClock(NOW), lambda: None)),
+    ],
+    ids=["aws", "ssh"],
+)
+def test_it_is_billed_at_the_price_of_its_own_cloud_wherever_the_job_goes_on(cloud: tuple[CloudName, Any]) -> None:
+    name, there = cloud
+    own = Pool(instance_type="local.p2.xlarge", zone="us-east-2a", market=Market.ON_DEMAND)
+    known = replace(left(), torn_down=True, paid_until=None)
+    known = replace(known, nodes=(replace(known.nodes[0], pool=own),))
+    market: Any = SimpleNamespace(market=lambda: there)
+    tracked = SpendTracker(JobStore(MemoryStore(JumpingClock(NOW)), "digits"), market_of(market, name))
+    assert tracked.used(known, NO_GROUP, NOW) == Used(spent_usd=Decimal("0.9"), let_go_usd=Decimal("10.8"))
+    over = at(13, tracked, known)
+    assert (over.nodes[0].charged, tracked.spent_usd(over, NOW + 13 * HOUR)) == (True, Decimal("11.7"))
 
 
 def test_a_time_that_a_machine_wrote_is_promised_for_no_longer_than_anything_can_be_paid() -> None:

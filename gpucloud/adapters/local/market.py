@@ -21,9 +21,10 @@ from gpucloud.domain.job.spec import RENTED, Market, Resources
 from gpucloud.domain.node.hardware import Gpu, model_of
 from gpucloud.domain.offer import Offer, Pool, PricePoint
 from gpucloud.domain.supervision.strays import CLUSTER, MANAGED, STORE, Thing
-from gpucloud.ports import Provisioner
+from gpucloud.ports import MarketData, Provisioner
 from gpucloud.system import smi
 
+_EMBEDDED = "local."
 _TYPE = re.compile(r"local\.gpu([1-9][0-9]*)")
 
 
@@ -190,6 +191,25 @@ class LocalMarket:
         raw = json.loads(text)
         kinds = {name: _kind(kind) for name, kind in raw["types"].items()}
         return _Recording(length=timedelta(seconds=raw["length_s"]), kinds=kinds)
+
+
+class MarketBesideEmbedded:
+    """Implements `MarketData`: another cloud's, which knows what a machine of the embedded fleet costs, too.
+
+    A job that was on the embedded fleet may have gone on in another cloud while machines which it let go still cost.
+    """
+
+    def __init__(self, market: MarketData, embedded: MarketData) -> None:
+        self._market, self._embedded = market, embedded
+
+    def offers(self, wanted: Resources) -> tuple[Offer, ...]:
+        """Return what that cloud offers."""
+        return self._market.offers(wanted)
+
+    def prices(self, pool: Pool, start: datetime, end: datetime) -> tuple[PricePoint, ...]:
+        """Return the pool's points that cover start..end."""
+        market = self._embedded if pool.instance_type.startswith(_EMBEDDED) else self._market
+        return market.prices(pool, start, end)
 
 
 def _kind(raw: dict[str, Any]) -> _Kind:
