@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpucloud.adapters.transfer.copying import CODE, Copier
-from gpucloud.adapters.transfer.localfiles import local_tree, sent
+from gpucloud.adapters.transfer.localfiles import HashCache, local_tree, read_tree, sent
 from gpucloud.adapters.transfer.outputs import OutputsFolder
 from gpucloud.adapters.transfer.sync import Sources
 from gpucloud.cli.commands.reaching import _place
@@ -185,6 +185,16 @@ def test_a_tree_arrives_with_empty_files_modes_times_and_links(host, there, tmp_
     assert (status.st_mode & 0o777, status.st_mtime_ns) == (0o755, 10**18)
     assert (there / "got" / "a" / "empty").read_bytes() == b""
     assert (there / "got" / "link").readlink() == Path("a/run.sh")
+
+
+def test_what_the_agent_notes_of_a_setup_in_the_code_folder_is_no_output_and_no_code(host, there):
+    (there / ".gpucloud-setup").mkdir()
+    (there / ".gpucloud-setup" / "0123").touch()
+    (there / ".hidden").touch()
+    for pattern in (".", "*", ".*", "**"):
+        found = copier(host, there).listing([pattern])
+        assert not any("gpucloud" in f"{one.top}/{one.inner}" for one in (*found.files, *found.folders))
+    assert [entry.path for entry in read_tree(there, HashCache(None, there)).entries] == [".hidden"]
 
 
 def test_the_nearest_name_is_told_for_one_that_is_not_there(host, there):

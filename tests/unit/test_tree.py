@@ -69,6 +69,7 @@ RULES = [
     ("x\r", "x", False, True),
     ("a.c", "abc", False, False),
     ("", ".git", True, True),
+    ("!.gpucloud-setup", ".gpucloud-setup", True, True),
     ("!__pycache__", "m/__pycache__", True, True),
 ]
 

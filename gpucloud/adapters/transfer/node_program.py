@@ -39,6 +39,7 @@ from gpucloud.adapters.transfer.node_trees import CHUNK_BYTES, CUT_OFF, chunks_o
 
 NO_CODE = "there is no code folder on this node"
 _LONG_NAME = 200  # bytes: a file system takes 255 with what a part adds
+_SETUPS = ".gpucloud-setup"  # what the agent notes in a tree of code: `SETUPS` of the domain, which is not sent
 PART = re.compile(r"\..*\.[0-9a-f]{16}\.part", re.DOTALL)
 
 
@@ -102,7 +103,8 @@ def _tidy(written: str) -> str:
 
 
 def _matching(base: Path, pattern: str) -> list[str]:
-    return sorted(glob.glob(pattern, root_dir=base, recursive=True))  # noqa: PTH207  absolute ones too
+    found = glob.glob(pattern, root_dir=base, recursive=True)  # noqa: PTH207  absolute ones too
+    return sorted(path for path in found if Path(path).name != _SETUPS)
 
 
 def _walk(start: Path, inner: str, top: str) -> Iterator[tuple[Any, ...]]:
@@ -126,7 +128,7 @@ def _walk(start: Path, inner: str, top: str) -> Iterator[tuple[Any, ...]]:
     if stat.S_ISDIR(status.st_mode):
         yield "folders", inner, status.st_mode & 0o777
         for item in sorted(os.listdir(path)):
-            if not PART.fullmatch(item):
+            if item != _SETUPS and not PART.fullmatch(item):
                 yield from _walk(start, f"{inner}/{item}" if inner else item, top)
     elif stat.S_ISREG(status.st_mode):
         yield "files", inner, status.st_size, status.st_mode & 0o777, status.st_mtime_ns

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpucloud.domain.job.data import RESERVED
+from gpucloud.domain.job.code import SETUPS
 from gpucloud.domain.node.bootstrap.facts import Layer
 from gpucloud.domain.node.hardware import Gpu
 from gpucloud.domain.node.layer import LayerOrder, LayerWanted, is_needed, layer_key, torch_backend
@@ -257,7 +257,7 @@ def mark_set_up(tree: str, key: str) -> None:
 
 
 def _mark(tree: str, key: str) -> Path:
-    return Path(tree, f"{RESERVED}setup", key)
+    return Path(tree, SETUPS, key)
 
 
 # What is installed for an interpreter, read from metadata; nothing is imported, which for torch takes seconds.

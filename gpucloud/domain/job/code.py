@@ -87,7 +87,9 @@ def is_name(sha256: str) -> bool:
 # Which files of a code folder stay at home: the rules of gitignore(5).
 
 
-ALWAYS = (".git", "__pycache__")
+SETUPS = ".gpucloud-setup"
+"""A folder in a tree of code on a node, in which its agent notes what was set up there: no code, and no output."""
+ALWAYS = (".git", "__pycache__", SETUPS)
 RESULTS_MARK = ".gpucloud-results"
 """A file that marks a folder as results that came home: they are no code, and change none by their coming."""
 
