@@ -203,13 +203,18 @@ def with_seen_again(gpucloud: Gpucloud, known: KnownJob, report: JobReport) -> J
 
 
 def unlisted_fleet(ender: Ender) -> str | None:
-    """Return what to say of the embedded fleet of another home, where the job's machines are: it cannot be listed."""
-    group = None
+    """Return what to say of the embedded fleet of another home, where the job's machines are: it cannot be listed.
+
+    So of one on which machines may live that the job went on without.
+    """
+    group, let_go, now = None, False, ender.asker.clock.now()
     with suppress(GpucloudError):  # a state that cannot be read: the job is ended all the same
-        group = ender.asker.stored_state().group
+        state = ender.asker.stored_state()
+        group = state.group
+        let_go = any(one.is_let_go and one.let_go_until is not None and one.let_go_until > now for one in state.nodes)
     away, fleet = ender.access.fleet_elsewhere(group), fleet_of(group)
     if away is None or fleet is None:
-        return None
+        return "listed again here alone: no machines, no node group" if let_go else None
     there = f"{fleet.variable} gpucloud gc --wait --yes removes what is left there" if away.is_here else ""
     place = in_one_line(f"{fleet.home} on {fleet.host}")
     return f"not listed again: the embedded fleet of another home ({place}); {there or 'it is not seen from here'}"

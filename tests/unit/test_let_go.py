@@ -294,6 +294,27 @@ def test_who_takes_over_from_machines_that_say_they_are_off_goes_by_what_was_arm
     assert len(told) == (0 if is_here else 1)
 
 
+@pytest.mark.parametrize(
+    ("group", "until", "said"),
+    [
+        (None, UNTIL, "listed again here alone: no machines, no node group"),
+        (None, NOW, None),
+        (FLEET.named("gpucloud-digits"), UNTIL, "not listed again: the embedded fleet of another home"),
+    ],
+)
+def test_who_ends_the_job_a_second_time_is_not_told_that_no_machine_is_left(group: Any, until: Any, said: Any) -> None:
+    known = left()
+    known = replace(known, group=group, nodes=(replace(known.nodes[0], let_go_until=until),))
+
+    def elsewhere(group: str | None) -> FleetElsewhere | None:
+        return FLEET.elsewhere(group, is_here=False) if group is not None else None
+
+    asker = SimpleNamespace(stored_state=lambda: known, clock=JumpingClock(NOW))
+    ender: Any = SimpleNamespace(asker=asker, access=SimpleNamespace(fleet_elsewhere=elsewhere))
+    told = jobs.unlisted_fleet(ender)
+    assert told is None if said is None else (told or "").startswith(said)
+
+
 def test_a_teardown_waits_for_no_word_of_it() -> None:
     clock = JumpingClock(NOW)
     jobs = JobStore(MemoryStore(clock), "digits")

@@ -129,11 +129,11 @@ class Session:
             state = as_armed_at_least(state, services.jobs.last_armed())
             if may_live(state, now) and error.is_here:
                 raise
-            if may_live(state, now) and state.alive and state.paid_until is not None:
+            if may_live(state, now) and state.paid_until is not None:
+                seen = counted(len(state.alive), "machine") if state.alive else "machines that were asked for last"
                 self.watcher.story(
-                    f"{counted(len(state.alive), 'machine')} of the embedded fleet of {in_one_line(fleet.host)}:"
-                    f"{in_one_line(fleet.home)} are not seen from here: they switch themselves off by"
-                    f" {format_moment(state.paid_until, now)} at the latest"
+                    f"{seen} of the embedded fleet of {in_one_line(fleet.host)}:{in_one_line(fleet.home)} are not seen"
+                    f" from here: they switch themselves off by {format_moment(state.paid_until, now)} at the latest"
                 )
             lease.write(let_go(state, now))
 
