@@ -250,7 +250,11 @@ class StoreError(GpucloudError):
 
 
 class DataStoreError(StoreError):
-    """The store of a data set does not answer, or refuses; the job's own may."""
+    """The store of a data set does not answer, or refuses; the job's own may. `reached`: whether it said so itself."""
+
+    def __init__(self, message: str, *, hint: str | None = None, may_pass: bool = False, reached: bool = True) -> None:
+        super().__init__(message, hint=hint, may_pass=may_pass)
+        self.reached = reached
 
 
 class CheckpointUnreadable(StoreError):

@@ -7,16 +7,19 @@ import ssl
 import sys
 import tracemalloc
 import zlib
+from unittest import mock
 
 import pytest
+from botocore.exceptions import ClientError, EndpointConnectionError
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from gpucloud.domain.checkpoint import objects
-from gpucloud.domain.errors import CredentialsError, StoreError
+from gpucloud.domain.errors import CredentialsError, DataStoreError, StoreError
 from gpucloud.store import Sums, open_store, s3, s3parts
+from gpucloud.store.s3client import Objects
 from tests.standins import fast_bucket
 from tests.standins.fast_bucket import Fault
 
@@ -131,6 +134,21 @@ def test_an_answer_that_ends_early_is_asked_for_again(server, store, how):
     server.faults = [Fault(action="GetObject", how=how, times=3)]
     assert read(store) == DATA
     assert server.actions().count("GetObject") == 7
+
+
+BUSY = ClientError({"Error": {"Code": "SlowDown"}, "ResponseMetadata": {"HTTPStatusCode": 503}}, "ListObjectsV2")
+
+
+@pytest.mark.parametrize(
+    ("error", "reached"), [(EndpointConnectionError(endpoint_url="https://s3.example"), False), (BUSY, True)]
+)
+def test_a_bucket_of_data_that_is_not_reached_is_told_from_one_that_is_busy(monkeypatch, error, reached):
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    bucket = Objects("s3://data/x")
+    monkeypatch.setattr(bucket, "_client", mock.Mock(get_paginator=mock.Mock(side_effect=error)))
+    with pytest.raises(DataStoreError) as raised:
+        bucket.listed()
+    assert (raised.value.reached, raised.value.may_pass) == (reached, True)
 
 
 @pytest.mark.parametrize(("action", "how"), [("GetObject", "cut"), ("UploadPart", "reset"), ("UploadPart", "refused")])

@@ -777,11 +777,31 @@ def _until(outside: Outside, then: datetime) -> Callable[[Supervisor], Any]:
     return ticks
 
 
+@pytest.mark.parametrize("reached", [True, False])
+def test_a_store_in_s3_is_not_waited_for_where_that_of_its_data_there_is_not_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reached: bool
+) -> None:
+    outside = Outside(tmp_path, training=Training(nodes=2, steps=4000, every=100, step_s=0.5))
+    began, tick, tries = outside.clock.now(), Supervisor.tick, list[object]()
+
+    def gone(self: Supervisor) -> Any:
+        if outside.clock.now() - began <= timedelta(seconds=100):
+            return tick(self)
+        outside.store.url = "s3://of-the-job/store"
+        raise DataStoreError("cannot list objects in s3://of-another", may_pass=True, reached=reached)
+
+    monkeypatch.setattr(Supervisor, "tick", gone)
+    monkeypatch.setattr(JobStore, "try_to_keep", lambda _, state: tries.append(state))
+    told = give(outside, "train", "small.yaml").stderr
+    assert ("once its store answers again: " in told, len(tries)) == (not reached, reached)
+
+
 @pytest.mark.parametrize(
     "theirs",
     [
         StoreError("s3://of-another/data: AccessDenied"),
-        DataStoreError("cannot list objects in s3://of-another: timed out", may_pass=True),
+        DataStoreError("cannot list objects in s3://of-another: SlowDown", may_pass=True),
+        DataStoreError("cannot list objects in s3://of-another: timed out", may_pass=True, reached=False),
     ],
 )
 def test_another_store_that_refuses_a_read_or_is_away_is_not_told_as_that_of_the_job(

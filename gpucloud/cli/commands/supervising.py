@@ -245,8 +245,10 @@ def say_what_is_left(left: LeftJob, now: datetime, first: Callable[[], str] = st
 def _first(asker: Asker, error: GpucloudError) -> str:
     """Return what has to be so before any command can see to the job that the error has left."""
     by: GpucloudError | None = error
-    # The job's store is asked as `down` asks it, unless it just went away: what failed may be that of its data.
-    if isinstance(error, StoreError) and (isinstance(error, DataStoreError) or not error.may_pass):
+    # The job's store is asked as `down` asks it, unless it just went away: what failed may be that of its data. Where
+    # that is in S3 and not reached, one there would not be either, and be waited for in vain, for half a minute.
+    of_data = isinstance(error, DataStoreError) and (error.reached or not asker.jobs.store.url.startswith("s3://"))
+    if isinstance(error, StoreError) and (of_data or not error.may_pass):
         by = not_ended_by(asker)
     if isinstance(by, CredentialsError):
         return "once its credentials are valid again: "
