@@ -139,6 +139,15 @@ def leftovers(gpucloud: Gpucloud, known: KnownJob) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def where_listed(gpucloud: Gpucloud, known: KnownJob) -> str:
+    """Return in which regions that was looked for, as words to go behind; nothing of a cloud that has none.
+
+    It may have had machines elsewhere, where its job file named another region before: no older order is kept.
+    """
+    regions = _regions(gpucloud, known, asker_of(gpucloud, known)) if known.cloud is Cloud.AWS else ()
+    return f" in {', '.join(regions)} (gpucloud gc --region REGION looks elsewhere)" if regions else ""
+
+
 def _regions(gpucloud: Gpucloud, known: KnownJob, asker: Asker) -> tuple[str, ...]:
     """Return where things of the job may be: by its state and what was armed; without a state by its order and bills.
 

@@ -16,11 +16,13 @@ from typer.testing import CliRunner
 from gpucloud.cli.app import app
 from gpucloud.cli.commands import passes, setting_up
 from gpucloud.domain import codec
+from gpucloud.domain.job.spec import Cloud
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.state.order import Envelope, opened
 from gpucloud.domain.state.state import JobStatus
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.report import report
+from gpucloud.wiring.jobs import where_listed
 from tests.faults.process import Ended, run
 from tests.faults.rig import JOB, Outside
 from tests.faults.strikes import Strikes
@@ -255,6 +257,20 @@ def test_a_job_whose_state_alone_is_lost_is_deleted_as_any_other_once_nothing_of
     assert outside.store.list(f"jobs/{JOB}/") == ()
     assert outside.home.find(JOB) is None
     assert give(outside, "up", "small.yaml").code == 0
+
+
+def test_of_a_job_whose_state_is_lost_it_is_said_in_which_regions_nothing_is_listed(
+    outside: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give(outside, "train", "small.yaml")
+    lose_the_state(outside)
+    cloud = outside.over(Strikes())
+    (known,) = outside.home.known()
+    monkeypatch.setattr("gpucloud.wiring.jobs._regions", lambda *_: ("us-east-1", "eu-west-1"))
+    assert where_listed(cloud, known) == ""
+    said = " in us-east-1, eu-west-1 (gpucloud gc --region REGION looks elsewhere)"
+    monkeypatch.setattr("gpucloud.wiring.jobs.asker_of", lambda *_: None)
+    assert where_listed(cloud, replace(known, cloud=Cloud.AWS)) == said
 
 
 def test_a_job_whose_state_is_lost_is_not_deleted_while_anything_of_it_is_listed(outside: Outside) -> None:

@@ -15,12 +15,11 @@ from gpucloud.cli.render.bills import (
     for_later,
     left_amount,
     left_rows,
-    let_go_rows,
     let_go_words,
     money_json,
     money_line,
     plain_amount,
-    unproven_rows,
+    used_rows,
 )
 from gpucloud.cli.render.reports import report_json, report_text
 from gpucloud.cli.render.use import condition_and_reason, condition_word
@@ -69,6 +68,7 @@ from gpucloud.wiring.jobs import (
     require_nothing_left,
     state_of,
     unlisted_fleet,
+    where_listed,
 )
 
 if TYPE_CHECKING:
@@ -235,8 +235,7 @@ def _budget_text(report: JobReport, order: Order) -> str:
     rows = [
         ("budget", format_usd(spend.budget_usd)),
         ("spent", money_line(spend)),
-        *unproven_rows(spend),
-        *let_go_rows(spend),
+        *used_rows(spend),
         *(left_rows(spend, for_later(report)) or [("unused" if is_over else "left", f"{left_amount(spend)} USD")]),
     ]
     parts = [f"{report.job}: {condition_word(report)}", table(rows)]
@@ -329,7 +328,8 @@ def rm(
     stored = deleter.stored()
     _require_allowed(name, stored, with_checkpoints=with_checkpoints)
     if not deleter.jobs.exists():
-        tell(f"{name} has no state: it never began, or that is lost; no machine of it is listed")
+        listed = f"no machine of it is listed{where_listed(cloud, known)}"
+        tell(f"{name} has no state: it never began, or that is lost; {listed}")
     tell(f"{name}: {stored} in {known.store}; `gpucloud cost` will no longer know it")
     named = (("--with-checkpoints", with_checkpoints), ("--with-outputs", with_outputs), ("--adopt", adopts))
     if not yes and not is_meant(" ".join(["gpucloud rm", name, *(word for word, given in named if given), "--yes"])):

@@ -65,17 +65,15 @@ def charges_text(charges: Sequence[Charge]) -> str:
     return "\n".join([table(rows, ("from (UTC)", "billed s")), *(f"{mark} {note}" for note, mark in marks.items())])
 
 
-def unproven_rows(spend: Spend) -> list[tuple[str, str]]:
-    """Return the row of what was paid while machines drove the job, and nobody can show any more; none for nothing."""
-    if not spend.unproven_usd:
-        return []
+def used_rows(spend: Spend) -> list[tuple[str, str]]:
+    """Return the rows of what is neither shown as spent nor left; none for nothing.
+
+    It was paid while machines drove the job, and nobody can show it any more; or machines that were let go may cost it.
+    """
     why = "counted as used: more may have been paid while its machines drove it than their own ledger tells"
-    return [("unproven", f"{format_usd(spend.unproven_usd)}: {why}")]
-
-
-def let_go_rows(spend: Spend) -> list[tuple[str, str]]:
-    """Return the row of what machines that were let go may still cost, neither spent nor left; none for nothing."""
-    return [("let go", f"{format_most(spend.let_go_usd)} {LET_GO} from here")] if spend.let_go_usd else []
+    unproven = [("unproven", f"{format_usd(spend.unproven_usd)}: {why}")] if spend.unproven_usd else []
+    let_go = [("let go", f"{format_most(spend.let_go_usd)} {LET_GO} from here")] if spend.let_go_usd else []
+    return [*unproven, *let_go]
 
 
 def let_go_words(lives: Iterable[UsageInterval], now: datetime | None, most_usd: Decimal | None = None) -> str:
@@ -201,7 +199,7 @@ def whole_minute(at: datetime) -> datetime:
 
 def spend_text(spend: Spend, later: str = _MORE_TIME) -> str:
     """Return the sums, one a line."""
-    rows = [("spent", money_line(spend)), *unproven_rows(spend), *let_go_rows(spend), *left_rows(spend, later)]
+    rows = [("spent", money_line(spend)), *used_rows(spend), *left_rows(spend, later)]
     if spend.forecast_usd is not None:
         rows.append(("forecast", f"{format_usd(spend.forecast_usd)} {_forecast_of(spend)}"))
     if spend.outside_budget_usd:
