@@ -31,7 +31,7 @@ from gpucloud.resume.reading import Put, unlike
 from gpucloud.resume.restoring import Restored
 from gpucloud.resume.save.cadence import Window
 from gpucloud.resume.save.deciding import Moment, SaveDecider
-from gpucloud.resume.settings import Settings, end_quickly, promised
+from gpucloud.resume.settings import Settings, end_quickly, given, overruled, promised
 from gpucloud.resume.state import randomness
 from gpucloud.resume.state.modules import plain_entries
 from gpucloud.resume.state.randomness import Draws
@@ -71,7 +71,8 @@ class Exactness:
 class Continued:
     """Puts the state of a checkpoint back; where DDP groups gradients anew, takes back the first steps after it.
 
-    `own` is what the checkpoint of `step` holds of this rank, empty for a fresh run. All ranks do all of it together.
+    `own` is what the checkpoint of `step` holds of this rank, empty for a fresh run, and `given` what the script gave
+    its optimizers. All ranks do all of it together.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Continued:
     ) -> None:
         self.own: dict[str, Any] = {}
         self.step = 0
+        self.given = given(state.groups(), state.others)
         self._state = state
         self._ranks = ranks
         self._surroundings = surroundings
@@ -163,7 +165,10 @@ class Continued:
         self._state.fit(content, restored.commit.step)
         self._exactness.best_effort(self._state.change(content.own.get("changed", {})))
         self._exactness.lower(restored.manifest.promise)
-        self._exactness.lower(promised(content.own["surroundings"], self._surroundings))
+        now = promised(content.own["surroundings"], self._surroundings)
+        self._exactness.lower(now)
+        if now.level is Level.BEST_EFFORT:  # a script that is as it was may make its optimizer by what it resumes
+            self._exactness.best_effort(overruled(content.own.get("given", {}), self.given))
         for optimizer in self._state.optimizers:  # it has stepped: torch need not warn of a schedule that goes on now
             optimizer._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001
         shares = Shares(self._ranks) if self._state.sharded else None

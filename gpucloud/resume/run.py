@@ -443,6 +443,7 @@ class Run:
                 "longest_window": self._windows.longest,
                 **self._feed.state(),
                 "surroundings": self._surroundings,
+                "given": self._continued.given,
                 "changed": self._state.changed(),
                 **self._trying.state(),
             },

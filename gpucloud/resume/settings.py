@@ -11,7 +11,7 @@ import os
 import shlex
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -229,3 +229,41 @@ def _change(key: str, before: Any, now: Any) -> str:
     if _are_files(before, now):
         return f"{key} of {', '.join(_other_files(before, now))}"
     return f"{key} is another" if isinstance(now, Mapping) or isinstance(before, Mapping) else f"{key} {before} → {now}"
+
+
+# What a script gives its optimizers and schedules, and a checkpoint then overrules.
+
+
+def given(groups: Mapping[str, Sequence[Mapping[str, Any]]], others: Iterable[Any]) -> dict[str, Any]:
+    """Return the numbers of optimizers' groups and of torch's schedules as the script has them at its start, by name.
+
+    A schedule has changed `lr` by then; what it was made from is `initial_lr`.
+    """
+    told: dict[str, Any] = {}
+    for name, ones in groups.items():
+        for number, group in enumerate(ones):
+            place = name if len(ones) == 1 else f"{name}[{number}]"
+            settings = {**group, "lr": group.get("initial_lr", group.get("lr")), "initial_lr": None}
+            told |= {f"{place} {key}": plain for key, value in settings.items() if (plain := _plain(value)) is not None}
+    for one in others:
+        if isinstance(one, torch.optim.lr_scheduler.LRScheduler):
+            settings = {key: value for key, value in vars(one).items() if key not in ("base_lrs", "last_epoch")}
+            kept = {key: _plain(value) for key, value in settings.items() if not key.startswith("_")}
+            told |= {f"{type(one).__name__} {key}": value for key, value in kept.items() if value is not None}
+    return told
+
+
+def overruled(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return in words what the script was given otherwise when the checkpoint's run began; empty for nothing."""
+    others = [key for key in now if before.get(key, now[key]) != now[key]]
+    told = ", ".join(f"{key} {before[key]} → {now[key]}" for key in others)
+    return f"{told} in the script, and the checkpoint's counts unless it is set after resume.init" if told else ""
+
+
+def _plain(value: Any) -> Any:
+    """Return a number, word or row of them as a checkpoint keeps it; None for all else."""
+    if isinstance(value, torch.Tensor):
+        return value.item() if value.numel() == 1 else None
+    if isinstance(value, (tuple, list)):
+        return [*value] if all(isinstance(one, (int, float)) for one in value) else None
+    return value if isinstance(value, (bool, int, float, str)) else None

@@ -1,5 +1,6 @@
 """What a checkpoint must give back beside the numbers: strides, types, shapes, generators; and what it refuses."""
 
+import json
 import os
 import random
 import subprocess
@@ -497,3 +498,28 @@ def test_the_generator_of_a_mac_is_saved_too(monkeypatch):
     stands.append(torch.tensor([2], dtype=torch.uint8))
     here.put_back()
     assert here.stands()
+
+
+@pytest.mark.parametrize(
+    ("options", "lr", "said"),
+    [
+        ("a", 0.01, "optimizer lr 0.1 → 0.01 in the script, and the checkpoint's counts unless it is set after"),
+        ("a", 0.1, None),
+        ("same", 0.01, None),  # a script that is as it was may make its optimizer by what it resumes
+    ],
+)
+def test_a_setting_of_an_optimizer_that_the_checkpoint_overrules_is_named(job, monkeypatch, capsys, options, lr, said):
+    def start(lr, options):
+        monkeypatch.setenv("GPUCLOUD_RECIPE", json.dumps({"options": options}))
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer)
+        run = resume.init(model=model, optimizer=optimizer, scheduler=schedule, total_steps=8)
+        return run, model, optimizer
+
+    steps(*start(0.1, "same"), 3, lambda model: model(torch.ones(2, 2)).square().mean())
+    capsys.readouterr()
+    _, _, optimizer = start(lr, options)
+    assert optimizer.param_groups[0]["initial_lr"] == 0.1
+    told = capsys.readouterr().err
+    assert (said in told) if said else "in the script" not in told

@@ -145,7 +145,7 @@ def failed_report(message: str | None) -> JobReport:
         exit_reason=ExitReason.USER_ERROR,
         exit_code=20,
         message=message,
-        attempts=(replace(opened(), reason=ExitReason.USER_ERROR),),
+        attempts=(replace(opened("a"), reason=ExitReason.USER_ERROR),),
     )
     spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal(0))
     return report(failed, spend, (), NO_GROUP, None)
