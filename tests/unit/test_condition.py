@@ -984,6 +984,29 @@ def test_an_attempt_that_has_failed_is_not_said_to_run_and_to_tell_its_steps_yet
     assert "running for 12 min, no step yet\n" in report_text(runs)
 
 
+def test_whoever_looks_hears_that_training_goes_on_again_before_a_supervisor_has_written_it_down():
+    """Its machines made 400 steps of 0.1 s since the first one; nobody supervises."""
+    over = replace(
+        opened("a", "c"), reason=ExitReason.LOST, first_step=1, last_step=385, last_step_at=NOW - timedelta(seconds=60)
+    )
+    lost = Interruption(node_id="c", kind=InterruptionKind.NOTICE, attempt=1, noticed_at=NOW - timedelta(seconds=56))
+    begun = replace(opened("a", "b", number=2), started_at=NOW - timedelta(seconds=50))
+
+    def looked_at(*nodes):
+        there = snapshot(*nodes, state=state(job="live", attempts=(over, begun), interruptions=(lost,)))
+        standing = tuple(NodeStanding(node_id=one.node.id, status=one.status) for one in nodes)
+        made = replace(report(there.state, SPEND, (), there.group, None), looked_at=NOW)
+        recorded = transitions.record(there)
+        return with_answers(made, standing), recorded.interruptions
+
+    said, recorded = looked_at(up("a", part(2, step=401, first_step=1)), up("b", part(2)))
+    assert said.interruptions == recorded
+    assert report_json(said)["interruptions"][0]["resumed_at"] is not None
+    assert "no step yet" not in report_text(said)
+    untold, _ = looked_at(up("a", part(2)), up("b", part(2)))
+    assert "running for 50 s, no step yet\n" in report_text(untold)
+
+
 @pytest.mark.parametrize("supervisor", [None, "process 1 on vm"])
 def test_an_attempt_of_which_no_machine_answers_is_not_said_to_run_in_the_table_either(supervisor):
     silent = unheard(*UNHEARD, supervisor=supervisor)

@@ -15,9 +15,10 @@ from decimal import Decimal
 
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.errors import FleetElsewhere
-from gpucloud.domain.job.quantities import format_moment
+from gpucloud.domain.job.quantities import format_moment, span_of
 from gpucloud.domain.node.node import NO_GROUP, EndCause, GroupView, Node, NodeState, fleet_of
-from gpucloud.domain.state.state import Interruption, InterruptionKind, JobState, UsageInterval
+from gpucloud.domain.node.status import OUTPUT, UNTOLD, Progress
+from gpucloud.domain.state.state import Attempt, Interruption, InterruptionKind, JobState, UsageInterval
 from gpucloud.domain.supervision.membership import unit_of
 from gpucloud.domain.supervision.self_driving import Arming, as_armed_at_least
 
@@ -302,3 +303,36 @@ def stopped_at(interruption: Interruption, state: JobState) -> datetime:
         return last or left
     word = (gone.last_word_at or gone.silent_at) if gone is not None else None
     return min(noticed, end or last or word or noticed)
+
+
+def resumed(
+    interruptions: tuple[Interruption, ...],
+    stops: tuple[datetime, ...],
+    attempt: Attempt,
+    progress: Progress,
+    now: datetime,
+) -> tuple[Interruption, ...]:
+    """Return interruptions with since when training goes on after them, once the open attempt's script tells a step.
+
+    `stops` are when training stopped for each.
+    """
+    if not tells_step(progress):
+        return interruptions
+    at = _first_stepped_at(attempt, progress, now)
+    return tuple(
+        replace(one, stopped_at=stop, resumed_at=max(at, one.noticed_at))
+        if one.resumed_at is None and one.attempt is not None and one.attempt < attempt.number
+        else one
+        for one, stop in zip(interruptions, stops, strict=True)
+    )
+
+
+def tells_step(progress: Progress) -> bool:
+    """Whether a script tells a step of its own in its attempt: a save, or what was put back, is none."""
+    return progress.phase == OUTPUT or (progress.phase != UNTOLD and progress.step >= progress.first_step)
+
+
+def _first_stepped_at(attempt: Attempt, progress: Progress, now: datetime) -> datetime:
+    """Return when the attempt's first step was made, as its node tells: nobody may have looked on then."""
+    since = span_of(progress.age_s + max(0, progress.step - progress.first_step) * (progress.step_seconds or 0.0))
+    return min(now, max(attempt.started_at, now - since))

@@ -14,7 +14,6 @@ from gpucloud.domain.node.status import DONE, OUTPUT, UNTOLD, Outcome, Progress,
 from gpucloud.domain.state.state import (
     Attempt,
     ExitReason,
-    Interruption,
     InterruptionKind,
     JobState,
     JobStatus,
@@ -40,7 +39,7 @@ from gpucloud.domain.supervision.capacity import cooled, with_distance
 from gpucloud.domain.supervision.membership import is_broken, outcomes_of, progress_of, shown_of, timed
 from gpucloud.domain.supervision.quarantine import why_replaced
 from gpucloud.domain.supervision.snapshot import Homecoming, Snapshot, asked_of
-from gpucloud.domain.supervision.strays import as_listed, stopped_at
+from gpucloud.domain.supervision.strays import as_listed, resumed, stopped_at, tells_step
 from gpucloud.domain.untrusted import in_one_line
 
 
@@ -424,24 +423,9 @@ def _with_resumed(snapshot: Snapshot, state: JobState) -> JobState:
     """Add the script's own steps, and that training goes on after interruptions: a save does not tell since when."""
     attempt = state.attempt
     shown = shown_of(attempt, snapshot)[0] if attempt is not None else None
-    untold = shown is None or shown.phase == UNTOLD or (shown.phase != OUTPUT and shown.step < shown.first_step)
-    if attempt is None or shown is None or untold:
+    if attempt is None or shown is None or not tells_step(shown):
         return state
     attempt = replace(attempt, printed_step=shown.step if shown.phase == OUTPUT else None)
-    return replace(_with_attempt(state, attempt), interruptions=_resumed(state, attempt, shown, snapshot.now))
-
-
-def _first_stepped_at(attempt: Attempt, progress: Progress, now: datetime) -> datetime:
-    """Return when the attempt's first step was made, as its node tells: nobody may have looked on then."""
-    since = span_of(progress.age_s + max(0, progress.step - progress.first_step) * (progress.step_seconds or 0.0))
-    return min(now, max(attempt.started_at, now - since))
-
-
-def _resumed(state: JobState, attempt: Attempt, progress: Progress, now: datetime) -> tuple[Interruption, ...]:
-    at = _first_stepped_at(attempt, progress, now)
-    return tuple(
-        replace(i, stopped_at=stopped_at(i, state), resumed_at=max(at, i.noticed_at))
-        if i.resumed_at is None and i.attempt is not None and i.attempt < attempt.number
-        else i
-        for i in state.interruptions
-    )
+    stops = tuple(stopped_at(one, state) for one in state.interruptions)
+    known = resumed(state.interruptions, stops, attempt, shown, snapshot.now)
+    return replace(_with_attempt(state, attempt), interruptions=known)

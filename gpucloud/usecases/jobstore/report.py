@@ -28,6 +28,7 @@ from gpucloud.domain.state.state import (
 from gpucloud.domain.supervision.budget import LimitEnd, Resumption
 from gpucloud.domain.supervision.membership import unit_of
 from gpucloud.domain.supervision.snapshot import Limits
+from gpucloud.domain.supervision.strays import resumed, stopped_at
 from gpucloud.domain.supervision.transitions import as_told, lost_with_machines
 from gpucloud.usecases.jobstore.condition import (
     USUAL,
@@ -64,6 +65,7 @@ class JobReport:
     paid_until: datetime | None
     nodes: tuple[Node, ...]  # those that are alive
     charges: tuple[Charge, ...]  # all so far
+    stops: tuple[datetime, ...] = ()  # when training stopped for each of its interruptions
     intervals: tuple[UsageInterval, ...] = ()  # the lives of all its machines, those that are off too
     cooldowns: tuple[Cooldown, ...]
     quarantined: tuple[Quarantine, ...] = ()
@@ -92,20 +94,14 @@ class JobReport:
     """What it goes on with once it has ended."""
     limit_end: LimitEnd | None = None
     """What its message says, in parts, where its budget or its deadline ended it."""
-    owned: bool = False
-    """Whether its machines are the user's own hosts: nobody pays for them, and nothing switches them off."""
-    rehearses: bool = False
-    """Whether it is one of the short runs of `--verify-resume`."""
-    last_supervisor: str | None = None
-    """Who held it last, where nobody does."""
-    written_at: datetime | None = None
-    """When its state was written last, by the store's clock."""
+    owned: bool = False  # its machines are the user's own hosts: nobody pays for them, and nothing switches them off
+    rehearses: bool = False  # it is one of the short runs of `--verify-resume`
+    last_supervisor: str | None = None  # who held it last, where nobody does
+    written_at: datetime | None = None  # when its state was written last, by the store's clock
     heard_at: datetime | None = None
     """When the node that tells its steps was heard last, as far as its supervisor wrote that down."""
-    deadline_at: datetime | None = None
-    """When it ends, done or not; None without a deadline."""
-    looked_at: datetime | None = None
-    """When the report was made, by the same clock."""
+    deadline_at: datetime | None = None  # when it ends, done or not; None without a deadline
+    looked_at: datetime | None = None  # when the report was made, by the same clock
     drives_itself: bool = False
     buys_time: bool = True
     """Whether a process sees to it that prolongs its machines' paid time: they cannot themselves."""
@@ -400,6 +396,7 @@ def report(
         supervisor=supervisor,
         attempts=state.attempts,
         interruptions=state.interruptions,
+        stops=tuple(stopped_at(one, state) for one in state.interruptions),
         checkpoint=state.checkpoint,
         spend=replace(spend, outside_budget_usd=total(charge for charge in charges if not charge.kind.in_budget)),
         paid_until=state.paid_until,
@@ -426,7 +423,10 @@ def report(
 def with_answers(report: JobReport, standing: tuple[NodeStanding, ...]) -> JobReport:
     """Return the report with what its nodes say now: the steps that they tell of are the open attempt's."""
     report = without_lost_outputs(replace(report, standing=standing))
-    progress = report.counted
+    shown, progress = report.progress, report.counted
+    if shown is not None and report.looked_at is not None:
+        past = resumed(report.interruptions, report.stops, report.attempts[-1], shown, report.looked_at)
+        report = replace(report, interruptions=past)
     if progress is None or progress.step < progress.first_step:
         return report
     attempt = replace(as_told(report.attempts[-1], progress), total_steps=progress.total_steps)
