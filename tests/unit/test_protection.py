@@ -70,6 +70,7 @@ def test_what_the_code_tells_is_read_from_the_script_and_what_it_imports(tmp_pat
 
 DIRECTORY = CheckpointPolicy(directory=CheckpointDirectory(path="out"))
 NONE = CheckpointPolicy(none=True)
+REF = CheckpointRef(step=3, sha256="0" * 64)
 
 
 @pytest.mark.parametrize(
@@ -131,35 +132,50 @@ def test_a_plan_says_how_the_script_saves_and_what_an_interruption_costs(code, p
     assert (found.saving, found.row, found.warning) == (saving, row, warning)
 
 
-@pytest.mark.parametrize(
-    ("code", "changes", "comes_home"),
-    [
-        (Code(script="train.py"), {}, False),
-        (Code(script="train.py"), {"checkpoint": NONE}, False),
-        (Code(script="train.py"), {"outputs": ("results/",)}, True),
-        (Code(script="train.py"), {"checkpoint": DIRECTORY}, True),
-        (Code(script="train.py", reached=True), {}, True),
-        (Code(script=None), {}, True),
-    ],
-)
-def test_of_a_script_that_saves_nothing_outputs_alone_are_left(code, changes, comes_home):
-    assert protection_of(job(**changes), code).comes_home is comes_home
+ALL = "what the script writes goes with its machines; name it in `outputs:`"
+EXPORT = "; checkpoints stay in the job's store, `gpucloud checkpoints {} --export FILE` gives the weights"
+PULL = "; checkpoints stay in the job's store, `gpucloud checkpoints {} --pull FOLDER` brings one"
 
 
 @pytest.mark.parametrize(
-    ("after", "policy", "said"),
+    ("code", "changes", "said"),
     [
-        ({"status": JobStatus.SUCCEEDED}, NONE, True),
-        ({"status": JobStatus.SUCCEEDED}, DIRECTORY, False),
-        ({"status": JobStatus.SUCCEEDED, "checkpoint": CheckpointRef(step=3, sha256="0" * 64)}, NONE, False),
-        ({"status": JobStatus.FAILED}, NONE, False),
+        (Code(script="train.py"), {}, f"NOTHING comes home: {ALL}"),
+        (Code(script="train.py"), {"checkpoint": NONE}, f"NOTHING comes home: {ALL}"),
+        (Code(script="train.py"), {"checkpoint": DIRECTORY}, f"no file comes home: {ALL}{PULL.format('JOB')}"),
+        (Code(script="train.py", reached=True), {}, f"no file comes home: {ALL}{EXPORT.format('JOB')}"),
+        (Code(script=None), {}, f"no file comes home: {ALL}{EXPORT.format('JOB')}"),
+        (Code(script="train.py", reached=True), {"trial": "8"}, None),
     ],
 )
-def test_at_the_end_it_is_said_that_nothing_has_come_home(capsys, after, policy, said):
-    wanted = job(checkpoint=policy)
-    begun = SimpleNamespace(job=wanted, asker=SimpleNamespace(state=lambda: replace(state(), **after)))
-    say_what_is_lost(begun, protection_of(wanted, Code(script="train.py")))
-    assert capsys.readouterr().err.startswith("nothing has come home: ") is said
+def test_without_outputs_a_plan_says_what_goes_with_the_machines_and_what_stays(code, changes, said):
+    assert saved_rows(protection_of(job(**changes), code)).get("results") == said
+
+
+@pytest.mark.parametrize(
+    ("after", "changes", "said"),
+    [
+        ({"status": JobStatus.SUCCEEDED}, {"checkpoint": NONE}, f"nothing has come home: {ALL}\n"),
+        ({"status": JobStatus.SUCCEEDED}, {"checkpoint": DIRECTORY}, f"nothing has come home: {ALL}\n"),
+        (
+            {"status": JobStatus.SUCCEEDED, "checkpoint": REF},
+            {},
+            f"no file has come home: {ALL}{EXPORT.format('digits')}\n",
+        ),
+        (
+            {"status": JobStatus.SUCCEEDED, "checkpoint": REF},
+            {"checkpoint": DIRECTORY},
+            f"no file has come home: {ALL}{PULL.format('digits')}\n",
+        ),
+        ({"status": JobStatus.SUCCEEDED, "checkpoint": REF}, {"outputs": ("results/",)}, ""),
+        ({"status": JobStatus.SUCCEEDED, "checkpoint": REF}, {"trial": "8"}, ""),
+        ({"status": JobStatus.FAILED}, {"checkpoint": NONE}, ""),
+    ],
+)
+def test_at_the_end_it_is_said_what_has_not_come_home(capsys, after, changes, said):
+    begun = SimpleNamespace(job=job(**changes), asker=SimpleNamespace(state=lambda: replace(state(), **after)))
+    say_what_is_lost(begun)
+    assert capsys.readouterr().err == said
 
 
 @pytest.mark.parametrize(
@@ -338,7 +354,6 @@ def test_a_plan_says_from_which_machine_outputs_come_home_and_what_takes_them_al
     assert unknown.endswith(
         "is ended in time for that: halfway through a notice, and up to 30 s before the budget ends"
     )
-    assert "results" not in saved_rows(protection_of(job(), Code(script="train.py", reached=True)))
 
 
 @pytest.mark.parametrize(

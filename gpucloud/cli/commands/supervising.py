@@ -21,7 +21,7 @@ from gpucloud.cli.render.plans import plan_json
 from gpucloud.cli.render.reports import report_json, report_text
 from gpucloud.cli.render.words import left, say, say_json, say_words, tell
 from gpucloud.cli.target import Target, called, report_of, say_what_costs_on
-from gpucloud.domain.checkpoint.protection import NEVER, NOTHING_COMES_HOME, Protection, Saving
+from gpucloud.domain.checkpoint.protection import NEVER, NOTHING_COMES_HOME, Protection, Saving, checkpoints_stay
 from gpucloud.domain.errors import CredentialsError, DataStoreError, GpucloudError, LandingRefused, StoreError
 from gpucloud.domain.job.quantities import format_moment, format_span, format_usd, in_cents
 from gpucloud.domain.job.spec import Job, Market, OnNotice
@@ -96,7 +96,7 @@ def run(begun: Begun, *, leaves: bool = False, asks: bool = True) -> None:
         obeyed(shown, asks=asks, detaches=before_it, stopping=stopping) as interrupts,
     ):
         _run(begun, leaves, shown, interrupts)
-    say_what_is_lost(begun, protection)
+    say_what_is_lost(begun)
 
 
 def _what_a_stop_means(begun: Begun, protection: Protection) -> str:
@@ -162,13 +162,15 @@ def onlooker(limits: Limits) -> Unshaken:
     return Unshaken(PlainOnlooker(limits))
 
 
-def say_what_is_lost(begun: Begun, protection: Protection) -> None:
-    """Tell it of a script that has done its work and left nothing: no output, and no checkpoint after all."""
-    if protection.comes_home or begun.job.trial:
+def say_what_is_lost(begun: Begun) -> None:
+    """Tell what has gone with the machines of a script that has done its work: all, or all but its checkpoints."""
+    if begun.job.outputs or begun.job.trial:
         return
     state = begun.asker.state()
-    if state.status is JobStatus.SUCCEEDED and state.checkpoint is None:
-        tell(f"nothing has come home: {NOTHING_COMES_HOME}")
+    if state.status is JobStatus.SUCCEEDED:
+        nothing = state.checkpoint is None
+        left = "" if nothing else f"; {checkpoints_stay(begun.job, state.job)}"
+        tell(f"{'nothing' if nothing else 'no file'} has come home: {NOTHING_COMES_HOME}{left}")
 
 
 def bring_stored_home(cloud: Gpucloud, job: Job, known: KnownJob) -> None:

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from gpucloud.cli.render.words import folded, pool_json, usd
-from gpucloud.domain.checkpoint.protection import COMES_HOME, ENDED_FOR_OUTPUTS, NOTHING_COMES_HOME, Protection
+from gpucloud.domain.checkpoint.protection import COMES_HOME, ENDED_FOR_OUTPUTS, Protection
 from gpucloud.domain.job.quantities import format_span, format_usd
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.market.catalog import aged
@@ -43,8 +43,8 @@ def saved_rows(protection: Protection, *, driven: bool = False) -> dict[str, str
     Machines that drive the job bring results to its store, and the next command here brings them home.
     """
     rows = {"saves": protection.row}
-    if not protection.comes_home:
-        rows["results"] = f"NOTHING comes home: {NOTHING_COMES_HOME}"
+    if protection.lost:
+        rows["results"] = protection.lost
     elif protection.outputs:
         comes = "comes" if len(protection.outputs) == 1 else "come"
         ended = ENDED_FOR_OUTPUTS.get(protection.saving, "")

@@ -47,9 +47,9 @@ class Protection:
     row: str
     """For a plan: how it saves, and what an interruption costs."""
     script: str = "this script"
-    comes_home: bool = True
-    """Whether anything of it is left when its machines are gone: an output that the job file names, or a checkpoint."""
     outputs: tuple[str, ...] = ()
+    lost: str = ""
+    """For a plan: what of its work goes with its machines, and what is left; empty where outputs come home."""
 
     @property
     def warning(self) -> str | None:
@@ -79,6 +79,14 @@ ENDED_FOR_OUTPUTS = {**dict.fromkeys(NEVER, _AT_ONCE), Saving.UNKNOWN: _HALFWAY}
 """When a script is ended that would go on until its machine goes, and its outputs with it."""
 
 NOTHING_COMES_HOME = "what the script writes goes with its machines; name it in `outputs:`"
+"""Of a job file that names no outputs."""
+
+
+def checkpoints_stay(job: Job, name: str = "JOB") -> str:
+    """Return where checkpoints are, and what takes them out, for whom files of the script's are lost."""
+    way = "--export FILE` gives the weights" if job.checkpoint.directory is None else "--pull FOLDER` brings one"
+    return f"checkpoints stay in the job's store, `gpucloud checkpoints {name} {way}"
+
 
 REMEDY = (
     "four lines of gpucloud.resume in the script; or `checkpoint: {directory: …}` for what it saves by itself;"
@@ -88,26 +96,30 @@ REMEDY = (
 
 def protection_of(job: Job, code: Code) -> Protection:
     """Return how the job's script saves; its own word, once it runs, counts more."""
-    script = code.script or "this script"
-    kept, outputs = job.checkpoint.directory, job.outputs
+    saving, row = _saving(job, code)
+    lost = ""
+    if not job.outputs and not job.trial:
+        no_file = f"no file comes home: {NOTHING_COMES_HOME}; {checkpoints_stay(job)}"
+        lost = f"NOTHING comes home: {NOTHING_COMES_HOME}" if saving in NEVER else no_file
+    return Protection(saving=saving, row=row, script=code.script or "this script", outputs=job.outputs, lost=lost)
+
+
+def _saving(job: Job, code: Code) -> tuple[Saving, str]:
+    kept = job.checkpoint.directory
     if code.reached:
-        row = f"by gpucloud.resume; {COSTS_A_RESTART}"
-        return Protection(saving=Saving.RESUME, row=row, script=script, outputs=outputs)
+        return Saving.RESUME, f"by gpucloud.resume; {COSTS_A_RESTART}"
     if kept is not None:
         told = f"asked by {kept.on_notice.value} at a notice, and " if kept.on_notice is not OnNotice.NONE else ""
         without = " without one" if told else ""
-        row = f"{told}what is whole in {kept.path}/; an interruption{without} costs the work since"
-        return Protection(saving=Saving.DIRECTORY, row=row, script=script, outputs=outputs)
+        return Saving.DIRECTORY, f"{told}what is whole in {kept.path}/; an interruption{without} costs the work since"
     if job.checkpoint.none:
-        row = "nothing, as the job file says; an interruption starts it at the beginning"
-        return Protection(saving=Saving.NONE, row=row, script=script, comes_home=bool(outputs), outputs=outputs)
+        return Saving.NONE, "nothing, as the job file says; an interruption starts it at the beginning"
     if code.script is not None and code.elsewhere is None:
-        row = "NOTHING: an interruption starts it at the beginning"
-        return Protection(saving=Saving.NOTHING, row=row, script=script, comes_home=bool(outputs), outputs=outputs)
+        return Saving.NOTHING, "NOTHING: an interruption starts it at the beginning"
     why = "no script of the code folder is named in `run`"
     if code.elsewhere is not None:
         why = f"{code.elsewhere} uses gpucloud.resume, and it may be that {code.script or 'the command'} uses it"
-    return Protection(saving=Saving.UNKNOWN, row=f"not known before it runs: {why}", script=script, outputs=outputs)
+    return Saving.UNKNOWN, f"not known before it runs: {why}"
 
 
 def must_be_meant(job: Job, protection: Protection) -> bool:
