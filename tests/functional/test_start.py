@@ -26,6 +26,7 @@ from gpucloud.system.retries import SystemClock
 from gpucloud.usecases.job import start as starting
 from gpucloud.usecases.job.ordered import adopt
 from gpucloud.usecases.job.start import Asked, Starter
+from gpucloud.usecases.jobstore.condition import ConditionKind
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.orders import Orders
 from gpucloud.usecases.jobstore.runs import current_run
@@ -439,7 +440,7 @@ def test_a_start_beside_an_attempt_that_trains_says_that_it_goes_on_with_the_scr
             Saving.RESUME,
             {"checkpoint": SAVED},
             None,
-            "as it is now, from what is saved by then, which is step 40 now; ",
+            "as it is now, from what is saved by then; another start costs ",
         ),
         (Saving.NOTHING, {}, None, "as it is now, from its beginning: nothing of this attempt is saved; another start"),
         (
@@ -461,6 +462,29 @@ def test_what_it_costs_to_have_an_edited_script_run_in_place_of_an_attempt_is_sa
     goes_on = starter.start(replace(job, deadline=deadline), SPEC).changed[-1]
     assert said in goes_on
     assert ("gpucloud down" in goes_on) == (deadline is None)
+
+
+@pytest.mark.parametrize(
+    ("heard", "of_attempt"),
+    [
+        (
+            ConditionKind.TRAINED,
+            "attempt 1 has trained as it was started:"
+            " the same start, once this run is over, begins a new one with the script as it is now",
+        ),
+        (ConditionKind.SILENT, None),
+        (ConditionKind.LEFT, None),
+    ],
+)
+def test_of_an_attempt_that_nobody_heard_train_it_is_not_said_that_it_goes_on(pinning, heard, of_attempt):
+    starter, job = pinning
+    starter = replace(starter, saving=lambda _: Saving.RESUME)
+    starter.start(job, SPEC)
+    put(starter, "digits", attempts=(opened("a"),), checkpoint=SAVED)
+    edit(job)
+    code, *rest = starter.start(job, SPEC, check=lambda _: heard).changed
+    assert rest == ([of_attempt] if of_attempt else [])
+    assert ("the next attempt runs it" in code) == (of_attempt is None)
 
 
 def test_an_edited_script_that_the_rest_of_the_budget_does_not_start_is_not_said_to_run_in_place_of_an_attempt(pinning):

@@ -287,7 +287,7 @@ def begin(
         _require_able_to_begin(cloud, read, read.job.name, None)
         cloud.cloud(read.job).make_store()
 
-    def check(prospect: Prospect) -> None:
+    def check(prospect: Prospect) -> ConditionKind | None:
         _require_free(prospect, cloud, cloud.known(read.job, prospect.name, read.file))
         _require_able_to_begin(cloud, read, prospect.name, None if prospect.reopens else prospect.state)
         if prospect.reopens and prospect.state is not None:
@@ -295,7 +295,7 @@ def begin(
         if start_request.until is Until.FINISHED and (prospect.state is None or not prospect.state.attempts):
             _require_meant(read.job, protection)  # `up` has made the state, perhaps, and no script has run yet
         _say_what_it_follows(prospect, cloud.clock.now())
-        _say_what_trains(prospect, cloud, cloud.known(read.job, prospect.name, read.file))
+        heard = _say_what_trains(prospect, cloud, cloud.known(read.job, prospect.name, read.file))
         if prospect.plan is not None:
             cloud.require_room(read.job)
             for line in plan_text(prospect.plan, protection, width_of(sys.stderr), driven=driven).splitlines():
@@ -305,6 +305,7 @@ def begin(
             remark(cloud, read.job, prospect.plan)
         if not again:
             _require_meant_again(read, prospect, cloud.clock.now())
+        return heard
 
     start_request = replace(start_request, hold=_hold(read.job), again=again)
     start = starter(cloud, read.job).start(read.job, read.spec, start_request, check)
@@ -347,11 +348,14 @@ def _require_meant_again(read: Target, prospect: Prospect, now: datetime) -> Non
         )
 
 
-def _say_what_trains(prospect: Prospect, cloud: Gpucloud, known: KnownJob) -> None:
+def _say_what_trains(prospect: Prospect, cloud: Gpucloud, known: KnownJob) -> ConditionKind | None:
+    """Tell of an attempt that goes on, and return how its machines were heard; None where none is open."""
     if prospect.state is None or prospect.state.attempt is None:
-        return
-    if (line := going_on_line(report_of(cloud, known))) is not None:
+        return None
+    report = report_of(cloud, known)
+    if (line := going_on_line(report)) is not None:
         tell(line)
+    return report.kind
 
 
 def _require_free(prospect: Prospect, cloud: Gpucloud, known: KnownJob) -> None:

@@ -36,6 +36,7 @@ from gpucloud.ports import Account, Clock, MarketData, NodeGroup, Signer
 from gpucloud.store import Conflict, ObjectStore
 from gpucloud.usecases.job.jobs import Kept, kept_of
 from gpucloud.usecases.job.ordered import first_state, pool_asked_again, require_start, require_time
+from gpucloud.usecases.jobstore.condition import ConditionKind
 from gpucloud.usecases.jobstore.jobstore import JobStore, job_names
 from gpucloud.usecases.jobstore.lease import StoreClock
 from gpucloud.usecases.jobstore.orders import Given, Orders, Reader, caller, sha256_of
@@ -100,8 +101,8 @@ class Prospect:
 class Check(Protocol):
     """Refuses a start that cannot come to anything, by raising; nothing of it is written yet."""
 
-    def __call__(self, prospect: Prospect, /) -> None:
-        """Raise what refuses it."""
+    def __call__(self, prospect: Prospect, /) -> ConditionKind | None:
+        """Raise what refuses it; return how an attempt that is open was heard, None where nobody asked."""
         ...
 
 
@@ -117,8 +118,8 @@ class _Coming:
     after: JobState | None
     kept: Kept | None
 
-    def __call__(self, prospect: Prospect, /) -> None:
-        self.check(replace(prospect, after=self.after, kept=self.kept))
+    def __call__(self, prospect: Prospect, /) -> ConditionKind | None:
+        return self.check(replace(prospect, after=self.after, kept=self.kept))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,7 +298,7 @@ class Starter:
             plan = self._plan_again(replace(job, name=found.name, budget_usd=order.budget_usd), order, state, now, used)
         elif not ends:
             self._require_payable(jobs, state, before, order, now)
-        check(
+        heard = check(
             Prospect(
                 name=found.name,
                 plan=plan,
@@ -307,7 +308,8 @@ class Starter:
             )
         )
         self._pin(jobs, order.code_sha256, packed)
-        changed = () if ends else self._changes(before, order, state, used.usd, now)
+        instead = self._in_its_place(order, state, used.usd, now)
+        changed = () if ends else changes_between(before, order, state.attempt, instead, heard)
         if not trusted:
             changed = (*changed, _UNTRUSTED if newer is None else _PUT_BACK.format(number=found.given.order.number))
         return Start(
@@ -345,14 +347,12 @@ class Starter:
                 hint=f"gpucloud train {state.job} --budget '{in_cents(spent + least_usd)} USD' is the least{anew}",
             )
 
-    def _changes(self, before: Order, order: Order, state: JobState, spent: Decimal, now: datetime) -> tuple[str, ...]:
-        """Return what the order changes, and what it takes to have it run in place of an attempt, on new machines."""
+    def _in_its_place(self, order: Order, state: JobState, spent: Decimal, now: datetime) -> InItsPlace:
+        """Return what it takes to have the order run in place of an attempt, on new machines."""
         usd = least_to_go_on(state, order.resolved.resources.nodes, self.rules.prepaid_rule, keeps=False)
         late = no_start_fits(state, order.deadline_at, NO_GROUP, now, self.rules.limits)
-        fits = not late and order.budget_usd - spent >= usd
-        resumes = self._resumes(state, order.resolved)
-        instead = InItsPlace(usd=usd if fits else None, saved=state.checkpoint if resumes else None, resumes=resumes)
-        return changes_between(before, order, state.attempt, instead)
+        fits, resumes = not late and order.budget_usd - spent >= usd, self._resumes(state, order.resolved)
+        return InItsPlace(usd=usd if fits else None, saved=state.checkpoint is not None, resumes=resumes)
 
     def _next(self, before: Order, job: Job, spec: bytes, asked: Asked, now: datetime) -> Order:
         """Return the order of a start that goes on with a run: what the job's end was wished for is over."""

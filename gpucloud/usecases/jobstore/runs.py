@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from decimal import Decimal
@@ -20,11 +20,12 @@ from gpucloud.domain.job.quantities import format_usd
 from gpucloud.domain.job.spec import NOT_IN_FILE, Job
 from gpucloud.domain.node.launch import REACHES_SCRIPT, reaching
 from gpucloud.domain.state.order import Order, begins_anew, is_of_another_file, run_of
-from gpucloud.domain.state.state import Attempt, CheckpointRef, JobState
+from gpucloud.domain.state.state import Attempt, JobState
 from gpucloud.domain.supervision.membership import since_anew, unit_of
 from gpucloud.ports import Clock
 from gpucloud.store import ObjectStore
 from gpucloud.store.contract import NoBucket
+from gpucloud.usecases.jobstore.condition import ConditionKind
 from gpucloud.usecases.jobstore.jobstore import JobStore, job_names
 from gpucloud.usecases.jobstore.orders import Given, Orders, Reader, caller, is_strangers
 
@@ -113,11 +114,11 @@ class InItsPlace:
     """What it takes to have another script run in place of an attempt that goes on: its end, and another start.
 
     `usd` is what the start costs at the least, None where that, or a start before the deadline, is more than is left.
-    It goes on from `saved`, None for nothing yet; with `resumes`, from what is saved by then.
+    With `resumes` it goes on from what is saved by then; `saved`: something is already, how much is not known here.
     """
 
     usd: Decimal | None
-    saved: CheckpointRef | None
+    saved: bool
     resumes: bool
 
     def told(self, job: str) -> str:
@@ -127,38 +128,50 @@ class InItsPlace:
         costs = f"; another start costs {format_usd(self.usd)} at the least" if self.usd else ""
         if not self.resumes:
             whence = "from its beginning: nothing of this attempt is saved"
-        elif self.saved is None:
-            whence = "from what is saved by then, else from its beginning"
         else:
-            whence = f"from what is saved by then, which is {self.saved} now"
+            whence = f"from what is saved by then{'' if self.saved else ', else from its beginning'}"
         return f"`gpucloud down {job}`, then the same start, has the script run as it is now, {whence}{costs}"
 
 
-def changes_between(before: Order, order: Order, running: Attempt | None, anew: InItsPlace) -> tuple[str, ...]:
+def changes_between(
+    before: Order, order: Order, running: Attempt | None, anew: InItsPlace, heard: ConditionKind | None = None
+) -> tuple[str, ...]:
     """Return what an order has otherwise than the one before, a sentence each, as its user is told.
 
     Where nothing can be resumed, nothing is said of how exact that is. An attempt that is `running` goes on without it
-    where it is outdated under the new order, unless its user has it started `anew`.
+    where it is outdated under the new order, unless its user has it started `anew`; as far as it was `heard` to train.
     """
-    changes, resumes = [], anew.resumes
+    trained = heard is ConditionKind.TRAINED
+    changes, resumes = [], anew.resumes and not trained
     if order.spec_sha256 != before.spec_sha256:
         how = ": resuming is best effort, not exact" if _reaching(before, order) and resumes else ""
         keys = _differing(before, order)
         changes.append(f"the job file differs from the one of the last start in {keys}{how}")
     if _has_other_code(before, order):
         how = ", and resumes best effort, not exact" if resumes else ""
-        runs = f"the next attempt runs it{how}"
+        runs = f": the next attempt runs it{how}" if not trained else ""
         if running is not None and not running.outdated:
-            runs = f"it is that which attempt {running.number} runs"
-        changes.append(f"the code differs from that of the last start: {runs}")
+            runs = f": it is that which attempt {running.number} runs"
+        changes.append(f"the code differs from that of the last start{runs}")
     if running is not None and running.outdated and runs_otherwise(before, order):
-        changes.append(
-            f"attempt {running.number} goes on as it was started, to the end of its script if nothing interrupts it:"
-            f" {anew.told(order.job)}"
-        )
+        changes.extend(_of_outdated(running, order.job, anew, heard))
     if order.budget_usd != before.budget_usd:
         changes.append(f"budget: {format_usd(before.budget_usd)} → {format_usd(order.budget_usd)}")
     return tuple(changes)
+
+
+def _of_outdated(running: Attempt, job: str, anew: InItsPlace, heard: ConditionKind | None) -> Iterator[str]:
+    """Yield what becomes of an attempt that runs another script; nothing where nobody heard that it still does."""
+    if heard is ConditionKind.TRAINED:
+        yield (
+            f"attempt {running.number} has trained as it was started:"
+            " the same start, once this run is over, begins a new one with the script as it is now"
+        )
+    elif heard in (None, ConditionKind.TRAINING, ConditionKind.UNSUPERVISED, ConditionKind.HANDING_OVER):
+        yield (
+            f"attempt {running.number} goes on as it was started, to the end of its script if nothing interrupts it:"
+            f" {anew.told(job)}"
+        )
 
 
 def outdated(state: JobState, script: str) -> JobState:
