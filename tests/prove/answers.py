@@ -65,7 +65,7 @@ _LONGEST_FIRST = sorted(CONDITIONS, key=len, reverse=True)
 _SUM = r"-?<?[0-9.]+"
 _MONEY = re.compile(
     rf"(?P<spent>{_SUM}) of (?P<budget>{_SUM}) USD(?: · (?P<rate>{_SUM}) USD/h in all)?"
-    rf"(?: · off by (?P<off>[0-9 :-]+) UTC(?: at the latest, at (?P<at>{_SUM}) USD| \((?P<short>{_SUM}) USD\)))?"
+    rf"(?: · off by (?P<off>[0-9 :-]+) UTC(?: at the latest, at (?P<at>{_SUM}) USD| \(≤(?P<short>{_SUM}) USD\)))?"
 )
 _UNPROVEN = re.compile(rf"^unproven +(?P<usd>{_SUM}) USD", re.MULTILINE)
 _LEFT = re.compile(rf"^(?:left|unused) +(?P<usd>{_SUM}) USD", re.MULTILINE)

@@ -99,7 +99,7 @@ def test_money_is_read_with_its_rate_and_when_all_is_off():
         "off": "2026-03-02 00:00",
         "off_usd": "0.568",
     }
-    short = "spent <0.001 of 2.00 USD · 1.17 USD/h in all · off by 12:30 UTC (0.20 USD)"
+    short = "spent <0.001 of 2.00 USD · 1.17 USD/h in all · off by 12:30 UTC (≤0.20 USD)"
     assert (read_money(short)["spent"], read_money(short)["off"], read_money(short)["off_usd"]) == (
         "<0.001",
         "12:30",

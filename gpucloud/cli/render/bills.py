@@ -132,8 +132,9 @@ def money_line(spend: Spend, width: int | None = None) -> str:
         return " · ".join([*parts, *rate])
     off = f"off by {format_moment(whole_minute(spend.all_off_at), spend.as_of, seconds=False)}"
     most = f"{plain_amount(spend.off_usd, ROUND_UP)} USD"
-    told = ([*parts, *rate, f"{off} at the latest, at {most}"], [*parts, *rate, f"{off} ({most})"])
-    lines = [" · ".join(words) for words in (*told, [*parts, f"{off} ({most})"])]
+    short = f"{off} (≤{most})"
+    told = ([*parts, *rate, f"{off} at the latest, at {most}"], [*parts, *rate, short], [*parts, short])
+    lines = [" · ".join(words) for words in told]
     return next((line for line in lines if width is None or len(line) <= width), lines[-1])
 
 
