@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from gpucloud.cli.faults import known_error, require_here
+from gpucloud.cli.render.ways import what_a_start_does
 from gpucloud.cli.render.words import tell
 from gpucloud.domain.errors import GpucloudError, NeverStarted, StrangersRun, UsageError
 from gpucloud.domain.job.quantities import counted, format_size, format_usd
@@ -143,8 +144,7 @@ def what_a_start_finds(cloud: Gpucloud, read: Target, *, offline: bool) -> str |
             f"warning: {supervisor} supervises {found.name}: `gpucloud train` is refused; this is the plan of a new run"
         )
     stands = "is unfinished" if not found.state.status.ended else f"has {found.state.status.value}"
-    after = f" after {found.state.checkpoint}" if found.state.checkpoint is not None else ""
-    return f"{found.name} {stands}: `gpucloud train` goes on with it{after}; this is the plan of a new run"
+    return f"{found.name} {stands}: `gpucloud train` {what_a_start_does(found.state)}; this is the plan of a new run"
 
 
 def _nothing_named(cloud: Gpucloud) -> UsageError:

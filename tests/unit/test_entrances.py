@@ -37,7 +37,7 @@ from gpucloud.domain.errors import (
 )
 from gpucloud.domain.job.spec import Cloud, Job, KnownJob
 from gpucloud.domain.state.order import repeats_at_a_cost, run_of, undrillable
-from gpucloud.domain.state.state import ExitReason, JobState, JobStatus
+from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState, JobStatus
 from gpucloud.store import newest_commit
 from gpucloud.store.contract import NoBucket
 from gpucloud.usecases.job.start import Prospect
@@ -335,6 +335,27 @@ def test_a_name_that_another_store_has_is_refused_before_anything_stands_in_the_
     assert first.startswith(
         "warning: `gpucloud train` is refused: small is unfinished on local, its state in memory://"
     )
+
+
+@pytest.mark.parametrize(
+    ("open_attempt", "goes_on"),
+    [
+        (None, "goes on with it after step 3"),
+        ({}, "goes on with it, or brings it to its end where its script is done by then"),
+        ({"done_at": worlds.NOW}, "brings it to its end: its script is done"),
+    ],
+)
+def test_a_plan_says_of_a_run_whose_attempt_is_open_no_more_than_it_knows(outside, open_attempt, goes_on):
+    """Its script goes on, and saves, while nobody writes its state."""
+    give(outside, "train", "small.yaml", at=200)
+    jobs = JobStore(outside.store, JOB)
+    loaded = jobs.load()
+    assert loaded is not None
+    attempts = () if open_attempt is None else (worlds.opened("a", **open_attempt),)
+    saved = CheckpointRef(step=3, sha256="0" * 64)
+    jobs.replace(replace(loaded[0], attempts=attempts, checkpoint=saved), loaded[1].version)
+    said = give(outside, "plan", "small.yaml").stderr.splitlines()[0]
+    assert said == f"small is unfinished: `gpucloud train` {goes_on}; this is the plan of a new run"
 
 
 def test_a_plan_says_first_that_a_start_would_be_refused_or_go_on(tmp_path: Path) -> None:

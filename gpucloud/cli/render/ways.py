@@ -133,6 +133,15 @@ def going_on_line(report: JobReport) -> str | None:
     return f"{report.job} goes on: {on}; its supervisor, {report.last_supervisor}, was last seen at {seen}"
 
 
+def what_a_start_does(state: JobState) -> str:
+    """Return what a start does with a run that nobody supervises: it saves, and ends, while nobody writes its state."""
+    if state.attempt is None:
+        return f"goes on with it{f' after {state.checkpoint}' if state.checkpoint is not None else ''}"
+    if state.attempt.done_at is not None:
+        return "brings it to its end: its script is done"
+    return "goes on with it, or brings it to its end where its script is done by then"
+
+
 def onward_line(onward: Onward, state: JobState, now: datetime, held: int) -> str:
     """Return how a run goes on that there is already: from where, on which machines, and how to have a new one."""
     start = from_where(state.checkpoint)
