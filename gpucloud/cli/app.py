@@ -93,7 +93,7 @@ def _told() -> Iterator[None]:
 app = App(
     name="gpucloud",
     cls=Root,
-    help="Train models on interruptible cloud GPUs, inside a budget that cannot be exceeded.",
+    help="Train models on interruptible cloud GPUs, whose machines, disks and addresses cannot exceed your budget.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -117,5 +117,5 @@ def root(
         bool, typer.Option("--debug", help="Write tracebacks of gpucloud's own faults to the log.")
     ] = False,
 ) -> None:
-    """Train models on interruptible cloud GPUs, inside a budget that cannot be exceeded."""
+    """Train models on interruptible cloud GPUs, whose machines, disks and addresses cannot exceed your budget."""
     del version, debug

@@ -66,6 +66,14 @@ def test_the_site_has_the_pages_in_their_order_behind_one_that_says_what_they_an
     assert "\n".join(rows) in TEXTS["site"]
 
 
+@pytest.mark.parametrize("name", ["README", "site", "README in Chinese"])
+def test_who_reads_that_the_price_is_kept_is_told_at_once_what_is_outside_it(name):
+    covered = ["实例", "磁盘", "地址"] if name in IN_CHINESE else ["machines", "disks", "addresses"]
+    head = TEXTS[name][:500]
+
+    assert [word for word in (*covered, "S3", "money.md") if word not in head] == []
+
+
 @pytest.mark.parametrize("name", IN_CHINESE)
 def test_what_is_typed_and_seen_in_chinese_is_what_the_english_page_has(name):
     english, chinese = TEXTS[name.removesuffix(" in Chinese")], TEXTS[name]

@@ -251,7 +251,7 @@ resources:
   nodes: 1                  # machines
   gpus: 1                   # GPUs in each
   #gpu: [A100, H100]        # models that will do
-budget: 2 USD               # the most that it may cost, over all attempts: never exceeded
+budget: 2 USD               # the most for machines, disks and addresses, over all attempts: never exceeded
 #deadline: 12h              # spot while it can wait, on demand when it cannot
 #setup: uv pip install -r requirements.txt
 #data: {s3://my-bucket/imagenet: /data}  # staged to every machine's fastest disk

@@ -272,7 +272,9 @@ class JobKeys(_Keys):
 
     name: kinds.Name = Field(description="The job's name, unique within the store.")
     run: kinds.Text = Field(description="A Python script with its arguments (torchrun starts it), or a command line.")
-    budget: kinds.Usd = Field(description="The most that the job may cost, over all its attempts. Never exceeded.")
+    budget: kinds.Usd = Field(
+        description="What machines, disks and addresses may cost, over all attempts. Never exceeded."
+    )
     cloud: kinds.Cloud = Field(default=Cloud.LOCAL, description="Where machines come from.")
     aws: Annotated[AwsKeys, BeforeValidator(_keys)] = Field(
         default=AwsKeys(), description="For cloud: aws, what only AWS asks."
