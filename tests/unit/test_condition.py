@@ -984,6 +984,18 @@ def test_an_attempt_that_has_failed_is_not_said_to_run_and_to_tell_its_steps_yet
     assert "running for 12 min, no step yet\n" in report_text(runs)
 
 
+def test_a_script_that_ended_unsaved_for_a_full_store_is_not_said_to_have_failed():
+    why = "cannot write /s/x: No space left on device (free some space there, or name another store)"
+    over = told(*(up(i, part(1, Outcome.FAILED, step=605, total_steps=768, unsaved=why)) for i in ("a", "b")))
+    said = report_text(over)
+    assert said.startswith("live: its store was full, nobody supervises")
+    assert "attempt 1 has ended: its store was full; nothing trains" in said
+    assert "free some space in its store, then: gpucloud train live ends it as failed; given once more" in said
+    assert report_json(over)["condition"] == "failed_unsupervised"
+    other = report_text(told(*(up(i, part(1, Outcome.FAILED, step=605, total_steps=768)) for i in ("a", "b"))))
+    assert other.startswith("live: its script has failed, nobody supervises")
+
+
 def test_whoever_looks_hears_that_training_goes_on_again_before_a_supervisor_has_written_it_down():
     """Its machines made 400 steps of 0.1 s since the first one; nobody supervises."""
     over = replace(

@@ -138,6 +138,17 @@ def test_files_of_the_code_are_shown_by_their_paths_in_it() -> None:
     assert without_code_folder("see https://x.org/code/main/a.py") == "see https://x.org/code/main/a.py"
 
 
+UNSAVED = "gpucloud: rank 0 could not save step 15: No space left on device\n"
+WHY = "cannot write /s/checkpoints/x: No space left on device (free some space there, or name another store)"
+FULL = f"gpucloud: rank 0 could not save step 15: {WHY}\n"
+LAST = PLAIN.replace(
+    "ValueError: my bad learning rate",
+    "gpucloud.domain.errors.StoreError: the final checkpoint, of step 15, could not be committed",
+)
+LOST = PLAIN.replace("ValueError: my bad learning rate", "RuntimeError: Connection closed by peer [127.0.0.1]:4242")
+QUOTA = WHY.replace("No space left on device (free some space", "Disk quota exceeded (free some of your quota")
+
+
 def failed_report(message: str | None) -> JobReport:
     failed = state(
         job="boom",
@@ -164,12 +175,29 @@ def test_a_failed_job_ends_with_one_line_that_says_what_to_do() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("message", "is_full"),
+    [
+        (f"rank 0 could not save step 44: {WHY}; then RuntimeError: Connection closed by peer (a.py:3, rank 0)", True),
+        (f"rank 1 could not save step 44: {QUOTA}; then RuntimeError: Connection closed by peer", True),
+        (f"its last checkpoint is not saved: {WHY}", True),
+        ("rank 0 could not save step 4: cannot write a in s3://b: An error (XMinioStorageFull) occurred", True),
+        ("rank 0 could not save step 4: cannot write a in s3://b: An error (AccessDenied) occurred", False),
+        ("OSError: [Errno 28] No space left on device: 'out/x' (train.py:3, rank 0)", False),  # of its machine's disk
+        ("its last checkpoint is not saved: [Errno 28] No space left on device: '/tmp/x'", False),
+        (None, False),
+    ],
+)
+def test_a_job_whose_store_was_full_is_not_told_that_its_script_is_wrong(message, is_full) -> None:
+    told = report_text(failed_report(message=message))
+    head, last = told.splitlines()[0], told.splitlines()[-1]
+    assert head == f"boom: failed, not torn down ({'its store was full' if is_full else 'user_error'})"
+    assert ("· free some space in its store and run the same command: this run goes on from" in last) is is_full
+    assert ("mend it" in last) is not is_full
+
+
 def test_output_without_a_space_is_looked_through_once():
     assert without_code_folder("/code/" + "/" * 2_000_000) == "/code/" + "/" * 2_000_000
-
-
-UNSAVED = "gpucloud: rank 0 could not save step 15: No space left on device\n"
-LOST = PLAIN.replace("ValueError: my bad learning rate", "RuntimeError: Connection closed by peer [127.0.0.1]:4242")
 
 
 @pytest.mark.parametrize(
@@ -185,6 +213,8 @@ LOST = PLAIN.replace("ValueError: my bad learning rate", "RuntimeError: Connecti
         ({0: UNSAVED + PLAIN}, 0, "ValueError: my bad learning rate (boom.py:3, rank 0)"),
         ({0: UNSAVED}, 0, None),
         ({0: f"{UNSAVED}{'x' * 9000}\n{LOST}"}, 0, failure_of(LOST, 0)),
+        ({0: FULL + LAST}, 0, f"rank 0 could not save step 15: {WHY}; then {failure_of(LAST, 0)}"),
+        ({0: f"gpucloud: its last checkpoint is not saved: {WHY}\n"}, 0, f"its last checkpoint is not saved: {WHY}"),
     ],
 )
 def test_ranks_that_lost_a_peer_name_what_could_not_be_saved_before(texts, rank, failure):
@@ -192,5 +222,5 @@ def test_ranks_that_lost_a_peer_name_what_could_not_be_saved_before(texts, rank,
 
 
 def test_of_a_step_that_could_not_be_saved_one_short_line_is_told():
-    assert len(unsaved_of(UNSAVED.strip() + "\x1b[2J" + "y" * 5000) or "") == 200
+    assert len(unsaved_of(UNSAVED.strip() + "\x1b[2J" + "y" * 5000) or "") == 400
     assert unsaved_of("rank 0 could not save step 15: x") is None

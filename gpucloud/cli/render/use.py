@@ -11,6 +11,7 @@ from gpucloud.domain import codec
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import format_moment, format_span, span_of
 from gpucloud.domain.node.hardware import GpuSample, HostSample
+from gpucloud.domain.node.output import store_was_full
 from gpucloud.domain.node.status import DONE
 from gpucloud.domain.node.use import GpuSpan, Span
 from gpucloud.domain.state.state import Attempt
@@ -24,6 +25,7 @@ Rows = list[tuple[str, ...]]
 
 _LAUNCHES_FOR = timedelta(minutes=1)
 _UNKNOWN = "-"
+_FULL = "its store was full"
 
 
 def unprepared(report: JobReport) -> tuple[str, ...]:
@@ -117,6 +119,8 @@ def condition_word(report: JobReport) -> str:
             return ", ".join([report.status.value, *([word] if word else [])])
         case Condition.TRAINING | Condition.ENDING_ATTEMPT:
             return word + _silent_words(report)
+        case Condition.FAILED_THERE if lacked_room(report):
+            return f"{_FULL}, nobody supervises"
         case _:
             return word
 
@@ -131,7 +135,16 @@ def condition_and_reason(report: JobReport) -> str:
     """Return how a job stands, and why it ended where its status does not say so: `failed (budget)`."""
     reason = report.exit_reason
     why = f" ({reason.value})" if reason is not None and reason.value != report.status.value else ""
+    why = f" ({_FULL})" if reason is not None and lacked_room(report) else why
     return f"{condition_word(report)}{why}"
+
+
+def lacked_room(report: JobReport) -> bool:
+    """Whether its script has failed, or ended, unsaved because its store was full: there is nothing to mend in it."""
+    if report.exit_reason is not None:
+        return report.exit_reason.by_script and store_was_full(report.message or "")
+    unsaved = report.progress.unsaved if report.progress is not None and report.has_failed_there else None
+    return unsaved is not None and store_was_full(f"its last checkpoint is not saved: {unsaved}")
 
 
 def step_words(report: JobReport) -> list[str]:

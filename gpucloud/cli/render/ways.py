@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from gpucloud.cli.render.bills import left_amount
-from gpucloud.cli.render.use import unprepared
+from gpucloud.cli.render.use import lacked_room, unprepared
 from gpucloud.domain.job.quantities import counted, format_moment, format_most, format_span, format_usd
 from gpucloud.domain.node.output import advice_for
 from gpucloud.domain.state.order import OWN, Onward
@@ -45,7 +45,8 @@ def lacking(report: JobReport) -> list[str]:
             told.append(f"{_train(report)} {does}")
             told += _until_lost(report)
         case ConditionKind.LEFT if report.nodes:
-            how = ": its script has failed" if report.has_failed_there else ""
+            failed = "its store was full" if lacked_room(report) else "its script has failed"
+            how = f": {failed}" if report.has_failed_there else ""
             ended = f"attempt {report.attempts[-1].number} has ended{how}; " if report.ran_out else ""
             machines = counted(len(report.nodes), "machine")
             told.append(f"{ended}nothing trains on its {machines}; all {is_over}{until}")
@@ -67,7 +68,8 @@ def failure_text(report: JobReport) -> str | None:
     advice = advice_for(report.message or "", resumed=len(report.attempts) > 1 and report.checkpoint is not None)
     given = " and ".join(report.resumption.conditions)
     same = "run the same command" if report.lost_file is None else _train(report)
-    again = f"mend it and {same}{f' with {given}' if given else ''}: {_once_mended(report)}"
+    mend_it = "free some space in its store" if lacked_room(report) else "mend it"
+    again = f"{mend_it} and {same}{f' with {given}' if given else ''}: {_once_mended(report)}"
     mend = [] if report.superseded else ["; ".join([again, *_lost_file(report)])]
     helps = [f"gpucloud logs {report.job}", *([advice] if advice else []), *mend]
     return " · ".join(in_one_line(part) for part in (said, *helps))
@@ -89,7 +91,8 @@ def stay_text(report: JobReport) -> str | None:
         return None
     one = len(report.nodes) == 1
     some = f"{len(report.nodes)} machine{' is' if one else 's are'}"
-    why = f"ready for a mended {report.awaits}" if report.held_until is not None else "kept, for a look,"
+    awaits = "store with space in it" if lacked_room(report) else f"mended {report.awaits}"
+    why = f"ready for a {awaits}" if report.held_until is not None else "kept, for a look,"
     return (
         f"{some} {why} until {format_moment(until, report.looked_at)},"
         f" {format_most(report.spend.promised_usd)} more at the most; {_down(report)} ends"
@@ -189,7 +192,8 @@ def _ways_on(report: JobReport) -> list[str]:
     if report.kind is ConditionKind.LEFT and report.has_failed_there:
         start = from_where(report.checkpoint)
         told.append(f"see why: gpucloud logs {report.job}")
-        told.append(f"{_train(report)} ends it as failed; given once more, it goes on from {start}")
+        first = "free some space in its store, then: " if lacked_room(report) else ""
+        told.append(f"{first}{_train(report)} ends it as failed; given once more, it goes on from {start}")
     elif report.kind is ConditionKind.LEFT and report.ran_out:
         # Where all of its machines live, its script may have failed by its own error, and then it does not go on.
         on = f"go on from {from_where(report.checkpoint)}" if report.lost_machines else "look after it"

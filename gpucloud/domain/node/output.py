@@ -17,6 +17,7 @@ _READ = 1 << 16
 """Characters of the output's end that are looked at."""
 _LONGEST = 200
 """Characters of the exception's words that are kept."""
+_LONGEST_UNSAVED = 400  # with the path of what was to be written, and how that is mended
 _LONGEST_PATH = 80
 
 _RANK = re.compile(r"^(?:\[rank\d+\]: ?)")  # torch writes it before each line of a traceback
@@ -28,6 +29,13 @@ _CODE = re.compile(r"/code/[0-9a-f]{40,64}/(?=[^/])")
 _WORD = re.compile(r"[^\s\"':]+")  # looked at once: a script may write megabytes without a space
 _LIBRARY = re.compile(r"^<|/(?:site|dist)-packages/|/lib/python3")
 _UNSAVED = re.compile(r"gpucloud: (rank \d{1,6} could not save step \d{1,18}: .+)")
+_LEFT_UNSAVED = re.compile(r"gpucloud: (its last checkpoint is not saved: .+)")  # a script that ended well
+_UNCOMMITTED = re.compile(r"StoreError: the final checkpoint, of step \d{1,18}, could not be committed")
+_FULL_STORE = re.compile(
+    r"(?:rank \d{1,6} could not save step \d{1,18}|its last checkpoint is not saved): .*"
+    r"(?:(?:No space left on device|Disk quota exceeded) \(free some [a-z ]+ there, or name another store"
+    r"|\((?:QuotaExceeded|XMinioAdminBucketQuotaExceeded|XMinioStorageFull)\))"
+)
 # What the other ranks say when one of them is gone: gloo's and NCCL's words, as torch 2.6 to 2.13 raises them.
 _PEER_LOST = re.compile(
     r"Connection (closed|reset) by peer|Broken pipe|gloo/transport|DistBackendError|NCCL (error|communicator)"
@@ -70,17 +78,28 @@ def failure_of(output: str, rank: int) -> str | None:
 
 def unsaved_of(output: str) -> str | None:
     """Return the last step that could not be saved, and why, as the library says at the output's end; None for none."""
-    found = [match[1] for line in output[-_READ:].splitlines() if (match := _UNSAVED.match(line))]
-    return _cut(in_one_line(found[-1]), _LONGEST) if found else None
+    return _last_said(_UNSAVED, output[-_READ:])
 
 
 def cause(texts: Mapping[int, str], rank: int) -> str | None:
-    """Return what ended the scripts in one line; of ranks that all lost a peer, first why one could not save."""
+    """Return what ended the scripts in one line; first why a rank could not save, where they failed for that."""
     failure = failure_of(texts[rank], rank)
-    if failure is None or _PEER_LOST.search(failure) is None:
+    if failure is None:
+        return _last_said(_LEFT_UNSAVED, texts[rank][-_END:])
+    if _PEER_LOST.search(failure) is None and _UNCOMMITTED.search(failure) is None:
         return failure
     unsaved = next((said for text in texts.values() if (said := unsaved_of(text[-_END:])) is not None), None)
     return f"{unsaved}; then {failure}" if unsaved is not None else failure
+
+
+def store_was_full(cause: str) -> bool:
+    """Whether what ended the scripts, in one line, is that the job's store was full: none of them is wrong."""
+    return _FULL_STORE.match(cause) is not None
+
+
+def _last_said(what: re.Pattern[str], output: str) -> str | None:
+    found = [match[1] for line in output.splitlines() if (match := what.match(line))]
+    return _cut(in_one_line(found[-1]), _LONGEST_UNSAVED) if found else None
 
 
 def first_to_fail(texts: Mapping[int, str]) -> int:
