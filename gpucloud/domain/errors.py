@@ -281,6 +281,8 @@ class Interrupted(GpucloudError):
 
     code = "interrupted"
 
-    def __init__(self, message: str = "interrupted before its answer", *, exit_code: int = 130) -> None:
-        super().__init__(message)
+    def __init__(
+        self, message: str = "interrupted before its answer", *, exit_code: int = 130, hint: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
         self.exit_code = exit_code

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gpucloud.cli.commands.supervising import say_what_is_left
+from gpucloud.cli.commands.supervising import answer_left, say_what_is_left
+from gpucloud.cli.interrupts import Leave
 from gpucloud.cli.render.bills import spend_text
 from gpucloud.cli.render.plans import plan_json, plan_rows
 from gpucloud.cli.render.reports import report_text
@@ -44,6 +47,23 @@ def test_machines_that_were_asked_for_and_not_seen_yet_are_not_denied(capsys: py
 def test_without_an_armed_shut_off_there_are_no_machines(capsys: pytest.CaptureFixture[str]) -> None:
     say_what_is_left(LeftJob(state=replace(state(), nodes=(), paid_until=None)), NOW)
     assert capsys.readouterr().err.endswith("no machines are alive\n")
+
+
+def test_programs_hear_of_who_leaves_what_people_do(capsys: pytest.CaptureFixture[str]) -> None:
+    alive = UsageInterval(node_id="a", pool=POOL, launched_at=NOW)
+    known = replace(state(), group="gpucloud-digits", nodes=(alive,), paid_until=ARMED)
+    asker = SimpleNamespace(
+        left_job=lambda: LeftJob(state=known),
+        clock=SimpleNamespace(now=lambda: NOW),
+        jobs=SimpleNamespace(job="digits"),
+    )
+    assert answer_left(asker, Leave(exit_code=130), as_json=True) == 130  # type: ignore[arg-type]
+    said = capsys.readouterr()
+    lines = ["left digits as it is", "alive and paid until 12:30:00 UTC, then off by themselves: a"]
+    way = "`gpucloud train digits` goes on, `gpucloud down digits` ends them now"
+    error = json.loads(said.out)["error"]
+    assert said.err.splitlines() == [*lines, way]
+    assert (error["message"], error["hint"]) == ("; ".join(lines), way)
 
 
 def last_line(capsys: pytest.CaptureFixture[str], **left: Any) -> str:

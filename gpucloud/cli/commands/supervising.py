@@ -214,34 +214,34 @@ def answer(report: JobReport, *, as_json: bool, asker: Asker | None = None) -> i
 
 
 def answer_left(asker: Asker, leave: Leave, *, as_json: bool) -> int:
-    """Tell how a job stands that its user leaves; return the exit code."""
-    say_what_is_left(asker.left_job(), asker.clock.now())
-    job = asker.jobs.job
-    return left(leave.exit_code, f"left {job} as it is: gpucloud status {job}", as_json=as_json)
+    """Tell how a job stands that its user leaves, to programs too; return the exit code."""
+    stands, way = say_what_is_left(asker.left_job(), asker.clock.now())
+    status = f"gpucloud status {asker.jobs.job}"
+    return left(leave.exit_code, "; ".join(stands), hint=way or status, as_json=as_json)
 
 
-def say_what_is_left(left: LeftJob, now: datetime, first: Callable[[], str] = str) -> None:
-    """Tell which machines are left, until when they are paid, and who or which command goes on or ends them.
+def say_what_is_left(left: LeftJob, now: datetime, first: Callable[[], str] = str) -> tuple[list[str], str | None]:
+    """Tell, and return, which machines are left, until when they are paid, and who or which command goes on or ends.
 
     `first` says what has to be so before a command does either: it is asked once all else is told.
     """
     state = left.state
-    tell(f"left {state.job}, which is to end" if left.ends else f"left {state.job} as it is")
+    told = [f"left {state.job}, which is to end" if left.ends else f"left {state.job} as it is"]
     alive = [interval.node_id for interval in state.alive]
     until = f" until {format_moment(state.paid_until, now)}" if state.paid_until else ""
     held, then = ("taken", "free again") if state.pool.market is Market.OWNED else ("paid", "off")
-    comes = bool(until) and not alive and left.asked_for != 0
-    let_go = let_go_words(state.nodes, now)
+    comes, let_go = bool(until) and not alive and left.asked_for != 0, let_go_words(state.nodes, now)
     if alive:
-        tell(f"alive and {held}{until}, then {then} by themselves: {', '.join(alive)}")
+        told.append(f"alive and {held}{until}, then {then} by themselves: {', '.join(alive)}")
     elif comes:  # behind an armed shut-off machines may have been asked for that no listing has shown yet
-        tell(f"no machine has been seen; one that was asked for last is {held}{until}, then {then} by itself")
+        told.append(f"no machine has been seen; one that was asked for last is {held}{until}, then {then} by itself")
     elif not let_go:
-        tell("no machines are alive")
-    if let_go:
-        tell(let_go)
+        told.append("no machines are alive")
+    for line in (told := [*told, *filter(None, [let_go])]):
+        tell(line)
     if (way := _way_on(left, first, machines=bool(alive), comes=comes)) is not None:
         tell(way)
+    return told, way
 
 
 def _first(asker: Asker, error: GpucloudError) -> str:

@@ -113,10 +113,10 @@ def error_fields(error: GpucloudError) -> dict[str, Any]:
     return {"error": error.code, "exit_code": error.exit_code, "message": error.message, "hint": error.hint}
 
 
-def left(exit_code: int, why: str, *, as_json: bool) -> int:
+def left(exit_code: int, why: str, *, as_json: bool, hint: str | None = None) -> int:
     """Return the exit code of a command that its user left, with an object in place of the answer for programs."""
     if as_json:
-        say_error(Interrupted(why, exit_code=exit_code))
+        say_error(Interrupted(why, exit_code=exit_code, hint=hint))
     return exit_code
 
 

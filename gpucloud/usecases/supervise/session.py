@@ -75,7 +75,7 @@ class Session:
     watcher: Watcher
     who: Supervising = OUTSIDE
     asked: Callable[[], ExitReason | None] = lambda: None
-    left: Callable[[JobState, GpucloudError], None] = lambda *_: None
+    left: Callable[[JobState, GpucloudError], object] = lambda *_: None
 
     def run(self, entering: Entering | None = None) -> JobState:
         """Supervise the job until nothing is left to do for its order, and return the state then.
