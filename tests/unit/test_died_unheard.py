@@ -204,9 +204,9 @@ TRAINED = (up("a", part(1, Outcome.DONE)), up("b", part(1, Outcome.DONE)))
 @pytest.mark.parametrize(
     ("outputs", "line"),
     [
-        (("out/",), "until 16:58 UTC: then its machines switch themselves off, and out/ is lost"),
-        (("out/", "*.csv"), "until 16:58 UTC: then its machines switch themselves off, and out/, *.csv are lost"),
-        ((), "until 16:58 UTC: then its machines switch themselves off"),
+        (("out/",), "until 16:58:59 UTC: then its machines switch themselves off, and out/ is lost"),
+        (("out/", "*.csv"), "until 16:58:59 UTC: then its machines switch themselves off, and out/, *.csv are lost"),
+        ((), "until 16:58:59 UTC: then its machines switch themselves off"),
     ],
 )
 def test_results_that_nobody_brings_home_say_until_when_they_can_be_brought(
@@ -255,7 +255,7 @@ def test_results_that_went_with_the_machine_of_rank_0_do_not_come_home_from_the_
     text = report_text(said)
     assert text.startswith("live: trained, not wound up")
     assert "\n\noutputs: out/ lost with a, the machine of rank 0\n\n" in text
-    assert "gpucloud train live winds it up\nuntil 12:30 UTC: then its machines switch themselves off\n" in text
+    assert "gpucloud train live winds it up\nuntil 12:30:00 UTC: then its machines switch themselves off\n" in text
     driven = replace(known, drives_itself=True)  # it may be in the store
     assert without_lost_outputs(driven) == driven
     assert report_text(driven).startswith("live: trained, its results are not home yet")

@@ -360,7 +360,7 @@ def test_what_is_left_is_told_in_parts_that_sum_up() -> None:
     assert left_rows(replace(spend, off_at=None)) == []
     alone = replace(told(up("a")), job="bx", spend=spend, buys_time=False)
     (driven,) = left_rows(spend, for_later(alone))
-    later = " for more time after that, which gpucloud train bx buys once they are off: they cannot"
+    later = " for more time after that, which they cannot buy: once they are off, gpucloud train bx does"
     assert driven[1].endswith(f" 0.477{later}")
     (kept,) = left_rows(spend, for_later(replace(alone, status=JobStatus.SUCCEEDED)))
     assert kept[1].endswith(" 0.477 unused")
@@ -393,7 +393,7 @@ def test_what_a_job_will_cost_that_nobody_supervises_is_what_its_machines_cost_u
     alone = with_forecast(report).spend
     assert (alone.forecast_usd, alone.unattended_until) == (Decimal("0.29"), NOW + HOUR)
     assert (
-        "forecast  0.29 USD at 13:00 UTC, when its machines switch themselves off, unless somebody ends them sooner"
+        "forecast  0.29 USD at 13:00:00 UTC, when its machines switch themselves off, unless somebody ends them sooner"
         in spend_text(alone)
     )
 

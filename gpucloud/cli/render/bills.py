@@ -96,7 +96,7 @@ def for_later(report: JobReport) -> str:
         return "unused"
     if report.buyer is None or not report.spend.free_usd:
         return _MORE_TIME
-    return f"{_MORE_TIME}, which gpucloud train {report.buyer} buys once they are off: they cannot"
+    return f"{_MORE_TIME}, which they cannot buy: once they are off, gpucloud train {report.buyer} does"
 
 
 def left_rows(spend: Spend, later: str = _MORE_TIME) -> list[tuple[str, str]]:
@@ -188,7 +188,7 @@ def _forecast_of(spend: Spend) -> str:
         return f"{when}: it ends then, done or not, and saves first if its script does"
     if spend.unattended_until is None:
         return "at the end, at today's price and pace"
-    until = format_moment(whole_minute(spend.unattended_until), spend.as_of, seconds=False)
+    until = format_moment(spend.unattended_until, spend.as_of)
     return f"at {until}, when its machines switch themselves off, unless somebody ends them sooner"
 
 

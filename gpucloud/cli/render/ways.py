@@ -270,10 +270,10 @@ def _costs_meanwhile(report: JobReport) -> str:
 
 
 def _until_lost(report: JobReport) -> list[str]:
-    """Return until when results can be brought home from machines that nobody sees to, in minutes rounded down."""
+    """Return until when results can be brought home from machines that nobody sees to."""
     if report.paid_until is None or report.drives_itself or not report.nodes:
         return []
-    until = format_moment(report.paid_until, report.looked_at, seconds=False)
+    until = format_moment(report.paid_until, report.looked_at)
     verb = "is" if len(report.to_come) == 1 else "are"
     lost = f", and {', '.join(report.to_come)} {verb} lost" if report.to_come and not report.owned else ""
     then = "its hosts are free again" if report.owned else "its machines switch themselves off"
