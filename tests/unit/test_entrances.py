@@ -206,6 +206,18 @@ def test_of_a_script_whose_files_do_not_stay_the_plan_says_so(outside, script, o
     assert said is None or f"  results    {said}what the script writes goes with its machines" in done.stderr
 
 
+def test_who_copies_from_a_job_that_has_ended_is_told_where_its_outputs_and_weights_are(outside: Outside) -> None:
+    assert give(outside, "train", "small.yaml").code == 0
+    home = outside.file.parent / "outputs" / JOB
+    home.mkdir(parents=True)
+    refused = give(outside, "cp", f"{JOB}:out/done.txt", str(outside.file.parent))
+    assert refused.code == UsageError.exit_code
+    error, hint = refused.stderr.splitlines()
+    assert error == f"error: {JOB} has ended, and has no machines any more: outputs and checkpoints alone are kept"
+    weights = f"checkpoints stay in the job's store, `gpucloud checkpoints {JOB} --export FILE` gives the weights"
+    assert hint == f"hint: its outputs are in {home}; {weights}"
+
+
 def test_machines_that_are_up_train_no_script_in_ci_that_saves_nothing(outside: Outside, monkeypatch) -> None:
     (outside.file.parent / "train.py").write_text("print('no import of the library')\n")
     monkeypatch.setattr("gpucloud.cli.commands.training.must_be_meant", lambda *_: True)

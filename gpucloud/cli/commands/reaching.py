@@ -18,6 +18,7 @@ from gpucloud.cli.render.use import headline, use_rows
 from gpucloud.cli.render.ways import stay_text
 from gpucloud.cli.render.words import left, say, say_json, table, tell
 from gpucloud.cli.target import known_job, node_of, one_node
+from gpucloud.domain.checkpoint.protection import checkpoints_stay
 from gpucloud.domain.errors import LandingRefused, NodeError, StoreError, UsageError
 from gpucloud.domain.job.quantities import format_size
 from gpucloud.domain.untrusted import Arriving, Tree, fitting
@@ -219,6 +220,7 @@ def _bring(
     known = known_job(cloud, there.job)
     if there.path.startswith("@"):
         return *_from_store(cloud, known, there, target, recursive=recursive), None
+    _require_machines(cloud, known, shlex.quote(there.job))
     meant = node_of(cloud, known, node)
     with copier_to(cloud, known, meant, _shown) as copier:
         found = copier.listing([there.path])
@@ -228,6 +230,25 @@ def _bring(
     _tell_left_out([f"{path} leads elsewhere, or is no file" for _, path in found.outside])
     files = len(found.files) + len(found.links) - len(gone)
     return files, moved, tuple(f"{path} {_GONE}" for path in gone), meant.id
+
+
+def _require_machines(cloud: Gpucloud, known: KnownJob, job: str) -> None:
+    """UsageError for a job that has ended: its machines are gone, and here is where its outputs and weights are."""
+    asker = asker_of(cloud, known)
+    state = asker.state()
+    if state.group is not None or not state.status.ended:
+        return
+    kept, home = [], known.file.parent / "outputs" / known.name
+    if home.is_dir():
+        kept.append(f"its outputs are in {home}")
+    if cloud.has_stored_outputs(known):
+        kept.append(f"`gpucloud cp -r {job}:@store/outputs FOLDER` copies those in its store")
+    if state.checkpoint is not None:
+        kept.append(checkpoints_stay(asker.order().resolved, job))
+    raise UsageError(
+        f"{known.name} has ended, and has no machines any more: outputs and checkpoints alone are kept",
+        hint="; ".join(kept) or f"gpucloud status {job}",
+    )
 
 
 def _refuse(found: Listing, there: _There, *, recursive: bool) -> None:
