@@ -121,8 +121,20 @@ def meant(words: Sequence[str]) -> tuple[str | None, Decimal | None]:
         return None, parse_usd(" ".join(words))
     job, rest = (words[0] if words else None), " ".join(words[1:])
     if job is not None and not rest and _BARE.fullmatch(job):
-        return None, _sum(job, "gpucloud budget {} USD")
+        return None, _sum(job, f"gpucloud budget {'' if _has_file() else 'JOB '}{{}} USD")
     return job, (_sum(rest, f"gpucloud budget {job} {{}} USD") if rest else None)
+
+
+def require_job(job: str | None, wanted: Decimal | None) -> None:
+    """Raise UsageError, with the whole command, for a sum without a job where there is no job file."""
+    if job is None and wanted is not None and not _has_file():
+        require_here()
+        hint = f"gpucloud budget JOB {wanted:f} USD; gpucloud status lists jobs"
+        raise UsageError("no job is named, and there is no gpucloud.yaml here", hint=hint)
+
+
+def _has_file() -> bool:
+    return Path("gpucloud.yaml").is_file()
 
 
 def _sum(text: str, form: str) -> Decimal:

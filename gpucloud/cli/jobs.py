@@ -126,9 +126,10 @@ def budget(
 ) -> None:
     """Raise or lower a job's budget, also while it runs; without a sum, show it and its changes."""
     from gpucloud.cli.commands import passes
-    from gpucloud.cli.faults import meant
+    from gpucloud.cli.faults import meant, require_job
 
     job, wanted = meant(words or [])
+    require_job(job, wanted)
     raise typer.Exit(passes.budget(job, wanted, as_json=as_json))
 
 

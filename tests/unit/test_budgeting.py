@@ -15,7 +15,7 @@ from gpucloud.adapters.home import Home
 from gpucloud.cli.commands.machines import shortage_line
 from gpucloud.cli.commands.passes import budget
 from gpucloud.cli.commands.supervising import driven_line, leaving_line, prepaid_line
-from gpucloud.cli.faults import meant
+from gpucloud.cli.faults import meant, require_job
 from gpucloud.cli.render.bills import left_amount
 from gpucloud.domain.errors import BudgetRefused, BudgetTooSmall, PlanRefused, ProvisionError, UsageError
 from gpucloud.domain.job.quantities import in_cents
@@ -407,10 +407,25 @@ def test_a_sum_without_a_job_is_for_the_file_here(words, job, usd):
         (["digits", "much"], "gpucloud budget digits 40 USD"),
     ],
 )
-def test_a_sum_without_its_unit_is_answered_with_what_is_to_be_typed(words, hint):
+def test_a_sum_without_its_unit_is_answered_with_what_is_to_be_typed(words, hint, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gpucloud.yaml").touch()
     with pytest.raises(UsageError, match="is not a sum of money") as refused:
         meant(words)
     assert refused.value.hint == hint
+
+
+def test_where_there_is_no_job_file_a_sum_alone_is_answered_with_a_command_that_names_a_job(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as refused:
+        meant(["0.2"])
+    assert refused.value.hint == "did you mean gpucloud budget JOB 0.2 USD?"
+    with pytest.raises(UsageError, match="no job is named") as refused:
+        require_job(*meant(["40", "USD"]))
+    assert refused.value.hint == "gpucloud budget JOB 40 USD; gpucloud status lists jobs"
+    require_job(*meant(["digits", "40", "USD"]))
+    (tmp_path / "gpucloud.yaml").touch()
+    require_job(*meant(["40", "USD"]))
 
 
 def test_a_job_that_is_over_takes_no_budget(tmp_path, monkeypatch):
