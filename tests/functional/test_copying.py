@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.adapters.transfer.copying import CODE, Copier
+from gpucloud.adapters.transfer.copying import CODE, Copier, packed_program
 from gpucloud.adapters.transfer.localfiles import HashCache, local_tree, read_tree, sent
 from gpucloud.adapters.transfer.outputs import OutputsFolder
 from gpucloud.adapters.transfer.sync import Sources
@@ -33,7 +33,7 @@ class Cut:
         self.node, self._host, self.left = host.node, host, at
 
     def run(self, argv, *, stdin=b"", timeout_s=30.0):
-        if json.loads(stdin.partition(b"\n")[0])["op"] in ("read", "write"):
+        if json.loads(stdin.removeprefix(packed_program()).partition(b"\n")[0])["op"] in ("read", "write"):
             self.left -= 1
             if self.left < 0:
                 raise HostUnreachable("cut")

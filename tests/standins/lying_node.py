@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from gpucloud.adapters.transfer.copying import packed_program
 from gpucloud.domain.node.node import Node
 from gpucloud.ports import Completed, PortForward
 from tests.fakes.nodes import node_at
@@ -142,7 +143,8 @@ class LyingHost:
     def run(self, argv: tuple[str, ...], *, stdin: bytes = b"", timeout_s: float = 30.0) -> Completed:
         """Answer with a lie."""
         del timeout_s
-        request = json.loads(stdin.partition(b"\n")[0]) if "-c" in argv and stdin else None
+        asked = stdin.removeprefix(packed_program())
+        request = json.loads(asked.partition(b"\n")[0]) if "-c" in argv and asked else None
         if request is None:
             said = self._says(argv)
             return Completed(exit_code=1 if said is None else 0, stdout=said or b"", stderr=b"\x1b]0;owned\x07no")

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpucloud.adapters.transfer.copying import Copier, program_argv, program_text, request
+from gpucloud.adapters.transfer.copying import Copier, packed_program, program_argv, program_text, request
 from gpucloud.adapters.transfer.localfiles import Sent, local_tree
 from gpucloud.adapters.transfer.sync import make_tree
 from gpucloud.domain.checkpoint.directory import AfterScript, Unsaved, after_script
@@ -68,7 +68,7 @@ def test_a_request_has_time_for_a_large_file_that_is_hashed_whole_on_a_slow_disk
 
     class Slow(HereWithoutCode):
         def run(self, argv, stdin=b"", timeout_s=None):
-            op = json.loads(stdin)["op"]
+            op = json.loads(stdin.removeprefix(packed_program()))["op"]
             asked.append((op, timeout_s))
             said = {"stat": [[None, False, size]], "finish": []}[op]
             return SimpleNamespace(exit_code=0, stdout=json.dumps(said).encode(), stderr=b"")

@@ -364,7 +364,9 @@ def _refusal(fault: Fault, message: str, code: str, at: datetime) -> Refusal:
 AT_ONCE = 8
 _LIMIT_S = 30.0
 _LATEST_S = 16725225600.0  # the end of the calendar, year 2500
-_RUN = 'exec "${GPUCLOUD_PYTHON:-python3}" -I -c "$1"'
+_RUN = (
+    'exec "${GPUCLOUD_PYTHON:-python3}" -I -c "import sys; exec(sys.stdin.buffer.read($1))"'  # 8 kB: csh's longest word
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -401,9 +403,9 @@ def _answer(shell: Shell, order: Order) -> dict[str, Any] | GpucloudError:
 
 
 def _asked(shell: Shell, order: Order) -> dict[str, Any]:
-    stdin = json.dumps(order.order).encode()
+    source, asked = inspect.getsource(onhost).encode(), json.dumps(order.order).encode()
     host = shell.host(order.node)
-    done = host.run(("sh", "-c", _RUN, "sh", inspect.getsource(onhost)), stdin=stdin, timeout_s=_LIMIT_S)
+    done = host.run(("sh", "-c", _RUN, "sh", str(len(source))), stdin=source + asked, timeout_s=_LIMIT_S)
     host.close()
     if done.exit_code != 0:
         raise _failed(order.node, done)
