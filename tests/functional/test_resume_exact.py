@@ -4,13 +4,14 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from tests.standins.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("train_exact.py")
@@ -27,9 +28,7 @@ class Job:
     def start(self, *arguments, torchrun=False, every="steps:5"):
         """Launch the next attempt and return its processes, one for each rank."""
         self.attempts += 1
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         return [self._start(rank, port, every, arguments, torchrun=torchrun) for rank in range(self.ranks)]
 
     def run(self, *arguments, **options):

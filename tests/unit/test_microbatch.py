@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import runpy
-import socket
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import mse_loss
+
+from tests.standins.ports import free_port
 
 SOURCE = Path(__file__).resolve().parents[2] / "templates" / "jobs" / "backoff" / "microbatch.py"
 MicroBatch = runpy.run_path(str(SOURCE))["MicroBatch"]
@@ -159,9 +160,7 @@ def test_a_model_whose_ranks_wait_for_each_other_is_refused() -> None:
 
 def test_all_ranks_agree_when_one_runs_out_of_memory() -> None:
     ends = [os.pipe(), os.pipe()]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     children = [_fork(rank, port, ends[rank][1]) for rank in (0, 1)]
     assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0]
     told = [os.read(read, 10_000).decode() for read, _ in ends]
