@@ -80,7 +80,7 @@ class Continued:
     ) -> None:
         self.own: dict[str, Any] = {}
         self.step = 0
-        self.given = given(state.groups(), state.others)
+        self.given = given(state.groups())
         self._state = state
         self._ranks = ranks
         self._surroundings = surroundings
@@ -165,10 +165,9 @@ class Continued:
         self._state.fit(content, restored.commit.step)
         self._exactness.best_effort(self._state.change(content.own.get("changed", {})))
         self._exactness.lower(restored.manifest.promise)
-        now = promised(content.own["surroundings"], self._surroundings)
-        self._exactness.lower(now)
-        if now.level is Level.BEST_EFFORT:  # a script that is as it was may make its optimizer by what it resumes
-            self._exactness.best_effort(overruled(content.own.get("given", {}), self.given))
+        self._exactness.lower(promise := promised(content.own["surroundings"], self._surroundings))
+        if promise.level is Level.BEST_EFFORT:  # a script that is as it was may make its optimizer by what it resumes
+            self._overrule(content.own.get("given", {}))
         for optimizer in self._state.optimizers:  # it has stepped: torch need not warn of a schedule that goes on now
             optimizer._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001
         shares = Shares(self._ranks) if self._state.sharded else None
@@ -176,6 +175,14 @@ class Continued:
         self._exactness.best_effort(unlike(restored.saved(self._ranks.rank), self._put, self._ranks, shares))
         self.own = content.own
         return content
+
+    def _overrule(self, began: Mapping[str, Any]) -> None:
+        """Name what the script gives its optimizers now, and the checkpoint's state puts back."""
+        others = overruled(began, self.given)
+        if others:
+            told = ", ".join(f"{key} {began[key]} → {self.given[key]}" for key in others)
+            self._exactness.best_effort(f"{told} in the script: what the checkpoint has is put back")
+        self.given |= {key: began[key] for key in others}  # with which the run goes on
 
     def _take_nothing_back(self) -> None:
         self._restored = None

@@ -11,7 +11,7 @@ import os
 import shlex
 import sys
 import sysconfig
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -231,39 +231,39 @@ def _change(key: str, before: Any, now: Any) -> str:
     return f"{key} is another" if isinstance(now, Mapping) or isinstance(before, Mapping) else f"{key} {before} → {now}"
 
 
-# What a script gives its optimizers and schedules, and a checkpoint then overrules.
+# What a script gives its optimizers, and a checkpoint then overrules.
 
 
-def given(groups: Mapping[str, Sequence[Mapping[str, Any]]], others: Iterable[Any]) -> dict[str, Any]:
-    """Return the numbers of optimizers' groups and of torch's schedules as the script has them at its start, by name.
+_PLAIN = (bool, int, float)
 
-    A schedule has changed `lr` by then; what it was made from is `initial_lr`.
+
+def given(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """Return the numbers that the script has given its optimizers, by name; of many groups the least and the most.
+
+    A schedule has changed `lr` by then: what it was made from is `initial_lr`.
     """
-    told: dict[str, Any] = {}
+    told = {}
     for name, ones in groups.items():
-        for number, group in enumerate(ones):
-            place = name if len(ones) == 1 else f"{name}[{number}]"
-            settings = {**group, "lr": group.get("initial_lr", group.get("lr")), "initial_lr": None}
-            told |= {f"{place} {key}": plain for key, value in settings.items() if (plain := _plain(value)) is not None}
-    for one in others:
-        if isinstance(one, torch.optim.lr_scheduler.LRScheduler):
-            settings = {key: value for key, value in vars(one).items() if key not in ("base_lrs", "last_epoch")}
-            kept = {key: _plain(value) for key, value in settings.items() if not key.startswith("_")}
-            told |= {f"{type(one).__name__} {key}": value for key, value in kept.items() if value is not None}
-    return told
+        for key in dict.fromkeys(key for group in ones for key in group if key != "initial_lr"):
+            values = [
+                _plain(group.get("initial_lr", group.get(key)) if key == "lr" else group.get(key)) for group in ones
+            ]
+            if all(value == values[0] for value in values):
+                told[f"{name} {key}"] = values[0]
+            elif all(type(value) in _PLAIN for value in values):
+                told[f"{name} {key}"] = [min(values), max(values)]
+    return {key: value for key, value in told.items() if value is not None}
 
 
-def overruled(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return in words what the script was given otherwise when the checkpoint's run began; empty for nothing."""
-    others = [key for key in now if before.get(key, now[key]) != now[key]]
-    told = ", ".join(f"{key} {before[key]} → {now[key]}" for key in others)
-    return f"{told} in the script, and the checkpoint's counts unless it is set after resume.init" if told else ""
+def overruled(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the names of what the script was given otherwise when the checkpoint's run began."""
+    return [key for key in now if before.get(key, now[key]) != now[key]]
 
 
 def _plain(value: Any) -> Any:
-    """Return a number, word or row of them as a checkpoint keeps it; None for all else."""
+    """Return a number, or a short row of them, as JSON keeps it; None for all else."""
     if isinstance(value, torch.Tensor):
-        return value.item() if value.numel() == 1 else None
+        value = value.item() if value.numel() == 1 and not value.is_meta else None
     if isinstance(value, (tuple, list)):
-        return [*value] if all(isinstance(one, (int, float)) for one in value) else None
-    return value if isinstance(value, (bool, int, float, str)) else None
+        return [*value] if len(value) <= 4 and all(type(one) in _PLAIN for one in value) else None
+    return value if type(value) in _PLAIN else None

@@ -17,7 +17,7 @@ from gpucloud import resume
 from gpucloud.domain.checkpoint.manifest import Level, Promise
 from gpucloud.domain.errors import UsageError
 from gpucloud.resume.attempt import SAVED_AND_LEFT
-from gpucloud.resume.settings import promised, surroundings, tuned
+from gpucloud.resume.settings import given, promised, surroundings, tuned
 from gpucloud.resume.state import generators, randomness
 from gpucloud.resume.state.modules import rebuckets
 from gpucloud.resume.state.tree import decode, encode, laid_out, strides_of
@@ -503,7 +503,7 @@ def test_the_generator_of_a_mac_is_saved_too(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "lr", "said"),
     [
-        ("a", 0.01, "optimizer lr 0.1 → 0.01 in the script, and the checkpoint's counts unless it is set after"),
+        ("a", 0.01, "optimizer lr 0.1 → 0.01 in the script: what the checkpoint has is put back"),
         ("a", 0.1, None),
         ("same", 0.01, None),  # a script that is as it was may make its optimizer by what it resumes
     ],
@@ -523,3 +523,16 @@ def test_a_setting_of_an_optimizer_that_the_checkpoint_overrules_is_named(job, m
     assert optimizer.param_groups[0]["initial_lr"] == 0.1
     told = capsys.readouterr().err
     assert (said in told) if said else "in the script" not in told
+
+
+def test_of_what_optimizers_are_given_numbers_alone_are_kept_and_of_many_groups_a_range():
+    many = [
+        {"lr": 0.1 * n, "initial_lr": float(n), "betas": (0.9, 0.99), "names": "x", "foreach": None} for n in (3, 1, 2)
+    ]
+    one = [
+        {"lr": torch.tensor(0.5), "weight_decay": 0, "capturable": True, "table": list(range(9)), "at": torch.ones(2)}
+    ]
+    assert given({"deep": many, "flat": one}) == {
+        "deep lr": [1.0, 3.0], "deep betas": [0.9, 0.99],
+        "flat lr": 0.5, "flat weight_decay": 0, "flat capturable": True,
+    }  # fmt: skip

@@ -101,6 +101,7 @@ def _parts(stored_checkpoints: StoredCheckpoints, piece: Piece) -> Iterator[tupl
         start = OWN[:-1] if tree == "own" else ""
         found = _tree(header, tree)
         found.pop(LOSSES, None)  # compared by themselves
+        found.pop("given", None)  # a script may make its optimizer by what it resumes
         for name, leaf in _leaves(found, start):
             yield _named(name, rank), json.dumps(leaf)
 
