@@ -648,6 +648,8 @@ signal.signal(signal.SIGTERM, end)
 if "leaves" in sys.argv:
     os.mkdir("run"), os.chdir("run")
 rest = [word for word in sys.argv[1:] if word != "leaves"]
+if rest == ["model.pt"]:
+    rest = [sys.executable, "heeding.py"]
 subprocess.call(rest or [sys.executable, os.environ["CODE"] + "/helper.py"])
 """
 
@@ -663,6 +665,11 @@ subprocess.call(rest or [sys.executable, os.environ["CODE"] + "/helper.py"])
         (("{}", "../trainer", "{}", "heeding.py"), ["heeding.py"]),  # by its command line it launches that
         (("{}", "../trainer", "{}", "helper.py"), ["../trainer"]),
         (("{}", "../accelerate", "{}", "helper.py"), []),
+        (("{}", "../trainer", "model.pt"), ["heeding.py", "../trainer"]),
+        (
+            ("{}", "../make", "model.pt"),
+            ["heeding.py"],
+        ),  # it deletes what is not done yet, and signals the script again
         (("/bin/sh", "-c", "{} -c 'import time; time.sleep(600)' & {} ../trainer; true"), ["../trainer"]),
     ],
 )
@@ -672,7 +679,7 @@ def test_a_program_with_a_handler_is_asked_where_what_it_runs_of_the_code_has_no
     (node.root / "heeding.py").write_text(
         "import signal\nsignal.signal(15, lambda *_: print('ended'))\nimport helper\n"
     )
-    for path in (node.root / "train.py", node.root.parent / "trainer", node.root.parent / "accelerate"):
+    for path in (node.root / "train.py", *(node.root.parent / name for name in ("trainer", "accelerate", "make"))):
         path.write_text(BESIDE)
     argv = tuple(word.replace("{}", sys.executable) for word in words)
     node.want(node.launch(1, *argv, RANK="0", CODE=str(node.root)))

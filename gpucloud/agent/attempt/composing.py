@@ -269,8 +269,8 @@ def chosen_runtime(wanted: ContainerRuntime) -> ContainerRuntime:
 _RANK = "RANK="
 _OF_A_RANK = ("TORCHELASTIC_RUN_ID=", "OMPI_COMM_WORLD_RANK=", _RANK)
 _SHELLS = ("sh", "dash", "bash", "zsh", "ash")
-_WITH_A_WORD = ("-W", "-X")  # options of Python
-_ENDING = ("torchrun", "torch.distributed", "accelerate", "deepspeed")  # launchers that end their script by the signal
+# Launchers that end their script by the signal, send it on, or delete what they were to make.
+_ENDING = ("torchrun", "torch.distributed", "accelerate", "deepspeed", "make", "gmake", "just", "uv", "pdm", "poetry")
 _NO_CORE = 1  # bytes; core(5): a limit of 1 keeps the kernel from feeding a core dump to a program, too
 
 
@@ -327,8 +327,8 @@ def signalled(folder: Path, number: signal.Signals, code: Path, wrapper: int | N
         found = of_code or {*_launched(rank, below)}
         over = {above for pid in of_code for above in _above(pid, listing) if not _is_shell(above)} & having
         over = {pid for pid in over if of_code.isdisjoint((pid, *_above(pid, listing)))}
-        own = {pid for pid in over if not any(_named(pid, below))}
         launching = {pid for pid in over if not any(Path(w).name.startswith(_ENDING) for w in _words(pid)[:1])}
+        own = {pid for pid in launching if not any(_named(pid, below))}
         shells = {pid for pid in having if _is_shell(pid)}
         if number is not signal.SIGTERM:  # for a trap at its exit alone, bash handles all signals that would end it
             shells = {pid for pid in shells if not processes.handles(pid, signal.SIGVTALRM)}
@@ -409,7 +409,7 @@ def _words(pid: int) -> tuple[str, ...]:
         return words
     at = 1
     while at < len(words) and words[at].startswith("-"):
-        at += 2 if words[at] in _WITH_A_WORD else 1
+        at += 2 if words[at] in ("-W", "-X") else 1
     return words[at:]
 
 
