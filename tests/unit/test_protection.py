@@ -144,7 +144,11 @@ PULL = "; checkpoints stay in the job's store, `gpucloud checkpoints {} --pull F
         (Code(script="train.py"), {"checkpoint": NONE}, f"NOTHING comes home: {ALL}"),
         (Code(script="train.py"), {"checkpoint": DIRECTORY}, f"no file comes home: {ALL}{PULL.format('JOB')}"),
         (Code(script="train.py", reached=True), {}, f"no file comes home: {ALL}{EXPORT.format('JOB')}"),
-        (Code(script=None), {}, f"no file comes home: {ALL}{EXPORT.format('JOB')}"),
+        (
+            Code(script=None),
+            {},
+            f"no file comes home: {ALL}; what gpucloud.resume saves stays in its store",
+        ),
         (Code(script="train.py", reached=True), {"trial": "8"}, None),
     ],
 )

@@ -99,7 +99,8 @@ def protection_of(job: Job, code: Code) -> Protection:
     saving, row = _saving(job, code)
     lost = ""
     if not job.outputs and not job.trial:
-        no_file = f"no file comes home: {NOTHING_COMES_HOME}; {checkpoints_stay(job)}"
+        stay = "what gpucloud.resume saves stays in its store" if saving is Saving.UNKNOWN else checkpoints_stay(job)
+        no_file = f"no file comes home: {NOTHING_COMES_HOME}; {stay}"
         lost = f"NOTHING comes home: {NOTHING_COMES_HOME}" if saving in NEVER else no_file
     return Protection(saving=saving, row=row, script=code.script or "this script", outputs=job.outputs, lost=lost)
 
