@@ -408,7 +408,7 @@ def _require_over(cloud: Gpucloud, known: KnownJob, name: str, *, with_outputs: 
         raise _not_over(report_of(cloud, known), name)
     elif left := leftovers(cloud, known):
         raise UsageError(f"of {name} is still listed: {', '.join(left)}", hint="gpucloud gc --wait --yes")
-    elif let_go := let_go_words(state.nodes, cloud.clock.now(), report_of(cloud, known).spend.let_go_usd):
+    elif let_go := let_go_words(state.nodes, cloud.clock.now()):
         raise UsageError(f"{let_go}: nothing else tells of that", hint=f"gpucloud rm {name} once that time is over")
     if not with_outputs and cloud.has_stored_outputs(known):
         here = cloud.has_home(known) and state is not None
