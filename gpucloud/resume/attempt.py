@@ -71,8 +71,8 @@ class Exactness:
 class Continued:
     """Puts the state of a checkpoint back; where DDP groups gradients anew, takes back the first steps after it.
 
-    `own` is what the checkpoint of `step` holds of this rank, empty for a fresh run, and `given` what the script gave
-    its optimizers. All ranks do all of it together.
+    `own` is what the checkpoint of `step` holds of this rank, empty for a fresh run, and `given` what optimizers were
+    given as the run began. All ranks do all of it together.
     """
 
     def __init__(
@@ -80,7 +80,8 @@ class Continued:
     ) -> None:
         self.own: dict[str, Any] = {}
         self.step = 0
-        self.given = given(state.groups())
+        self._gives = given(state.groups())
+        self.given: dict[str, Any] = {"began": self._gives, "overruled": []}
         self._state = state
         self._ranks = ranks
         self._surroundings = surroundings
@@ -166,8 +167,7 @@ class Continued:
         self._exactness.best_effort(self._state.change(content.own.get("changed", {})))
         self._exactness.lower(restored.manifest.promise)
         self._exactness.lower(promise := promised(content.own["surroundings"], self._surroundings))
-        if promise.level is Level.BEST_EFFORT:  # a script that is as it was may make its optimizer by what it resumes
-            self._overrule(content.own.get("given", {}))
+        self._overrule(content.own.get("given", {}), is_another=promise.level is Level.BEST_EFFORT)
         for optimizer in self._state.optimizers:  # it has stepped: torch need not warn of a schedule that goes on now
             optimizer._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001
         shares = Shares(self._ranks) if self._state.sharded else None
@@ -176,13 +176,17 @@ class Continued:
         self.own = content.own
         return content
 
-    def _overrule(self, began: Mapping[str, Any]) -> None:
-        """Name what the script gives its optimizers now, and the checkpoint's state puts back."""
-        others = overruled(began, self.given)
+    def _overrule(self, before: Mapping[str, Any], *, is_another: bool) -> None:
+        """Name what the script gives its optimizers now, and the checkpoint's state puts back.
+
+        A script that is as it was may make its optimizer by what it resumes: what was named before is named again then.
+        """
+        began, known = before.get("began", {}), before.get("overruled", [])
+        others = [key for key in overruled(began, self._gives) if is_another or key in known]
         if others:
-            told = ", ".join(f"{key} {began[key]} → {self.given[key]}" for key in others)
+            told = ", ".join(f"{key} {began[key]} → {self._gives[key]}" for key in others)
             self._exactness.best_effort(f"{told} in the script: what the checkpoint has is put back")
-        self.given |= {key: began[key] for key in others}  # with which the run goes on
+        self.given = {"began": {**self._gives, **{key: began[key] for key in others}}, "overruled": others}
 
     def _take_nothing_back(self) -> None:
         self._restored = None

@@ -525,6 +525,17 @@ def test_a_setting_of_an_optimizer_that_the_checkpoint_overrules_is_named(job, m
     assert (said in told) if said else "in the script" not in told
 
 
+def test_a_setting_that_the_checkpoint_overruled_is_named_again_when_the_same_script_goes_on(job, monkeypatch, capsys):
+    for recipe, lr, until in (("a", 0.1, 3), ("b", 0.01, 5), ("b", 0.01, 7), ("b", 0.1, 9)):
+        monkeypatch.setenv("GPUCLOUD_RECIPE", json.dumps({"options": recipe}))
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+        run = resume.init(model=model, optimizer=optimizer, total_steps=9)
+        named = "optimizer lr 0.1 → 0.01 in the script" in capsys.readouterr().err
+        assert (named, optimizer.param_groups[0]["lr"]) == (lr == 0.01, 0.1)
+        steps(run, model, optimizer, until, lambda model: model(torch.ones(2, 2)).square().mean())
+
+
 def test_of_what_optimizers_are_given_numbers_alone_are_kept_and_of_many_groups_a_range():
     many = [
         {"lr": 0.1 * n, "initial_lr": float(n), "betas": (0.9, 0.99), "names": "x", "foreach": None} for n in (3, 1, 2)
