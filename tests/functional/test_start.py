@@ -427,7 +427,7 @@ def test_a_start_beside_an_attempt_that_trains_says_that_it_goes_on_with_the_scr
     assert re.fullmatch(
         "attempt 1 goes on as it was started, to the end of its script if nothing interrupts it:"
         " `gpucloud down digits`, then the same start, has the script run as it is now,"
-        r" from what is saved by then, else from its beginning; another start costs 0\.\d+ USD at the least",
+        r" from what is saved by then, else from its beginning; another start needs 0\.\d+ USD of the budget free",
         goes_on,
     )
 
@@ -440,7 +440,7 @@ def test_a_start_beside_an_attempt_that_trains_says_that_it_goes_on_with_the_scr
             Saving.RESUME,
             {"checkpoint": SAVED},
             None,
-            "as it is now, from what is saved by then; another start costs ",
+            "as it is now, from what is saved by then; another start needs ",
         ),
         (Saving.NOTHING, {}, None, "as it is now, from its beginning: nothing of this attempt is saved; another start"),
         (

@@ -113,7 +113,7 @@ def may_be_run(base: str, name: str) -> bool:
 class InItsPlace:
     """What it takes to have another script run in place of an attempt that goes on: its end, and another start.
 
-    `usd` is what the start costs at the least, None where that, or a start before the deadline, is more than is left.
+    `usd` is what the start must find free, None where that, or a start before the deadline, is more than is left.
     With `resumes` it goes on from what is saved by then; `saved`: something is already, how much is not known here.
     """
 
@@ -125,7 +125,7 @@ class InItsPlace:
         """Return how it is had, and what it costs; or that it cannot be."""
         if self.usd is None:
             return "too little is left, of the budget or until the deadline, to start it as it is now in its place"
-        costs = f"; another start costs {format_usd(self.usd)} at the least" if self.usd else ""
+        costs = f"; another start needs {format_usd(self.usd)} of the budget free" if self.usd else ""
         if not self.resumes:
             whence = "from its beginning: nothing of this attempt is saved"
         else:
