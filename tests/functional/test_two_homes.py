@@ -11,7 +11,7 @@ import pytest
 
 from gpucloud.adapters.local.group import LocalNodeGroup
 from gpucloud.domain.node.node import fleet_of
-from tests.commandline import command_line
+from tests.commandline import command_line, until
 
 
 @pytest.fixture
@@ -83,16 +83,16 @@ def test_a_job_goes_on_at_once_where_the_home_of_its_machines_is_gone(mine, thei
             " ".join(trained.stderr.split())
         )
         state = json.loads(state_file(theirs).read_bytes())
-        until = datetime.fromisoformat(before["paid_until"])
+        paid_until = datetime.fromisoformat(before["paid_until"])
         theirs_before = {node["node_id"] for node in before["nodes"]}
         left = [node for node in state["nodes"] if node["node_id"] in theirs_before]
-        assert {datetime.fromisoformat(node["let_go_until"]) for node in left} == {until}  # and so they are paid for
+        assert {datetime.fromisoformat(node["let_go_until"]) for node in left} == {paid_until}  # paid for as well
         assert {(node["ended_at"], node["charged"]) for node in left} == {(None, False)}
         assert "2 machines that could not be ended from here may be alive" in mine.run("status", job).stdout
     finally:
         gone.rename(theirs.home)
 
-    assert alive(theirs) == 2
+    until(lambda: alive(theirs) == 2, "its level is there again")
     back = " ".join(theirs.run("status", "small").stdout.split())
     assert "2 machines of this home, which the job went on without, are alive: `gpucloud gc --wait --yes` ends" in back
     for command in (("down",), ("rm", "--with-checkpoints", "--yes")):
