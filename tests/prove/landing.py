@@ -15,7 +15,7 @@ from random import Random
 from typing import Any, cast
 
 from gpucloud.adapters.transfer import node_program
-from gpucloud.adapters.transfer.copying import Copier
+from gpucloud.adapters.transfer.copying import Copier, packed_program
 from gpucloud.adapters.transfer.outputs import OutputsFolder, StoredOutputs, bring_stored_home
 from gpucloud.cli.commands.reaching import _place
 from gpucloud.domain.errors import GpucloudError
@@ -269,7 +269,7 @@ class _Here:
         if not stdin:  # what was being written is asked for first: nothing was
             return Completed(exit_code=1, stdout=b"", stderr=b"")
         out = io.BytesIO()
-        node_program.main(io.BytesIO(stdin), out)
+        node_program.main(io.BytesIO(stdin.removeprefix(packed_program())), out)
         return Completed(exit_code=0, stdout=out.getvalue(), stderr=b"")
 
 
