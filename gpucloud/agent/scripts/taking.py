@@ -83,7 +83,7 @@ class Taking:
         """Whether another node wants nothing more of this one; None where that is no other node's matter."""
         self.first: dict[str, Counters] = {}
         """What the files of the first save tell by themselves, where their names tell no step."""
-        self.passed_over: Unsaved | None = None
+        self.not_taken: Unsaved | None = None
         """Why the set that was VOID last is not saved."""
         self._location = location
         self._checkpoints = location.checkpoints
@@ -246,7 +246,7 @@ class Calling(Taking):
         else:
             self._say(f"the checkpoint of step {commit.step} is passed over: {flaw}")
             is_late = round_of(self._rule.nodes, answers) is Round.OPEN  # what a node did not hand in may be whole
-            self.passed_over = Unsaved(why=flaw, paths=one.paths if is_late else ())
+            self.not_taken = Unsaved(why=flaw, paths=one.paths if is_late else ())
         self._done = commit.step
         return Took.SAVED if flaw is None else Took.VOID
 

@@ -194,7 +194,7 @@ class CheckpointWatcher:
             took = future.result()
             if took is not Took.CHANGED:
                 self._settling.take(one, content)
-                self._unsaved = taking.passed_over if took is Took.VOID else None
+                self._unsaved = taking.not_taken if took is Took.VOID else None
             if took is Took.SAVED:
                 self._directory.forget_aside()
                 self._warn(taking)

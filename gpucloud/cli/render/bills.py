@@ -76,9 +76,9 @@ def used_rows(spend: Spend) -> list[tuple[str, str]]:
     return [*unproven, *let_go]
 
 
-def let_go_words(lives: Iterable[UsageInterval], now: datetime | None, most_usd: Decimal | None = None) -> str:
+def let_go_words(intervals: Iterable[UsageInterval], now: datetime | None, most_usd: Decimal | None = None) -> str:
     """Return that machines which were let go may live, until when, and what more they cost; nothing without such."""
-    found = (one.let_go_until for one in lives if one.is_let_go)
+    found = (one.let_go_until for one in intervals if one.is_let_go)
     ends = [until for until in found if until is not None and (now is None or until > now)]
     if not ends:
         return ""

@@ -247,8 +247,8 @@ def until_paid(error: FleetElsewhere, state: JobState, now: datetime) -> FleetEl
 def let_go(state: JobState, now: datetime) -> JobState:
     """Return the state without its group, which nobody here can end: its machines may live to the end of their time."""
     until = state.paid_until or now
-    lives = (one if one.ended_at or one.let_go_until else replace(one, let_go_until=until) for one in state.nodes)
-    return replace(state, group=None, nodes=tuple(lives))
+    intervals = (one if one.ended_at or one.let_go_until else replace(one, let_go_until=until) for one in state.nodes)
+    return replace(state, group=None, nodes=tuple(intervals))
 
 
 def as_taken_over(
