@@ -11,7 +11,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -736,16 +736,14 @@ def test_what_ended_a_session_is_told_and_a_store_that_was_just_away_is_not_aske
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away: bool
 ) -> None:
     outside = Outside(tmp_path, training=Training(nodes=2, steps=4000, every=100, step_s=0.5))
-    began, tick, tries = outside.clock.now(), Supervisor.tick, list[object]()
+    tries = list[object]()
 
-    def gone(self: Supervisor) -> Any:
-        if outside.clock.now() - began <= timedelta(seconds=100):
-            return tick(self)
+    def gone() -> StoreError:
         for key in [] if away else list(outside.store.list("jobs/small/")):
             outside.store.delete(key)
-        raise StoreError("the manifest of a checkpoint is damaged", may_pass=away)
+        return StoreError("the manifest of a checkpoint is damaged", may_pass=away)
 
-    monkeypatch.setattr(Supervisor, "tick", gone)
+    monkeypatch.setattr(Supervisor, "tick", _until(outside, timedelta(seconds=100), gone))
     monkeypatch.setattr(JobStore, "try_to_keep", lambda _, state: tries.append(state))
     ended_by = give(outside, "train", "small.yaml")
     assert (ended_by.code, "the manifest of a checkpoint is damaged" in ended_by.stderr) == (15, True)
@@ -783,7 +781,7 @@ def test_a_run_that_was_made_shorter_than_what_it_has_saved_is_refused_before_a_
 
     (outside.file.parent / "other.py").touch()
     runs(first)
-    with mock.patch.object(Supervisor, "tick", _until(outside, outside.clock.now() + timedelta(seconds=150))):
+    with mock.patch.object(Supervisor, "tick", _until(outside, timedelta(seconds=150))):
         give(outside, "train", "small.yaml")
     assert give(outside, "down", "small").code == 0
     checkpoint = state(outside).checkpoint
@@ -804,12 +802,15 @@ def test_a_run_that_was_made_shorter_than_what_it_has_saved_is_refused_before_a_
     assert outside.store.get("jobs/small/control/order.json") == before
 
 
-def _until(outside: Outside, then: datetime) -> Callable[[Supervisor], Any]:
-    tick = Supervisor.tick
+def _until(
+    outside: Outside, span: timedelta, fault: Callable[[], StoreError] = lambda: StoreError("the store is away")
+) -> Callable[[Supervisor], Any]:
+    """Return a supervisor's tick that works for that span of the job's clock, and then fails."""
+    tick, began = Supervisor.tick, outside.clock.now()
 
     def ticks(self: Supervisor) -> Any:
-        if outside.clock.now() > then:
-            raise StoreError("the store is away")
+        if outside.clock.now() - began > span:
+            raise fault()
         return tick(self)
 
     return ticks
@@ -820,15 +821,13 @@ def test_a_store_in_s3_is_not_waited_for_where_that_of_its_data_there_is_not_rea
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reached: bool
 ) -> None:
     outside = Outside(tmp_path, training=Training(nodes=2, steps=4000, every=100, step_s=0.5))
-    began, tick, tries = outside.clock.now(), Supervisor.tick, list[object]()
+    tries = list[object]()
 
-    def gone(self: Supervisor) -> Any:
-        if outside.clock.now() - began <= timedelta(seconds=100):
-            return tick(self)
+    def gone() -> StoreError:
         outside.store.url = "s3://of-the-job/store"
-        raise DataStoreError("cannot list objects in s3://of-another", may_pass=True, reached=reached)
+        return DataStoreError("cannot list objects in s3://of-another", may_pass=True, reached=reached)
 
-    monkeypatch.setattr(Supervisor, "tick", gone)
+    monkeypatch.setattr(Supervisor, "tick", _until(outside, timedelta(seconds=100), gone))
     monkeypatch.setattr(JobStore, "try_to_keep", lambda _, state: tries.append(state))
     told = give(outside, "train", "small.yaml").stderr
     assert ("once its store answers again: " in told, len(tries)) == (not reached, reached)
