@@ -216,11 +216,13 @@ def unlisted_fleet(ender: Ender) -> str | None:
 
     So of one on which machines may live that the job went on without.
     """
+    from gpucloud.domain.supervision.strays import may_live_to
+
     group, let_go, now = None, False, ender.asker.clock.now()
     with suppress(GpucloudError):  # a state that cannot be read: the job is ended all the same
         state = ender.asker.stored_state()
         group = state.group
-        let_go = any(one.is_let_go and one.let_go_until is not None and one.let_go_until > now for one in state.nodes)
+        let_go = any(may_live_to(one, now) for one in state.nodes)
     away, fleet = ender.access.fleet_elsewhere(group), fleet_of(group)
     if away is None or fleet is None:
         return "listed again here alone: no machines, no node group" if let_go else None

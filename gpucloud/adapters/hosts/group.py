@@ -364,9 +364,8 @@ def _refusal(fault: Fault, message: str, code: str, at: datetime) -> Refusal:
 AT_ONCE = 8
 _LIMIT_S = 30.0
 _LATEST_S = 16725225600.0  # the end of the calendar, year 2500
-_RUN = (
-    'exec "${GPUCLOUD_PYTHON:-python3}" -I -c "import sys; exec(sys.stdin.buffer.read($1))"'  # 8 kB: csh's longest word
-)
+# Its own program is read there: as a word it were longer than the 8 kB that Debian's csh takes.
+_RUN = 'exec "${GPUCLOUD_PYTHON:-python3}" -I -c "import sys; exec(sys.stdin.buffer.read($1))"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

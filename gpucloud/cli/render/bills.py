@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from decimal import ROUND_HALF_DOWN, ROUND_HALF_UP, ROUND_UP, Decimal
 from typing import Any
 
@@ -14,6 +14,7 @@ from gpucloud.domain.money.budget import LET_GO, Spend
 from gpucloud.domain.money.costs import Row
 from gpucloud.domain.money.ledger import ZERO, Charge, ChargeKind, total
 from gpucloud.domain.state.state import JobStatus, UsageInterval
+from gpucloud.domain.supervision.strays import may_live_to
 from gpucloud.usecases.jobstore.report import JobReport
 
 _SECOND = timedelta(seconds=1)
@@ -76,10 +77,12 @@ def used_rows(spend: Spend) -> list[tuple[str, str]]:
     return [*unproven, *let_go]
 
 
+_EVER = datetime.min.replace(tzinfo=timezone.utc)  # of a report without a time of its own
+
+
 def let_go_words(intervals: Iterable[UsageInterval], now: datetime | None, most_usd: Decimal | None = None) -> str:
     """Return that machines which were let go may live, until when, and what more they cost; nothing without such."""
-    found = (one.let_go_until for one in intervals if one.is_let_go)
-    ends = [until for until in found if until is not None and (now is None or until > now)]
+    ends = [until for one in intervals if (until := may_live_to(one, now or _EVER)) is not None]
     if not ends:
         return ""
     cost = f", and cost {format_most(most_usd)} more at the most" if most_usd is not None else ""

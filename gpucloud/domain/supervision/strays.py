@@ -264,6 +264,12 @@ def as_taken_over(
     return state
 
 
+def may_live_to(interval: UsageInterval, now: datetime) -> datetime | None:
+    """Return until when one that was let go may live and cost; None for any other, and once that is over."""
+    until = interval.let_go_until if interval.is_let_go else None
+    return until if until is not None and until > now else None
+
+
 def ended(interval: UsageInterval, paid_until: datetime | None, now: datetime) -> UsageInterval:
     """Return the life with its end, of which nobody tells: what was armed bounds it, and when it was missed.
 

@@ -16,7 +16,7 @@ from gpucloud.domain.node.node import GroupView
 from gpucloud.domain.state.state import JobState, UsageInterval
 from gpucloud.domain.supervision.budget import Standing
 from gpucloud.domain.supervision.self_driving import Arming, earlier_usd, told_since_alive, unproven_usd, witnessed
-from gpucloud.domain.supervision.strays import as_listed
+from gpucloud.domain.supervision.strays import as_listed, may_live_to
 from gpucloud.ports import BillingData, MarketData
 from gpucloud.usecases.jobstore.jobstore import JobStore
 
@@ -115,7 +115,7 @@ class SpendTracker:
             promised_usd=usd_for(cap * nodes, off_at - now) if off_at is not None else ZERO,
             unproven_usd=unproven_usd,
             let_go_usd=self._let_go_usd(state, now),
-            let_go_until=max((until for one in state.nodes if (until := _may_live_to(one, now))), default=None),
+            let_go_until=max((until for one in state.nodes if (until := _reckoned_to(one, now))), default=None),
             usd_per_hour=self._rate(state.alive, now),
             ahead_usd=self._ahead(state.alive, now),
             cap_usd_per_hour=cap * nodes,
@@ -238,7 +238,7 @@ class SpendTracker:
 
     def _let_go_usd(self, state: JobState, now: datetime) -> Decimal:
         """Return what machines that were let go may still cost: the embedded fleet's prices to come are known."""
-        found = ((one, until) for one in state.nodes if (until := _may_live_to(one, now)) is not None)
+        found = ((one, until) for one in state.nodes if (until := _reckoned_to(one, now)) is not None)
         return sum((self._until_usd(interval, until, now) for interval, until in found), ZERO)
 
     def _until_usd(self, interval: UsageInterval, until: datetime, now: datetime) -> Decimal:
@@ -258,10 +258,10 @@ class SpendTracker:
         return sum(hourly, self._terms.extras_usd_per_hour * len(alive))
 
 
-def _may_live_to(interval: UsageInterval, now: datetime) -> datetime | None:
-    """Return until when one that was let go may live and cost; None for any other, and once that is over."""
-    until = interval.let_go_until if interval.is_let_go else None
-    return min(until, now + _LONGEST) if until is not None and until > now else None
+def _reckoned_to(interval: UsageInterval, now: datetime) -> datetime | None:
+    """Return until when what one that was let go may cost is reckoned; None for any other, and once that is over."""
+    until = may_live_to(interval, now)
+    return min(until, now + _LONGEST) if until is not None else None
 
 
 def _sum_of(unproven_usd: Decimal) -> Decimal:
