@@ -484,6 +484,71 @@ def test_words_and_programs_tell_conditions_apart_alike():
     assert [one.value for one in Condition if f"`{one.value}`" not in section] == []
 
 
+STEPS = CheckpointPolicy(every_steps=1000)
+FOLDER = CheckpointPolicy(directory=CheckpointDirectory(path="ckpt"))
+PRINTS = Readings(step=640, first_step=1, total_steps=768, loss=None, step_seconds=1.0, longest_s=None, age_s=0.0)
+BY_OUTPUT = (up("a", replace(part(1), readings=PRINTS)), up("b", part(1)))
+SILENT_SCRIPT = (up("a", part(1)), up("b", part(1)))
+
+
+@pytest.mark.parametrize("supervisor", ["process 1 on vm", None])
+@pytest.mark.parametrize(
+    ("policy", "nodes", "due"),
+    [
+        (CheckpointPolicy(), TRAINS, ""),
+        (STEPS, TRAINS, ": the first save is due at step 1000"),
+        (CheckpointPolicy(every_steps=600), TRAINS, ""),  # it may be under way
+        (CheckpointPolicy(every=HOUR), TRAINS, ": the first save is due 1 h after its script's start"),
+        (STEPS, BY_OUTPUT, ""),  # its script may not use gpucloud.resume
+        (FOLDER, BY_OUTPUT, ": the first save is due once its script has a whole checkpoint in ckpt"),
+        (FOLDER, SILENT_SCRIPT, ": the first save is due once its script has a whole checkpoint in ckpt"),
+    ],
+)
+def test_a_job_that_trains_and_has_saved_nothing_says_so(policy, nodes, due, supervisor):
+    known = told(*nodes, supervisor=supervisor)
+    if nodes is SILENT_SCRIPT:
+        known = replace(known, attempts=(opened("a", "b"),))
+    known = replace(known, saves=policy)
+    assert f"\n\nnothing is saved yet{due}\n\n" in report_text(known)
+    assert f", nothing is saved yet{due}" in headline(known)
+    assert ", nothing is saved yet  " in jobs_text([known])
+    assert report_json(known)["unsaved"] == f"nothing is saved yet{due}"
+
+
+def test_what_a_list_says_of_saves_it_says_of_the_job_that_it_asked():
+    listed = replace(told(*TRAINS, supervisor="process 1 on vm", visited=False), saves=STEPS)
+    assert report_json(listed)["unsaved"] == "nothing is saved yet: the first save is due at step 1000"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"saves": CheckpointPolicy(none=True)},
+        {"saves": None},
+        {"checkpoint": CheckpointRef(step=300, sha256="0" * 64)},
+        {"attempts": (opened("a", "b", first_step=1, last_step=385, saved_step=300),)},
+        {"attempts": (opened("a", "b"),)},
+        {"attempts": (opened("a", "b"),), "saves": replace(FOLDER), "looked_at": NOW - timedelta(seconds=30)},
+        {"attempts": ()},
+        {"attempts": (opened("a", "b", first_step=1, last_step=385, reason=ExitReason.LOST),)},
+        {"status": JobStatus.SUCCEEDED, "supervisor": None},
+    ],
+)
+def test_no_other_job_is_said_to_have_saved_nothing(changes):
+    known = told(*TRAINS, supervisor="process 1 on vm", visited=False)
+    known = replace(known, **{"saves": STEPS, **changes})
+    assert "nothing is saved" not in report_text(known) + headline(known) + jobs_text([known])
+    assert report_json(known)["unsaved"] is None
+
+
+@pytest.mark.parametrize("step", [{"committed_step": 600}, {"phase": "done"}])
+def test_a_job_whose_machine_tells_of_a_save_or_of_its_end_is_not_said_to_have_saved_nothing(step):
+    known = told(up("a", part(1, step=605, **step)), up("b", part(1)), supervisor="process 1 on vm")
+    assert report_json(replace(known, saves=STEPS))["unsaved"] is None
+    begins = told(up("a", part(1, step=0, phase="start")), up("b", part(1)), supervisor="process 1 on vm")
+    assert report_json(replace(begins, saves=STEPS))["unsaved"] is None
+
+
 def test_an_attempt_that_has_made_no_step_says_so():
     known = told(*TRAINS, supervisor="process 1 on vm", visited=False)
     attempt = replace(known.attempts[0], first_step=None, last_step=None, started_at=NOW - timedelta(seconds=40))

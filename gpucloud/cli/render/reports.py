@@ -13,6 +13,7 @@ from gpucloud.cli.render.use import (
     step_words,
     tells_steps,
     unprepared,
+    unsaved_words,
     untold_words,
     use_json,
     use_rows,
@@ -52,6 +53,7 @@ def report_text(report: JobReport) -> str:
     """Return a job's report: status, attempts, interruptions, machines and money."""
     failed = failure_text(report)
     parts = [in_one_line(_headline(report)), *signature_lines(report.signed_by)]
+    parts += [in_one_line(unsaved)] if (unsaved := unsaved_words(report)) is not None else []
     parts += [*lacking(report), *_unproven(report)]
     if report.message and failed is None:
         parts.append(set_off(report.message))
@@ -170,6 +172,7 @@ def report_json(report: JobReport) -> dict[str, Any]:
             {**codec.plain(output), "brought_by": brought_by(output, report)} for output in report.missing_outputs
         ],
         "checkpoint": codec.plain(report.checkpoint),
+        "unsaved": unsaved_words(report),
         "resume_args": list(report.additions.words),
         "resume_variables": dict(report.additions.variables),
         "spend": spend_json(report.spend),
@@ -213,12 +216,13 @@ def jobs_text(reports: Sequence[JobReport], unread: Sequence[str] = ()) -> str:
 
 
 def _step_cell(report: JobReport) -> str:
-    """Return the newest step that counts, and when a node told it where that was not just now."""
+    """Return the newest step that counts, when a node told it if not just now, and whether nothing is saved yet."""
     reached = report.reached
+    unsaved = ", nothing is saved yet" if unsaved_words(report) is not None else ""
     if reached is None:
-        return "-"
+        return f"-{unsaved}"
     step = str(reached.step) if reached.counts is Counts.STEPS else reached.counts.named(reached.step)
-    return f"{step} ({reached.at:%H:%M:%S})" if reached.at is not None else step
+    return (f"{step} ({reached.at:%H:%M:%S})" if reached.at is not None else step) + unsaved
 
 
 def _decision_json(made: CapacityDecision | None) -> dict[str, Any] | None:

@@ -10,14 +10,15 @@ from gpucloud.cli.render.bills import money_line, to_go_words
 from gpucloud.domain import codec
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import format_moment, format_span, span_of
+from gpucloud.domain.job.spec import CheckpointPolicy
 from gpucloud.domain.node.hardware import GpuSample, HostSample
 from gpucloud.domain.node.output import store_was_full
-from gpucloud.domain.node.status import DONE
+from gpucloud.domain.node.status import DONE, OUTPUT, UNTOLD
 from gpucloud.domain.node.use import GpuSpan, Span
 from gpucloud.domain.state.state import Attempt
 from gpucloud.domain.supervision.membership import patience, time_to_go
 from gpucloud.domain.untrusted import in_one_line, set_off
-from gpucloud.usecases.jobstore.condition import WORDS, Condition, ConditionKind
+from gpucloud.usecases.jobstore.condition import WORDS, Condition, ConditionKind, Reached
 from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.usecases.supervise.usage import NodeHistory
 
@@ -25,6 +26,7 @@ Rows = list[tuple[str, ...]]
 
 _LAUNCHES_FOR = timedelta(minutes=1)
 _UNKNOWN = "-"
+_TRAINS = (ConditionKind.TRAINING, ConditionKind.UNSUPERVISED, ConditionKind.SILENT, ConditionKind.HANDING_OVER)
 _FULL = "its store was full"
 
 
@@ -173,6 +175,48 @@ def step_words(report: JobReport) -> list[str]:
     return [str(reached), *pace, *to_go_words(time_to_go(progress), report.spend)]
 
 
+def unsaved_words(report: JobReport) -> str | None:
+    """Return that a job trains of which nothing is saved yet, and when its first save is due; None of any other.
+
+    So also of a script that tells no steps, once it has run for a while. What `checkpoint: none` means, its user knows.
+    """
+    attempt, policy, reached = report.open_attempt, report.saves, report.reached
+    if attempt is None or policy is None or policy.none or report.kind not in _TRAINS:
+        return None
+    known = (report.checkpoint, *(one.saved_step for one in report.attempts), _committed(report))
+    if any(known) or (reached is not None and (reached.is_done or not reached.step)):
+        return None
+    now = report.looked_at or attempt.started_at
+    if reached is None and (policy.directory is None or may_tell(attempt, report.attempts, now)):
+        return None
+    due = _first_due(policy, reached, by_library=_by_library(attempt, report))
+    return f"nothing is saved yet{f': {due}' if due else ''}"
+
+
+def _committed(report: JobReport) -> int | None:
+    return report.progress.committed_step if report.progress is not None else None
+
+
+def _by_library(attempt: Attempt, report: JobReport) -> bool:
+    """Whether the script is known to use gpucloud.resume: its cadence counts for no other."""
+    if report.progress is not None:
+        return report.progress.phase not in (OUTPUT, UNTOLD)
+    return tells_steps(attempt) and attempt.printed_step is None
+
+
+def _first_due(policy: CheckpointPolicy, reached: Reached | None, *, by_library: bool) -> str | None:
+    """Return when the first save is due, where that is known: of a long one it may be under way."""
+    if policy.directory is not None:
+        return f"the first save is due once its script has a whole checkpoint in {policy.directory.path}"
+    if not by_library or reached is None:
+        return None
+    if policy.every is not None:
+        return f"the first save is due {format_span(policy.every)} after its script's start"
+    if policy.every_steps is not None and reached.step < policy.every_steps:
+        return f"the first save is due at step {policy.every_steps}"
+    return None
+
+
 def stalled_words(span: timedelta | None, limit: timedelta | None) -> list[str]:
     """Return for how long a script makes no step, and how long is taken for a hang; nothing while steps come.
 
@@ -211,7 +255,7 @@ def _state(report: JobReport) -> list[str]:
     progress = None if report.ran_out else report.progress
     if progress is not None:
         parts.append(in_one_line(progress.phase))
-    parts += step_words(report)
+    parts += [*step_words(report), *([unsaved] if (unsaved := unsaved_words(report)) is not None else [])]
     if progress is not None:
         if progress.waiting_share is not None:
             parts.append(f"{progress.waiting_share:.0%} waiting for data")

@@ -146,9 +146,8 @@ class Asker:
         if (why := undrilled(given.order, state)) is not None:
             told = replace(told, message=why, exit_code=ExitReason.USER_ERROR.exit_code)
         else:
-            nodes = given.order.resolved.resources.nodes
-            budget_usd, rule = given.order.budget_usd, self.rules.prepaid_rule
-            end = ended_at_limit(state, budget_usd, used, rule, nodes=nodes, again=again)
+            nodes, budget_usd = given.order.resolved.resources.nodes, given.order.budget_usd
+            end = ended_at_limit(state, budget_usd, used, self.rules.prepaid_rule, nodes=nodes, again=again)
             told = replace(told, message=end.said() if end is not None else state.message, limit_end=end)
         told = replace(
             told,
@@ -174,6 +173,7 @@ class Asker:
             fits_first=comes is _Comes.FITS_FIRST,
             buys_time=_buys_time(state, supervisor),
             outputs=asked_of(state.attempts, given.order.resolved.outputs),
+            saves=None if given.order.is_stand_in else given.order.resolved.checkpoint,
             additions=additions_of(given.order.resolved.checkpoint.directory),
         )
         told = replace(told, message="; ".join(filter(None, (told.message, unseen_words(listed, supervisor)))) or None)

@@ -8,6 +8,7 @@ from datetime import datetime
 from gpucloud.domain.checkpoint.layouts import Additions
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import span_of
+from gpucloud.domain.job.spec import CheckpointPolicy
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.money.ledger import Charge, total
 from gpucloud.domain.node.node import GroupView, Node
@@ -111,8 +112,7 @@ class JobReport:
     """Of the job file that its newest order is of."""
     hands_over: bool = False
     """Whether nobody holds it, and one of its machines is about to take it."""
-    fits_first: bool = False
-    """Whether that one still makes itself fit for it."""
+    fits_first: bool = False  # whether that one still makes itself fit for it
     outputs: tuple[str, ...] = ()
     """What its order wants brought home from its machines when it has trained."""
     additions: Additions = field(default_factory=Additions)
@@ -121,12 +121,11 @@ class JobReport:
     """Whether all of its machines are ready for an attempt, as far as its state says."""
     silences: tuple[Silence, ...] = ()
     """Its attempt's machines that told its supervisor nothing when its state was written last."""
-    base: str = ""
-    """The name that its job file has."""
+    saves: CheckpointPolicy | None = None  # as its newest order says; None where that is not known
+    base: str = ""  # the name that its job file has
     run: int = 1
     """Which run of that name it is, from 1."""
-    superseded: bool = False
-    """Whether a later run of the same job is known: it is what the same command goes on with."""
+    superseded: bool = False  # a later run of the same job is known: it is what the same command goes on with
     has_home: bool = True
     """Whether the folder of its job file is here, for its outputs to come home to."""
     lost_file: str | None = None
