@@ -416,8 +416,12 @@ def test_what_the_store_refuses_until_somebody_mends_it_fails_the_script(tmp_pat
 
 def test_a_script_that_failed_is_heard_of_at_once_where_its_store_would_refuse_its_last_save_again(tmp_path, location):
     began = time.monotonic()
-    code, _ = run_with_a_full_store(tmp_path, location, code=3, upload=timedelta(seconds=40))
-    assert code == 3
+    code, reporting = run_with_a_full_store(tmp_path, location, code=3, upload=timedelta(seconds=40))
+    assert (code, reporting.unsaved) == (3, None)
+    assert (
+        "gpucloud: the last checkpoint could not be saved: cannot write x (free"
+        in (tmp_path / "rank-0.log").read_text()
+    )
     assert time.monotonic() - began < 20
 
 

@@ -10,7 +10,7 @@ import pytest
 from gpucloud.cli.render.reports import report_text
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.node import NO_GROUP
-from gpucloud.domain.node.output import advice_for, failure_of, unsaved_of, without_code_folder
+from gpucloud.domain.node.output import advice_for, failure_of, first_to_fail, unsaved_of, without_code_folder
 from gpucloud.domain.state.state import ExitReason, JobStatus
 from gpucloud.usecases.jobstore.report import JobReport, report
 from gpucloud.usecases.supervise.story import cause
@@ -146,6 +146,10 @@ LAST = PLAIN.replace(
     "gpucloud.domain.errors.StoreError: the final checkpoint, of step 15, could not be committed",
 )
 LOST = PLAIN.replace("ValueError: my bad learning rate", "RuntimeError: Connection closed by peer [127.0.0.1]:4242")
+RESET = PLAIN.replace(
+    "ValueError: my bad learning rate", "requests.exceptions.ConnectionError: Connection reset by peer"
+)
+OF_A_SCRIPT = f"gpucloud: the last checkpoint could not be saved: {WHY}\n"
 QUOTA = WHY.replace("No space left on device (free some space", "Disk quota exceeded (free some of your quota")
 
 
@@ -183,6 +187,7 @@ def test_a_failed_job_ends_with_one_line_that_says_what_to_do() -> None:
         (f"its last checkpoint is not saved: {WHY}", True),
         ("rank 0 could not save step 4: cannot write a in s3://b: An error (XMinioStorageFull) occurred", True),
         ("rank 0 could not save step 4: cannot write a in s3://b: An error (AccessDenied) occurred", False),
+        (f"ConnectionError: Connection reset by peer (a.py:3, rank 0); rank 0 could not save step 44: {WHY}", False),
         ("OSError: [Errno 28] No space left on device: 'out/x' (train.py:3, rank 0)", False),  # of its machine's disk
         ("its last checkpoint is not saved: [Errno 28] No space left on device: '/tmp/x'", False),
         (None, False),
@@ -210,15 +215,31 @@ def test_output_without_a_space_is_looked_through_once():
             " RuntimeError: Connection closed by peer [127.0.0.1]:4242 (boom.py:3, rank 0)",
         ),
         ({0: LOST}, 0, "RuntimeError: Connection closed by peer [127.0.0.1]:4242 (boom.py:3, rank 0)"),
-        ({0: UNSAVED + PLAIN}, 0, "ValueError: my bad learning rate (boom.py:3, rank 0)"),
+        ({0: UNSAVED + PLAIN}, 0, f"{failure_of(PLAIN, 0)}; {UNSAVED[10:-1]}"),
+        ({0: UNSAVED + LOST, 1: PLAIN}, 1, f"{failure_of(PLAIN, 1)}; {UNSAVED[10:-1]}"),
+        ({0: FULL + RESET}, 0, f"{failure_of(RESET, 0)}; {FULL[10:-1]}"),
+        ({0: OF_A_SCRIPT + PLAIN}, 0, f"{failure_of(PLAIN, 0)}; {OF_A_SCRIPT[10:-1]}"),
         ({0: UNSAVED}, 0, None),
         ({0: f"{UNSAVED}{'x' * 9000}\n{LOST}"}, 0, failure_of(LOST, 0)),
         ({0: FULL + LAST}, 0, f"rank 0 could not save step 15: {WHY}; then {failure_of(LAST, 0)}"),
         ({0: f"gpucloud: its last checkpoint is not saved: {WHY}\n"}, 0, f"its last checkpoint is not saved: {WHY}"),
     ],
 )
-def test_ranks_that_lost_a_peer_name_what_could_not_be_saved_before(texts, rank, failure):
+def test_what_could_not_be_saved_stands_before_what_followed_from_it_and_behind_an_error_of_the_scripts_own(
+    texts, rank, failure
+):
     assert cause(texts, rank) == failure
+
+
+def test_what_was_saved_since_is_not_told_of_beside_a_scripts_error():
+    assert cause({0: UNSAVED + PLAIN}, 0, 15) == failure_of(PLAIN, 0)
+    assert cause({0: UNSAVED + PLAIN}, 0, 14) == f"{failure_of(PLAIN, 0)}; {UNSAVED[10:-1]}"
+
+
+def test_a_connection_of_a_scripts_own_that_broke_is_no_lost_peer():
+    assert first_to_fail({0: LOST, 1: RESET}) == 1
+    assert first_to_fail({0: LOST, 1: PLAIN}) == 1
+    assert first_to_fail({0: LOST, 1: LOST}) == 0
 
 
 def test_of_a_step_that_could_not_be_saved_one_short_line_is_told():

@@ -288,6 +288,8 @@ class CheckpointWatcher:
         if code == 0 and not self._told:
             return self._over_with(self._unsaved)
         if self._leave_by is None:
+            if self._unsaved is not None and self._unsaved.paths:
+                self._reporting.say(f"the last checkpoint could not be saved: {self._unsaved.why}")
             return code if code is not None and code >= 0 else 128 - (code or 0)
         if self._order.rank == 0 and self._taking is not None:
             committed = self._taking.committed

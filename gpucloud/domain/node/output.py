@@ -28,7 +28,9 @@ _SYNTAX = re.compile(r"(?:SyntaxError|IndentationError|TabError): .*")
 _CODE = re.compile(r"/code/[0-9a-f]{40,64}/(?=[^/])")
 _WORD = re.compile(r"[^\s\"':]+")  # looked at once: a script may write megabytes without a space
 _LIBRARY = re.compile(r"^<|/(?:site|dist)-packages/|/lib/python3")
-_UNSAVED = re.compile(r"gpucloud: (rank \d{1,6} could not save step \d{1,18}: .+)")
+_UNSAVED = re.compile(
+    r"gpucloud: ((?:rank \d{1,6} could not save step (\d{1,18})|the last checkpoint could not be saved): .+)"
+)
 _LEFT_UNSAVED = re.compile(r"gpucloud: (its last checkpoint is not saved: .+)")  # a script that ended well
 _UNCOMMITTED = re.compile(r"StoreError: the final checkpoint, of step \d{1,18}, could not be committed")
 _FULL_STORE = re.compile(
@@ -41,6 +43,7 @@ _PEER_LOST = re.compile(
     r"Connection (closed|reset) by peer|Broken pipe|gloo/transport|DistBackendError|NCCL (error|communicator)"
     r"|Timed out waiting .* for (send|recv)",
 )
+_OF_PEERS = re.compile(r"[\w.]*(?:RuntimeError|\bDist\w*Error|\bUnavailableError):")  # a ConnectionError is one's own
 _END = 8000  # of a rank's output: what it said just before
 _TAKEN = re.compile("address already in use", re.IGNORECASE)
 _MODULE = re.compile(r"ModuleNotFoundError: No module named '([A-Za-z_]\w{0,63})(?:\.[\w.]*)?'")
@@ -76,20 +79,27 @@ def failure_of(output: str, rank: int) -> str | None:
     return f"{words} ({place}, rank {rank})" if place else f"{words} (rank {rank})"
 
 
-def unsaved_of(output: str) -> str | None:
-    """Return the last step that could not be saved, and why, as the library says at the output's end; None for none."""
-    return _last_said(_UNSAVED, output[-_READ:])
+def unsaved_of(output: str, saved: int = 0) -> str | None:
+    """Return what could not be saved last, and why, as is said at the output's end; None for no step after `saved`."""
+    found = [match for line in output[-_READ:].splitlines() if (match := _UNSAVED.match(line))]
+    newer = [match[1] for match in found if match[2] is None or int(match[2]) > saved]
+    return _cut(in_one_line(newer[-1]), _LONGEST_UNSAVED) if newer else None
 
 
-def cause(texts: Mapping[int, str], rank: int) -> str | None:
-    """Return what ended the scripts in one line; first why a rank could not save, where they failed for that."""
+def cause(texts: Mapping[int, str], rank: int, saved: int = 0) -> str | None:
+    """Return what ended the scripts in one line, and beside it what could not be saved after the step `saved`.
+
+    That stands first where they failed for it, or merely lost a peer.
+    """
     failure = failure_of(texts[rank], rank)
     if failure is None:
-        return _last_said(_LEFT_UNSAVED, texts[rank][-_END:])
-    if _PEER_LOST.search(failure) is None and _UNCOMMITTED.search(failure) is None:
+        left = [match[1] for line in texts[rank][-_END:].splitlines() if (match := _LEFT_UNSAVED.match(line))]
+        return _cut(in_one_line(left[-1]), _LONGEST_UNSAVED) if left else None
+    unsaved = next((said for text in texts.values() if (said := unsaved_of(text[-_END:], saved)) is not None), None)
+    if unsaved is None:
         return failure
-    unsaved = next((said for text in texts.values() if (said := unsaved_of(text[-_END:])) is not None), None)
-    return f"{unsaved}; then {failure}" if unsaved is not None else failure
+    follows = _UNCOMMITTED.search(failure) is not None or _is_of_peers(failure)
+    return f"{unsaved}; then {failure}" if follows else f"{failure}; {unsaved}"
 
 
 def store_was_full(cause: str) -> bool:
@@ -97,14 +107,20 @@ def store_was_full(cause: str) -> bool:
     return _FULL_STORE.match(cause) is not None
 
 
-def _last_said(what: re.Pattern[str], output: str) -> str | None:
-    found = [match[1] for line in output.splitlines() if (match := what.match(line))]
-    return _cut(in_one_line(found[-1]), _LONGEST_UNSAVED) if found else None
-
-
 def first_to_fail(texts: Mapping[int, str]) -> int:
     """Return the rank whose output names a cause of its own; ranks that only lost a peer failed because of it."""
-    return min(texts, key=lambda rank: (_PEER_LOST.search(texts[rank][-4000:]) is not None, not texts[rank], rank))
+    return min(texts, key=lambda rank: (_lost_a_peer(texts[rank], rank), not texts[rank], rank))
+
+
+def _lost_a_peer(output: str, rank: int) -> bool:
+    failure = failure_of(output, rank)
+    if failure is not None and _PEER_LOST.search(failure) is not None:
+        return _is_of_peers(failure)
+    return _PEER_LOST.search(output[-4000:]) is not None
+
+
+def _is_of_peers(failure: str) -> bool:
+    return _PEER_LOST.search(failure) is not None and _OF_PEERS.match(failure) is not None
 
 
 def port_was_taken(launcher: str) -> bool:

@@ -407,7 +407,8 @@ def last_words(attempt: Attempt, snapshot: Snapshot, jobs: JobStore, shell: Shel
             )
         return LastWords(shown=_tail(f"the launcher on {node.id}", said))
     shown = None if rank == 0 else _tail(f"rank {rank}", texts[rank])
-    return LastWords(shown=shown, failure=cause(texts, rank))
+    kept = snapshot.checkpoint or snapshot.state.checkpoint
+    return LastWords(shown=shown, failure=cause(texts, rank, kept.step if kept is not None else 0))
 
 
 def _failed(attempt: Attempt, node: NodeSnapshot) -> bool:
