@@ -185,7 +185,8 @@ class Continued:
         others = [key for key in overruled(began, self._gives) if is_another or key in known]
         if others:
             told = ", ".join(f"{key} {began[key]} → {self._gives[key]}" for key in others)
-            self._exactness.best_effort(f"{told} in the script: what the checkpoint has is put back")
+            anew = "a new run (another `name:` in the job file) has the script's"
+            self._exactness.best_effort(f"{told} in the script: what the checkpoint has is put back; {anew}")
         self.given = {"began": {**self._gives, **{key: began[key] for key in others}}, "overruled": others}
 
     def _take_nothing_back(self) -> None:

@@ -503,7 +503,12 @@ def test_the_generator_of_a_mac_is_saved_too(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "lr", "said"),
     [
-        ("a", 0.01, "optimizer lr 0.1 → 0.01 in the script: what the checkpoint has is put back"),
+        (
+            "a",
+            0.01,
+            "optimizer lr 0.1 → 0.01 in the script: what the checkpoint has is put back;"
+            " a new run (another `name:` in the job file) has the script's",
+        ),
         ("a", 0.1, None),
         ("same", 0.01, None),  # a script that is as it was may make its optimizer by what it resumes
     ],
