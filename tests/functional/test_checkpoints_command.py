@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -20,11 +20,13 @@ from gpucloud.domain.checkpoint.manifest import (
     unseal,
 )
 from gpucloud.domain.errors import CheckpointUnreadable, LeaseHeld, StoreError, UsageError
+from gpucloud.domain.job.spec import CheckpointDirectory, CheckpointPolicy
 from gpucloud.domain.state.state import Attempt, JobStatus, Member, UsageInterval
 from gpucloud.store import newest_commit
 from gpucloud.system.retries import SystemClock
 from gpucloud.usecases.checkpoint.checkpoints import StoredCheckpoints
 from gpucloud.usecases.jobstore.lease import take
+from gpucloud.usecases.jobstore.orders import Orders
 from tests.standins.made_checkpoints import Made, known_job, state
 
 RANK = "rank-00000-of-00001.safetensors"
@@ -335,6 +337,31 @@ def test_ctrl_c_is_one_line_and_code_130_and_leaves_nothing_that_can_be_seen(
 def test_what_makes_no_sense_is_refused(jobs, asked, says):
     with pytest.raises(UsageError, match=says):
         checkpoints("made", Asked(**asked), as_json=False)
+
+
+@pytest.mark.parametrize(
+    ("policy", "hint"),
+    [
+        (
+            CheckpointPolicy(),
+            "a script with gpucloud.resume saves first within seconds of its start, once a step is done;",
+        ),
+        (CheckpointPolicy(every=timedelta(hours=1)), "a script with gpucloud.resume saves first 1 h after its start;"),
+        (CheckpointPolicy(every_steps=500), "a script with gpucloud.resume saves first at step 500;"),
+        (
+            CheckpointPolicy(directory=CheckpointDirectory(path="ckpt")),
+            "the first is there once its script has a whole checkpoint in ckpt\n",
+        ),
+        (CheckpointPolicy(none=True), "its job file says `checkpoint: none`: its script saves nothing\n"),
+    ],
+)
+def test_a_job_without_checkpoints_says_what_makes_its_first(jobs, capsys, policy, hint):
+    for key in jobs.store.list(jobs.checkpoints):
+        jobs.store.delete(key)
+    orders = Orders(jobs=jobs, clock=SystemClock())
+    orders.change(lambda order: replace(order, resolved=replace(order.resolved, checkpoint=policy)))
+    assert checkpoints("made", Asked(), as_json=False) == 0
+    assert f"hint: {hint}" in capsys.readouterr().err
 
 
 def test_a_job_without_checkpoints_says_so(jobs, capsys):

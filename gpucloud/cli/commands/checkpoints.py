@@ -17,7 +17,7 @@ from gpucloud.domain.checkpoint.directory import files_apart
 from gpucloud.domain.checkpoint.manifest import Counts, Manifest, Piece
 from gpucloud.domain.checkpoint.standing import CheckpointMark, Standing, Superfluous
 from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
-from gpucloud.domain.job.quantities import counted, format_size
+from gpucloud.domain.job.quantities import counted, format_size, format_span
 from gpucloud.domain.job.spec import CheckpointPolicy
 from gpucloud.store.directory import DirectoryStore, user_path
 from gpucloud.system.wholefile import write_whole
@@ -56,6 +56,8 @@ class _Job:
     known: KnownJob
     jobs: JobStore
     stored_checkpoints: StoredCheckpoints
+    saves: CheckpointPolicy | None = None
+    """As its order says; None where nobody can tell."""
 
     @property
     def name(self) -> str:
@@ -99,10 +101,11 @@ def _job(target: str | None, asked: Asked) -> _Job:
     cloud = Gpucloud()
     known = known_job(cloud, target)
     jobs = JobStore(cloud.store_of(known), known.name)
-    keep = CheckpointPolicy().keep
+    keep, saves = CheckpointPolicy().keep, None
     try:
         order = asker_of(cloud, known).order()
         keep = order.resolved.checkpoint.keep
+        saves = None if order.is_stand_in else order.resolved.checkpoint
     except GpucloudError:
         if asked.prune:
             raise
@@ -117,6 +120,7 @@ def _job(target: str | None, asked: Asked) -> _Job:
         known=known,
         jobs=jobs,
         stored_checkpoints=StoredCheckpoints(store=jobs.store, prefix=jobs.checkpoints, keep=keep),
+        saves=saves,
     )
 
 
@@ -140,8 +144,24 @@ def _list(job: _Job, _asked: Asked, as_json: bool) -> int:  # noqa: FBT001
     else:
         say_words(standing_text(standing) if standing else f"{job.name} has no checkpoints yet")
         if not standing:
-            tell("hint: a script saves with gpucloud.resume, or into the job file's `checkpoint: {directory: …}`")
+            tell(f"hint: {_what_saves(job.saves)}")
     return 0
+
+
+def _what_saves(policy: CheckpointPolicy | None) -> str:
+    """Return what makes a job's first checkpoint, and when, as far as its order tells."""
+    if policy is None:
+        return "a script saves with gpucloud.resume, or into the job file's `checkpoint: {directory: …}`"
+    if policy.none:
+        return "its job file says `checkpoint: none`: its script saves nothing"
+    if policy.directory is not None:
+        return f"the first is there once its script has a whole checkpoint in {policy.directory.path}"
+    first = "within seconds of its start, once a step is done"
+    if policy.every is not None:
+        first = f"{format_span(policy.every)} after its start"
+    elif policy.every_steps is not None:
+        first = f"at step {policy.every_steps}"
+    return f"a script with gpucloud.resume saves first {first}; without it nothing of this job is saved"
 
 
 def _number(manifest: Manifest) -> str:
@@ -384,8 +404,8 @@ def gone_text(standing: Sequence[Standing], gone: Superfluous, *, deleted: bool)
         return "nothing is superfluous"
     rows = [("step", "generation", "committed (UTC)", "size"), *(_row(one)[:4] for one in _of(standing, gone))]
     size = sum(one.size or 0 for one in _of(standing, gone))
-    unfinished = f", and {_count(gone.unfinished, 'object')} of saves that were never committed"
-    sums = f"{_count(len(gone.commits), 'checkpoint')}, {format_size(size)}{unfinished if gone.unfinished else ''}"
+    unfinished = f", and {counted(gone.unfinished, 'object')} of saves that were never committed"
+    sums = f"{counted(len(gone.commits), 'checkpoint')}, {format_size(size)}{unfinished if gone.unfinished else ''}"
     return "\n\n".join([*([table(rows)] if gone.commits else []), sums + (" deleted" if deleted else "")])
 
 
@@ -427,7 +447,3 @@ def _told(mark: CheckpointMark, one: Standing) -> str:
 
 def _named(one: Standing) -> dict[str, Any]:
     return {"step": one.commit.step, "generation": one.commit.generation, "bytes": one.size}
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
