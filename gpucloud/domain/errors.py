@@ -250,11 +250,13 @@ class StoreError(GpucloudError):
 
 
 class DataStoreError(StoreError):
-    """The store of a data set does not answer, or refuses; the job's own may. `reached`: whether it said so itself."""
+    """The store of a data set refuses, or, where `unreached` names it, does not answer; the job's own may."""
 
-    def __init__(self, message: str, *, hint: str | None = None, may_pass: bool = False, reached: bool = True) -> None:
+    def __init__(
+        self, message: str, *, hint: str | None = None, may_pass: bool = False, unreached: str | None = None
+    ) -> None:
         super().__init__(message, hint=hint, may_pass=may_pass)
-        self.reached = reached
+        self.unreached = unreached
 
 
 class CheckpointUnreadable(StoreError):

@@ -239,9 +239,9 @@ class Objects:
             if code in _CHANGED and verb == "read":
                 message = f"s3://{self._bucket}/{what} is not the object that was listed when the job began: {error}"
                 raise StoreError(message, hint="put it back, or give the job another `name:`") from error
-            reached = _status(error) is not None
+            unreached = f"s3://{self._bucket}" if _status(error) is None else None
             hint = "check the name of the bucket and the network, then try again"
-            raise DataStoreError(message, hint=hint, may_pass=may_pass(error), reached=reached) from error
+            raise DataStoreError(message, hint=hint, may_pass=may_pass(error), unreached=unreached) from error
 
 
 def _head(reply: dict[str, Any]) -> Head:

@@ -140,15 +140,15 @@ BUSY = ClientError({"Error": {"Code": "SlowDown"}, "ResponseMetadata": {"HTTPSta
 
 
 @pytest.mark.parametrize(
-    ("error", "reached"), [(EndpointConnectionError(endpoint_url="https://s3.example"), False), (BUSY, True)]
+    ("error", "unreached"), [(EndpointConnectionError(endpoint_url="https://s3.example"), "s3://data"), (BUSY, None)]
 )
-def test_a_bucket_of_data_that_is_not_reached_is_told_from_one_that_is_busy(monkeypatch, error, reached):
+def test_a_bucket_of_data_that_is_not_reached_is_told_from_one_that_is_busy(monkeypatch, error, unreached):
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     bucket = Objects("s3://data/x")
     monkeypatch.setattr(bucket, "_client", mock.Mock(get_paginator=mock.Mock(side_effect=error)))
     with pytest.raises(DataStoreError) as raised:
         bucket.listed()
-    assert (raised.value.reached, raised.value.may_pass) == (reached, True)
+    assert (raised.value.unreached, raised.value.may_pass) == (unreached, True)
 
 
 @pytest.mark.parametrize(("action", "how"), [("GetObject", "cut"), ("UploadPart", "reset"), ("UploadPart", "refused")])

@@ -247,10 +247,11 @@ def say_what_is_left(left: LeftJob, now: datetime, first: Callable[[], str] = st
 def _first(asker: Asker, error: GpucloudError) -> str:
     """Return what has to be so before any command can see to the job that the error has left."""
     by: GpucloudError | None = error
-    # The job's store is asked as `down` asks it, unless it just went away: what failed may be that of its data. Where
-    # that is in S3 and not reached, one there would not be either, and be waited for in vain, for half a minute.
-    of_data = isinstance(error, DataStoreError) and (error.reached or not asker.jobs.store.url.startswith("s3://"))
-    if isinstance(error, StoreError) and (of_data or not error.may_pass):
+    # The job's store is asked as `down` asks it, unless it just went away, or, in S3, may be as far as that of its data
+    # which was not reached: it would be waited for, for half a minute.
+    if isinstance(error, DataStoreError) and error.unreached is not None and asker.jobs.store.url.startswith("s3://"):
+        return f"{error.unreached} was not reached; if its store, {asker.jobs.store.url}, is: "
+    if isinstance(error, DataStoreError) or (isinstance(error, StoreError) and not error.may_pass):
         by = not_ended_by(asker)
     if isinstance(by, CredentialsError):
         return "once its credentials are valid again: "
