@@ -81,6 +81,7 @@ def ender_of(gpucloud: Gpucloud, known: KnownJob, *, abandons: bool = False) -> 
         asker=asker_of(gpucloud, known),
         access=access_to(gpucloud, known),
         leftovers=lambda: leftovers(gpucloud, known),
+        ends_leftovers=ends_leftovers(known),
         abandons=abandons,
     )
 
@@ -137,6 +138,19 @@ def leftovers(gpucloud: Gpucloud, known: KnownJob) -> tuple[str, ...]:
             census = gpucloud.aws(AwsChoices(profile=known.profile), Resources(regions=(region,))).census(store)
             found += [f"{one.kind} {one.id}" for one in census.of_cluster(cluster)]
     return tuple(dict.fromkeys(found))
+
+
+def ends_leftovers(known: KnownJob) -> str:
+    """Return what ends things that are listed of a job which was torn down; `gc` knows of no hosts of the user's own.
+
+    These are free when the time is over that they were taken for, which they know themselves; a note of it stays.
+    """
+    from gpucloud.usecases.services import cluster_of
+
+    if not known.cloud.traits.owned:
+        return "gpucloud gc --wait --yes"
+    note = f"{known.store}/clusters/{cluster_of(known.name)}/hosts.json"
+    return f"own hosts free themselves when their time is over; then remove {note}"
 
 
 def where_listed(gpucloud: Gpucloud, known: KnownJob) -> str:

@@ -114,6 +114,21 @@ def test_a_supervisor_that_was_killed_is_followed_by_one_that_goes_on_with_the_s
     nothing_is_left(hosts)
 
 
+def test_hosts_that_are_listed_after_the_end_are_not_sent_to_gc_which_knows_of_none(line, hosts):
+    assert line.run("up", job(line, hosts.section(0), nodes=1)).code == 0
+    (note,) = line.folder.rglob("clusters/gpucloud-small/hosts.json")
+    record = note.read_bytes()
+    assert line.run("down", "small").code == 0
+    note.write_bytes(record)  # as a supervisor that had lost its lease could write it
+    for command in (("down", "small"), ("rm", "small", "--yes")):
+        refused = line.run(*command)
+        assert (refused.code != 0, "still listed: group gpucloud-small" in refused.stderr) == (True, True)
+        assert f"hint: own hosts free themselves when their time is over; then remove file://{note}" in (refused.stderr)
+        assert "gpucloud gc" not in refused.stderr
+    note.unlink()
+    assert line.run("rm", "small", "--yes").code == 0
+
+
 @SLOW
 def test_two_jobs_share_a_host_and_each_leaves_what_is_the_others(line, hosts):
     def section(device: int) -> str:

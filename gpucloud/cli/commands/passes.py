@@ -63,6 +63,7 @@ from gpucloud.wiring.jobs import (
     budget_changer,
     deleter_of,
     ender_of,
+    ends_leftovers,
     leftovers,
     reconciler_of,
     require_nothing_left,
@@ -240,8 +241,7 @@ def _budget_text(report: JobReport, order: Order) -> str:
     ]
     parts = [f"{report.job}: {condition_word(report)}", table(rows)]
     if order.budget_changes:
-        heads = ("changed (UTC)", "by", "from", "to")
-        parts.append(table([heads, *map(_change_row, order.budget_changes)]))
+        parts.append(table([("changed (UTC)", "by", "from", "to"), *map(_change_row, order.budget_changes)]))
     return "\n\n".join(parts)
 
 
@@ -407,7 +407,7 @@ def _require_over(cloud: Gpucloud, known: KnownJob, name: str, *, with_outputs: 
     elif not state.status.ended or not state.torn_down:
         raise _not_over(report_of(cloud, known), name)
     elif left := leftovers(cloud, known):
-        raise UsageError(f"of {name} is still listed: {', '.join(left)}", hint="gpucloud gc --wait --yes")
+        raise UsageError(f"of {name} is still listed: {', '.join(left)}", hint=ends_leftovers(known))
     elif let_go := let_go_words(state.nodes, cloud.clock.now()):
         raise UsageError(f"{let_go}: nothing else tells of that", hint=f"gpucloud rm {name} once that time is over")
     if not with_outputs and cloud.has_stored_outputs(known):

@@ -243,11 +243,12 @@ _MACHINE_ENDS_WITHIN = timedelta(minutes=30)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ender:
-    """Ends one known job; `leftovers` lists what the cloud still has of it, `abandons` gives up what cannot come."""
+    """Ends one known job; `ends_leftovers` tells what ends its `leftovers`, `abandons` gives up what cannot come."""
 
     asker: Asker
     access: Access
     leftovers: Callable[[], tuple[str, ...]]
+    ends_leftovers: str = ""
     abandons: bool = False
 
     def end(self, watcher: Watcher, asked: AskedToEnd) -> None:
@@ -276,13 +277,11 @@ class Ender:
     def require_empty(self) -> None:
         """Return once nothing of the job is listed any more; CleanupIncomplete names what still is."""
         clock = self.asker.clock
-        left, deadline = self.leftovers(), clock.now() + _LINGERS
-        while left and clock.now() < deadline:  # disks and interfaces go some seconds after their machine
+        deadline = clock.now() + _LINGERS
+        while (left := self.leftovers()) and clock.now() < deadline:  # disks go some seconds after their machine
             clock.sleep(1)
-            left = self.leftovers()
-        if left:
-            # What the same command removes is gone by now; strays that nothing of ours made are not its own.
-            raise CleanupIncomplete(f"still listed: {', '.join(left)}", hint="gpucloud gc --wait --yes")
+        if left:  # what the same command removes is gone by now; strays that nothing of ours made are not its own
+            raise CleanupIncomplete(f"still listed: {', '.join(left)}", hint=self.ends_leftovers)
 
     @property
     def _orders(self) -> Orders:
