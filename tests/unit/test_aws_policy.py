@@ -8,8 +8,18 @@ from typing import Any
 
 import pytest
 
-from gpucloud.adapters.aws.policy import Document, actions, boundary_arn, boundary_policy, node_policy, user_policy
+from gpucloud.adapters.aws.policy import (
+    Document,
+    PrintedPolicies,
+    actions,
+    boundary_arn,
+    boundary_policy,
+    node_policy,
+    user_policy,
+)
 from gpucloud.adapters.aws.statements import Uses
+from gpucloud.domain.errors import UsageError
+from gpucloud.domain.job.spec import AwsChoices, Resources
 from tests.iam.actions import action_of
 
 ACCOUNT = "123456789012"
@@ -26,11 +36,11 @@ def by_sid(name: str, documents: dict[str, Document] = USER) -> dict[str, Any]:
     return found
 
 
-MANY = tuple(f"ap-southeast-{number}" for number in range(12))
+MANY = tuple(f"ap-southeast-{number}" for number in range(17))
 
 
 @pytest.mark.parametrize("partition", ["aws", "aws-cn", "aws-us-gov"])
-@pytest.mark.parametrize(("regions", "most"), [((), 4), (MANY[:1], 4), (MANY[:2], 5), (MANY, 7)])
+@pytest.mark.parametrize(("regions", "most"), [((), 4), (MANY[:1], 4), (MANY[:2], 5), (MANY[:12], 7), (MANY, 8)])
 def test_each_document_fits_into_a_managed_policy(partition: str, regions: tuple[str, ...], most: int):
     uses = Uses(
         stores=("a" * 63,), data=("b" * 63,), subnets=("subnet-" + "0" * 17,) * 3, kms_keys=("k" * 36,),
@@ -47,6 +57,19 @@ def test_each_document_fits_into_a_managed_policy(partition: str, regions: tuple
     assert len(documents) <= most  # of ten that a user can hold
     whole = user_policy(**{**who, "regions": regions[:1]}, uses=uses, boundary=boundary)
     assert sids(documents) == sids(whole)
+
+
+def test_a_boundary_that_is_too_long_for_aws_is_refused_with_what_makes_it_shorter():
+    def printed(count: int) -> PrintedPolicies:
+        regions = Resources(regions=tuple(f"ap-southeast-{number}" for number in range(count)))
+        known = regions.regions
+        return PrintedPolicies(AwsChoices(), regions, without_address=tuple, regions=known, account=ACCOUNT)
+
+    keys = ("k" * 36,)
+    assert size(printed(20).boundary(None, keys)) <= 6144
+    with pytest.raises(UsageError, match=r"the boundary has 6,\d\d\d characters, and AWS takes 6,144 in one") as no:
+        printed(37).boundary(None, keys)
+    assert no.value.hint == "fewer `regions:` in the job file, or fewer --kms-key"
 
 
 def test_a_machines_policy_fits_into_its_role():

@@ -90,6 +90,8 @@ def boundary_policy(
     written = [f"*jobs/*/{name}" for name in (*statements.WRITTEN, *statements.WRITTEN_DRIVING)]
     drives = [f"autoscaling:{name}" for name in statements.READS["autoscaling"].split()]
     group = [names.of("autoscaling", "autoScalingGroup:*:autoScalingGroupName/gpucloud-*")]
+    ours = [f"autoscaling:{name}" for name in ("SetDesiredCapacity", "TerminateInstanceInAutoScalingGroup")]
+    ours.append("ec2:SendSpotInstanceInterruptions")
     return document(
         names,
         [
@@ -110,9 +112,9 @@ def boundary_policy(
                 ),
                 "Effect": "Deny",
             },
-            allow("Group", "autoscaling", "SetDesiredCapacity TerminateInstanceInAutoScalingGroup", group, OURS),
+            # In one statement, as it names the regions: a boundary cannot be split.
+            statement("Ours", ours, [*group, *names.ec2("instance")], OURS),
             statement("Look", [*drives, "ec2:DescribeInstances", "ec2:DescribeSpotPriceHistory"], ["*"], {}),
-            allow("Interrupt", "ec2", "SendSpotInstanceInterruptions", names.ec2("instance"), OURS),
             *statements.sessions(),
             *statements.keys(names, uses.kms_keys, grants=False),
         ],
@@ -228,13 +230,20 @@ class PrintedPolicies:
         )
 
     def boundary(self, job: Job | None, kms_keys: tuple[str, ...] = ()) -> dict[str, Any]:
-        """Return the most that roles of gpucloud's making may do: a policy to be made once, as `boundary_name`."""
-        return boundary_policy(
-            partition=self._partition,
-            account=self._account,
-            regions=self._regions_of(job),
-            uses=self._uses(job, kms_keys),
+        """Return the most that roles of gpucloud's making may do: a policy to be made once, as `boundary_name`.
+
+        UsageError for one that is too long for AWS.
+        """
+        regions = self._regions_of(job)
+        policy = boundary_policy(
+            partition=self._partition, account=self._account, regions=regions, uses=self._uses(job, kms_keys)
         )
+        if (long := statements.size(policy)) > statements.MOST:
+            raise UsageError(
+                f"the boundary has {long:,} characters, and AWS takes {statements.MOST:,} in one policy",
+                hint="fewer `regions:` in the job file, or fewer --kms-key",
+            )
+        return policy
 
     def of_machines(
         self, job: Job, cluster: str, *, unattended: bool = False, kms_keys: tuple[str, ...] = ()

@@ -401,7 +401,7 @@ def pieces(name: str, whole: Document) -> dict[str, Document]:
     """Return a policy in as many as managed policies can hold it, by name: it grows with the regions."""
     parts: list[list[Document]] = [[]]
     for one in whole["Statement"]:
-        if parts[-1] and _size({**whole, "Statement": [*parts[-1], one]}) > MOST:
+        if parts[-1] and size({**whole, "Statement": [*parts[-1], one]}) > MOST:
             parts.append([])
         parts[-1].append(one)
     return {
@@ -409,6 +409,6 @@ def pieces(name: str, whole: Document) -> dict[str, Document]:
     }
 
 
-def _size(policy: Document) -> int:
+def size(policy: Document) -> int:
     """Return how many characters IAM counts, which leaves out the blanks."""
     return len(json.dumps(policy, separators=(",", ":")))
