@@ -177,6 +177,51 @@ def test_on_a_notice_the_script_is_asked_by_its_signal_and_what_it_then_saves_is
     assert script.wrong() is None
 
 
+# A script that starts its ranks itself, as PyTorch's own multi-GPU example does; the first has a loader.
+SPAWNS = """
+import multiprocessing, os, runpy, signal, sys, time
+def load():
+    signal.signal(signal.SIGTERM, lambda *_: print("a loader was told", flush=True))
+    while True:
+        time.sleep(0.1)
+def rank(number, words):
+    sys.argv = words
+    if number == 0:
+        multiprocessing.get_context("fork").Process(target=load, daemon=True).start()
+        return runpy.run_path(words[0], run_name="__main__")
+    asked = []
+    if "on" in os.environ:
+        signal.signal(getattr(signal, os.environ["on"]), lambda *_: asked.append(True))
+    while not asked:
+        time.sleep(0.01)
+    print("the other was told", flush=True)
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    ranks = [context.Process(target=rank, args=(number, sys.argv[2:])) for number in (0, 1)]
+    [one.start() for one in ranks]
+    [one.join() for one in ranks]
+"""
+
+
+@pytest.mark.parametrize("handler", ["save", "none"])
+def test_on_a_notice_the_ranks_that_a_script_without_a_handler_has_spawned_are_asked_where_they_have_one(make, handler):
+    script = make("hf")
+    (script.code / "spawns.py").write_text(SPAWNS)
+    before = (sys.executable, "spawns.py")
+    script.start(steps=10_000, pause_s=0.005, on=OnNotice.SIGTERM, handler=handler, before=before)
+    until(lambda: script.step() >= 10, "a commit")
+    script.ask_to_stop()
+    assert script.ended() == 75
+    told = "SIGTERM sent to 2 ranks" if handler == "save" else "SIGTERM sent, for which no script was found to have"
+    assert f"asked to stop: {told}" in script.said()
+    assert ("the other was told" in script.said()) is ("saved when asked" in script.said()) is (handler == "save")
+    assert "a loader was told" not in script.said().partition("saved when asked")[0]  # the rank ends it at its own end
+    if handler == "save":
+        saved = int(script.said().split("saved when asked ")[1].split()[0])
+        assert (script.committed()[0].commit.step, script.committed()[0].why) == (saved, Why.NOTICE)
+    assert script.wrong() is None
+
+
 SERVICE = """
 import os, signal, time
 signal.signal(signal.SIGTERM, lambda *_: print("the service was told", flush=True))

@@ -35,16 +35,23 @@ from gpucloud.system.wholefile import read_text, write_whole
 def tell(folder: Path, name: str, code: Path) -> tuple[int, bool | None]:
     """Send the signal to every rank with a script that heeds it; return to how many it was, and whether they do.
 
-    Where none does, or that cannot be seen (None), all scripts get it, and it ends the others. Else nothing goes to
-    those that do not heed it: it would end `tee` in `train.py | tee log`, and the script by its next print.
+    Where none does, what a script has spawned and heeds it is sent it; without such, or where that cannot be seen
+    (None), all scripts, which it ends. Else none that does not heed it: `tee` would end, and `train.py | tee` by that.
     """
     number = signal.Signals[name]
     found = signalled(folder, number, code)
-    told = found.heeding or [(pid,) for pid in found.scripts]
+    heeding = found.heeding or [(pid,) for pid in _spawned(found.scripts) if processes.handles(pid, number)]
+    told = heeding or [(pid,) for pid in found.scripts]
     for pid in {pid for scripts in told for pid in scripts}:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
-    return len(told), found.heeding if found.heeding is None else bool(found.heeding)
+    return len(told), found.heeding if found.heeding is None else bool(heeding)
+
+
+def _spawned(scripts: tuple[int, ...]) -> tuple[int, ...]:
+    """Return what scripts have started as `torch.multiprocessing.spawn` does; forked ones are their loaders of data."""
+    below = [one.pid for one in processes.listing() if one.parent in scripts]
+    return tuple(pid for pid in below if "--multiprocessing-fork" in processes.command(pid))
 
 
 def written_to(folder: Path) -> frozenset[int]:
