@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gpucloud.adapters.home import Home
 from gpucloud.adapters.scripts import how_it_saves, imports_resume
 from gpucloud.adapters.transfer.localfiles import local_tree as local_folder
+from gpucloud.adapters.transfer.localfiles import place_in_code
 from gpucloud.adapters.transfer.localfiles import sent as local_file
 from gpucloud.domain.job.spec import KnownJob
 from gpucloud.wiring.root import Gpucloud
@@ -29,6 +30,7 @@ __all__ = [
     "job_templates",
     "local_file",
     "local_folder",
+    "place_in_code",
     "sample_job",
     "template_job",
 ]

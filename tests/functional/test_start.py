@@ -414,7 +414,30 @@ def test_edited_code_is_taken_by_the_next_start_which_says_so_and_keeps_the_tree
     for start, said in ((first, "print('old')\n"), (second, "print('new code')\n")):
         assert (tree_of(starter, start.order.code_sha256, tmp_path / "here") / "train.py").read_text() == said
     assert sorted(kept(starter)) == sorted([first.order.code_sha256, second.order.code_sha256])
-    assert second.changed == ("the code differs from that of the last start: the next attempt runs it",)
+    assert second.changed == ("the code differs from that of the last start in train.py: the next attempt runs it",)
+
+
+def test_files_that_were_added_and_removed_are_named_the_first_of_many(pinning):
+    starter, job = pinning
+    starter.start(job, SPEC)
+    for name in ("a.csv", "b.csv", "c\n.csv", "d.csv"):
+        (job.code / name).write_text("brought by gpucloud cp\n")
+    (job.code / "train.py").unlink()
+    where = "in a.csv, b.csv, c .csv and 2 more files"
+    assert starter.start(job, SPEC).changed == (
+        f"the code differs from that of the last start {where}: the next attempt runs it",
+    )
+
+
+@pytest.mark.parametrize("kept", [b"", b"[9]\n", b"no tree", b"[4, []]\n[[]]"])
+def test_of_code_that_cannot_be_read_any_more_it_is_said_that_it_differs(pinning, kept):
+    starter, job = pinning
+    first = starter.start(job, SPEC)
+    starter.store.put(f"jobs/digits/control/code/{first.order.code_sha256}", kept)
+    edit(job)
+    assert starter.start(job, SPEC).changed == (
+        "the code differs from that of the last start: the next attempt runs it",
+    )
 
 
 def test_a_start_beside_an_attempt_that_trains_says_that_it_goes_on_with_the_script_of_before(pinning):
@@ -512,7 +535,9 @@ def test_a_start_whose_edit_was_taken_back_says_that_the_attempt_runs_that(pinni
     put(starter, "digits", attempts=(replace(attempt, outdated=True),))
     (job.code / "train.py").write_text("print('old')\n")
     back = starter.start(job, SPEC)
-    assert back.changed == ("the code differs from that of the last start: it is that which attempt 1 runs",)
+    assert back.changed == (
+        "the code differs from that of the last start in train.py: it is that which attempt 1 runs",
+    )
     assert not adopt(JobStore(starter.store, "digits").load()[0], None, reruns=back.reruns).attempts[0].outdated
 
 
@@ -534,7 +559,8 @@ def test_a_job_file_in_the_code_folder_is_no_code_and_is_taken_along(pinning, tm
 
     edit(job)
     third = starter.start(replace(job, tags=(("a", "b"),)), dearer)
-    assert third.changed == (*second.changed, "the code differs from that of the last start: the next attempt runs it")
+    told = "the code differs from that of the last start in train.py: the next attempt runs it"
+    assert third.changed == (*second.changed, told)
     assert recipe(third.order.resolved, f"/code/{third.order.code_sha256}") != made_of[1]
 
 
@@ -543,7 +569,7 @@ def test_another_yaml_in_the_code_folder_is_code(pinning):
     starter.start(job, SPEC)
     (job.code / "model.yaml").write_text("layers: 3\n")
     again = starter.start(job, SPEC)
-    assert again.changed == ("the code differs from that of the last start: the next attempt runs it",)
+    assert again.changed == ("the code differs from that of the last start in model.yaml: the next attempt runs it",)
 
 
 @pytest.mark.parametrize(

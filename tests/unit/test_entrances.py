@@ -35,6 +35,7 @@ from gpucloud.domain.errors import (
     StoreError,
     UsageError,
 )
+from gpucloud.domain.job.code import RESULTS_MARK
 from gpucloud.domain.job.spec import Cloud, Job, KnownJob
 from gpucloud.domain.state.order import repeats_at_a_cost, run_of, undrillable
 from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState, JobStatus
@@ -216,6 +217,31 @@ def test_who_copies_from_a_job_that_has_ended_is_told_where_its_outputs_and_weig
     assert error == f"error: {JOB} has ended, and has no machines any more: outputs and checkpoints alone are kept"
     weights = f"checkpoints stay in the job's store, `gpucloud checkpoints {JOB} --export FILE` gives the weights"
     assert hint == f"hint: its outputs are in {home}; {weights}"
+
+
+def test_what_cp_brings_into_the_code_folder_is_told_to_be_code_and_is_named_by_the_next_start(
+    outside: Outside,
+) -> None:
+    assert give(outside, "up", "small.yaml").code == 0
+    code = outside.file.parent
+
+    def brought(to: Path) -> str:
+        done = give(outside, "cp", f"{JOB}:@store/state.json", str(to))
+        assert done.code == 0, done.stderr
+        return done.stderr
+
+    said = "lies in the code folder: the next start sends it, and says that the code differs"
+    assert f"{code}/state.json {said}; a line `/state.json` in .gpucloudignore leaves it out" in brought(code)
+    (code / ".gpucloudignore").write_text("*.seen\nkept/\n")
+    assert "code folder" not in brought(code / "state.seen")
+    (code / "kept").mkdir()
+    assert "code folder" not in brought(code / "kept")
+    (code / "outputs").mkdir()
+    (code / "outputs" / RESULTS_MARK).touch()
+    assert "code folder" not in brought(code / "outputs")
+    assert "code folder" not in brought(code.parent)
+    told = give(outside, "up", "small.yaml").stderr
+    assert "changed: the code differs from that of the last start in .gpucloudignore, state.json:" in told
 
 
 def test_machines_that_are_up_train_no_script_in_ci_that_saves_nothing(outside: Outside, monkeypatch) -> None:

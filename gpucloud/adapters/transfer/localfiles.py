@@ -176,6 +176,17 @@ def kept_at_home_by(root: Path, path: str) -> str | None:
     return None
 
 
+def place_in_code(root: Path, place: Path) -> str | None:
+    """Return where a file or folder lies in the code folder that is sent with it; None for one that is no code."""
+    own, root = Path(os.path.realpath(place)), Path(os.path.realpath(root))
+    if not own.is_relative_to(root) or own == root:
+        return None
+    path = own.relative_to(root).as_posix()
+    results = any((root / folder / RESULTS_MARK).exists() for folder in accumulate(path.split("/"), "{}/{}".format))
+    inside = f"{path}/{RESULTS_MARK}" if own.is_dir() else path
+    return None if results or kept_at_home_by(root, inside) is not None else path
+
+
 def _naming(root: Path, path: str, *, is_folder: bool) -> str:
     """Return the nearest ignore file that alone keeps the path at home."""
     folders = ["", *accumulate(path.split("/")[:-1], "{}/{}".format)]

@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import pairwise
@@ -19,7 +20,7 @@ from gpucloud.cli.render.ways import stay_text
 from gpucloud.cli.render.words import left, say, say_json, table, tell
 from gpucloud.cli.target import known_job, node_of, one_node
 from gpucloud.domain.checkpoint.protection import checkpoints_stay
-from gpucloud.domain.errors import LandingRefused, NodeError, StoreError, UsageError
+from gpucloud.domain.errors import GpucloudError, LandingRefused, NodeError, StoreError, UsageError
 from gpucloud.domain.job.quantities import format_size
 from gpucloud.domain.untrusted import Arriving, Tree, fitting
 from gpucloud.ports import PortForward, Shell
@@ -31,7 +32,7 @@ from gpucloud.usecases.job.jobs import Asker, with_forecast
 from gpucloud.usecases.jobstore.condition import Condition
 from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.usecases.supervise.look import visited
-from gpucloud.wiring import Gpucloud, KnownJob, local_file, local_folder
+from gpucloud.wiring import Gpucloud, KnownJob, local_file, local_folder, place_in_code
 from gpucloud.wiring.jobs import asker_of, copier_to, visitor
 
 if TYPE_CHECKING:
@@ -204,6 +205,17 @@ def _tell_left_out(why: Sequence[str]) -> None:
         tell(f"left out: {len(why) - _TOLD} more")
 
 
+def _tell_of_code(asker: Asker, place: Path) -> None:
+    """Say of what came into the job's code folder that it is code from now on, and what leaves it out."""
+    with suppress(GpucloudError, OSError):
+        path = place_in_code(asker.order().resolved.code, place)
+        if path is not None:
+            tell(
+                f"{place} lies in the code folder: the next start sends it, and says that the code differs;"
+                f" a line `/{path}` in .gpucloudignore leaves it out"
+            )
+
+
 def _parsed(written: str) -> _There | Path:
     """Return a path here, or one of a job: that may be named by its file, as in every command."""
     job, colon, path = written.partition(":")
@@ -218,8 +230,19 @@ def _bring(
     """Return how many files and bytes came, what was left out, and from which node; None for the store."""
     cloud = Gpucloud()
     known = known_job(cloud, there.job)
+    place = target / _name(there.path) if target.is_dir() else target
+    machine = None
     if there.path.startswith("@"):
-        return *_from_store(cloud, known, there, target, recursive=recursive), None
+        files, moved, refused = _from_store(cloud, known, there, target, recursive=recursive)
+    else:
+        files, moved, refused, machine = _from_node(cloud, known, there, target, node, recursive=recursive)
+    _tell_of_code(asker_of(cloud, known), place)
+    return files, moved, refused, machine
+
+
+def _from_node(
+    cloud: Gpucloud, known: KnownJob, there: _There, target: Path, node: str | None, *, recursive: bool
+) -> tuple[int, int, tuple[str, ...], str]:
     _require_machines(cloud, known, shlex.quote(there.job))
     meant = node_of(cloud, known, node)
     with copier_to(cloud, known, meant, _shown) as copier:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
+import zlib
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
@@ -69,6 +71,19 @@ class WholeCode:
 def manifest(entries: tuple[Entry, ...]) -> Manifest:
     """Return the manifest of a tree with these entries."""
     return Manifest(entries=tuple(sorted(entries, key=lambda entry: entry.path)))
+
+
+def files_in(packed: bytes) -> dict[str, str]:
+    """Return the files of a packed tree by their paths, each with what tells it from another.
+
+    Raises ValueError for what is no packed tree.
+    """
+    header, _, rest = packed.partition(b"\n")
+    try:
+        rows = json.loads(zlib.decompressobj().decompress(rest[: json.loads(header)[0]], LARGEST_CODE_BYTES))
+        return {str(path): f"{mode} {sha256}" for path, _size, _mtime_ns, mode, sha256 in rows}
+    except (zlib.error, LookupError, TypeError, RecursionError) as error:
+        raise ValueError(str(error)) from error
 
 
 def beside(code: str, sha256: str) -> str:

@@ -45,6 +45,7 @@ from gpucloud.usecases.jobstore.runs import (
     InItsPlace,
     changes_between,
     current_run,
+    edited_files,
     next_run,
     outdated,
     require_own,
@@ -308,8 +309,8 @@ class Starter:
             )
         )
         self._pin(jobs, order.code_sha256, packed)
-        instead = self._in_its_place(order, state, used.usd, now)
-        changed = () if ends else changes_between(before, order, state.attempt, instead, heard)
+        instead, files = self._in_its_place(order, state, used.usd, now), edited_files(jobs, before, order, packed)
+        changed = () if ends else changes_between(before, order, state.attempt, instead, heard, files)
         if not trusted:
             changed = (*changed, _UNTRUSTED if newer is None else _PUT_BACK.format(number=found.given.order.number))
         return Start(

@@ -15,13 +15,15 @@ from decimal import Decimal
 from itertools import pairwise
 
 from gpucloud.domain.checkpoint.manifest import Counts
-from gpucloud.domain.errors import GpucloudError, StrangersRun, UsageError
-from gpucloud.domain.job.quantities import format_usd
+from gpucloud.domain.errors import GpucloudError, StoreError, StrangersRun, UsageError
+from gpucloud.domain.job.code import files_in
+from gpucloud.domain.job.quantities import counted, format_usd
 from gpucloud.domain.job.spec import NOT_IN_FILE, Job
 from gpucloud.domain.node.launch import REACHES_SCRIPT, reaching
 from gpucloud.domain.state.order import Order, begins_anew, is_of_another_file, run_of
 from gpucloud.domain.state.state import Attempt, JobState
 from gpucloud.domain.supervision.membership import since_anew, unit_of
+from gpucloud.domain.untrusted import in_one_line
 from gpucloud.ports import Clock
 from gpucloud.store import ObjectStore
 from gpucloud.store.contract import NoBucket
@@ -133,10 +135,32 @@ class InItsPlace:
         return f"`gpucloud down {job}`, then the same start, has the script run as it is now, {whence}{costs}"
 
 
+def edited_files(jobs: JobStore, before: Order, order: Order, packed: bytes | None) -> tuple[str, ...]:
+    """Return which files of the code, the job file apart, are others than at the last start, are new or are gone.
+
+    `packed` is the code as it is now. None where that cannot be told.
+    """
+    if packed is None or not _has_other_code(before, order):
+        return ()
+    try:
+        was, now = files_in(jobs.code(before.code_sha256)), files_in(packed)
+    except (StoreError, ValueError):
+        return ()
+    apart = {before.resolved.path_in_code, order.resolved.path_in_code}
+    return tuple(path for path in sorted({*was, *now} - apart) if was.get(path) != now.get(path))
+
+
 def changes_between(
-    before: Order, order: Order, running: Attempt | None, anew: InItsPlace, heard: ConditionKind | None = None
+    before: Order,
+    order: Order,
+    running: Attempt | None,
+    anew: InItsPlace,
+    heard: ConditionKind | None = None,
+    files: tuple[str, ...] = (),
 ) -> tuple[str, ...]:
     """Return what an order has otherwise than the one before, a sentence each, as its user is told.
+
+    `files` of its code are others, which shows whether an edit was meant: one that `cp` brought there is code, too.
 
     Where nothing can be resumed, nothing is said of how exact that is. An attempt that is `running` goes on without it
     where it is outdated under the new order, unless its user has it started `anew`; as far as it was `heard` to train.
@@ -152,12 +176,21 @@ def changes_between(
         runs = f": the next attempt runs it{how}" if not trained else ""
         if running is not None and not running.outdated:
             runs = f": it is that which attempt {running.number} runs"
-        changes.append(f"the code differs from that of the last start{runs}")
+        changes.append(f"the code differs from that of the last start{_named(files)}{runs}")
     if running is not None and running.outdated and runs_otherwise(before, order):
         changes.extend(_of_outdated(running, order.job, anew, heard))
     if order.budget_usd != before.budget_usd:
         changes.append(f"budget: {format_usd(before.budget_usd)} → {format_usd(order.budget_usd)}")
     return tuple(changes)
+
+
+_NAMED = 3
+
+
+def _named(files: tuple[str, ...]) -> str:
+    """Return which files, as words to go behind; the first ones of many."""
+    more = f" and {counted(len(files) - _NAMED, 'more file')}" if len(files) > _NAMED else ""
+    return in_one_line(f" in {', '.join(files[:_NAMED])}{more}") if files else ""
 
 
 def _of_outdated(running: Attempt, job: str, anew: InItsPlace, heard: ConditionKind | None) -> Iterator[str]:
