@@ -495,7 +495,6 @@ def test_what_it_costs_to_have_an_edited_script_run_in_place_of_an_attempt_is_sa
             "attempt 1 has trained as it was started:"
             " the same start, once this run is over, begins a new one with the script as it is now",
         ),
-        (ConditionKind.SILENT, None),
         (ConditionKind.LEFT, None),
     ],
 )
@@ -508,6 +507,19 @@ def test_of_an_attempt_that_nobody_heard_train_it_is_not_said_that_it_goes_on(pi
     code, *rest = starter.start(job, SPEC, check=lambda _: heard).changed
     assert rest == ([of_attempt] if of_attempt else [])
     assert ("the next attempt runs it" in code) == (of_attempt is None)
+
+
+def test_of_an_outdated_attempt_that_nobody_hears_it_is_said_that_it_may_go_on_and_what_ends_it(pinning):
+    starter, job = pinning
+    starter = replace(starter, saving=lambda _: Saving.RESUME)
+    starter.start(job, SPEC)
+    put(starter, "digits", attempts=(opened("a"),), checkpoint=SAVED)
+    edit(job)
+    said = starter.start(job, SPEC, check=lambda _: ConditionKind.SILENT).changed[-1]
+    assert said.startswith(
+        "attempt 1, which nobody hears, may go on as it was started, to the end of its script:"
+        " `gpucloud down digits`, then the same start, has the script run as it is now, from what is saved by then;"
+    )
 
 
 def test_an_edited_script_that_the_rest_of_the_budget_does_not_start_is_not_said_to_run_in_place_of_an_attempt(pinning):

@@ -730,15 +730,20 @@ def test_no_machine_takes_a_job_over_that_does_not_answer():
     assert some.condition is Condition.HANDING_OVER
 
 
-def test_who_goes_on_with_machines_that_do_not_answer_does_not_say_that_they_train():
+def test_who_goes_on_with_machines_that_do_not_answer_hears_what_they_cost_and_not_that_they_train():
+    cost = "cost 1.17 USD an hour, until 12:30:00 UTC at the latest, 0.55 USD more at the most"
     assert going_on_line(unheard(*UNHEARD)) == (
-        "live goes on: attempt 1 at step 385 (11:59:44 UTC); its 2 machines have not answered since"
+        "live goes on: attempt 1 at step 385 (11:59:44 UTC); its 2 machines have not answered since;"
+        f" its 2 machines {cost}"
     )
-    assert going_on_line(unheard(up("a"))) == (
-        "live goes on: attempt 1 at step 385 (11:59:44 UTC); its machine has not answered since"
+    one = unheard(up("a"))
+    assert (told := going_on_line(one)) is not None
+    assert told.startswith(
+        "live goes on: attempt 1 at step 385 (11:59:44 UTC); its machine has not answered since; its "
     )
-    saved = replace(unheard(up("a")), checkpoint=CheckpointRef(step=385, sha256="0" * 64))
-    assert going_on_line(saved) == "live goes on: attempt 1 at step 385; its machine does not answer"
+    saved = replace(one, checkpoint=CheckpointRef(step=385, sha256="0" * 64))
+    assert (told := going_on_line(saved)) is not None
+    assert told.startswith("live goes on: attempt 1 at step 385; its machine does not answer; its machine")
 
 
 def test_figures_that_no_node_was_asked_for_say_how_old_they_are():

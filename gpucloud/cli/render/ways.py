@@ -125,7 +125,7 @@ def going_on_line(report: JobReport) -> str | None:
         return None
     attempt = report.attempts[-1]
     if report.kind is ConditionKind.SILENT:
-        return f"{report.job} goes on: attempt {attempt.number}{_unheard_since(report)}"
+        return f"{report.job} goes on: attempt {attempt.number}{_unheard_since(report)}{_costs_meanwhile(report)}"
     step = f" ({report.unit_of(attempt).named(attempt.last_step)})" if attempt.last_step is not None else ""
     stands = "has lost a machine" if report.lost_machines else f"trains on {counted(len(report.nodes), 'machine')}"
     on = f"attempt {attempt.number} {stands}{step}"

@@ -194,7 +194,7 @@ def _named(files: tuple[str, ...]) -> str:
 
 
 def _of_outdated(running: Attempt, job: str, anew: InItsPlace, heard: ConditionKind | None) -> Iterator[str]:
-    """Yield what becomes of an attempt that runs another script; nothing where nobody heard that it still does."""
+    """Yield what becomes of an attempt that runs another script; nothing of one that is known to be over."""
     if heard is ConditionKind.TRAINED:
         yield (
             f"attempt {running.number} has trained as it was started:"
@@ -203,6 +203,11 @@ def _of_outdated(running: Attempt, job: str, anew: InItsPlace, heard: ConditionK
     elif heard in (None, ConditionKind.TRAINING, ConditionKind.UNSUPERVISED, ConditionKind.HANDING_OVER):
         yield (
             f"attempt {running.number} goes on as it was started, to the end of its script if nothing interrupts it:"
+            f" {anew.told(job)}"
+        )
+    elif heard is ConditionKind.SILENT:
+        yield (
+            f"attempt {running.number}, which nobody hears, may go on as it was started, to the end of its script:"
             f" {anew.told(job)}"
         )
 
