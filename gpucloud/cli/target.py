@@ -18,7 +18,7 @@ from gpucloud.domain.job.quantities import counted, format_size, format_usd
 from gpucloud.domain.job.spec import Cloud, Job
 from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.state.order import is_finished, run_of
-from gpucloud.domain.state.state import JobStatus
+from gpucloud.domain.state.state import JobState, JobStatus
 from gpucloud.usecases.checkpoint.checkpoints import costs_on
 from gpucloud.usecases.job.jobs import Asker, with_forecast, with_stored_outputs
 from gpucloud.usecases.jobstore.orders import sha256_of
@@ -119,13 +119,14 @@ def refuse_to_forget(cloud: Gpucloud, new: KnownJob) -> None:
         )
 
 
-def what_a_start_finds(cloud: Gpucloud, read: Target, *, offline: bool) -> str | None:
-    """Return what a plan of a new run has to say first: that a start is refused, or goes on with another run."""
+def what_a_start_finds(cloud: Gpucloud, read: Target, *, offline: bool) -> tuple[str | None, JobState | None]:
+    """Return what a plan of a new run has to say first: a start is refused, or goes on with a run, of this state."""
     job = read.job
     if (other := of_another_file(cloud, read)) is not None:
-        return f"warning: {other.name} is a run of {other.file}: `gpucloud train` asks for another name, or for --adopt"
+        asks = "`gpucloud train` asks for another name, or for --adopt"
+        return f"warning: {other.name} is a run of {other.file}: {asks}", None
     if offline:
-        return None
+        return None, None
     try:
         refuse_to_forget(cloud, cloud.known(job, job.name, read.file))
         found = starter(cloud, job).found(job, read.spec)
@@ -134,17 +135,17 @@ def what_a_start_finds(cloud: Gpucloud, read: Target, *, offline: bool) -> str |
         supervisor = asker_of(cloud, cloud.known(job, found.name, read.file)).supervisor() if found else None
     except (UsageError, StrangersRun) as refused:
         hint = f"; {refused.hint}" if refused.hint else ""
-        return f"warning: `gpucloud train` is refused: {refused.message}{hint}"
+        return f"warning: `gpucloud train` is refused: {refused.message}{hint}", None
     except GpucloudError:  # what it finds is for the start to say
-        return None
+        return None, None
     if found is None or (is_finished(found.state) and not found.state.script_failed):
-        return None
+        return None, None
     if supervisor is not None:
-        return (
-            f"warning: {supervisor} supervises {found.name}: `gpucloud train` is refused; this is the plan of a new run"
-        )
+        who = f"{supervisor} supervises {found.name}"
+        return f"warning: {who}: `gpucloud train` is refused; this is the plan of a new run", None
     stands = "is unfinished" if not found.state.status.ended else f"has {found.state.status.value}"
-    return f"{found.name} {stands}: `gpucloud train` {what_a_start_does(found.state)}; this is the plan of a new run"
+    does = what_a_start_does(found.state)
+    return f"{found.name} {stands}: `gpucloud train` {does}; this is the plan of a new run", found.state
 
 
 def _nothing_named(cloud: Gpucloud) -> UsageError:

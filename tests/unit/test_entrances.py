@@ -26,6 +26,7 @@ from gpucloud.adapters.home import Home
 from gpucloud.adapters.jobfile import read_job
 from gpucloud.adapters.keys import generate_key
 from gpucloud.cli.commands import training as commands
+from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.checkpoint.protection import Saving
 from gpucloud.domain.errors import (
     CredentialsError,
@@ -394,6 +395,48 @@ def test_a_plan_says_of_a_run_whose_attempt_is_open_no_more_than_it_knows(outsid
     jobs.replace(replace(loaded[0], attempts=attempts, checkpoint=saved), loaded[1].version)
     said = give(outside, "plan", "small.yaml").stderr.splitlines()[0]
     assert said == f"small is unfinished: `gpucloud train` {goes_on}; this is the plan of a new run"
+
+
+@pytest.mark.parametrize(
+    ("attempt", "saved", "left"),
+    [
+        (
+            {"reason": ExitReason.LOST, "last_step": 60, "total_steps": 100, "pace_s": 36.0},
+            40,
+            "60 of 100 steps, 36 min",
+        ),
+        ({"last_step": 60, "total_steps": 100, "step_seconds": 36.0}, 40, "40 of 100 steps, 24 min"),  # it trains on
+        ({"last_step": 30, "total_steps": 100, "step_seconds": 36.0}, 40, "60 of 100 steps, 36 min"),
+        ({"reason": ExitReason.LOST, "last_step": 60, "total_steps": 100}, 40, "60 of 100 steps\n"),
+        ({"reason": ExitReason.LOST, "last_step": 60, "pace_s": 36.0}, 40, None),
+        (
+            {"reason": ExitReason.LOST, "last_step": 60, "total_steps": 100, "pace_s": 36.0},
+            None,
+            "100 of 100 steps, 1 h",
+        ),
+        ({"last_step": 100, "total_steps": 100, "pace_s": 36.0}, 40, None),
+        ({"last_step": 6, "total_steps": 100, "counts": Counts.SAVES}, None, None),
+    ],
+)
+def test_a_plan_of_an_unfinished_run_says_what_is_left_of_it_and_what_that_costs(outside, attempt, saved, left):
+    give(outside, "train", "small.yaml", at=200)
+    jobs = JobStore(outside.store, JOB)
+    loaded = jobs.load()
+    assert loaded is not None
+    attempts = (worlds.opened("a", first_step=1, **attempt),)
+    checkpoint = CheckpointRef(step=saved, sha256="0" * 64) if saved is not None else None
+    jobs.replace(replace(loaded[0], attempts=attempts, checkpoint=checkpoint), loaded[1].version)
+    said = give(outside, "plan", "small.yaml").stderr
+    if left is None:
+        assert "what is left" not in said
+        return
+    assert f"what is left of small by its last word: {left}" in said
+    start = "" if attempt.get("reason") is None else " and a start of "
+    cost = re.search(r"at its pace so far( and a start of [\w. ]+)?: about (\d\.\d+) USD at the price of now", said)
+    assert (cost is not None) is ("," in left)
+    if cost is not None:
+        assert bool(start) is bool(cost[1])
+        assert 0.1 < float(cost[2]) < 0.7  # at 0.54 USD an hour
 
 
 def test_a_plan_says_first_that_a_start_would_be_refused_or_go_on(tmp_path: Path) -> None:

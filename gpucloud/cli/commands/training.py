@@ -12,7 +12,7 @@ from pathlib import Path
 from gpucloud.cli.commands.supervising import Begun, answer, answer_left, bring_stored_home, detach, launch, run
 from gpucloud.cli.interrupts import Detach, Leave
 from gpucloud.cli.render.estimates import deadline_chart, estimate_json, estimate_text
-from gpucloud.cli.render.plans import plan_text
+from gpucloud.cli.render.plans import plan_text, rest_line
 from gpucloud.cli.render.ways import clearing_line, ended_words, going_on_line, new_run_line, onward_line
 from gpucloud.cli.render.words import is_yes, say_json, say_words, tell, width_of
 from gpucloud.cli.target import Target, read_target, refuse_to_forget, report_of, what_a_start_finds
@@ -21,13 +21,7 @@ from gpucloud.domain.errors import CredentialsError, RunIsOver, UsageError
 from gpucloud.domain.job.quantities import format_span, parse_span
 from gpucloud.domain.job.spec import Cloud, Job
 from gpucloud.domain.market.plan import Plan
-from gpucloud.domain.state.order import (
-    Until,
-    is_finished,
-    repeats_at_a_cost,
-    undrillable,
-    without_drill_done,
-)
+from gpucloud.domain.state.order import Until, is_finished, repeats_at_a_cost, undrillable, without_drill_done
 from gpucloud.domain.state.state import JobState
 from gpucloud.domain.supervision.self_driving import USUAL_TIME, unkept
 from gpucloud.usecases.job.start import Asked as StartRequest
@@ -52,9 +46,12 @@ def plan(target: str | None, *, on: Cloud | None, plot: Path | None, as_json: bo
     named = _named(cloud, job)
     offline = named is not None or not _is_known(cloud, job)
     job = named or job
-    if (head := what_a_start_finds(cloud, read, offline=offline)) is not None:
+    head, goes_on = what_a_start_finds(cloud, read, offline=offline)
+    if head is not None:
         tell(head)
     estimate = estimator(cloud, job, protection.saving, offline=offline).estimate(job)
+    if goes_on is not None and (rest := rest_line(goes_on, estimate.plan)) is not None:
+        tell(rest)
     if drawn is not None:
         drawn.save([deadline_chart(job, estimate)], title=f"{job.name}: cost against deadline")
     if as_json:

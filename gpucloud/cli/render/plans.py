@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 
 from gpucloud.cli.render.words import folded, pool_json, usd
+from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.checkpoint.protection import COMES_HOME, ENDED_FOR_OUTPUTS, Protection
-from gpucloud.domain.job.quantities import format_span, format_usd
+from gpucloud.domain.job.quantities import format_span, format_usd, span_of
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.market.catalog import aged
 from gpucloud.domain.market.plan import Plan
 from gpucloud.domain.market.policies import Reason
+from gpucloud.domain.state.state import JobState
 
 _WHY_ON_DEMAND = {
     Reason.DEADLINE: "it leaves no time for a run on spot machines that is lost, and a whole one after it",
@@ -35,6 +38,29 @@ def plan_text(plan: Plan, protection: Protection, width: int | None = None, *, d
     if others:
         rows["next"] = f"{'; '.join(others)} a node"
     return labelled(f"plan for {plan.job}", rows, width)
+
+
+def rest_line(state: JobState, plan: Plan) -> str | None:
+    """Return what is left of a run that goes on, by its state, and what that costs at the plan's price; else None.
+
+    An attempt that is open goes on where it is. Interruptions cost more, and a script that counts no steps tells none.
+    """
+    total = next((one.total_steps for one in reversed(state.attempts) if one.total_steps is not None), None)
+    saved = state.checkpoint.step if state.checkpoint is not None else 0
+    last = state.attempt
+    made = max(saved, last.last_step or 0) if last is not None else saved
+    by_saves = Counts.SAVES in (last and last.counts, state.checkpoint and state.checkpoint.counts)
+    if total is None or made >= total or by_saves:
+        return None
+    left = f"what is left of {state.job} by its last word: {total - made} of {total} steps"
+    pace_s = next((pace for one in reversed(state.attempts) if (pace := one.pace_s or one.step_seconds)), None)
+    if pace_s is None:
+        return left
+    span, start = span_of((total - made) * pace_s), plan.start if last is None else timedelta(0)
+    usd = plan.usd_per_hour * Decimal((span + start) / timedelta(hours=1))
+    begun = f" and a start of {format_span(start)}" if start else ""
+    costs = f": about {format_usd(usd)} at the price of now" if usd else ""
+    return f"{left}, {format_span(span)} at its pace so far{begun}{costs}"
 
 
 def saved_rows(protection: Protection, *, driven: bool = False) -> dict[str, str]:
