@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 
 import pytest
 import yaml
@@ -59,6 +60,20 @@ def test_the_paths_and_options_that_contributors_are_told_exist():
     assert {"tests/unit", "tests/contract"} == set(QUICK_FOLDERS) <= set(told)
     assert set(re.findall(r"tests\.check (--\w+)", GUIDE)) == {"--quick", "--changed", "--engines"}
     assert [link for link in re.findall(r"\]\(([^)]*)\)", GUIDE) if not (ROOT / ".github" / link).exists()] == []
+
+
+NEW = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), maxsplit=2, flags=re.MULTILINE)[1]
+
+
+def test_what_is_new_is_a_short_list_by_topic_that_says_nothing_twice():
+    """A merge can bring lines back that were taken out: keep what main has, and put yours under its topic."""
+    assert NEW.startswith("[Unreleased]\n")
+    lines = [line for line in NEW.partition("\n### ")[2].splitlines()[1:] if line]
+
+    assert [line for line in lines if not re.fullmatch(r"####? [A-Z].+|- .+[.]", line) or len(line) > 160] == []
+    assert [line for line, times in Counter(lines).items() if times > 1 and line[:4] != "####"] == []
+    assert "### Added\n\n- " not in NEW, "a line without a topic"
+    assert len(NEW.splitlines()) <= 200
 
 
 ARCHITECTURE = (ROOT / "gpucloud/ARCHITECTURE.md").read_text()

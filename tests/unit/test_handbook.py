@@ -41,8 +41,10 @@ FILES = {
     "site": handbook.FOLDER / "README.md",
     "README in Chinese": handbook.FOLDER / "zh" / "README.md",
     "getting-started in Chinese": handbook.FOLDER / "zh" / "getting-started.md",
+    "CHANGELOG": README.with_name("CHANGELOG.md"),
 }
 TEXTS = {name: file.read_text() for name, file in FILES.items()}
+TEXTS["CHANGELOG"] = TEXTS["CHANGELOG"].partition("\n## [0")[0]  # without releases, which say what was so then
 IN_CHINESE = [name for name in FILES if name.endswith("in Chinese")]
 COMMANDS = TEXTS["commands"]
 
