@@ -22,7 +22,7 @@ from gpucloud.domain.checkpoint.manifest import Level, Promise, Why
 from gpucloud.domain.checkpoint.objects import entries_of, header_bytes, placed
 from gpucloud.domain.checkpoint.protection import Trial
 from gpucloud.domain.errors import StoreError, UsageError
-from gpucloud.domain.variables import GPUCLOUD_STORE
+from gpucloud.domain.variables import GPUCLOUD_RECIPE, GPUCLOUD_STORE
 from gpucloud.resume.batches import Batches
 from gpucloud.resume.folder import AttemptFolder, Progress, say
 from gpucloud.resume.profiling import Profiling, Trying
@@ -31,7 +31,7 @@ from gpucloud.resume.reading import Put, unlike
 from gpucloud.resume.restoring import Restored
 from gpucloud.resume.save.cadence import Window
 from gpucloud.resume.save.deciding import Moment, SaveDecider
-from gpucloud.resume.settings import Settings, end_quickly, given, overruled, promised
+from gpucloud.resume.settings import Settings, end_quickly, given, overruled, promised, put_back
 from gpucloud.resume.state import randomness
 from gpucloud.resume.state.modules import plain_entries
 from gpucloud.resume.state.randomness import Draws
@@ -167,7 +167,7 @@ class Continued:
         self._exactness.best_effort(self._state.change(content.own.get("changed", {})))
         self._exactness.lower(restored.manifest.promise)
         self._exactness.lower(promise := promised(content.own["surroundings"], self._surroundings))
-        self._overrule(content.own.get("given", {}), is_another=promise.level is Level.BEST_EFFORT)
+        self._overrule(content.own, is_another=promise.level is Level.BEST_EFFORT)
         for optimizer in self._state.optimizers:  # it has stepped: torch need not warn of a schedule that goes on now
             optimizer._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001
         shares = Shares(self._ranks) if self._state.sharded else None
@@ -176,16 +176,27 @@ class Continued:
         self.own = content.own
         return content
 
-    def _overrule(self, before: Mapping[str, Any], *, is_another: bool) -> None:
+    def _overrule(self, own: Mapping[str, Any], *, is_another: bool) -> None:
         """Name what the script gives its optimizers now, and the checkpoint's state puts back.
 
         A script that is as it was may make its optimizer by what it resumes: what was named before is named again then.
+        Elsewhere a file or a variable may have changed that nobody compares: there it is named unless it is what is put
+        back, or may follow from another number of ranks.
         """
+        before = own.get("given", {})
         began, known = before.get("began", {}), before.get("overruled", [])
-        others = [key for key in overruled(began, self._gives) if is_another or key in known]
+        is_elsewhere = GPUCLOUD_RECIPE not in os.environ
+        is_seen = is_elsewhere and own["surroundings"]["world"] == self._ranks.world
+        stands = put_back(self._state.groups()) if is_seen else {}
+        others = [
+            key
+            for key in overruled(began, self._gives)
+            if is_another or key in known or (is_seen and stands.get(key) != self._gives[key])
+        ]
         if others:
             told = ", ".join(f"{key} {began[key]} → {self._gives[key]}" for key in others)
-            anew = "a new run (another `name:` in the job file) has the script's"
+            place = GPUCLOUD_STORE if is_elsewhere else "`name:` in the job file"
+            anew = f"a new run (another {place}) has the script's"
             self._exactness.best_effort(f"{told} in the script: what the checkpoint has is put back; {anew}")
         self.given = {"began": {**self._gives, **{key: began[key] for key in others}}, "overruled": others}
 

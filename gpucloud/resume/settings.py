@@ -255,6 +255,11 @@ def given(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     return {key: value for key, value in told.items() if value is not None}
 
 
+def put_back(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """Return the numbers that optimizers go on with, as `given` does; `lr` is what a schedule has made of it."""
+    return given({name: [{**group, "initial_lr": group.get("lr")} for group in ones] for name, ones in groups.items()})
+
+
 def overruled(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the names of what the script was given otherwise when the checkpoint's run began."""
     return [key for key in now if before.get(key, now[key]) != now[key]]

@@ -530,6 +530,43 @@ def test_a_setting_of_an_optimizer_that_the_checkpoint_overrules_is_named(job, m
     assert (said in told) if said else "in the script" not in told
 
 
+@pytest.mark.parametrize(
+    ("lr", "world", "said"),
+    [
+        (
+            0.01,
+            1,
+            "this resume is best_effort, not exact: optimizer lr 0.1 → 0.01 in the script: what the checkpoint has"
+            " is put back; a new run (another GPUCLOUD_STORE) has the script's",
+        ),
+        (None, 1, None),  # made by what it resumes
+        (0.01, 2, None),  # may be reckoned from the number of ranks
+    ],
+)
+def test_elsewhere_a_setting_that_the_checkpoint_overrules_is_named_whatever_file_or_variable_has_it(
+    job, monkeypatch, capsys, lr, world, said
+):
+    """What else than the script's own files and options has changed is seen by nobody there."""
+    monkeypatch.delenv("GPUCLOUD_RECIPE", raising=False)
+
+    def start(lr):
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer)
+        run = resume.init(model=model, optimizer=optimizer, scheduler=schedule, total_steps=8)
+        return run, model, optimizer
+
+    with monkeypatch.context() as patched:
+        patched.setattr("gpucloud.resume.run.surroundings", lambda _, arrangement: surroundings(world, arrangement))
+        run, model, first = start(0.1)
+        steps(run, model, first, 3, lambda model: model(torch.ones(2, 2)).square().mean())
+    capsys.readouterr()
+    _, _, optimizer = start(first.param_groups[0]["lr"] if lr is None else lr)
+    assert optimizer.param_groups[0]["initial_lr"] == 0.1
+    told = capsys.readouterr().err
+    assert (said in told) if said else "in the script" not in told
+
+
 def test_a_setting_that_the_checkpoint_overruled_is_named_again_when_the_same_script_goes_on(job, monkeypatch, capsys):
     for recipe, lr, until in (("a", 0.1, 3), ("b", 0.01, 5), ("b", 0.01, 7), ("b", 0.1, 9)):
         monkeypatch.setenv("GPUCLOUD_RECIPE", json.dumps({"options": recipe}))
