@@ -190,11 +190,24 @@ def test_the_list_of_jobs_has_the_step_that_is_stored(monkeypatch: pytest.Monkey
     assert " 100 " in jobs_text([left(monkeypatch, replace(LAST, step=100))]).splitlines()[1]
 
 
+def test_steps_that_went_with_machines_unsaved_are_not_told_as_kept() -> None:
+    lost = told()
+    assert "1–385, none kept  unheard since" in report_text(lost)
+    assert "\ngo on from the beginning: gpucloud train live · " in report_text(lost)
+    kept = replace(lost, checkpoint=CheckpointRef(step=300, sha256="0" * 64))
+    assert "1–385, kept to 300  unheard since" in report_text(kept)
+    assert "\ngo on from step 300: gpucloud train live · " in report_text(kept)
+    assert report_json(kept)["attempts"][0]["kept_to_step"] == 300
+    members = tuple(replace(one, outcome=Outcome.DONE) for one in lost.attempts[0].members)
+    trained = replace(lost, attempts=(replace(lost.attempts[0], members=members),))
+    assert "none kept" not in report_text(trained)
+
+
 def test_a_machine_that_came_in_place_of_the_attempts_own_runs_nothing_of_it() -> None:
     text = report_text(replace(told(up("c")), outputs=("out/",)))
     assert text.startswith("live: waiting, nobody supervises\n")
     assert "nothing trains on its 1 machine; all is off by itself at 12:30:00 UTC" in text
-    assert "1–385  unheard since 11:59 UTC, its machines are off" in text
+    assert "1–385, none kept  unheard since 11:59 UTC, its machines are off" in text
     assert report_text(told(up("b"), up("c"))).startswith("live: A MACHINE OF ITS ATTEMPT IS OFF, NOBODY SUP")
 
 

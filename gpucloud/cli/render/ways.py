@@ -198,6 +198,8 @@ def _ways_on(report: JobReport) -> list[str]:
         # Where all of its machines live, its script may have failed by its own error, and then it does not go on.
         on = f"go on from {from_where(report.checkpoint)}" if report.lost_machines else "look after it"
         told.append(f"{on}: {ways}")
+    elif report.kind is ConditionKind.LEFT and report.attempts:
+        told.append(f"go on from {from_where(report.checkpoint)}: {ways}")
     elif report.kind in (ConditionKind.UNSUPERVISED, ConditionKind.LEFT):
         told.append(f"go on: {ways}")
     return told

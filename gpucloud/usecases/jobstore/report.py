@@ -354,7 +354,8 @@ class JobReport:
 
     def kept_to(self, attempt: Attempt) -> int | None:
         """Return the last of the attempt's steps that counts, one before its first for none; None where all do."""
-        attempt = replace(attempt, reason=attempt.reason or (ExitReason.LOST if self.ran_out else None))
+        over = self.ran_out or (self.died_unheard and self.kind is not ConditionKind.TRAINED)
+        attempt = replace(attempt, reason=attempt.reason or (ExitReason.LOST if over else None))
         return kept_to(attempt, self.attempts, self.checkpoint, succeeded=self.status is JobStatus.SUCCEEDED)
 
     def _machines_of(self, attempt: Attempt) -> int:
