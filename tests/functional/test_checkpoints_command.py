@@ -371,3 +371,24 @@ def test_a_job_without_checkpoints_says_so(jobs, capsys):
     assert capsys.readouterr().out == "made has no checkpoints yet\n"
     with pytest.raises(UsageError, match="has no checkpoints yet"):
         checkpoints("made", Asked(verify=True), as_json=False)
+
+
+@pytest.mark.parametrize(
+    ("policy", "hint"),
+    [
+        (CheckpointPolicy(every_steps=500), "a script saves with gpucloud.resume, or into the job file's "),
+        (CheckpointPolicy(directory=CheckpointDirectory(path="ckpt")), "its script had no whole checkpoint in ckpt\n"),
+        (CheckpointPolicy(none=True), "its job file says `checkpoint: none`: its script saves nothing\n"),
+    ],
+)
+def test_of_a_job_that_has_ended_without_a_checkpoint_none_is_announced(jobs, capsys, policy, hint):
+    for key in jobs.store.list(jobs.checkpoints):
+        jobs.store.delete(key)
+    orders = Orders(jobs=jobs, clock=SystemClock())
+    orders.change(lambda order: replace(order, resolved=replace(order.resolved, checkpoint=policy)))
+    with take(jobs, SystemClock()) as lease:
+        lease.write(replace(lease.state, status=JobStatus.FAILED))
+    assert checkpoints("made", Asked(), as_json=False) == 0
+    told = capsys.readouterr()
+    assert told.out == "made has ended, and has no checkpoints\n"
+    assert f"hint: {hint}" in told.err

@@ -6,6 +6,7 @@ import hashlib
 import json
 import shlex
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from gpucloud.cli.target import known_job, require_one_run
 from gpucloud.domain import codec
 from gpucloud.domain.checkpoint.directory import files_apart
 from gpucloud.domain.checkpoint.manifest import Counts, Manifest, Piece
+from gpucloud.domain.checkpoint.protection import what_saves_first
 from gpucloud.domain.checkpoint.standing import CheckpointMark, Standing, Superfluous
 from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
-from gpucloud.domain.job.quantities import counted, format_size, format_span
+from gpucloud.domain.job.quantities import counted, format_size
 from gpucloud.domain.job.spec import CheckpointPolicy
 from gpucloud.store.directory import DirectoryStore, user_path
 from gpucloud.system.wholefile import write_whole
@@ -58,6 +60,14 @@ class _Job:
     stored_checkpoints: StoredCheckpoints
     saves: CheckpointPolicy | None = None
     """As its order says; None where nobody can tell."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is over, by its state, where that can be read."""
+        with suppress(GpucloudError):
+            found = self.jobs.load()
+            return found is not None and found[0].status.ended
+        return False
 
     @property
     def name(self) -> str:
@@ -142,26 +152,10 @@ def _list(job: _Job, _asked: Asked, as_json: bool) -> int:  # noqa: FBT001
     if as_json:
         say_json({"job": job.name, "store": job.jobs.store.url, "checkpoints": [standing_json(o) for o in standing]})
     else:
-        say_words(standing_text(standing) if standing else f"{job.name} has no checkpoints yet")
+        say_words(standing_text(standing) if standing else _none_words(job))
         if not standing:
-            tell(f"hint: {_what_saves(job.saves)}")
+            tell(f"hint: {what_saves_first(job.saves, ended=job.has_ended)}")
     return 0
-
-
-def _what_saves(policy: CheckpointPolicy | None) -> str:
-    """Return what makes a job's first checkpoint, and when, as far as its order tells."""
-    if policy is None:
-        return "a script saves with gpucloud.resume, or into the job file's `checkpoint: {directory: …}`"
-    if policy.none:
-        return "its job file says `checkpoint: none`: its script saves nothing"
-    if policy.directory is not None:
-        return f"the first is there once its script has a whole checkpoint in {policy.directory.path}"
-    first = "within seconds of its start, once a step is done"
-    if policy.every is not None:
-        first = f"{format_span(policy.every)} after its start"
-    elif policy.every_steps is not None:
-        first = f"at step {policy.every_steps}"
-    return f"a script with gpucloud.resume saves first {first}; without it nothing of this job is saved"
 
 
 def _number(manifest: Manifest) -> str:
@@ -341,7 +335,11 @@ def _wanted(job: _Job, asked: Asked) -> Manifest:
 
 
 def _none(job: _Job) -> UsageError:
-    return UsageError(f"{job.name} has no checkpoints yet", hint=f"gpucloud status {job.name}")
+    return UsageError(_none_words(job), hint=f"gpucloud status {job.name}")
+
+
+def _none_words(job: _Job) -> str:
+    return f"{job.name} has ended, and has no checkpoints" if job.has_ended else f"{job.name} has no checkpoints yet"
 
 
 # Checkpoints as text for people, and as JSON for programs.

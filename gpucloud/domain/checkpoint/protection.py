@@ -8,7 +8,8 @@ from enum import Enum
 
 from gpucloud.domain.checkpoint.manifest import Commit
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.job.spec import Cloud, Job, MarketPolicy, OnNotice
+from gpucloud.domain.job.quantities import format_span
+from gpucloud.domain.job.spec import CheckpointPolicy, Cloud, Job, MarketPolicy, OnNotice
 
 
 class Saving(str, Enum):
@@ -121,6 +122,24 @@ def _saving(job: Job, code: Code) -> tuple[Saving, str]:
     if code.elsewhere is not None:
         why = f"{code.elsewhere} uses gpucloud.resume, and it may be that {code.script or 'the command'} uses it"
     return Saving.UNKNOWN, f"not known before it runs: {why}"
+
+
+def what_saves_first(policy: CheckpointPolicy | None, *, ended: bool) -> str:
+    """Return what makes a job's first checkpoint, and when, as far as its order tells; of an ended one, what had to."""
+    if policy is not None and policy.none:
+        return "its job file says `checkpoint: none`: its script saves nothing"
+    if policy is not None and policy.directory is not None:
+        path = policy.directory.path
+        had = f"its script had no whole checkpoint in {path}"
+        return had if ended else f"the first is there once its script has a whole checkpoint in {path}"
+    if policy is None or ended:
+        return "a script saves with gpucloud.resume, or into the job file's `checkpoint: {directory: …}`"
+    first = "within seconds of its start, once a step is done"
+    if policy.every is not None:
+        first = f"{format_span(policy.every)} after its start"
+    elif policy.every_steps is not None:
+        first = f"at step {policy.every_steps}"
+    return f"a script with gpucloud.resume saves first {first}; without it nothing of this job is saved"
 
 
 def must_be_meant(job: Job, protection: Protection) -> bool:
