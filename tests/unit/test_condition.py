@@ -454,11 +454,11 @@ def test_an_attempt_that_is_told_to_end_is_not_called_training():
     def ending(reason, **changes):
         return told_of(replace(known, attempts=(replace(attempt, ending_reason=reason),), **changes))
 
-    assert ending(ExitReason.STOPPED) == ("ending_attempt", "ending its attempt")
+    assert ending(ExitReason.STOPPED) == ("ending_attempt", "ending its attempt (stopped)")
     assert ending(ExitReason.RESIZED) == ("training", "training")  # another attempt follows
     since = NOW - timedelta(minutes=5)
     silences = tuple(Silence(node_id=node_id, since=since) for node_id in ("a", "b"))
-    unheard_of = ("ending_attempt_unheard", "ending its attempt, no machine answers")
+    unheard_of = ("ending_attempt_unheard", "ending its attempt, no machine answers (stopped)")
     assert ending(ExitReason.STOPPED, silences=silences) == unheard_of
 
 
@@ -945,8 +945,8 @@ def test_the_panel_says_since_when_a_script_runs_that_has_told_no_step_and_that_
     assert phases == [
         "running for 24 s, no step yet",
         "running for 1 min, tells no steps",
-        "asked to save and leave",
-        "ending",
+        "asked to save and leave (stopped)",
+        "ending (stopped)",
     ]
 
 

@@ -155,11 +155,18 @@ def left_amount(spend: Spend) -> str:
     return f"{spend.left_usd.quantize(Decimal(1).scaleb(-len(places)), ROUND_HALF_DOWN):f}"
 
 
-def to_go_words(left: timedelta | None, spend: Spend) -> list[str]:
-    """Return how long a job has to its last step, and what ends it before, where something does."""
+Ends = Sequence[tuple[timedelta | None, str, str]]
+"""What may end a job before its last step: in how long, how that is said before it comes, and once it has."""
+
+
+def to_go_words(left: timedelta | None, spend: Spend, alone: Ends = ()) -> list[str]:
+    """Return how long a job has to its last step, and what ends it before, where something does.
+
+    `alone` is what ends one that nobody supervises: its budget and its deadline end it no more.
+    """
     if not left:
         return []
-    ends = [
+    ends = alone or [
         (spend.lasts, "budget ends", "budget is used up"),
         (spend.deadline_in, "deadline comes", "deadline is over"),
         (spend.prepaid_in, "paid time ends", "paid time is over"),

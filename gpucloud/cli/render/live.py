@@ -12,10 +12,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from gpucloud.cli.render.bills import money_line, to_go_words
-from gpucloud.cli.render.onlookers import PanelState, panel_state
+from gpucloud.cli.render.bills import money_line
+from gpucloud.cli.render.onlookers import PanelState, pace_words, panel_state
 from gpucloud.cli.render.output import FirstRank
-from gpucloud.cli.render.use import Rows, headline, stalled_words, use_rows
+from gpucloud.cli.render.use import Rows, headline, use_rows
 from gpucloud.cli.render.words import folded, with_short_ids
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.output import without_code_folder
@@ -179,8 +179,7 @@ def _progress(now: PanelState, width: int) -> Table:
         told.append(Text(now.reached))
     if now.told_at is not None:
         told.append(Text(f"as of {now.told_at:%H:%M:%S} UTC", style="red"))
-    words = [*stalled_words(now.stalled_for, now.patience), *to_go_words(now.time_left, now.spend)]
-    to_go = [Text(word) for word in words] if not now.unheard else []
+    to_go = [Text(word) for word in pace_words(now)]
     told += to_go if _width([*told, *to_go]) <= width else to_go[-1:]  # of both, what ends first matters
     if now.committed_step is not None:
         told.append(Text(f"{now.counts.named(now.committed_step)} is saved", style="green"))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from gpucloud.cli.render.bills import money_line, to_go_words
 from gpucloud.cli.render.output import MOVING_EVERY_S, FirstRank, Paced
-from gpucloud.cli.render.use import brief, printed_words, stalled_words, untold_words
+from gpucloud.cli.render.use import brief, ending_words, printed_words, stalled_words, untold_words
 from gpucloud.cli.render.words import silence, tell
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import format_span
@@ -23,6 +23,7 @@ from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, is_gone, pati
 from gpucloud.domain.supervision.snapshot import Limits, NodeSnapshot, Readiness, Snapshot
 from gpucloud.domain.untrusted import in_one_line
 from gpucloud.usecases.jobstore.condition import WORDS, Condition, Reached
+from gpucloud.usecases.supervise.story import script_awaited
 
 if TYPE_CHECKING:
     from gpucloud.usecases.jobstore.report import JobReport
@@ -186,12 +187,17 @@ def line_of(now: PanelState) -> str:
     parts += now.printed
     if now.gpus:
         parts.append(now.gpus)
-    parts += (
-        [*stalled_words(now.stalled_for, now.patience), *to_go_words(now.time_left, now.spend)]
-        if not now.unheard
-        else []
-    )
+    parts += pace_words(now)
     return f"{', '.join(parts)}, spent {money_line(now.spend)}"
+
+
+def pace_words(now: PanelState) -> list[str]:
+    """Return how long it is to the last step, and what ends the job before; nothing where no machine is heard."""
+    if now.unheard:
+        return []
+    if now.ends:
+        return [now.awaited] if now.awaited else []
+    return [*stalled_words(now.stalled_for, now.patience), *to_go_words(now.time_left, now.spend)]
 
 
 def unheard_words(now: PanelState) -> str:
@@ -240,6 +246,10 @@ class PanelState:
     """For how long its script makes no step; None while steps come."""
     patience: timedelta | None = None
     """For how long it may make none before that is taken for a hang."""
+    ends: bool = False
+    """Whether its attempt is to end for good, wherever its script is."""
+    awaited: str = ""
+    """Until when its script is waited for then."""
 
     @property
     def reached(self) -> str:
@@ -261,6 +271,8 @@ def panel_state(snapshot: Snapshot, action: Action, spend: Spend, limits: Limits
         total_steps=progress.total_steps if progress else None,
         loss=progress.loss if progress else None,
         time_left=time_left(snapshot),
+        ends=attempt is not None and attempt.ends_for_good,
+        awaited=script_awaited(attempt, limits, snapshot.now) if attempt is not None else "",
         stalled_for=progress.stalled_for if progress else None,
         patience=patience(progress, snapshot.state.attempts, limits) if progress else None,
         committed_step=progress.committed_step if progress else None,
@@ -306,7 +318,8 @@ def _ending(snapshot: Snapshot) -> str | None:
     attempt = snapshot.state.attempt
     if attempt is None or not attempt.ends_for_good:
         return None
-    return "asked to save and leave" if attempt.ordered is Stop.SAVE else "ending"
+    does = "asked to save and leave" if attempt.ordered is Stop.SAVE else "ending"
+    return does + ending_words(attempt.ending_reason)
 
 
 def _untold(snapshot: Snapshot) -> str:

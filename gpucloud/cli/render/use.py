@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from gpucloud.cli.render.bills import money_line, to_go_words
+from gpucloud.cli.render.bills import Ends, money_line, to_go_words
 from gpucloud.domain import codec
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import format_moment, format_span, span_of
@@ -15,11 +15,12 @@ from gpucloud.domain.node.hardware import GpuSample, HostSample
 from gpucloud.domain.node.output import store_was_full
 from gpucloud.domain.node.status import DONE, OUTPUT, UNTOLD
 from gpucloud.domain.node.use import GpuSpan, Span
-from gpucloud.domain.state.state import Attempt
+from gpucloud.domain.state.state import Attempt, ExitReason
 from gpucloud.domain.supervision.membership import patience, time_to_go
 from gpucloud.domain.untrusted import in_one_line, set_off
 from gpucloud.usecases.jobstore.condition import WORDS, Condition, ConditionKind, Reached
 from gpucloud.usecases.jobstore.report import JobReport
+from gpucloud.usecases.supervise.story import script_awaited
 from gpucloud.usecases.supervise.usage import NodeHistory
 
 Rows = list[tuple[str, ...]]
@@ -119,12 +120,26 @@ def condition_word(report: JobReport) -> str:
     match condition:
         case Condition.ENDING | Condition.NOT_TORN_DOWN | Condition.IN_STORE | Condition.ENDED:
             return ", ".join([report.status.value, *([word] if word else [])])
-        case Condition.TRAINING | Condition.ENDING_ATTEMPT:
+        case Condition.TRAINING:
             return word + _silent_words(report)
+        case Condition.ENDING_ATTEMPT:
+            return word + _why_ending(report) + _silent_words(report)
+        case Condition.ENDING_UNHEARD:
+            return word + _why_ending(report)
         case Condition.FAILED_THERE if lacked_room(report):
             return f"{_FULL}, nobody supervises"
         case _:
             return word
+
+
+def _why_ending(report: JobReport) -> str:
+    attempt = report.open_attempt
+    return ending_words(attempt.ending_reason) if attempt is not None else ""
+
+
+def ending_words(reason: ExitReason | None) -> str:
+    """Return for what an attempt is being ended, behind that it is."""
+    return f" ({reason.value})" if reason is not None else ""
 
 
 def _silent_words(report: JobReport) -> str:
@@ -167,12 +182,25 @@ def step_words(report: JobReport) -> list[str]:
         return [f"{reached} as of {format_moment(reached.at, report.looked_at)}"]
     if progress is None:
         return [str(reached)]
+    if report.ends and report.kind is not ConditionKind.UNSUPERVISED:  # whatever its pace, its last step is not reached
+        now = report.looked_at or attempt.started_at
+        awaited = script_awaited(attempt, report.limits, now) if report.supervisor is not None else ""
+        return [str(reached), *([awaited] if awaited else [])]
     step_s = progress.step_seconds if progress.phase != DONE else None
     pace = [f"{1 / step_s:.3g} steps/s"] if step_s else []
     watched = report.supervisor is not None  # nobody else ends what hangs
     limit = patience(progress, report.attempts, report.limits) if watched else None
     pace = stalled_words(progress.stalled_for, limit) or pace
-    return [str(reached), *pace, *to_go_words(time_to_go(progress), report.spend)]
+    return [str(reached), *pace, *to_go_words(time_to_go(progress), report.spend, _ends_alone(report))]
+
+
+def _ends_alone(report: JobReport) -> Ends:
+    """Return what ends an attempt that nobody supervises, and that none of its machines takes over."""
+    until, now = report.paid_until, report.looked_at
+    if report.kind is not ConditionKind.UNSUPERVISED or until is None or now is None:
+        return ()
+    off = "hosts are free again" if report.owned else "machines switch themselves off"
+    return [(max(timedelta(0), until - now), off, "paid time is over")]
 
 
 def unsaved_words(report: JobReport) -> str | None:

@@ -369,7 +369,7 @@ def with_forecast(report: JobReport) -> JobReport:
     alone = report.supervisor is None and not report.can_be_handed_over
     if alone and (report.owned or report.spend.off_at is not None):
         return replace(report, spend=report.spend.until_off())
-    to_go = time_to_go(None if report.ran_out else report.progress)
+    to_go = time_to_go(None if report.ran_out or report.ends else report.progress)
     spend = with_leaving(report.spend, (one.status for one in report.standing))
     return replace(report, spend=spend.for_job_of(to_go, report.deadline_at, buys_time=report.buys_time))
 

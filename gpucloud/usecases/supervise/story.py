@@ -181,11 +181,17 @@ def stage_of_end(state: JobState, limits: Limits, now: datetime, *, has_outputs:
     if attempt is None or not attempt.ends_for_good:
         return ""
     ends, after = f"attempt {attempt.number} is being ended", "; then its outputs are brought" if has_outputs else ""
+    awaited = script_awaited(attempt, limits, now)
+    return f"{ends}{f': {awaited}' if awaited else ''}{after}"
+
+
+def script_awaited(attempt: Attempt, limits: Limits, now: datetime) -> str:
+    """Return until when the script of an attempt that is to end may save and leave; nothing where it is killed."""
     if attempt.ordered is not Stop.SAVE or attempt.ending_at is None:
-        return f"{ends}{after}"
+        return ""
     script, upload = (format_moment(attempt.ending_at + time, now) for time in (limits.save, limits.leave))
     then = f"; what it saved has until {upload} to reach the store" if limits.upload else ""
-    return f"{ends}: its script is waited for until {script} at the latest, then killed{then}{after}"
+    return f"its script is waited for until {script} at the latest, then killed{then}"
 
 
 def budget_line(change: BudgetChange) -> str:
