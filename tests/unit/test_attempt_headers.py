@@ -114,6 +114,13 @@ def test_the_line_before_an_attempt_says_that_its_script_began_anew_and_calls_a_
     assert logs.attempt_header(2, replace(counted, counts=None)) == "── attempt 2, 1 node, from step 3 ──"
 
 
+def test_the_first_step_that_a_script_prints_is_not_told_as_the_one_that_it_began_at() -> None:
+    prints = opened("a", number=2, first_step=20, last_step=60, printed_step=60, counts=Counts.STEPS)
+    assert logs.attempt_header(2, prints) == "── attempt 2, 1 node, first step printed: 20 ──"
+    saves = replace(prints, first_step=3, counts=Counts.SAVES)
+    assert logs.attempt_header(2, saves) == "── attempt 2, 1 node, after save 2 ──"
+
+
 def test_a_tail_is_of_what_was_there_and_all_that_follows_comes(written: list[str]) -> None:
     shown = shown_to(written, logs.Wanted(tail=2))
     shown.take(part(1), piece(b"one\ntwo\n 1%\r"))

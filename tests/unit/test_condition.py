@@ -397,6 +397,26 @@ def test_a_script_that_makes_no_step_for_long_has_no_pace(age_s, changes, words)
         assert stands is None or stands in text
 
 
+def test_an_attempt_that_runs_what_was_there_before_the_last_start_says_so_in_every_view():
+    def outdated(known, **changes):
+        return replace(known, attempts=(replace(known.attempts[0], outdated=True, **changes),))
+
+    next_one = "attempt 1 runs as it was started: the next one runs what the last start changed"
+    none = "attempt 1 runs as it was started: what the last start changed has not run"
+    trained = "attempt 1 has trained as it was started: what the last start changed has not run"
+    members = tuple(replace(one, outcome=Outcome.DONE) for one in told(*TRAINS).attempts[0].members)
+    for known, line in (
+        (outdated(told(*TRAINS)), next_one),
+        (outdated(told(*TRAINS, supervisor="process 1 on vm")), next_one),
+        (outdated(told(*TRAINS, supervisor="process 1 on vm"), ending_reason=ExitReason.BUDGET), none),
+        (outdated(told(*TRAINS, supervisor="process 1 on vm"), members=members), trained),
+        (outdated(told()), None),  # its machines are off: the next one runs it
+        (told(*TRAINS), None),
+    ):
+        for text in (report_text(known), headline(known)):
+            assert [one for one in text.splitlines() if "as it was started" in one] == ([line] if line else [])
+
+
 def test_an_attempt_of_whose_machines_one_is_off_is_not_called_training():
     broken = told(up("a", part(1, step=605, total_steps=768, age_s=45.0)))
     assert report_text(broken).split("\n\n")[:2] == [

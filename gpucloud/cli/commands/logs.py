@@ -349,6 +349,8 @@ def _from_words(attempt: Attempt) -> list[str]:
         return []
     if first <= 1:
         return ["from the beginning"]
+    if unit is Counts.STEPS and attempt.printed_step is not None:  # it may print any of its steps first
+        return [f"first step printed: {first}"]
     return [f"after {unit.named(first - 1)}" if unit is Counts.SAVES else f"from {unit.named(first)}"]
 
 

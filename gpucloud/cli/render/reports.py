@@ -10,6 +10,7 @@ from gpucloud.cli.render.bills import charges_text, for_later, let_go_words, pla
 from gpucloud.cli.render.use import (
     condition_and_reason,
     may_tell,
+    outdated_words,
     step_words,
     tells_steps,
     unprepared,
@@ -19,6 +20,7 @@ from gpucloud.cli.render.use import (
     use_rows,
 )
 from gpucloud.cli.render.ways import (
+    anew_lines,
     brought_by,
     failure_text,
     lacking,
@@ -29,7 +31,7 @@ from gpucloud.cli.render.ways import (
 )
 from gpucloud.cli.render.words import as_argument, pool_json, quarantine_json, table
 from gpucloud.domain import codec
-from gpucloud.domain.checkpoint.layouts import Additions, resume_advice
+from gpucloud.domain.checkpoint.layouts import Additions
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import counted, format_moment, format_span, span_of
 from gpucloud.domain.node.node import Node
@@ -109,7 +111,7 @@ def _tables(report: JobReport) -> list[str]:
             *(_attempt_row(attempt, report) for attempt in report.attempts),
         ]
         parts.append(table(rows))
-        parts += _anew_lines(report)
+        parts += [*anew_lines(report), *outdated_words(report)]
     if report.interruptions:
         rows = [("interrupted", "how", "in attempt", "training again after")]
         rows += [_interruption_row(one, report) for one in report.interruptions]
@@ -333,21 +335,6 @@ def _took(attempt: Attempt, until: datetime, report: JobReport) -> str:
     came_back = unseen and all(one.outcome is not None for one in attempt.members)
     most = came_back or (unseen and heard is not None and until - heard > report.limits.silent)
     return f"{'at most ' if most else ''}{format_span(until - attempt.started_at)}"
-
-
-def _anew_lines(report: JobReport) -> list[str]:
-    """Return in one part which attempts began anew though a checkpoint was put back, and what helps; none for none.
-
-    What the script gets by an order after the newest attempt's start has not been tried yet.
-    """
-    anew = [str(attempt.number) for attempt in report.attempts if attempt.begun_anew]
-    if not anew:
-        return []
-    which = f"attempt {anew[0]}" if len(anew) == 1 else f"attempts {', '.join(anew)}"
-    newest, ordered_at = report.attempts[-1], report.ordered_at
-    tried = report.additions == Additions() or ordered_at is None or newest.started_at >= ordered_at
-    advice = f"; {in_one_line(resume_advice(report.additions))}" if newest.begun_anew and tried else ""
-    return [f"{which} began anew: the script did not take the checkpoint that was put back{advice}"]
 
 
 def _kept_words(attempt: Attempt, report: JobReport) -> str:

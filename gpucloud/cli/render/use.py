@@ -77,8 +77,8 @@ def use_json(report: JobReport) -> list[dict[str, Any]]:
 
 
 def headline(report: JobReport) -> str:
-    """Return status, step, speed, loss and money in two lines, and why a job ended in one between."""
-    why = [set_off(report.message)] if report.message else []
+    """Return status, step, speed, loss and money in two lines; between, why a job ended, or what its attempt runs."""
+    why = [*([set_off(report.message)] if report.message else []), *outdated_words(report)]
     return "\n".join([f"{report.job}: {', '.join(_state(report))}", *why, f"spent {money_line(report.spend)}"])
 
 
@@ -219,6 +219,18 @@ def unsaved_words(report: JobReport) -> str | None:
         return None
     due = _first_due(policy, reached, by_library=_by_library(attempt, report))
     return f"nothing is saved yet{f': {due}' if due else ''}"
+
+
+def outdated_words(report: JobReport) -> list[str]:
+    """Return that the open attempt runs what was there before the last start; nothing of any other, or once it died."""
+    attempt = report.open_attempt
+    if attempt is None or not attempt.outdated or report.ran_out or report.died_unheard:
+        return []
+    if report.kind is ConditionKind.TRAINED:
+        return [f"attempt {attempt.number} has trained as it was started: what the last start changed has not run"]
+    changed = "what the last start changed"
+    later = f"{changed} has not run" if attempt.ends_for_good or report.ends else f"the next one runs {changed}"
+    return [f"attempt {attempt.number} runs as it was started: {later}"]
 
 
 def _committed(report: JobReport) -> int | None:

@@ -6,6 +6,7 @@ from datetime import datetime
 
 from gpucloud.cli.render.bills import left_amount
 from gpucloud.cli.render.use import lacked_room, unprepared
+from gpucloud.domain.checkpoint.layouts import Additions, resume_advice
 from gpucloud.domain.job.quantities import counted, format_moment, format_most, format_span, format_usd
 from gpucloud.domain.node.output import advice_for
 from gpucloud.domain.state.order import OWN, Onward
@@ -362,6 +363,21 @@ def _with_the_rest(report: JobReport) -> str:
 
 def _unused(checkpoint: CheckpointRef | None) -> str:
     return f" (the checkpoint at {checkpoint} is not used)" if checkpoint is not None else ""
+
+
+def anew_lines(report: JobReport) -> list[str]:
+    """Return in one part which attempts began anew though a checkpoint was put back, and what helps; none for none.
+
+    What the script gets by an order after the newest attempt's start has not been tried yet.
+    """
+    anew = [str(attempt.number) for attempt in report.attempts if attempt.begun_anew]
+    if not anew:
+        return []
+    which = f"attempt {anew[0]}" if len(anew) == 1 else f"attempts {', '.join(anew)}"
+    newest, ordered_at = report.attempts[-1], report.ordered_at
+    tried = report.additions == Additions() or ordered_at is None or newest.started_at >= ordered_at
+    advice = f"; {in_one_line(resume_advice(report.additions))}" if newest.begun_anew and tried else ""
+    return [f"{which} began anew: the script did not take the checkpoint that was put back{advice}"]
 
 
 def missing_lines(report: JobReport) -> list[str]:
