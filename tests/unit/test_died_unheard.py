@@ -154,6 +154,9 @@ def test_what_a_script_commits_that_nobody_hears_is_looked_for_in_the_store(
         (replace(LAST, step=100), ExitReason.LOST, "ended: lost, last heard at step 146, checkpoint at step 100"),
         (None, ExitReason.LOST, "ended: lost, last heard at step 146, nothing saved"),
         (None, ExitReason.HUNG, "ended at step 146: hung, nothing saved"),
+        (None, ExitReason.STOPPED, "ended at step 146: stopped, nothing saved"),
+        (None, ExitReason.BUDGET, "ended at step 146: budget, nothing saved"),
+        (None, ExitReason.USER_ERROR, "ended at step 146: user_error, nothing saved"),
         (None, ExitReason.SUCCEEDED, "ended at step 146: succeeded"),
     ],
 )
@@ -162,6 +165,19 @@ def test_the_story_of_an_end_says_what_was_heard_last_and_what_is_kept(
 ) -> None:
     world = snapshot(gone("a"), state=state(attempts=(HEARD,)), checkpoint=checkpoint)
     assert tell_story(CloseAttempt(reason=reason), world) == f"attempt 1 {line}"
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        (ExitReason.LOST, "lost, nothing saved"),
+        (ExitReason.DEADLINE, "deadline, nothing saved"),
+        (ExitReason.USER_ERROR, "user_error"),
+    ],
+)
+def test_so_of_a_script_that_tells_no_steps(reason: ExitReason, words: str) -> None:
+    world = snapshot(gone("a"), state=state(attempts=(opened("a"),)))
+    assert tell_story(CloseAttempt(reason=reason), world) == f"attempt 1 ended: {words}"
 
 
 def left(monkeypatch: pytest.MonkeyPatch, checkpoint: CheckpointRef = LAST, **changes: Any) -> JobReport:

@@ -18,7 +18,7 @@ from gpucloud.domain.checkpoint.manifest import CounterDrop, Counts
 from gpucloud.domain.checkpoint.protection import Code, Saving, must_be_meant, protection_of
 from gpucloud.domain.errors import JobFileError
 from gpucloud.domain.job.spec import CheckpointDirectory, CheckpointPolicy, Cloud, MarketPolicy, OnNotice, Resources
-from gpucloud.domain.node.status import OUTPUT, UNTOLD
+from gpucloud.domain.node.status import OUTPUT, UNTOLD, Stop
 from gpucloud.domain.state.state import (
     CheckpointRef,
     ExitReason,
@@ -28,7 +28,7 @@ from gpucloud.domain.state.state import (
     Owner,
     UsageInterval,
 )
-from gpucloud.domain.supervision.action import NoteInterruptions, OpenAttempt, Wait
+from gpucloud.domain.supervision.action import EndAttempt, NoteInterruptions, OpenAttempt, Wait
 from gpucloud.domain.supervision.snapshot import Limits
 from gpucloud.usecases.supervise.act import Announcements
 from gpucloud.usecases.supervise.story import tell_story
@@ -339,6 +339,38 @@ def test_a_notice_says_that_a_script_saves_where_it_is_asked_to(
         CheckpointDirectory(path="out", on_notice=asked),
     )
     assert told == f"a has a notice: {said}"
+
+
+STOPS = EndAttempt(how=Stop.SAVE, reason=ExitReason.STOPPED)
+
+
+@pytest.mark.parametrize(
+    ("phase", "committed", "saved", "said"),
+    [
+        (UNTOLD, None, None, "ending the attempt, whose script has saved nothing so far: stopped"),
+        (OUTPUT, None, None, "ending the attempt, whose script has saved nothing so far: stopped"),
+        (UNTOLD, 50, None, "ending the attempt once what its script has saved is kept: stopped"),
+        (UNTOLD, None, 50, "ending the attempt once what its script has saved is kept: stopped"),
+    ],
+)
+def test_the_end_of_an_attempt_that_has_saved_nothing_does_not_say_that_its_saves_are_kept(
+    phase: str, committed: int | None, saved: int | None, said: str
+) -> None:
+    told = part(1, step=committed or 0, first_step=1, phase=phase, committed_step=committed)
+    checkpoint = CheckpointRef(step=saved, sha256="0" * 64) if saved is not None else None
+    world = snapshot(up("a", told), state=state(attempts=(opened("a"),), checkpoint=checkpoint))
+    line = tell_story(STOPS, world, CheckpointDirectory(path="out"))
+    assert line is not None
+    assert line.startswith(f"{said}; ")
+
+
+@pytest.mark.parametrize(("phase", "known"), [(None, False), (OUTPUT, False), ("train", True), ("start", True)])
+def test_who_asks_a_script_to_save_that_has_not_called_the_library_says_so(phase: str | None, known: bool) -> None:
+    told = part(1, step=30 if phase else None, **({"phase": phase} if phase else {}))
+    line = tell_story(STOPS, snapshot(up("a", told), state=state(attempts=(opened("a"),))))
+    though = "" if known else ", though it has not called gpucloud.resume so far"
+    assert line is not None
+    assert line.startswith(f"asking the script to save and leave{though}: stopped; ")
 
 
 def test_a_plan_says_from_which_machine_outputs_come_home_and_what_takes_them_along():

@@ -57,11 +57,14 @@ class Protection:
         """Why it should not be trained like this on machines that may be interrupted; None where it may be."""
         if self.saving is not Saving.NOTHING:
             return None
-        return f"{self.script} does not save: an interruption starts it at the beginning"
+        return f"{self.script} does not save: {COSTS_ALL}"
 
 
 COSTS_A_RESTART = "an interruption costs a restart, and without notice the steps since the last save"
 """What an interruption costs a script that saves with gpucloud.resume."""
+
+NOT_CALLED, COSTS_ALL = "the script has not called gpucloud.resume so far", "an interruption starts it at the beginning"
+"""Why nothing is known to be saved of a script that runs, and what an interruption costs it then."""
 
 COMES_HOME = (
     "when the job ends, from the machine of rank 0, and when that is interrupted,"
@@ -115,9 +118,9 @@ def _saving(job: Job, code: Code) -> tuple[Saving, str]:
         without = " without one" if told else ""
         return Saving.DIRECTORY, f"{told}what is whole in {kept.path}/; an interruption{without} costs the work since"
     if job.checkpoint.none:
-        return Saving.NONE, "nothing, as the job file says; an interruption starts it at the beginning"
+        return Saving.NONE, f"nothing, as the job file says; {COSTS_ALL}"
     if code.script is not None and code.elsewhere is None:
-        return Saving.NOTHING, "NOTHING: an interruption starts it at the beginning"
+        return Saving.NOTHING, f"NOTHING: {COSTS_ALL}"
     why = "no script of the code folder is named in `run`"
     if code.elsewhere is not None:
         why = f"{code.elsewhere} uses gpucloud.resume, and it may be that {code.script or 'the command'} uses it"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from gpucloud.domain.checkpoint.layouts import additions_of, anew_warning
-from gpucloud.domain.checkpoint.protection import COSTS_A_RESTART
+from gpucloud.domain.checkpoint.protection import COSTS_A_RESTART, COSTS_ALL, NOT_CALLED
 from gpucloud.domain.job.quantities import format_span
 from gpucloud.domain.job.spec import CheckpointPolicy, Market
 from gpucloud.domain.money.budget import Used
@@ -221,7 +221,7 @@ def _how_it_saves(snapshot: Snapshot, policy: CheckpointPolicy | None) -> str | 
     young = snapshot.now - attempt.started_at < _FIRST_WORD
     if saved or meant or young or not _is_at_work(attempt, snapshot):
         return None
-    return "the script has not called gpucloud.resume so far: an interruption starts it at the beginning"
+    return f"{NOT_CALLED}: {COSTS_ALL}"
 
 
 def _is_at_work(attempt: Attempt, snapshot: Snapshot) -> bool:

@@ -116,7 +116,7 @@ def tell_story(  # noqa: C901, PLR0911, PLR0912  (one flat match)
         case QuarantineNodes(nodes=nodes):
             return "; ".join(f"{node_id} is not used any more: {why}" for node_id, why in nodes)
         case EndAttempt(how=how, reason=reason, message=message):
-            does = _ending(directory) if how is Stop.SAVE else "ending the attempt"
+            does = _ending(snapshot, directory) if how is Stop.SAVE else "ending the attempt"
             waits = f"{_limit(action, limits)}{unreached(action, snapshot, limits)}"
             return f"{does}: {reason.value}{': ' + message if message else ''}{waits}"
         case CloseAttempt(reason=reason, message=message):
@@ -279,11 +279,18 @@ def _prepared(node_ids: tuple[str, ...], snapshot: Snapshot) -> str:
     return "; ".join(told)
 
 
-def _ending(directory: CheckpointDirectory | None) -> str:
+def _ending(snapshot: Snapshot, directory: CheckpointDirectory | None) -> str:
     """Return how an attempt is ended in order: a script that saves by itself is asked by a signal alone."""
+    attempt = snapshot.state.attempt
+    told = part_of(attempt, members_of(attempt, snapshot)[0]) if attempt is not None else None
     if directory is not None and directory.on_notice is OnNotice.NONE:
-        return "ending the attempt once what its script has saved is kept"
-    return "asking the script to save and leave"
+        kept = told is None or told.progress is None or told.progress.committed_step is not None
+        kept = kept or (snapshot.checkpoint or snapshot.state.checkpoint) is not None
+        does = "once what its script has saved is kept" if kept else "whose script has saved nothing so far"
+        return f"ending the attempt{'' if kept else ','} {does}"
+    asks = "asking the script to save and leave"
+    deaf = directory is None and told is not None and (told.shown is None or told.shown.phase == OUTPUT)
+    return f"{asks}, though it has not called gpucloud.resume so far" if deaf else asks
 
 
 def _limit(action: EndAttempt, limits: Limits) -> str:
@@ -368,7 +375,8 @@ def _closed(reason: ExitReason, snapshot: Snapshot) -> str:
     counts = saved.counts if saved else Counts.STEPS
     attempt = with_commit(snapshot.state.attempts, saved.step if saved else None, counts)[-1]
     step = unit_of(attempt, saved).named(attempt.last_step) if attempt.last_step else ""
-    kept = f", checkpoint at {saved}" if saved else ", nothing saved" if step and reason.retried else ""
+    lost = reason is not ExitReason.SUCCEEDED and (bool(step) or not reason.by_script)
+    kept = f", checkpoint at {saved}" if saved else ", nothing saved" if lost else ""
     if step and reason is ExitReason.LOST and (saved is None or saved.step != attempt.last_step):
         return f"attempt {attempt.number} ended: {reason.value}, last heard at {step}{kept}"
     before = f"; {old}" if (old := ran_before(attempt, reason)) else ""
