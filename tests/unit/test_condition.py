@@ -375,7 +375,8 @@ def test_a_job_that_nobody_supervises_says_so_with_steps_of_now_and_what_to_do()
         (10800.0, {}, ["step 605 of 768", "no step for 3 h"]),
         (11.0, {"longest_s": 8.0}, ["step 605 of 768", "10 steps/s", "16.3 s to go"]),  # one took 8 s before
         (11.0, {"step_seconds": 3.0}, ["step 605 of 768", "0.333 steps/s", "8 min 9 s to go"]),
-        (600.0, {"phase": "evaluate"}, ["step 605 of 768", "10 steps/s", "16.3 s to go"]),
+        (600.0, {"phase": "evaluate"}, ["step 605 of 768", "phase evaluate", "16.3 s to go"]),
+        (59.0, {"phase": "start", "step": 0, "step_seconds": None}, ["step 0 of 768"]),
         (600.0, {"step": 768}, ["step 768 of 768", "10 steps/s"]),  # it made all that it will
         (9.0, {"step": 768, "phase": "done"}, ["step 768 of 768"]),
         (9.0, {"phase": "done"}, ["step 605 of 768, where its script called run.done()"]),

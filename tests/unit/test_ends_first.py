@@ -89,3 +89,24 @@ def test_an_attempt_that_is_killed_says_why_and_waits_for_nothing() -> None:
     handed = ending(Stop.SAVE, supervisor=None, hands_over=True)
     assert report_text(handed).splitlines()[0] == "live: handing over to its machines, step 10 of 100000"
     assert "forecast" not in report_text(handed)
+
+
+@pytest.mark.parametrize(("phase", "step"), [("start", 0), ("train", 0), ("start", 385), ("train", 386)])
+def test_a_script_without_a_pace_says_for_how_long_no_step_came_and_when_that_is_taken_for_a_hang(
+    phase: str, step: int
+) -> None:
+    node = up("a", part(1, step=step, total_steps=768, phase=phase, step_seconds=None, age_s=1500.0))
+    report = told(node, up("b", part(1)), supervisor="process 1 on vm")
+    now = panel_state(snapshot(node, up("b"), state=state(attempts=report.attempts)), Wait(why="running"), MONEY)
+    for view in (report_text(report), headline(report), line_of(now), panel_of(now)):
+        assert f"step {step} of 768" in view
+        assert "no step for 25 min (30 min is taken for a hang)" in view
+
+
+@pytest.mark.parametrize("phase", ["evaluate", "save", "generate samples"])
+def test_what_a_script_does_between_its_steps_is_said_in_place_of_its_pace(phase: str) -> None:
+    node = up("a", part(1, step=385, total_steps=768, phase=phase, age_s=400.0))
+    report = told(node, up("b", part(1)), supervisor="process 1 on vm")
+    for view in (report_text(report), headline(report)):
+        assert f"step 385 of 768, phase {phase}, 38.3 s to go" in view
+        assert "steps/s" not in view

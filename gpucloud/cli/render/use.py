@@ -13,7 +13,7 @@ from gpucloud.domain.job.quantities import format_moment, format_span, span_of
 from gpucloud.domain.job.spec import CheckpointPolicy
 from gpucloud.domain.node.hardware import GpuSample, HostSample
 from gpucloud.domain.node.output import store_was_full
-from gpucloud.domain.node.status import DONE, OUTPUT, UNTOLD
+from gpucloud.domain.node.status import DONE, OUTPUT, UNTOLD, Progress
 from gpucloud.domain.node.use import GpuSpan, Span
 from gpucloud.domain.state.state import Attempt, ExitReason
 from gpucloud.domain.supervision.membership import patience, time_to_go
@@ -190,7 +190,7 @@ def step_words(report: JobReport) -> list[str]:
     pace = [f"{1 / step_s:.3g} steps/s"] if step_s else []
     watched = report.supervisor is not None  # nobody else ends what hangs
     limit = patience(progress, report.attempts, report.limits) if watched else None
-    pace = stalled_words(progress.stalled_for, limit) or pace
+    pace = stalled_words(progress.stalled_for, limit) or phase_words(progress) or pace
     return [str(reached), *pace, *to_go_words(time_to_go(progress), report.spend, _ends_alone(report))]
 
 
@@ -257,6 +257,12 @@ def _first_due(policy: CheckpointPolicy, reached: Reached | None, *, by_library:
     return None
 
 
+def phase_words(progress: Progress) -> list[str]:
+    """Return the phase that a script reports in which no steps are expected; nothing of one that steps."""
+    steps = progress.phase in {"start", "train", OUTPUT, UNTOLD, DONE}
+    return [] if steps else [f"phase {in_one_line(progress.phase)}"]
+
+
 def stalled_words(span: timedelta | None, limit: timedelta | None) -> list[str]:
     """Return for how long a script makes no step, and how long is taken for a hang; nothing while steps come.
 
@@ -293,8 +299,6 @@ def _state(report: JobReport) -> list[str]:
     if report.attempts and not report.exit_reason:
         parts.append(f"attempt {report.attempts[-1].number}")
     progress = None if report.ran_out else report.progress
-    if progress is not None:
-        parts.append(in_one_line(progress.phase))
     parts += [*step_words(report), *([unsaved] if (unsaved := unsaved_words(report)) is not None else [])]
     if progress is not None:
         if progress.waiting_share is not None:

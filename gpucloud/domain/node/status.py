@@ -32,6 +32,7 @@ MOST_PATTERNS, LONGEST_NAME = 16, 32
 """Of patterns that a job file may have for its script's output; and characters of their names."""
 _LONGEST_LEAVING_S = 3600.0
 _PAUSE_S, _STEPS_IN_A_PAUSE, _LONGER = 10.0, 5, 1.5
+_BEGINS_S = 60.0
 _EXIT_CODES = range(-128, 256)  # below nothing: the signal that ended it
 
 
@@ -153,12 +154,15 @@ class Progress:
         """For how long a script that trains has made no step, where a step does not take so long; else None.
 
         It may come all the same: what is taken for a hang is far longer. What the script reports to do beside, such as
-        saving and evaluating, takes its own time, and so does what it does after its last step.
+        saving and evaluating, takes its own time, and so does what it does after its last step. Before there is a pace,
+        a script that reports is given `_BEGINS_S`.
         """
         over = self.total_steps is not None and self.step >= self.total_steps
-        if over or self.phase not in ("train", OUTPUT) or self.step_seconds is None:
+        begins = self.step_seconds is None and self.phase in {"start", "train"}
+        if over or not (begins or (self.step_seconds is not None and self.phase in {"train", OUTPUT})):
             return None
-        usual_s = max(_PAUSE_S, _STEPS_IN_A_PAUSE * self.step_seconds, _LONGER * (self.longest_s or 0.0))
+        paced_s = max(_PAUSE_S, _STEPS_IN_A_PAUSE * (self.step_seconds or 0.0), _LONGER * (self.longest_s or 0.0))
+        usual_s = _BEGINS_S if begins else paced_s
         return timedelta(seconds=self.age_s) if self.age_s > usual_s else None
 
 
