@@ -8,17 +8,15 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from gpucloud.domain.errors import UsageError
 from gpucloud.resume.state import randomness
 from gpucloud.resume.state.randomness import Stand
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """The next batch: its epoch, and its number there. `over`: the epoch is known to have none from there on."""
 
     epoch: int = 0
@@ -170,7 +168,7 @@ class Batches:
         if not self.by_epoch:
             return False
         self.over()
-        self.handed = replace(at, over=True)
+        self.handed = at._replace(over=True)
         if not self.untrained:
             self.trained = self.handed
         return True

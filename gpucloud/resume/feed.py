@@ -92,6 +92,11 @@ class Feed:
         """Whether the next batch is the first of those that the next step takes."""
         return self.loader is not None and not self.loader.untrained
 
+    @property
+    def is_in_a_step(self) -> bool:
+        """Whether batches are handed out that no step was made of yet."""
+        return self.loader is not None and bool(self.loader.untrained)
+
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the epochs that are left of `count`."""
         place = self._continued.own.get("loader") or {"epoch": 0}

@@ -47,7 +47,7 @@ _OURS = {
 }
 """Options of torch's DataLoader that say which samples come when, and what to write instead."""
 
-_newest: weakref.WeakValueDictionary[int, Run] = weakref.WeakValueDictionary()
+_newest: dict[int, weakref.ref[Run]] = {}
 """The run of this process that `init` returned last, by its attempt."""
 
 
@@ -136,7 +136,7 @@ class Run:
         self._decider.progress = self._progress
         self._pauses = Pauses(self._decider, self._ranks, self._folder)
         self._profiling = Profiling(self._folder, settings.profile_steps, self._ranks.rank)
-        _newest[settings.attempt] = self
+        _newest[settings.attempt] = weakref.ref(self)
         self._folder.listen()
         if self._ranks.rank == 0:
             self._begin(restored)
@@ -316,7 +316,7 @@ class Run:
         """
         self._require_newest()
         self._pauses.over()
-        if (self._feed.loader is not None and not self._feed.nothing_is_handed_out) or not self._windows.is_closed:
+        if self._feed.is_in_a_step or not self._windows.is_closed:
             self._decider.ask(best)
         elif self._decider.save(self.steps_done, self._moment, best):
             self._leaving.leave(self.steps_done)
@@ -342,7 +342,7 @@ class Run:
         export(module, Path(path), self._ranks, told)
 
     def _require_newest(self) -> None:
-        if _newest.get(self._settings.attempt) is not self:
+        if _newest[self._settings.attempt]() is not self:
             raise UsageError(
                 "resume.init was called again in this process, and only the newest run can save",
                 hint="call it once, with all that has a state: resume.init(model=…, other=…)",
@@ -373,8 +373,7 @@ class Run:
 
     def _at_rest(self) -> tuple[int, Callable[[], Moment]] | None:
         """Return after which step the state is as a save needs it, and what beside it; None in the midst of a step."""
-        begun = self._feed.loader is not None and not self._feed.nothing_is_handed_out
-        if begun or not self._windows.rests or _newest.get(self._settings.attempt) is not self:
+        if self._feed.is_in_a_step or not self._windows.rests or _newest[self._settings.attempt]() is not self:
             return None
         return self.steps_done, self._moment
 

@@ -131,6 +131,10 @@ class Agreement:
         """Whether there is no other rank to agree with."""
         return self._ranks.world == 1
 
+    def is_calm_still(self) -> bool:
+        """Whether nothing was wanted when that was looked for last, and it is not to be looked for again yet."""
+        return self._is_calm and time.monotonic() - self._looked_at < LOOK_S
+
     def is_silent(self) -> bool:
         """Whether to go on with the next step, nothing being told at this one, which counts as it is asked.
 

@@ -207,8 +207,10 @@ class SaveDecider:
 
     def _passes(self, step: int, window: Window) -> bool:
         """Whether nothing is wanted at this step, as all ranks know without waiting for each other."""
-        if self._agreement.is_alone or not self._prepared or self._saver.in_flight:
+        if not self._prepared or self._saver.in_flight:
             return False
+        if self._agreement.is_alone:
+            return self._agreement.is_calm_still() and not self._cadence.falls_on(step)
         if self._agreement.is_silent():
             return True
         return self._agreement.passes(self._here(step, window))

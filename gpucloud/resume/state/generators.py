@@ -23,11 +23,8 @@ _SIZE = 4 * _WORDS + 4  # with the place of the next word
 _RESERVE = struct.Struct("i4xd")  # whether NumPy has a normal number in reserve, and which
 _KNOWN = 0.7390851332151607
 _TORCHS = struct.Struct(f"Qi?xxxI{_WORDS}I4x8x16x")  # behind the words a single and a double normal number in reserve
-_FEW = 32
-"""Bytes with the place and some of the words: all words change together, and by whoever draws the place does."""
-
 _FIRST = 8 + 4 + 4 + 4  # where torch's words begin
-_RESERVED = _FIRST + 4 * _WORDS + 4  # where its reserve begins
+_PLACED = 8 + 4  # bytes of its seed and its place, which is another after each word
 _SEEDED = struct.Struct("Qi?xxxII")  # how it begins: none of the words is used yet
 _AHEAD = 128  # bytes of a generator in which its seed is looked for, of 2,600
 SEEDING = 2
@@ -71,9 +68,9 @@ def of_cpu() -> tuple[Global, ...]:
     return _with_numpy(generator, getattr(generator, "_bit_generator", None))
 
 
-def of_devices() -> tuple[Global, ...]:
-    """Return what is drawn from on the current GPU."""
-    return (*_gpus(), _MAC) if torch.backends.mps.is_available() else _gpus()
+def of_all() -> tuple[Global, ...]:
+    """Return that, and what is drawn from on the current GPU."""
+    return _and_devices(of_cpu())
 
 
 class _Asked:
@@ -155,9 +152,12 @@ class _Torch:
         self._generator.manual_seed(number >> 1)
 
     def stands(self, state: Any) -> bool:
-        if self.memory[:_FEW] == state[:_FEW] and self.memory[_RESERVED:] == state[_RESERVED:]:
+        now = self.memory.raw
+        if now == state:
             return True
-        return alike(self.told(self.memory.raw), self.told(state))  # what is between its numbers may differ
+        if now[:_PLACED] != state[:_PLACED]:
+            return False
+        return alike(self.told(now), self.told(state))  # what is between its numbers may differ
 
     def told(self, state: Any) -> Any:
         told = torch.Generator()
@@ -185,8 +185,7 @@ class _Python:
         self._memory.raw, self._generator.gauss_next = state
 
     def stands(self, state: Any) -> bool:
-        words, reserve = state
-        return bool(self._memory[:_FEW] == words[:_FEW] and self._generator.gauss_next == reserve)
+        return bool(self.read() == state)
 
     def seed(self, number: int) -> None:
         self._memory.raw = _UNUSED + _twister()(number >> 32)
@@ -215,8 +214,7 @@ class _NumPy:
         self._memory.raw, self._reserve.raw = state
 
     def stands(self, state: Any) -> bool:
-        words, reserve = state
-        return bool(self._memory[-_FEW:] == words[-_FEW:] and self._reserve.raw == reserve)
+        return bool(self.read() == state)
 
     def seed(self, number: int) -> None:
         self._generator.seed(number & _32_BITS)
@@ -295,6 +293,11 @@ def _with_numpy(generator: Any, bits: Any) -> tuple[Global, ...]:
     numpy = sys.modules["numpy"].random  # whose functions know how to seed each kind
     ask = functools.partial(numpy.get_state, legacy=is_twister)
     return *_without_numpy(), _Asked("numpy", ask, numpy.set_state, lambda number: numpy.seed(number & _32_BITS))
+
+
+@functools.lru_cache(maxsize=4)
+def _and_devices(cpu: tuple[Global, ...]) -> tuple[Global, ...]:
+    return (*cpu, *_gpus(), *((_MAC,) if torch.backends.mps.is_available() else ()))
 
 
 @functools.cache

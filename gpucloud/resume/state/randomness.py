@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gpucloud.resume.state.generators import Global, of_cpu, of_devices
+from gpucloud.resume.state.generators import Global, of_all, of_cpu
 
 _WORD = 2**64 - 1
 
@@ -21,17 +21,20 @@ _WORD = 2**64 - 1
 class Stand:
     """Where generators stood: read at each step, and told as a checkpoint has it only where one is made."""
 
-    __slots__ = ("found",)
+    __slots__ = ("_generators", "found")
 
     def __init__(self, generators: tuple[Global, ...]) -> None:
+        self._generators = generators
         self.found = [(one, one.read()) for one in generators]
 
     def stands(self) -> bool:
         """Whether every generator of this process is there still."""
-        now = _all()
-        return len(self.found) == len(now) and all(
-            one is its and one.stands(then) for (one, then), its in zip(self.found, now, strict=True)
-        )
+        if of_all() != self._generators:
+            return False
+        for one, then in self.found:  # noqa: SIM110  at each step, where `all` takes longer
+            if not one.stands(then):
+                return False
+        return True
 
     def seed(self, number: int) -> None:
         """Seed these generators, cheaply enough for every sample.
@@ -94,11 +97,7 @@ def capture() -> dict[str, Any]:
 
 def here() -> Stand:
     """Return where every generator stands, cheaply enough for every step."""
-    return Stand(_all())
-
-
-def _all() -> tuple[Global, ...]:
-    return (*of_cpu(), *of_devices())
+    return Stand(of_all())
 
 
 def put_back(state: Mapping[str, Any]) -> None:
@@ -201,8 +200,7 @@ class Draws:
 
     def stepped(self) -> None:
         """Remember where a step has left them."""
-        if self._after is None or not self._after.stands():
-            self._after = here()
+        self._after = here()
 
     def go_on(self) -> None:
         """Put them where the last step left them, whatever was drawn since."""
