@@ -347,32 +347,28 @@ _KEPT = (
 
 
 class Drawn(Dataset[Any]):
-    """A data set whose samples draw from generators seeded by (seed, epoch, batch, place in the batch, key).
+    """A data set whose batches draw from generators seeded by (seed, epoch, number of the batch, its first key).
 
-    A sampler may draw a sample twice in an epoch: it is augmented otherwise each time. A data set that fetches whole
-    batches is seeded once a batch.
+    A sampler may draw a sample twice in an epoch: it is augmented otherwise each time. To seed every sample would hold
+    for no resume more: on another number of ranks, which alone divides batches otherwise, a sampler says other ones.
     """
 
     def __init__(self, dataset: Any, seed: int, *, together: bool) -> None:
         self._dataset, self._seed, self._together = dataset, seed, together
-        self._fetch = getattr(dataset, "__getitems__", None) if together and fetches_batches(dataset) else None
+        self._fetch = dataset.__getitems__ if together and fetches_batches(dataset) else self._one_by_one
 
     def __getitems__(self, batch: tuple[int, int, Any]) -> Fetched:
         """Return the samples of a batch; the generators are left as they were."""
         epoch, number, keys = batch
         keys = list(keys) if self._together else [keys]
-        of_batch = randomness.mix(self._seed, epoch, number)
-        first = _number_of(keys[0]) if keys else 0
+        of_batch = randomness.mix(self._seed, epoch, number, _number_of(keys[0]) if keys else 0)
         with randomness.kept() as generators:
-            if self._fetch is not None:
-                generators.seed(randomness.mix(first, mixed=of_batch))
-                samples = self._fetch(keys)
-            else:
-                samples = []
-                for place, key in enumerate(keys):
-                    generators.seed(randomness.mix(place, _number_of(key), mixed=of_batch))
-                    samples.append(self._dataset[key])
-        return Fetched(samples, randomness.mix(first, COLLATION, mixed=of_batch))
+            generators.seed(of_batch)
+            samples = self._fetch(keys)
+        return Fetched(samples, randomness.mix(COLLATION, mixed=of_batch))
+
+    def _one_by_one(self, keys: list[Any]) -> list[Any]:
+        return [self._dataset[key] for key in keys]
 
 
 class Alone:

@@ -214,7 +214,7 @@ class Run:
 
         Torch's DataLoader with any sampler continues exactly, and so does what has `state_dict()` or can be read again,
         as far as `docs/scripts-and-checkpoints` tells; what makes it less is said. A function that returns an iterable
-        will do as well. Your own seeds count; samples of a map-style set draw random numbers by the run's seed, the
+        will do as well. Your own seeds count; batches of a map-style set draw random numbers by the run's seed, the
         epoch and their place in it. With tensor parallelism, and pipelines side by side, `over` is the dimension of the
         device mesh over which your loader splits its batches. Raises UsageError for a second loader, and where ranks'
         loaders do not go together; and where seed, sampler, batch size or length are others than before a resume,

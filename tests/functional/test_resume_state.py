@@ -1,5 +1,6 @@
 """What a checkpoint must give back beside the numbers: strides, types, shapes, generators; and what it refuses."""
 
+import itertools
 import json
 import os
 import random
@@ -396,28 +397,53 @@ def states(request, monkeypatch):
         monkeypatch.setattr(generators, "_torchs_place", lambda: None)
     for known in (generators._without_numpy, generators._with_numpy, generators._twister):
         known.cache_clear()
-    ways = [type(one) for one in generators.of_cpu()]
-    assert ways.count(generators._Asked) == (3 if request.param == "asked for" else 0)
+    asked = [isinstance(one, generators._Asked) for one in generators.of_cpu()]
+    assert asked == [request.param == "asked for"] * 3
     yield
     for known in (generators._without_numpy, generators._with_numpy, generators._twister):
         known.cache_clear()
 
 
 @pytest.mark.parametrize("states", ["in memory", "asked for"], indirect=True)
-def test_a_seed_puts_all_where_its_part_for_each_does(states):
+def test_a_seed_puts_each_at_words_of_it_in_another_order(states):
     number = randomness.mix(1, 2, 3)
     assert number == randomness.mix(3, mixed=randomness.mix(1, 2)) == 0x6AE515C1C0AC7E37
-    random.gauss(0, 1)
-    np.random.normal()
+    words = np.random.RandomState(number >> 1 & 0xFFFFFFFF).get_state()[1].tolist()
     torch.manual_seed(number >> 1)
-    words = np.random.RandomState(number >> 32).get_state()[1].tolist()
-    random.setstate((random.Random.VERSION, (*words, len(words)), None))
-    np.random.seed(number & 0xFFFFFFFF)
+    random.setstate((random.Random.VERSION, (*words[416:], *words[208:416], *words[:208], 624), None))
+    np.random.set_state(("MT19937", np.array([*words[312:], *words[:312]], np.uint32), 624))
     seeded = drawn()
     random.gauss(0, 1)
     with randomness.kept() as those:
         those.seed(number)
         assert drawn() == seeded
+
+
+@pytest.mark.parametrize("states", ["in memory", "asked for"], indirect=True)
+def test_what_is_seeded_for_each_by_itself_draws_alike_however_it_is_put_there(states):
+    with randomness.kept() as those:
+        those.seed_each((1 << 1, 2 << 32, 3))
+        seeded = drawn()
+    torch.manual_seed(1)
+    words = np.random.RandomState(2).get_state()[1].tolist()
+    random.setstate((random.Random.VERSION, (*words, len(words)), None))
+    np.random.seed(3)
+    assert drawn() == seeded
+
+
+def test_generators_that_are_seeded_together_draw_unlike_numbers():
+    count = 20_000
+    with randomness.kept() as those:
+        those.seed(randomness.mix(4))
+        words = [
+            torch.empty(count, dtype=torch.int64).random_(2**24).numpy(),  # the lower bits of one word each
+            np.frombuffer(random.randbytes(4 * count), np.uint32) % 2**24,
+            np.frombuffer(np.random.bytes(4 * count), np.uint32) % 2**24,
+        ]
+    for one, other in itertools.permutations(words, 2):
+        for late in (0, 1, 208, 227, 312, 397, 416, 624):
+            bits = np.unpackbits((one[late:] ^ other[: count - late]).astype(np.uint32).view(np.uint8))
+            assert abs(32 * bits.mean() - 12) < 0.1
 
 
 def drawn():

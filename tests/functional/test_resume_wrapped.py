@@ -315,6 +315,13 @@ def test_a_sample_that_is_drawn_twice_in_an_epoch_has_another_noise_each_time(jo
     assert len(set(noises)) == SAMPLES
 
 
+def test_the_generators_are_seeded_once_a_batch(job, monkeypatch):
+    seeds = []
+    monkeypatch.setattr(randomness.Stand, "seed", lambda _, number: seeds.append(number))
+    batches = list(Wrapped(source_of(DataLoader(Noisy(), BATCH), seed=7, rank=0), 1, print))
+    assert len(set(seeds)) == len(seeds) == len(batches) > 1
+
+
 def test_the_epoch_is_told_to_a_sampler_that_wants_to_know_it(job):
     sampler = torch.utils.data.DistributedSampler(Noisy(), num_replicas=1, rank=0)
     training = Training(DataLoader(Noisy(), BATCH, sampler=sampler))

@@ -230,7 +230,8 @@ class Windows:
             waiting = waiting or not watch.stepped  # all that stepped have used what was gathered
         unseen = waiting and any(map(_gathers_unseen, self._sharded))
         for watch in self._watches:
-            found = max(found, watch.ends(gathers_unseen=unseen))
+            if (ends := watch.ends(gathers_unseen=unseen)) > found:
+                found = ends
         if not found:
             self._unclosed = 0
             return found

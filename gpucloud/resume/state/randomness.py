@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gpucloud.resume.state.generators import Global, of_all, of_cpu
+from gpucloud.resume.state.generators import Global, of_all, of_cpu, seed_together
 
 _WORD = 2**64 - 1
 
@@ -41,8 +41,7 @@ class Stand:
 
         None can be spared it: whether one drew is not seen where it then puts a generator back, as `fork_rng` does.
         """
-        for one, _ in self.found:
-            one.seed(number)
+        seed_together(self._generators, number)
 
     def seed_each(self, numbers: Iterable[int]) -> None:
         """Seed each with a number of its own."""

@@ -29,7 +29,7 @@ class Spirals(torch.utils.data.Dataset):
         turn, arm = self.turns[index], self.arms[index]
         angle = 4 * math.pi * turn.sqrt() + math.pi * arm
         point = turn.sqrt() * torch.stack([angle.cos(), angle.sin()])
-        return point + 0.02 * torch.randn(2), arm  # any generator may be used: each sample finds it seeded
+        return point + 0.02 * torch.randn(2), arm  # any generator may be used: each batch finds it seeded
 
 
 @torch.no_grad()

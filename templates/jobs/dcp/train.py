@@ -29,7 +29,7 @@ class Rows(torch.utils.data.Dataset):
         return 2**16
 
     def __getitem__(self, _index):
-        row = torch.randint(NUMBERS, (LENGTH,))  # any generator may be used: each sample finds it seeded
+        row = torch.randint(NUMBERS, (LENGTH,))  # any generator may be used: each batch finds it seeded
         return row, row.sort().values
 
 

@@ -30,7 +30,7 @@ class Waves(torch.utils.data.Dataset):
 
     def __getitem__(self, index):
         wave = self.waves[index]
-        return wave + 0.3 * torch.randn(POINTS), wave  # any generator may be used: each sample finds it seeded
+        return wave + 0.3 * torch.randn(POINTS), wave  # any generator may be used: each batch finds it seeded
 
 
 class Denoiser(pl.LightningModule):
