@@ -13,9 +13,9 @@ from rich.console import Console
 from gpucloud.cli.render.live import _panel
 from gpucloud.cli.render.onlookers import line_of, panel_state
 from gpucloud.cli.render.reports import report_text
-from gpucloud.cli.render.use import headline
+from gpucloud.cli.render.use import headline, use_rows
 from gpucloud.domain.money.budget import Spend
-from gpucloud.domain.node.status import Stop
+from gpucloud.domain.node.status import Outcome, Stop
 from gpucloud.domain.state.state import ExitReason
 from gpucloud.domain.supervision.action import Wait
 from gpucloud.usecases.job.jobs import with_forecast
@@ -110,3 +110,26 @@ def test_what_a_script_does_between_its_steps_is_said_in_place_of_its_pace(phase
     for view in (report_text(report), headline(report)):
         assert f"step 385 of 768, phase {phase}, 38.3 s to go" in view
         assert "steps/s" not in view
+
+
+def test_a_machine_with_a_notice_says_when_it_goes_and_what_nobody_supervises_ends_then() -> None:
+    alone = paid(told(LONG[0], up("b", part(1), notice=True)))
+    text = report_text(alone)
+    assert "27 h 46 min to go, its machine b goes first, in 2 min\n" in f"{text.splitlines()[0]}\n"
+    assert "\nb goes at 12:02:00 UTC: its attempt ends then\n" in text
+    seen = paid(told(LONG[0], up("b", part(1), notice=True), supervisor="process 1 on vm"))
+    for report in (alone, seen):
+        assert [row[:2] for row in use_rows(report)[1:]] == [("b", "notice: goes at 12:02:00 UTC")]
+    assert "its attempt ends then" not in report_text(seen)
+    beside = told(*LONG, up("c", notice=True))
+    assert "its attempt ends then" not in report_text(beside)
+
+
+def test_an_attempt_of_which_a_part_has_failed_has_no_time_to_its_last_step() -> None:
+    for supervisor in (None, "process 1 on vm"):
+        broken = told(LONG[0], up("b", part(1, Outcome.FAILED)), supervisor=supervisor)
+        for view in (report_text(broken), headline(broken)):
+            assert "step 10 of 100000, attempt 1 has ended on b" in view
+            assert "to go" not in view
+    done = told(LONG[0], up("b", part(1, Outcome.DONE)))
+    assert "has ended on" not in report_text(done)

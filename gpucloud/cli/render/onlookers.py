@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from gpucloud.cli.render.bills import money_line, to_go_words
 from gpucloud.cli.render.output import MOVING_EVERY_S, FirstRank, Paced
-from gpucloud.cli.render.use import brief, ending_words, printed_words, stalled_words, untold_words
+from gpucloud.cli.render.use import brief, ending_words, notice_words, printed_words, stalled_words, untold_words
 from gpucloud.cli.render.words import silence, tell
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import format_span
@@ -349,7 +349,7 @@ def _unheard_words(node: NodeSnapshot, snapshot: Snapshot) -> str:
 def _word(node: NodeSnapshot, snapshot: Snapshot) -> str:
     members = {m.node_id: m.rank for m in snapshot.state.attempt.members} if snapshot.state.attempt else {}
     if node.status is not None and node.status.notice is not None:
-        return f"notice: goes at {node.status.notice.at:%H:%M:%S} UTC"
+        return notice_words(node.status.notice)
     if node.silent_for:
         return f"silent for {_unheard_words(node, snapshot)}"
     if node.mute_for:

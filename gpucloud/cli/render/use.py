@@ -12,8 +12,9 @@ from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import format_moment, format_span, span_of
 from gpucloud.domain.job.spec import CheckpointPolicy
 from gpucloud.domain.node.hardware import GpuSample, HostSample
+from gpucloud.domain.node.node import Notice
 from gpucloud.domain.node.output import store_was_full
-from gpucloud.domain.node.status import DONE, OUTPUT, UNTOLD, Progress
+from gpucloud.domain.node.status import DONE, OUTPUT, UNTOLD, Outcome, Progress, RunState
 from gpucloud.domain.node.use import GpuSpan, Span
 from gpucloud.domain.state.state import Attempt, ExitReason
 from gpucloud.domain.supervision.membership import patience, time_to_go
@@ -58,7 +59,34 @@ def use_rows(report: JobReport) -> Rows:
             rows.append((node.node_id, *_host_cells(status.host)))
         if status.unhealthy is not None:
             rows.append((node.node_id, f"UNHEALTHY: {status.unhealthy}", *[""] * 5))
+        if status.notice is not None:
+            rows.append((node.node_id, notice_words(status.notice), *[""] * 5))
     return rows
+
+
+def notice_words(notice: Notice) -> str:
+    """Return that the cloud takes the machine, and when."""
+    return f"notice: goes at {format_moment(notice.at, notice.at)}"
+
+
+def noticed(report: JobReport) -> list[tuple[str, datetime]]:
+    """Return the machines of its open attempt that have a notice, and when each goes, the first first."""
+    members = {member.node_id for member in report.open_attempt.members} if report.open_attempt is not None else set()
+    told = [
+        (one.node_id, one.status.notice.at)
+        for one in report.standing
+        if one.node_id in members and one.status is not None and one.status.notice is not None
+    ]
+    return sorted(told, key=lambda one: one[1])
+
+
+def _ended_parts(report: JobReport, attempt: Attempt) -> list[str]:
+    """Return the machines on which the attempt has ended, undone: it comes to no last step, though others may run."""
+    members = {member.node_id for member in attempt.members}
+    asked = ((one.node_id, one.status.attempt) for one in report.standing if one.status is not None)
+    told = [(node_id, part) for node_id, part in asked if part is not None and part.attempt == attempt.number]
+    over = [node_id for node_id, part in told if part.state is RunState.EXITED and part.outcome is not Outcome.DONE]
+    return [node_id for node_id in over if node_id in members]
 
 
 def use_json(report: JobReport) -> list[dict[str, Any]]:
@@ -182,6 +210,8 @@ def step_words(report: JobReport) -> list[str]:
         return [f"{reached} as of {format_moment(reached.at, report.looked_at)}"]
     if progress is None:
         return [str(reached)]
+    if over := _ended_parts(report, attempt):
+        return [str(reached), f"attempt {attempt.number} has ended on {', '.join(over)}"]
     if report.ends and report.kind is not ConditionKind.UNSUPERVISED:  # whatever its pace, its last step is not reached
         now = report.looked_at or attempt.started_at
         awaited = script_awaited(attempt, report.limits, now) if report.supervisor is not None else ""
@@ -200,7 +230,9 @@ def _ends_alone(report: JobReport) -> Ends:
     if report.kind is not ConditionKind.UNSUPERVISED or until is None or now is None:
         return ()
     off = "hosts are free again" if report.owned else "machines switch themselves off"
-    return [(max(timedelta(0), until - now), off, "paid time is over")]
+    ends = [(until, off, "paid time is over")]
+    ends += [(at, f"machine {node_id} goes", f"machine {node_id} goes now") for node_id, at in noticed(report)]
+    return [(max(timedelta(0), at - now), comes, over) for at, comes, over in ends]
 
 
 def unsaved_words(report: JobReport) -> str | None:

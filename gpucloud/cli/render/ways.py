@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from gpucloud.cli.render.bills import left_amount
-from gpucloud.cli.render.use import lacked_room, unprepared
+from gpucloud.cli.render.use import lacked_room, noticed, unprepared
 from gpucloud.domain.checkpoint.layouts import Additions, resume_advice
 from gpucloud.domain.job.quantities import counted, format_moment, format_most, format_span, format_usd
 from gpucloud.domain.node.output import advice_for
@@ -40,6 +40,10 @@ def lacking(report: JobReport) -> list[str]:
         case ConditionKind.SILENT:
             told.append(f"nobody can tell whether its attempt goes on{_costs_meanwhile(report)}")
         case ConditionKind.UNSUPERVISED:
+            told += [
+                f"{node_id} goes at {format_moment(at, report.looked_at)}: its attempt ends then"
+                for node_id, at in noticed(report)
+            ]
             told.append(f"{_without_supervisor(report)} {ends}{until}")
         case ConditionKind.TRAINED if report.supervisor is None:
             does = "brings them home, and ends its machines" if report.to_come else "winds it up"
