@@ -1568,7 +1568,7 @@ def test_the_list_of_jobs_has_the_step_that_nodes_say_now():
 
 def test_a_job_with_a_deadline_says_until_when_it_trains_at_the_most() -> None:
     known = replace(told(up("a"), up("b")), deadline_at=NOW + timedelta(hours=1))
-    assert "\n\ndeadline 13:00:00 UTC: nobody is there who ends it then\n\n" in report_text(known)
+    assert "\n\ndeadline 13:00:00 UTC: its machines are off before, at 12:30:00 UTC\n\n" in report_text(known)
     supervised = replace(known, supervisor="process 1 on vm")
     then = "then it ends, done or not, and saves first if its script does"
     assert f"\n\ndeadline 13:00:00 UTC: {then}\n\n" in report_text(supervised)

@@ -133,3 +133,27 @@ def test_an_attempt_of_which_a_part_has_failed_has_no_time_to_its_last_step() ->
             assert "to go" not in view
     done = told(LONG[0], up("b", part(1, Outcome.DONE)))
     assert "has ended on" not in report_text(done)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"supervisor": "process 1 on vm"}, "then it ends, done or not, and saves first if its script does"),
+        ({"supervisor": "its own node a", "buys_time": False}, "its machines are off before, at 12:30:00 UTC"),
+        ({"hands_over": True, "buys_time": False}, "its machines are off before, at 12:30:00 UTC"),
+        ({}, "its machines are off before, at 12:30:00 UTC"),
+        ({"owned": True}, "its hosts are free before, at 12:30:00 UTC"),
+        ({"deadline_at": LATER - timedelta(minutes=1)}, "nobody is there who ends it then"),
+        ({"nodes": ()}, "nobody is there who ends it then"),
+    ],
+)
+def test_a_deadline_that_its_machines_do_not_live_to_says_so(changes: dict[str, object], said: str) -> None:
+    known = paid(told(*LONG), **{"deadline_at": NOW + timedelta(hours=10), **changes})
+    assert said in next(line for line in report_text(known).splitlines() if line.startswith("deadline "))
+
+
+@pytest.mark.parametrize(("passed", "does"), [(-5, "go on with it"), (5, "see to its end")])
+def test_own_machines_that_take_over_after_the_deadline_see_to_its_end(passed: int, does: str) -> None:
+    due = NOW - timedelta(minutes=passed)
+    handed = paid(told(*LONG), hands_over=True, buys_time=False, deadline_at=due)
+    assert f"its own machines {does}: one of them takes over" in report_text(handed)

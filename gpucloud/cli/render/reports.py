@@ -23,6 +23,7 @@ from gpucloud.cli.render.ways import (
     anew_lines,
     brought_by,
     failure_text,
+    is_past_deadline,
     lacking,
     missing_lines,
     signature_lines,
@@ -87,8 +88,12 @@ def _unproven(report: JobReport) -> list[str]:
 def _deadline_words(report: JobReport, deadline_at: datetime) -> str:
     """Return what happens at the deadline, and who sees to that: machines know of their paid time alone."""
     at = format_moment(deadline_at, report.looked_at)
-    is_over = report.looked_at is not None and deadline_at <= report.looked_at
-    if report.supervisor is not None or report.can_be_handed_over:
+    is_over, off = is_past_deadline(report), report.paid_until
+    is_seen_to = report.supervisor is not None or report.can_be_handed_over
+    if report.nodes and off is not None and off < deadline_at and not (is_seen_to and report.buys_time):
+        machines = "hosts are free" if report.owned else "machines are off"
+        return f"deadline {at}: its {machines} before, at {format_moment(off, report.looked_at)}"
+    if is_seen_to:
         then = "then it ends, done or not, and saves first if its script does"
         return f"deadline {at}: {'it is over, and the job ends' if is_over else then}"
     if is_over:

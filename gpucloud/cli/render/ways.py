@@ -249,9 +249,14 @@ def _waited_for(report: JobReport) -> list[str]:
     return [given_up(silent, report.limits)]
 
 
+def is_past_deadline(report: JobReport) -> bool:
+    """Whether its deadline is over: whoever sees to it ends it."""
+    return report.deadline_at is not None and report.looked_at is not None and report.deadline_at <= report.looked_at
+
+
 def _handed_over(report: JobReport) -> str:
     """Return when one of the job's machines takes it over, and for what."""
-    does = "see to its end" if report.ends else "go on with it"
+    does = "see to its end" if report.ends or is_past_deadline(report) else "go on with it"
     most = f"which takes {format_span(report.limits.controller)} at the most"
     if launched := [o.launched_at for o in report.intervals if o.ended_at is None and not o.is_let_go]:
         most = f"until {format_moment(max(launched) + report.limits.controller, report.looked_at)} at the latest"
