@@ -24,6 +24,7 @@ from gpucloud.domain.job.quantities import format_moment
 from gpucloud.domain.job.spec import CheckpointDirectory, CheckpointPolicy, Market, OnNotice
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.status import UNTOLD, Outcome, Readings, Stop
+from gpucloud.domain.state.order import CLOSED
 from gpucloud.domain.state.state import (
     CheckpointRef,
     ExitReason,
@@ -179,6 +180,32 @@ def test_a_job_that_is_handed_over_alarms_nobody():
     ends = "its own machines see to its end: one of them takes over within a minute"
     assert ends in report_text(replace(handed, ends=True))
     assert "live  handing over to its machines  " in jobs_text([handed])
+    late = replace(handed, deadline_at=NOW - timedelta(minutes=1))
+    assert ends in report_text(late)
+    assert "the job ends" in report_text(late)
+
+
+@pytest.mark.parametrize("outputs", [("results/",), ()])
+def test_a_job_that_has_trained_and_is_handed_over_is_wound_up_by_its_own_machines(outputs):
+    done = (up("a", part(1, Outcome.DONE, 768, phase="done")), up("b", part(1, Outcome.DONE)))
+    trained = replace(told(*done), drives_itself=True, outputs=outputs)
+    handed = report_text(replace(trained, hands_over=True))
+    assert "\nits own machines see to its end: one of them takes over within a minute\n\n" in handed
+    assert "gpucloud train" not in handed
+    assert "\ngpucloud train live " in report_text(trained)
+
+
+def test_machines_that_were_asked_for_and_may_come_are_told_where_nobody_sees_to_the_job():
+    known = report(state(job="live"), replace(SPEND, off_at=LATER), (), snapshot().group, None)
+    may = "machines that were asked for may still come, paid until 12:30:00 UTC: gpucloud down live takes that back"
+    known = replace(known, signed_by="own", looked_at=NOW)
+    assert f"\n\nno machines are alive; {may}" in report_text(known)
+    assert may in headline(known).splitlines()
+    nothing = replace(known, spend=SPEND)
+    waited = replace(known, supervisor="process 1 on vm")
+    for one in (nothing, waited):
+        assert "\n\nno machines are alive" in report_text(one)
+        assert "asked for" not in report_text(one) + headline(one)
 
 
 def test_a_job_that_is_to_end_and_that_nobody_supervises_says_what_ends_it():
@@ -221,11 +248,12 @@ def test_machines_that_are_held_or_kept_say_until_when_what_they_cost_and_how_th
 
 def test_a_job_that_is_over_and_not_torn_down_says_what_brings_its_results_home():
     driven = over(JobStatus.SUCCEEDED, ExitReason.SUCCEEDED)
-    assert report_text(driven).split("\n\n")[:2] == [
-        "live: succeeded, not torn down",
-        "gpucloud down live brings home what is in its store, and removes what is left on the cloud",
-    ]
-    moved = replace(driven, has_home=False, outputs=("results/",))
+    removes = "removes what is left on the cloud"
+    assert report_text(driven).split("\n\n")[:2] == ["live: succeeded, not torn down", f"gpucloud down live {removes}"]
+    named = replace(driven, outputs=("results/",))
+    brings = f"gpucloud down live brings home what is in its store, and {removes}"
+    assert report_text(named).split("\n\n")[1] == brings
+    moved = replace(named, has_home=False)
     assert report_text(moved).split("\n\n")[1].splitlines() == [
         "gpucloud down live removes what is left on the cloud",
         "gpucloud cp -r live:@store/outputs FOLDER copies what is in its store: its job file is not here",
@@ -1290,9 +1318,22 @@ def test_machines_that_are_there_are_prepared_and_not_waited_for():
     assert report_text(prepared).splitlines()[0] == "live: starting, supervised by its own node a"
 
 
-@pytest.mark.parametrize("reason", [ExitReason.STOPPED, ExitReason.IDLE])
-def test_a_stopped_job_ends_with_how_it_goes_on_and_with_what(reason):
-    stopped = over(JobStatus.STOPPED, reason, torn_down=True, checkpoint=CheckpointRef(step=5, sha256="0" * 64))
+GO_ON = (
+    ExitReason.STOPPED,
+    ExitReason.IDLE,
+    ExitReason.LOST,
+    ExitReason.HUNG,
+    ExitReason.INTERRUPTED,
+    ExitReason.NO_CAPACITY,
+    ExitReason.REFUSED,
+    ExitReason.UNPREPARED,
+)
+
+
+@pytest.mark.parametrize("reason", GO_ON)
+def test_a_job_that_ended_within_its_limits_says_last_how_it_goes_on_and_with_what(reason):
+    assert reason.exit_code not in CLOSED
+    stopped = over(reason.status, reason, torn_down=True, checkpoint=CheckpointRef(step=5, sha256="0" * 64))
     assert report_text(stopped).splitlines()[-1] == (
         "gpucloud train live goes on in the same run, from step 5, with the 0.989 USD left of its budget"
     )

@@ -9,6 +9,7 @@ from typing import Any
 from gpucloud.cli.render.bills import charges_text, for_later, let_go_words, plain_amount, spend_json, spend_text
 from gpucloud.cli.render.use import (
     condition_and_reason,
+    may_come_words,
     may_tell,
     outdated_words,
     step_words,
@@ -23,12 +24,12 @@ from gpucloud.cli.render.ways import (
     anew_lines,
     brought_by,
     failure_text,
+    goes_on_text,
     is_past_deadline,
     lacking,
     missing_lines,
     signature_lines,
     stay_text,
-    stopped_text,
 )
 from gpucloud.cli.render.words import as_argument, pool_json, quarantine_json, table
 from gpucloud.domain import codec
@@ -71,7 +72,7 @@ def report_text(report: JobReport) -> str:
     parts += _tables(report)
     parts.append(spend_text(report.spend, for_later(report)))
     parts.append(_nodes_text(report))
-    if last := [line for line in (failed, stopped_text(report), stay_text(report)) if line is not None]:
+    if last := [line for line in (failed, goes_on_text(report), stay_text(report)) if line is not None]:
         parts.append("\n".join(last))
     return "\n\n".join(parts)
 
@@ -433,7 +434,7 @@ def _nodes_text(report: JobReport) -> str:
 
 def _alive_text(report: JobReport) -> str:
     if not report.nodes:
-        return "no machines are alive"
+        return "; ".join(["no machines are alive", *may_come_words(report)])
     until = ""
     if report.paid_until is not None and report.spend.off_at is None:  # else it is told with the money, just above
         until = f", {'taken' if report.owned else 'paid'} until {format_moment(report.paid_until, report.looked_at)}"

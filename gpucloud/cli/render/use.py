@@ -105,8 +105,8 @@ def use_json(report: JobReport) -> list[dict[str, Any]]:
 
 
 def headline(report: JobReport) -> str:
-    """Return status, step, speed, loss and money in two lines; between, why a job ended, or what its attempt runs."""
-    why = [*([set_off(report.message)] if report.message else []), *outdated_words(report)]
+    """Return status, step, speed, loss and money in two lines; between, why it ended, what it runs, what may come."""
+    why = [*([set_off(report.message)] if report.message else []), *outdated_words(report), *may_come_words(report)]
     return "\n".join([f"{report.job}: {', '.join(_state(report))}", *why, f"spent {money_line(report.spend)}"])
 
 
@@ -263,6 +263,16 @@ def outdated_words(report: JobReport) -> list[str]:
     changed = "what the last start changed"
     later = f"{changed} has not run" if attempt.ends_for_good or report.ends else f"the next one runs {changed}"
     return [f"attempt {attempt.number} runs as it was started: {later}"]
+
+
+def may_come_words(report: JobReport) -> list[str]:
+    """Return that the cloud may start machines though nobody sees to the job; nothing where it was asked for none."""
+    off_at = report.spend.off_at
+    if report.nodes or report.supervisor is not None or off_at is None:
+        return []
+    until = format_moment(off_at, report.looked_at)
+    takes_back = f"{report.from_there}gpucloud down {report.job} takes that back"
+    return [f"machines that were asked for may still come, paid until {until}: {takes_back}"]
 
 
 def _committed(report: JobReport) -> int | None:

@@ -35,7 +35,7 @@ def lacking(report: JobReport) -> list[str]:
         ("are free again", "is free again") if report.owned else ("switch themselves off", "is off by itself")
     )
     match report.kind:
-        case ConditionKind.HANDING_OVER:
+        case ConditionKind.HANDING_OVER | ConditionKind.TRAINED if report.can_be_handed_over:
             told.append(_handed_over(report))
         case ConditionKind.SILENT:
             told.append(f"nobody can tell whether its attempt goes on{_costs_meanwhile(report)}")
@@ -57,7 +57,7 @@ def lacking(report: JobReport) -> list[str]:
             told.append(f"{ended}nothing trains on its {machines}; all {is_over}{until}")
         case ConditionKind.WAITING | ConditionKind.STARTING | ConditionKind.TRAINING:
             pass
-        case ConditionKind.LEFT | ConditionKind.TRAINED:
+        case ConditionKind.LEFT | ConditionKind.TRAINED | ConditionKind.HANDING_OVER:
             pass
         case ConditionKind.HELD | ConditionKind.KEPT | ConditionKind.ENDING | ConditionKind.ENDED:
             pass
@@ -80,9 +80,14 @@ def failure_text(report: JobReport) -> str | None:
     return " · ".join(in_one_line(part) for part in (said, *helps))
 
 
-def stopped_text(report: JobReport) -> str | None:
-    """Return how a stopped job goes on; None for others: at a used-up budget or deadline, the message says it."""
-    if report.exit_reason not in (ExitReason.STOPPED, ExitReason.IDLE) or report.rehearses or report.superseded:
+_SAYS_ITSELF = (ExitReason.SUCCEEDED, ExitReason.BUDGET, ExitReason.DEADLINE)
+"""Ends after which the run does not go on, or whose message says how it does."""
+
+
+def goes_on_text(report: JobReport) -> str | None:
+    """Return how a run goes on that has ended; None where it does not, and where another line says it."""
+    reason = report.exit_reason
+    if reason is None or reason.by_script or reason in _SAYS_ITSELF or report.rehearses or report.superseded:
         return None
     train, start = report.resumption.command(_named(report)), from_where(report.checkpoint)
     on = f"{train} goes on in the same run, from {start}{_with_the_rest(report)}"
@@ -256,7 +261,8 @@ def is_past_deadline(report: JobReport) -> bool:
 
 def _handed_over(report: JobReport) -> str:
     """Return when one of the job's machines takes it over, and for what."""
-    does = "see to its end" if report.ends or is_past_deadline(report) else "go on with it"
+    is_over = report.ends or is_past_deadline(report) or report.kind is ConditionKind.TRAINED
+    does = "see to its end" if is_over else "go on with it"
     most = f"which takes {format_span(report.limits.controller)} at the most"
     if launched := [o.launched_at for o in report.intervals if o.ended_at is None and not o.is_let_go]:
         most = f"until {format_moment(max(launched) + report.limits.controller, report.looked_at)} at the latest"
@@ -309,7 +315,8 @@ def _at_the_end(report: JobReport) -> str:
     """Return which command removes what is left of a job that is over, and which brings what is in its store."""
     removes = "" if report.has_stored_outputs else "removes what is left on the cloud"
     if report.has_home:
-        return f"{_down(report)} brings home what is in its store{f', and {removes}' if removes else ''}"
+        brings = "brings home what is in its store" if report.ever_outputs else ""
+        return f"{_down(report)} {', and '.join(filter(None, [brings, removes]))}"
     copies = f"gpucloud cp -r {report.job}:@store/outputs FOLDER copies what is in its store: its job file is not here"
     down = [f"{_down(report)} {removes}"] if removes else []
     return "\n".join([*down, copies] if report.ever_outputs else down)
