@@ -13,13 +13,13 @@ from rich.console import Console
 
 from gpucloud.cli.commands import reaching
 from gpucloud.cli.commands.reaching import _look
-from gpucloud.cli.render import live
+from gpucloud.cli.render import live, onlookers
 from gpucloud.cli.render.bills import money_json
 from gpucloud.cli.render.onlookers import line_of, panel_state
 from gpucloud.cli.render.reports import jobs_text, report_json, report_text
-from gpucloud.cli.render.use import condition_word, headline, step_words, use_rows
+from gpucloud.cli.render.use import condition_word, headline, step_words, unsaved_words, use_rows
 from gpucloud.cli.render.ways import going_on_line
-from gpucloud.domain.checkpoint.manifest import Counts
+from gpucloud.domain.checkpoint.manifest import CounterDrop, Counts
 from gpucloud.domain.job.quantities import format_moment
 from gpucloud.domain.job.spec import CheckpointDirectory, CheckpointPolicy, Market, OnNotice
 from gpucloud.domain.money.budget import Spend
@@ -540,6 +540,9 @@ BY_OUTPUT = (up("a", replace(part(1), readings=PRINTS)), up("b", part(1)))
 SILENT_SCRIPT = (up("a", part(1)), up("b", part(1)))
 
 
+NOT_CALLED = ": the script has not called gpucloud.resume so far; an interruption starts it at the beginning"
+
+
 @pytest.mark.parametrize("supervisor", ["process 1 on vm", None])
 @pytest.mark.parametrize(
     ("policy", "nodes", "due"),
@@ -548,7 +551,8 @@ SILENT_SCRIPT = (up("a", part(1)), up("b", part(1)))
         (STEPS, TRAINS, ": the first save is due at step 1000"),
         (CheckpointPolicy(every_steps=600), TRAINS, ""),  # it may be under way
         (CheckpointPolicy(every=HOUR), TRAINS, ": the first save is due 1 h after its script's start"),
-        (STEPS, BY_OUTPUT, ""),  # its script may not use gpucloud.resume
+        (STEPS, BY_OUTPUT, NOT_CALLED),
+        (STEPS, SILENT_SCRIPT, NOT_CALLED),
         (FOLDER, BY_OUTPUT, ": the first save is due once its script has a whole checkpoint in ckpt"),
         (FOLDER, SILENT_SCRIPT, ": the first save is due once its script has a whole checkpoint in ckpt"),
     ],
@@ -557,11 +561,55 @@ def test_a_job_that_trains_and_has_saved_nothing_says_so(policy, nodes, due, sup
     known = told(*nodes, supervisor=supervisor)
     if nodes is SILENT_SCRIPT:
         known = replace(known, attempts=(opened("a", "b"),))
-    known = replace(known, saves=policy)
-    assert f"\n\nnothing is saved yet{due}\n\n" in report_text(known)
-    assert f", nothing is saved yet{due}" in headline(known)
-    assert ", nothing is saved yet  " in jobs_text([known])
-    assert report_json(known)["unsaved"] == f"nothing is saved yet{due}"
+    known, said = replace(known, saves=policy), f"nothing is saved{'' if due == NOT_CALLED else ' yet'}"
+    assert f"\n\n{said}{due}\n\n" in report_text(known)
+    assert f", {said}{due}" in headline(known)
+    assert f", {said}  " in jobs_text([known])
+    assert report_json(known)["unsaved"] == f"{said}{due}"
+    world = snapshot(*nodes, state=state(attempts=known.attempts))
+    assert panel_state(world, Wait(why="running"), SPEND, LIMITS, policy).unsaved == f"{said}{due}"
+
+
+def test_a_script_that_has_told_nothing_is_said_to_save_nothing_where_its_machine_is_heard():
+    mute = replace(told(*SILENT_SCRIPT, supervisor="process 1 on vm"), attempts=(opened("a", "b"),), saves=STEPS)
+    assert unsaved_words(mute) == f"nothing is saved{NOT_CALLED}"
+    assert unsaved_words(replace(mute, standing=())) is None  # nobody knows whether it uses the library
+    assert unsaved_words(replace(mute, looked_at=NOW - timedelta(seconds=30))) is None  # it only begins
+    ending = replace(mute.attempts[0], ending_reason=ExitReason.STOPPED, ordered=Stop.KILL)
+    assert unsaved_words(replace(mute, attempts=(ending,))) == "nothing is saved"
+
+
+@pytest.mark.parametrize(
+    ("stored", "step", "saved"),
+    [
+        (300, {"committed_step": None}, "step 300"),
+        (300, {"committed_step": 600}, "step 600"),
+        (600, {"committed_step": 300}, "step 600"),
+        (None, {"committed_step": 600}, "step 600"),
+        (300, {"committed_step": 100, "counter_drop": CounterDrop(saved=100, put_back=300)}, "step 100"),
+    ],
+)
+def test_watch_and_the_panel_say_what_is_saved(stored, step, saved):
+    checkpoint = CheckpointRef(step=stored, sha256="0" * 64) if stored is not None else None
+    nodes = (up("a", part(1, step=605, **step)), up("b", part(1)))
+    known = replace(told(*nodes, supervisor="process 1 on vm", checkpoint=checkpoint), saves=STEPS)
+    assert f", {saved} is saved, " in headline(known)
+    world = snapshot(*nodes, state=state(attempts=known.attempts, checkpoint=checkpoint))
+    assert panel_state(world, Wait(why="running"), SPEND, LIMITS, STEPS).saved == f"{saved} is saved"
+
+
+def test_a_script_that_tells_no_steps_has_a_line_of_progress_now_and_then(monkeypatch, capsys):
+    now = [1000.0]
+    monkeypatch.setattr(onlookers.time, "monotonic", lambda: now[0])
+    plain = onlookers.PlainOnlooker(LIMITS, CheckpointPolicy())
+    for second in range(0, 700, 10):
+        now[0] = 1000.0 + second
+        world = snapshot(*SILENT_SCRIPT, state=state(attempts=(opened("a", "b"),)))
+        plain.tick(replace(world, now=NOW + timedelta(seconds=second)), Wait(why="running"), SPEND)
+    lines = [line.partition(" ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert lines == [
+        f"running for {span}, tells no steps, nothing is saved, spent 0.011 of 1.00 USD" for span in ("6 min", "11 min")
+    ]
 
 
 def test_what_a_list_says_of_saves_it_says_of_the_job_that_it_asked():

@@ -25,7 +25,7 @@ RUNNING = PanelState(
     total_steps=768,
     loss=0.1806,
     time_left=timedelta(seconds=75),
-    committed_step=254,
+    saved="step 254 is saved",
     spend=Spend(budget_usd=Decimal(1), spent_usd=Decimal("0.111"), promised_usd=Decimal("0.4")),
     paid_until=NOW,
     nodes=(NODE, NODE),
@@ -93,4 +93,25 @@ def test_watch_cuts_no_heading_and_no_figure_at_80_columns(rows: list[tuple[str,
     ],
 )
 def test_a_script_that_is_done_before_its_last_step_is_said_to_have_said_so(phase: str, step: int, said: str) -> None:
-    assert line_of(replace(RUNNING, phase=phase, step=step, total_steps=60)).startswith(f"{said}, loss 0.1806")
+    assert line_of(replace(RUNNING, phase=phase, step=step, total_steps=60)).startswith(
+        f"{said}, step 254 is saved, loss 0.1806"
+    )
+
+
+def shown(**changes: object) -> str:
+    console = Console(file=io.StringIO(), width=160, highlight=False, color_system=None)
+    with console.capture() as told:
+        console.print(_panel(replace(RUNNING, **changes), (), 160))  # type: ignore[arg-type]
+    return told.get()
+
+
+def test_the_panel_and_a_line_say_what_is_saved_or_that_nothing_is() -> None:
+    none = {"saved": None, "unsaved": "nothing is saved yet: the first save is due at step 1000"}
+    assert "step 254 is saved" in shown()
+    assert "  nothing is saved yet  " in shown(**none)
+    assert line_of(replace(RUNNING, **none)).startswith("train: step 407 of 768, nothing is saved yet, loss ")  # type: ignore[arg-type]
+    untold = {"step": None, "phase": "running for 3 h, tells no steps", "loss": None, "saved": None}
+    untold = {**untold, "unsaved": "nothing is saved: the script …", "time_left": None}
+    assert line_of(replace(RUNNING, **untold)) == (  # type: ignore[arg-type]
+        "running for 3 h, tells no steps, nothing is saved, spent 0.111 of 1.00 USD"
+    )

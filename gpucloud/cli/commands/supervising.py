@@ -24,7 +24,7 @@ from gpucloud.cli.target import Target, called, report_of, say_what_costs_on
 from gpucloud.domain.checkpoint.protection import NEVER, NOTHING_COMES_HOME, Protection, Saving, checkpoints_stay
 from gpucloud.domain.errors import CredentialsError, DataStoreError, GpucloudError, LandingRefused, StoreError
 from gpucloud.domain.job.quantities import format_moment, format_span, format_usd, in_cents
-from gpucloud.domain.job.spec import Job, Market, OnNotice
+from gpucloud.domain.job.spec import CheckpointPolicy, Job, Market, OnNotice
 from gpucloud.domain.state.order import Until
 from gpucloud.domain.state.state import JobState, JobStatus
 from gpucloud.domain.supervision.self_driving import TAKES_OVER, USUAL_TIME
@@ -92,7 +92,7 @@ def run(begun: Begun, *, leaves: bool = False, asks: bool = True) -> None:
     told = partial(_what_a_detach_prepays, begun)
     before_it = told if detaches else None
     with (
-        onlooker(begun.cloud.limits_of(begun.known)) as shown,
+        onlooker(begun.cloud.limits_of(begun.known), begun.job.checkpoint) as shown,
         obeyed(shown, asks=asks, detaches=before_it, stopping=stopping) as interrupts,
     ):
         _run(begun, leaves, shown, interrupts)
@@ -153,13 +153,13 @@ def _what_a_detach_prepays(begun: Begun) -> str | None:
     return None
 
 
-def onlooker(limits: Limits) -> Unshaken:
+def onlooker(limits: Limits, policy: CheckpointPolicy | None = None) -> Unshaken:
     """Return the live display on a terminal, plain lines elsewhere; `limits` are the job's cloud's."""
     if sys.stderr.isatty():
         from gpucloud.cli.render.live import LiveOnlooker
 
-        return Unshaken(LiveOnlooker(limits))
-    return Unshaken(PlainOnlooker(limits))
+        return Unshaken(LiveOnlooker(limits, policy))
+    return Unshaken(PlainOnlooker(limits, policy))
 
 
 def say_what_is_lost(begun: Begun) -> None:

@@ -15,8 +15,9 @@ from rich.text import Text
 from gpucloud.cli.render.bills import money_line
 from gpucloud.cli.render.onlookers import PanelState, pace_words, panel_state
 from gpucloud.cli.render.output import FirstRank
-from gpucloud.cli.render.use import Rows, headline, use_rows
+from gpucloud.cli.render.use import Rows, headline, in_short, use_rows
 from gpucloud.cli.render.words import folded, with_short_ids
+from gpucloud.domain.job.spec import CheckpointPolicy
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.output import without_code_folder
 from gpucloud.domain.node.status import UNTOLD
@@ -41,8 +42,8 @@ _LIMITS = Limits()
 class LiveOnlooker:
     """Story lines above, a panel below, on standard error."""
 
-    def __init__(self, limits: Limits = _LIMITS) -> None:
-        self._limits = limits
+    def __init__(self, limits: Limits = _LIMITS, policy: CheckpointPolicy | None = None) -> None:
+        self._limits, self._policy = limits, policy
         self._console = Console(stderr=True, highlight=False)
         self._live = self._new()
         self._held: list[Text] | None = None
@@ -82,7 +83,7 @@ class LiveOnlooker:
 
     def tick(self, snapshot: Snapshot, action: Action, spend: Spend) -> None:
         """Draw the panel anew."""
-        self._now = panel_state(snapshot, action, spend, self._limits)
+        self._now = panel_state(snapshot, action, spend, self._limits, self._policy)
         self._draw()
 
     def output(self, attempt: int, rank: int, text: str) -> None:
@@ -181,8 +182,10 @@ def _progress(now: PanelState, width: int) -> Table:
         told.append(Text(f"as of {now.told_at:%H:%M:%S} UTC", style="red"))
     to_go = [Text(word) for word in pace_words(now)]
     told += to_go if _width([*told, *to_go]) <= width else to_go[-1:]  # of both, what ends first matters
-    if now.committed_step is not None:
-        told.append(Text(f"{now.counts.named(now.committed_step)} is saved", style="green"))
+    if now.saved is not None:
+        told.append(Text(now.saved, style="green"))
+    elif now.unsaved is not None:
+        told.append(Text(in_short(now.unsaved), style="yellow"))
     if now.loss is not None:
         told.append(Text(f"loss {now.loss:.4f}"))
     told += map(Text, now.printed)

@@ -10,16 +10,34 @@ from typing import TYPE_CHECKING, Protocol
 
 from gpucloud.cli.render.bills import money_line, to_go_words
 from gpucloud.cli.render.output import MOVING_EVERY_S, FirstRank, Paced
-from gpucloud.cli.render.use import brief, ending_words, notice_words, printed_words, stalled_words, untold_words
+from gpucloud.cli.render.use import (
+    brief,
+    ending_words,
+    in_short,
+    nothing_saved,
+    notice_words,
+    printed_words,
+    saved_words,
+    stalled_words,
+    untold_words,
+)
 from gpucloud.cli.render.words import silence, tell
-from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import format_span
+from gpucloud.domain.job.spec import CheckpointPolicy
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.node import NodeState
 from gpucloud.domain.node.output import without_code_folder
-from gpucloud.domain.node.status import DONE, UNTOLD, Stop
+from gpucloud.domain.node.status import DONE, UNTOLD, Progress, Stop
 from gpucloud.domain.supervision.action import Action, Arm, Done, Wait
-from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, is_gone, patience, shown_of, time_left
+from gpucloud.domain.supervision.membership import (
+    NOBODY_ANSWERS,
+    is_gone,
+    members_of,
+    part_of,
+    patience,
+    shown_of,
+    time_left,
+)
 from gpucloud.domain.supervision.snapshot import Limits, NodeSnapshot, Readiness, Snapshot
 from gpucloud.domain.untrusted import in_one_line
 from gpucloud.usecases.jobstore.condition import WORDS, Condition, Reached
@@ -29,7 +47,8 @@ if TYPE_CHECKING:
     from gpucloud.usecases.jobstore.report import JobReport
 
 
-_PLAIN_EVERY_S = 5.0
+_PLAIN_EVERY_S, _UNTOLD_EVERY_S = 5.0, 300.0
+"""So long at least between two lines of progress: of a script that tells steps, and of one that tells none."""
 _LIMITS = Limits()
 
 
@@ -125,12 +144,12 @@ class Unshaken:
 
 
 class PlainOnlooker:
-    """One line an event, and one line of progress now and then. `limits` are the cloud's."""
+    """One line an event, and one line of progress now and then. `limits` are the cloud's, `policy` is the job's."""
 
-    def __init__(self, limits: Limits = _LIMITS) -> None:
-        self._limits = limits
+    def __init__(self, limits: Limits = _LIMITS, policy: CheckpointPolicy | None = None) -> None:
+        self._limits, self._policy = limits, policy
         self._said: PanelState | None = None
-        self._at = 0.0
+        self._at = time.monotonic() - _PLAIN_EVERY_S
         self._output = FirstRank()
         self._moving = Paced(every_s=MOVING_EVERY_S)
 
@@ -155,8 +174,9 @@ class PlainOnlooker:
     def tick(self, snapshot: Snapshot, action: Action, spend: Spend) -> None:
         """Write a line of progress when there is some, not more often than every few seconds."""
         self._write_moving()
-        now = panel_state(snapshot, action, spend, self._limits)
-        if now.step is None or now == self._said or time.monotonic() - self._at < _PLAIN_EVERY_S:
+        now = panel_state(snapshot, action, spend, self._limits, self._policy)
+        every_s = _PLAIN_EVERY_S if now.step is not None else _UNTOLD_EVERY_S
+        if now.attempt is None or now == self._said or time.monotonic() - self._at < every_s:
             return
         self._said, self._at = now, time.monotonic()
         self.story(line_of(now))
@@ -177,10 +197,13 @@ class PlainOnlooker:
 
 def line_of(now: PanelState) -> str:
     """Return progress in one line."""
-    parts = [f"{now.phase}: {now.reached}"]
-    if now.phase == UNTOLD:
-        saved = f"{now.counts.named(now.committed_step)} is saved" if now.committed_step else "nothing saved yet"
-        parts = [f"{now.phase}: {saved}"]
+    saved = now.saved or (in_short(now.unsaved) if now.unsaved is not None else None)
+    if now.step is None:
+        parts = [now.phase, *([saved] if saved else [])]
+    elif now.phase == UNTOLD:
+        parts = [f"{now.phase}: {saved or 'nothing is saved yet'}"]
+    else:
+        parts = [f"{now.phase}: {now.reached}", *([saved] if saved else [])]
     parts += [unheard_words(now)] if now.unheard else []
     if now.loss is not None:
         parts.append(f"loss {now.loss:.4f}")
@@ -230,12 +253,14 @@ class PanelState:
     total_steps: int | None
     loss: float | None
     time_left: timedelta | None
-    committed_step: int | None
     spend: Spend
     paid_until: datetime | None
     nodes: tuple[NodeLine, ...]
     gpus: str = ""
-    counts: Counts = Counts.STEPS
+    saved: str | None = None
+    """What is saved, in words."""
+    unsaved: str | None = None
+    """That nothing is saved of a script that trains, in words."""
     printed: tuple[str, ...] = ()
     """Other numbers that the script prints, in words."""
     unheard: tuple[tuple[str, datetime], ...] = ()
@@ -257,8 +282,14 @@ class PanelState:
         return str(Reached(step=self.step or 0, total_steps=self.total_steps, is_done=self.phase == DONE))
 
 
-def panel_state(snapshot: Snapshot, action: Action, spend: Spend, limits: Limits = _LIMITS) -> PanelState:
-    """Return what is to be shown of the pass, by its cloud's limits."""
+def panel_state(
+    snapshot: Snapshot,
+    action: Action,
+    spend: Spend,
+    limits: Limits = _LIMITS,
+    policy: CheckpointPolicy | None = None,
+) -> PanelState:
+    """Return what is to be shown of the pass, by its cloud's limits and what its job file says of checkpoints."""
     attempt = snapshot.state.attempt
     progress, printed = shown_of(attempt, snapshot) if attempt else (None, ())
     unheard = _unheard(snapshot, limits)
@@ -275,8 +306,8 @@ def panel_state(snapshot: Snapshot, action: Action, spend: Spend, limits: Limits
         awaited=script_awaited(attempt, limits, snapshot.now) if attempt is not None else "",
         stalled_for=progress.stalled_for if progress else None,
         patience=patience(progress, snapshot.state.attempts, limits) if progress else None,
-        committed_step=progress.committed_step if progress else None,
-        counts=progress.counts if progress else Counts.STEPS,
+        saved=saved_words(progress, snapshot.checkpoint or snapshot.state.checkpoint) if attempt else None,
+        unsaved=_unsaved(snapshot, policy, progress),
         printed=tuple(printed_words(printed)),
         spend=spend,
         paid_until=snapshot.state.paid_until,
@@ -287,6 +318,15 @@ def panel_state(snapshot: Snapshot, action: Action, spend: Spend, limits: Limits
             _node_line(node, snapshot) for node in snapshot.nodes if node.node.state is not NodeState.TERMINATED
         ),
     )
+
+
+def _unsaved(snapshot: Snapshot, policy: CheckpointPolicy | None, progress: Progress | None) -> str | None:
+    attempt = snapshot.state.attempt
+    if attempt is None or policy is None or snapshot.state.status.ended:
+        return None
+    heard = part_of(attempt, members_of(attempt, snapshot)[0]) is not None
+    saved = snapshot.checkpoint or snapshot.state.checkpoint
+    return nothing_saved(policy, snapshot.state.attempts, progress, saved, snapshot.now, heard=heard)
 
 
 def _unheard(snapshot: Snapshot, limits: Limits) -> tuple[tuple[str, datetime], ...]:

@@ -9,6 +9,7 @@ from typing import Any
 from gpucloud.cli.render.bills import charges_text, for_later, let_go_words, plain_amount, spend_json, spend_text
 from gpucloud.cli.render.use import (
     condition_and_reason,
+    in_short,
     may_come_words,
     may_tell,
     outdated_words,
@@ -224,9 +225,9 @@ def jobs_text(reports: Sequence[JobReport], unread: Sequence[str] = ()) -> str:
 
 
 def _step_cell(report: JobReport) -> str:
-    """Return the newest step that counts, when a node told it if not just now, and whether nothing is saved yet."""
+    """Return the newest step that counts, when a node told it if not just now, and whether nothing is saved."""
     reached = report.reached
-    unsaved = ", nothing is saved yet" if unsaved_words(report) is not None else ""
+    unsaved = f", {in_short(words)}" if (words := unsaved_words(report)) is not None else ""
     if reached is None:
         return f"-{unsaved}"
     step = str(reached.step) if reached.counts is Counts.STEPS else reached.counts.named(reached.step)

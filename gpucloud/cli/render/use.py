@@ -9,6 +9,7 @@ from typing import Any
 from gpucloud.cli.render.bills import Ends, money_line, to_go_words
 from gpucloud.domain import codec
 from gpucloud.domain.checkpoint.manifest import Counts
+from gpucloud.domain.checkpoint.protection import COSTS_ALL, NOT_CALLED
 from gpucloud.domain.job.quantities import format_moment, format_span, span_of
 from gpucloud.domain.job.spec import CheckpointPolicy
 from gpucloud.domain.node.hardware import GpuSample, HostSample
@@ -16,10 +17,10 @@ from gpucloud.domain.node.node import Notice
 from gpucloud.domain.node.output import store_was_full
 from gpucloud.domain.node.status import DONE, OUTPUT, UNTOLD, Outcome, Progress, RunState
 from gpucloud.domain.node.use import GpuSpan, Span
-from gpucloud.domain.state.state import Attempt, ExitReason
+from gpucloud.domain.state.state import Attempt, CheckpointRef, ExitReason
 from gpucloud.domain.supervision.membership import patience, time_to_go
 from gpucloud.domain.untrusted import in_one_line, set_off
-from gpucloud.usecases.jobstore.condition import WORDS, Condition, ConditionKind, Reached
+from gpucloud.usecases.jobstore.condition import WORDS, Condition, ConditionKind
 from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.usecases.supervise.story import script_awaited
 from gpucloud.usecases.supervise.usage import NodeHistory
@@ -236,21 +237,62 @@ def _ends_alone(report: JobReport) -> Ends:
 
 
 def unsaved_words(report: JobReport) -> str | None:
-    """Return that a job trains of which nothing is saved yet, and when its first save is due; None of any other.
+    """Return that nothing is saved of a job that trains; None of any other. What `checkpoint: none` means, is known."""
+    attempt, now = report.open_attempt, report.looked_at
+    if attempt is None or report.saves is None or report.kind not in _TRAINS:
+        return None
+    work = report.attempts, report.progress, report.checkpoint
+    return nothing_saved(report.saves, *work, now or attempt.started_at, heard=report.first_part is not None)
 
-    So also of a script that tells no steps, once it has run for a while. What `checkpoint: none` means, its user knows.
+
+def nothing_saved(
+    policy: CheckpointPolicy,
+    attempts: Sequence[Attempt],
+    progress: Progress | None,
+    checkpoint: CheckpointRef | None,
+    now: datetime,
+    *,
+    heard: bool,
+) -> str | None:
+    """Return that the attempts have saved nothing, and when the last one will, or why it does not; None otherwise.
+
+    So also of a script that tells no steps, once it has run for a while. `heard`: whether the machine of rank 0 tells
+    how its script stands; `progress` is that.
     """
-    attempt, policy, reached = report.open_attempt, report.saves, report.reached
-    if attempt is None or policy is None or policy.none or report.kind not in _TRAINS:
+    attempt = attempts[-1]
+    if policy.none or saved_words(progress, checkpoint) or any(one.saved_step for one in attempts):
         return None
-    known = (report.checkpoint, *(one.saved_step for one in report.attempts), _committed(report))
-    if any(known) or (reached is not None and (reached.is_done or not reached.step)):
+    step = progress.step if progress and progress.phase != UNTOLD else attempt.printed_step or attempt.last_step
+    young = step is None and may_tell(attempt, tuple(attempts), now)
+    if step == 0 or young or (progress and progress.phase == DONE):
         return None
-    now = report.looked_at or attempt.started_at
-    if reached is None and (policy.directory is None or may_tell(attempt, report.attempts, now)):
-        return None
-    due = _first_due(policy, reached, by_library=_by_library(attempt, report))
-    return f"nothing is saved yet{f': {due}' if due else ''}"
+    yet, folder = "nothing is saved yet", policy.directory
+    if folder is not None:
+        first = f"the first save is due once its script has a whole checkpoint in {folder.path}"
+        return yet if attempt.ends_for_good else f"{yet}: {first}"
+    if progress is None and not heard and step is None:
+        return None  # nobody knows whether it uses the library
+    if progress.phase == OUTPUT if progress else heard or attempt.printed_step is not None:
+        return "nothing is saved" if attempt.ends_for_good else f"nothing is saved: {NOT_CALLED}; {COSTS_ALL}"
+    due = _first_due(policy, step or 0)
+    return f"{yet}: {due}" if due and not attempt.ends_for_good else yet
+
+
+def in_short(unsaved: str) -> str:
+    """Return that nothing is saved without when the first save is due, or why there is none."""
+    return unsaved.partition(":")[0]
+
+
+def saved_words(progress: Progress | None, checkpoint: CheckpointRef | None) -> str | None:
+    """Return what is saved, by the store and by the word of rank 0's machine, which may be older, or newer."""
+    told = progress.committed_step if progress is not None else None
+    if progress is None or not told:
+        return f"{checkpoint} is saved" if checkpoint is not None else None
+    if checkpoint is None or progress.counter_drop is not None:
+        return f"{progress.counts.named(told)} is saved"
+    if progress.counts is checkpoint.counts and told > checkpoint.step:
+        return f"{progress.counts.named(told)} is saved"
+    return f"{checkpoint} is saved"
 
 
 def outdated_words(report: JobReport) -> list[str]:
@@ -275,26 +317,11 @@ def may_come_words(report: JobReport) -> list[str]:
     return [f"machines that were asked for may still come, paid until {until}: {takes_back}"]
 
 
-def _committed(report: JobReport) -> int | None:
-    return report.progress.committed_step if report.progress is not None else None
-
-
-def _by_library(attempt: Attempt, report: JobReport) -> bool:
-    """Whether the script is known to use gpucloud.resume: its cadence counts for no other."""
-    if report.progress is not None:
-        return report.progress.phase not in (OUTPUT, UNTOLD)
-    return tells_steps(attempt) and attempt.printed_step is None
-
-
-def _first_due(policy: CheckpointPolicy, reached: Reached | None, *, by_library: bool) -> str | None:
-    """Return when the first save is due, where that is known: of a long one it may be under way."""
-    if policy.directory is not None:
-        return f"the first save is due once its script has a whole checkpoint in {policy.directory.path}"
-    if not by_library or reached is None:
-        return None
+def _first_due(policy: CheckpointPolicy, step: int) -> str | None:
+    """Return when the library saves first, where that is known: of a long save it may be under way."""
     if policy.every is not None:
         return f"the first save is due {format_span(policy.every)} after its script's start"
-    if policy.every_steps is not None and reached.step < policy.every_steps:
+    if policy.every_steps is not None and step < policy.every_steps:
         return f"the first save is due at step {policy.every_steps}"
     return None
 
@@ -341,7 +368,10 @@ def _state(report: JobReport) -> list[str]:
     if report.attempts and not report.exit_reason:
         parts.append(f"attempt {report.attempts[-1].number}")
     progress = None if report.ran_out else report.progress
-    parts += [*step_words(report), *([unsaved] if (unsaved := unsaved_words(report)) is not None else [])]
+    parts += step_words(report)
+    is_told = report.open_attempt is not None and report.reached is not None and report.reached.is_saved
+    saved = unsaved_words(report) or (saved_words(progress, report.checkpoint) if not is_told else None)
+    parts += [saved] if saved is not None else []
     if progress is not None:
         if progress.waiting_share is not None:
             parts.append(f"{progress.waiting_share:.0%} waiting for data")

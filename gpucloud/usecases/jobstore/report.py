@@ -123,8 +123,7 @@ class JobReport:
     """Its attempt's machines that told its supervisor nothing when its state was written last."""
     saves: CheckpointPolicy | None = None  # as its newest order says; None where that is not known
     base: str = ""  # the name that its job file has
-    run: int = 1
-    """Which run of that name it is, from 1."""
+    run: int = 1  # which run of that name it is, from 1
     superseded: bool = False  # a later run of the same job is known: it is what the same command goes on with
     has_home: bool = True
     """Whether the folder of its job file is here, for its outputs to come home to."""
@@ -289,12 +288,12 @@ class JobReport:
     @property
     def progress(self) -> Progress | None:
         """How far rank 0's script is in the open attempt, where its node was asked: its steps are the job's."""
-        return self._first_part.shown if self._first_part is not None else None
+        return self.first_part.shown if self.first_part is not None else None
 
     @property
     def counted(self) -> Progress | None:
         """The same as attempts are counted: in saves, where the script's checkpoints tell no step."""
-        return self._first_part.counted if self._first_part is not None else None
+        return self.first_part.counted if self.first_part is not None else None
 
     @property
     def counts(self) -> Counts:
@@ -309,11 +308,12 @@ class JobReport:
     @property
     def printed(self) -> tuple[tuple[str, float], ...]:
         """Other numbers that the script prints, by the job file's patterns: of the first rank's node."""
-        part = self._first_part
+        part = self.first_part
         return part.readings.values if part is not None and part.readings is not None else ()
 
     @property
-    def _first_part(self) -> AttemptStatus | None:
+    def first_part(self) -> AttemptStatus | None:
+        """What the machine of rank 0 tells of the open attempt, where it was asked."""
         return self._parts().get(self.open_attempt.members[0].node_id) if self.open_attempt is not None else None
 
     @property
