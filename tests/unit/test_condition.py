@@ -654,8 +654,9 @@ def test_an_attempt_that_has_made_no_step_says_so():
         one = replace(known, attempts=(replace(attempt, **changes),), checkpoint=None)
         return report_text(one).splitlines()[0]
 
-    assert first() == "live: training, no step told yet, supervised by process 1 on vm"
-    assert first(started_at=NOW - HOUR) == "live: training, no step told yet, supervised by process 1 on vm"
+    assert first() == "live: training, running for 40 s, no step yet, supervised by process 1 on vm"
+    hour = "live: training, running for 1 h, tells no steps, supervised by process 1 on vm"
+    assert first(started_at=NOW - HOUR) == hour
 
 
 def test_steps_that_a_later_attempt_makes_again_are_not_kept():

@@ -203,8 +203,8 @@ def step_words(report: JobReport) -> list[str]:
     if report.status.ended or attempt is None:
         return []
     if reached is None:
-        runs = report.kind in (ConditionKind.TRAINING, ConditionKind.UNSUPERVISED)
-        return ["no step told yet"] if runs else []
+        runs = report.kind in (ConditionKind.TRAINING, ConditionKind.UNSUPERVISED) and not report.is_unheard
+        return [untold_words(attempt, report.attempts, report.looked_at or attempt.started_at)] if runs else []
     if reached.is_saved:
         return [f"{reached} (checkpoint)"]
     if reached.at is not None:
