@@ -15,7 +15,7 @@ from rich.text import Text
 from gpucloud.cli.render.bills import money_line
 from gpucloud.cli.render.onlookers import PanelState, pace_words, panel_state
 from gpucloud.cli.render.output import FirstRank
-from gpucloud.cli.render.use import Rows, headline, in_short, use_rows
+from gpucloud.cli.render.use import Rows, headline, use_rows
 from gpucloud.cli.render.words import folded, with_short_ids
 from gpucloud.domain.job.spec import CheckpointPolicy
 from gpucloud.domain.money.budget import Spend
@@ -24,6 +24,7 @@ from gpucloud.domain.node.status import UNTOLD
 from gpucloud.domain.supervision.action import Action
 from gpucloud.domain.supervision.snapshot import Limits, Snapshot
 from gpucloud.domain.untrusted import coloured, in_one_line, lines_of, set_off
+from gpucloud.usecases.jobstore.condition import in_short
 from gpucloud.usecases.jobstore.report import JobReport
 
 _HELD = 1000

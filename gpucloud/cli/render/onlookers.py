@@ -13,13 +13,9 @@ from gpucloud.cli.render.output import MOVING_EVERY_S, FirstRank, Paced
 from gpucloud.cli.render.use import (
     brief,
     ending_words,
-    in_short,
-    nothing_saved,
     notice_words,
     printed_words,
-    saved_words,
     stalled_words,
-    untold_words,
 )
 from gpucloud.cli.render.words import silence, tell
 from gpucloud.domain.job.quantities import format_span
@@ -40,7 +36,15 @@ from gpucloud.domain.supervision.membership import (
 )
 from gpucloud.domain.supervision.snapshot import Limits, NodeSnapshot, Readiness, Snapshot
 from gpucloud.domain.untrusted import in_one_line
-from gpucloud.usecases.jobstore.condition import WORDS, Condition, Reached
+from gpucloud.usecases.jobstore.condition import (
+    WORDS,
+    Condition,
+    Reached,
+    in_short,
+    nothing_saved,
+    saved_words,
+    untold_words,
+)
 from gpucloud.usecases.supervise.story import script_awaited
 
 if TYPE_CHECKING:

@@ -9,15 +9,11 @@ from typing import Any
 from gpucloud.cli.render.bills import charges_text, for_later, let_go_words, plain_amount, spend_json, spend_text
 from gpucloud.cli.render.use import (
     condition_and_reason,
-    in_short,
     may_come_words,
-    may_tell,
     outdated_words,
     step_words,
-    tells_steps,
     unprepared,
     unsaved_words,
-    untold_words,
     use_json,
     use_rows,
 )
@@ -49,7 +45,7 @@ from gpucloud.domain.state.state import (
 )
 from gpucloud.domain.supervision.capacity import dated
 from gpucloud.domain.untrusted import in_one_line, set_off
-from gpucloud.usecases.jobstore.condition import ConditionKind
+from gpucloud.usecases.jobstore.condition import ConditionKind, in_short, may_tell, tells_steps, untold_words
 from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.usecases.supervise.story import decision_line
 

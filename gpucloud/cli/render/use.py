@@ -8,26 +8,29 @@ from typing import Any
 
 from gpucloud.cli.render.bills import Ends, money_line, to_go_words
 from gpucloud.domain import codec
-from gpucloud.domain.checkpoint.manifest import Counts
-from gpucloud.domain.checkpoint.protection import COSTS_ALL, NOT_CALLED
 from gpucloud.domain.job.quantities import format_moment, format_span, span_of
-from gpucloud.domain.job.spec import CheckpointPolicy
 from gpucloud.domain.node.hardware import GpuSample, HostSample
 from gpucloud.domain.node.node import Notice
 from gpucloud.domain.node.output import store_was_full
 from gpucloud.domain.node.status import DONE, OUTPUT, UNTOLD, Outcome, Progress, RunState
 from gpucloud.domain.node.use import GpuSpan, Span
-from gpucloud.domain.state.state import Attempt, CheckpointRef, ExitReason
+from gpucloud.domain.state.state import Attempt, ExitReason
 from gpucloud.domain.supervision.membership import patience, time_to_go
 from gpucloud.domain.untrusted import in_one_line, set_off
-from gpucloud.usecases.jobstore.condition import WORDS, Condition, ConditionKind
+from gpucloud.usecases.jobstore.condition import (
+    WORDS,
+    Condition,
+    ConditionKind,
+    nothing_saved,
+    saved_words,
+    untold_words,
+)
 from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.usecases.supervise.story import script_awaited
 from gpucloud.usecases.supervise.usage import NodeHistory
 
 Rows = list[tuple[str, ...]]
 
-_LAUNCHES_FOR = timedelta(minutes=1)
 _UNKNOWN = "-"
 _TRAINS = (ConditionKind.TRAINING, ConditionKind.UNSUPERVISED, ConditionKind.SILENT, ConditionKind.HANDING_OVER)
 _FULL = "its store was full"
@@ -245,56 +248,6 @@ def unsaved_words(report: JobReport) -> str | None:
     return nothing_saved(report.saves, *work, now or attempt.started_at, heard=report.first_part is not None)
 
 
-def nothing_saved(
-    policy: CheckpointPolicy,
-    attempts: Sequence[Attempt],
-    progress: Progress | None,
-    checkpoint: CheckpointRef | None,
-    now: datetime,
-    *,
-    heard: bool,
-) -> str | None:
-    """Return that the attempts have saved nothing, and when the last one will, or why it does not; None otherwise.
-
-    So also of a script that tells no steps, once it has run for a while. `heard`: whether the machine of rank 0 tells
-    how its script stands; `progress` is that.
-    """
-    attempt = attempts[-1]
-    if policy.none or saved_words(progress, checkpoint) or any(one.saved_step for one in attempts):
-        return None
-    step = progress.step if progress and progress.phase != UNTOLD else attempt.printed_step or attempt.last_step
-    young = step is None and may_tell(attempt, tuple(attempts), now)
-    if step == 0 or young or (progress and progress.phase == DONE):
-        return None
-    yet, folder = "nothing is saved yet", policy.directory
-    if folder is not None:
-        first = f"the first save is due once its script has a whole checkpoint in {folder.path}"
-        return yet if attempt.ends_for_good else f"{yet}: {first}"
-    if progress is None and not heard and step is None:
-        return None  # nobody knows whether it uses the library
-    if progress.phase == OUTPUT if progress else heard or attempt.printed_step is not None:
-        return "nothing is saved" if attempt.ends_for_good else f"nothing is saved: {NOT_CALLED}; {COSTS_ALL}"
-    due = _first_due(policy, step or 0)
-    return f"{yet}: {due}" if due and not attempt.ends_for_good else yet
-
-
-def in_short(unsaved: str) -> str:
-    """Return that nothing is saved without when the first save is due, or why there is none."""
-    return unsaved.partition(":")[0]
-
-
-def saved_words(progress: Progress | None, checkpoint: CheckpointRef | None) -> str | None:
-    """Return what is saved, by the store and by the word of rank 0's machine, which may be older, or newer."""
-    told = progress.committed_step if progress is not None else None
-    if progress is None or not told:
-        return f"{checkpoint} is saved" if checkpoint is not None else None
-    if checkpoint is None or progress.counter_drop is not None:
-        return f"{progress.counts.named(told)} is saved"
-    if progress.counts is checkpoint.counts and told > checkpoint.step:
-        return f"{progress.counts.named(told)} is saved"
-    return f"{checkpoint} is saved"
-
-
 def outdated_words(report: JobReport) -> list[str]:
     """Return that the open attempt runs what was there before the last start; nothing of any other, or once it died."""
     attempt = report.open_attempt
@@ -317,15 +270,6 @@ def may_come_words(report: JobReport) -> list[str]:
     return [f"machines that were asked for may still come, paid until {until}: {takes_back}"]
 
 
-def _first_due(policy: CheckpointPolicy, step: int) -> str | None:
-    """Return when the library saves first, where that is known: of a long save it may be under way."""
-    if policy.every is not None:
-        return f"the first save is due {format_span(policy.every)} after its script's start"
-    if policy.every_steps is not None and step < policy.every_steps:
-        return f"the first save is due at step {policy.every_steps}"
-    return None
-
-
 def phase_words(progress: Progress) -> list[str]:
     """Return the phase that a script reports in which no steps are expected; nothing of one that steps."""
     steps = progress.phase in {"start", "train", OUTPUT, UNTOLD, DONE}
@@ -339,23 +283,6 @@ def stalled_words(span: timedelta | None, limit: timedelta | None) -> list[str]:
     """
     hung = f" ({format_span(limit)} is taken for a hang)" if limit is not None else ""
     return [f"no step for {format_span(span)}{hung}"] if span is not None else []
-
-
-def untold_words(attempt: Attempt, attempts: Sequence[Attempt], now: datetime) -> str:
-    """Return how an open attempt stands that has told no step: it starts, or its script tells none in any attempt."""
-    known = "no step yet" if may_tell(attempt, attempts, now) else "tells no steps"
-    return f"running for {format_span(now - attempt.started_at)}, {known}"
-
-
-def may_tell(attempt: Attempt, attempts: Sequence[Attempt], now: datetime) -> bool:
-    """Whether a step may still come of an open attempt that has told none."""
-    return now - attempt.started_at < _LAUNCHES_FOR or any(map(tells_steps, attempts))
-
-
-def tells_steps(attempt: Attempt) -> bool:
-    """Whether its script has told steps, and not its saves alone."""
-    unsaved = attempt.counts is not Counts.SAVES and attempt.last_step not in (None, attempt.saved_step)
-    return unsaved or attempt.step_seconds is not None or attempt.printed_step is not None
 
 
 def printed_words(numbers: tuple[tuple[str, float], ...]) -> list[str]:

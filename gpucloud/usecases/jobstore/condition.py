@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import Enum
 
 from gpucloud.domain.checkpoint.manifest import Counts
-from gpucloud.domain.node.status import Status
+from gpucloud.domain.checkpoint.protection import COSTS_ALL, NOT_CALLED
+from gpucloud.domain.job.quantities import format_span
+from gpucloud.domain.job.spec import CheckpointPolicy
+from gpucloud.domain.node.status import DONE, OUTPUT, UNTOLD, Progress, Status
 from gpucloud.domain.state.state import Attempt, CheckpointRef, JobState
 from gpucloud.domain.supervision.membership import unit_of
 
@@ -237,3 +241,85 @@ def silences(state: JobState) -> tuple[Silence, ...]:
         for interval in state.alive
         if interval.node_id in members and interval.silent_at is not None
     )
+
+
+# Whether it tells steps, and what of its work is saved.
+
+
+_LAUNCHES_FOR = timedelta(minutes=1)
+
+
+def nothing_saved(
+    policy: CheckpointPolicy,
+    attempts: Sequence[Attempt],
+    progress: Progress | None,
+    checkpoint: CheckpointRef | None,
+    now: datetime,
+    *,
+    heard: bool,
+) -> str | None:
+    """Return that the attempts have saved nothing, and when the last one will, or why it does not; None otherwise.
+
+    So also of a script that tells no steps, once it has run for a while. `heard`: whether the machine of rank 0 tells
+    how its script stands; `progress` is that.
+    """
+    attempt = attempts[-1]
+    if policy.none or saved_words(progress, checkpoint) or any(one.saved_step for one in attempts):
+        return None
+    step = progress.step if progress and progress.phase != UNTOLD else attempt.printed_step or attempt.last_step
+    young = step is None and may_tell(attempt, tuple(attempts), now)
+    if step == 0 or young or (progress and progress.phase == DONE):
+        return None
+    yet, folder = "nothing is saved yet", policy.directory
+    if folder is not None:
+        first = f"the first save is due once its script has a whole checkpoint in {folder.path}"
+        return yet if attempt.ends_for_good else f"{yet}: {first}"
+    if progress is None and not heard and step is None:
+        return None  # nobody knows whether it uses the library
+    if progress.phase == OUTPUT if progress else heard or attempt.printed_step is not None:
+        return "nothing is saved" if attempt.ends_for_good else f"nothing is saved: {NOT_CALLED}; {COSTS_ALL}"
+    due = _first_due(policy, step or 0)
+    return f"{yet}: {due}" if due and not attempt.ends_for_good else yet
+
+
+def _first_due(policy: CheckpointPolicy, step: int) -> str | None:
+    """Return when the library saves first, where that is known: of a long save it may be under way."""
+    if policy.every is not None:
+        return f"the first save is due {format_span(policy.every)} after its script's start"
+    if policy.every_steps is not None and step < policy.every_steps:
+        return f"the first save is due at step {policy.every_steps}"
+    return None
+
+
+def in_short(unsaved: str) -> str:
+    """Return that nothing is saved without when the first save is due, or why there is none."""
+    return unsaved.partition(":")[0]
+
+
+def saved_words(progress: Progress | None, checkpoint: CheckpointRef | None) -> str | None:
+    """Return what is saved, by the store and by the word of rank 0's machine, which may be older, or newer."""
+    told = progress.committed_step if progress is not None else None
+    if progress is None or not told:
+        return f"{checkpoint} is saved" if checkpoint is not None else None
+    if checkpoint is None or progress.counter_drop is not None:
+        return f"{progress.counts.named(told)} is saved"
+    if progress.counts is checkpoint.counts and told > checkpoint.step:
+        return f"{progress.counts.named(told)} is saved"
+    return f"{checkpoint} is saved"
+
+
+def untold_words(attempt: Attempt, attempts: Sequence[Attempt], now: datetime) -> str:
+    """Return how an open attempt stands that has told no step: it starts, or its script tells none in any attempt."""
+    known = "no step yet" if may_tell(attempt, attempts, now) else "tells no steps"
+    return f"running for {format_span(now - attempt.started_at)}, {known}"
+
+
+def may_tell(attempt: Attempt, attempts: Sequence[Attempt], now: datetime) -> bool:
+    """Whether a step may still come of an open attempt that has told none."""
+    return now - attempt.started_at < _LAUNCHES_FOR or any(map(tells_steps, attempts))
+
+
+def tells_steps(attempt: Attempt) -> bool:
+    """Whether its script has told steps, and not its saves alone."""
+    unsaved = attempt.counts is not Counts.SAVES and attempt.last_step not in (None, attempt.saved_step)
+    return unsaved or attempt.step_seconds is not None or attempt.printed_step is not None
