@@ -13,7 +13,7 @@ from rich.console import Console
 from gpucloud.cli.render.live import _panel
 from gpucloud.cli.render.onlookers import line_of, panel_state
 from gpucloud.cli.render.reports import report_text
-from gpucloud.cli.render.use import headline, use_rows
+from gpucloud.cli.render.use import headline, use_json, use_rows
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.status import Outcome, Stop
 from gpucloud.domain.state.state import ExitReason
@@ -120,6 +120,7 @@ def test_a_machine_with_a_notice_says_when_it_goes_and_what_nobody_supervises_en
     seen = paid(told(LONG[0], up("b", part(1), notice=True), supervisor="process 1 on vm"))
     for report in (alone, seen):
         assert [row[:2] for row in use_rows(report)[1:]] == [("b", "notice: goes at 12:02:00 UTC")]
+        assert [node["goes_at"] for node in use_json(report)] == [None, "2026-03-01T12:02:00+00:00"]
     assert "its attempt ends then" not in report_text(seen)
     beside = told(*LONG, up("c", notice=True))
     assert "its attempt ends then" not in report_text(beside)

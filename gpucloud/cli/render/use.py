@@ -103,6 +103,7 @@ def use_json(report: JobReport) -> list[dict[str, Any]]:
             "gpus": codec.plain(node.status.gpus) if node.status else [],
             "host": codec.plain(node.status.host) if node.status else None,
             "unhealthy": node.status.unhealthy if node.status else None,
+            "goes_at": codec.plain(node.status.notice.at) if node.status and node.status.notice else None,
         }
         for node in report.standing
     ]
