@@ -260,6 +260,48 @@ def test_what_failed_and_was_not_torn_down_is_torn_down_and_gone_on_with_by_one_
     assert "wait no longer" not in mended.stderr
 
 
+def left_after_a_success(outside: Outside) -> None:
+    """A run as machines that drove it leave it: it has succeeded, and nothing of it is torn down."""
+    outside.job = replace(outside.job, hold=None)
+    outside.fleet.training = Training()
+    assert give(outside, "train", "small.yaml").code == 0
+    succeeded = stored(outside)
+    assert succeeded is not None
+    with take(JobStore(outside.store, JOB), outside.clock) as lease:
+        lease.write(replace(succeeded, torn_down=False))
+
+
+@pytest.mark.parametrize("words", [("train",), ("train", "--keep"), ("train", "--drill"), ("up",)])
+def test_what_succeeded_and_was_not_torn_down_is_torn_down_and_followed_by_a_new_run(
+    outside: Outside, words: tuple[str, ...]
+) -> None:
+    left_after_a_success(outside)
+    new = give(outside, words[0], "small.yaml", *words[1:])
+    before, after = stored(outside), stored(outside, f"{JOB}-2")
+    assert before is not None
+    assert after is not None, new.stderr
+    assert (before.status, before.torn_down, len(before.attempts)) == (JobStatus.SUCCEEDED, True, 1)
+    assert len(after.nodes) >= 2
+    torn_down, begun = (
+        "what is left of small is torn down first\n",
+        r"small succeeded at .*: this starts small-2, a new run",
+    )
+    assert re.search(f"{torn_down}(.*\n)*{begun} from step 0\n", new.stderr), new.stderr
+
+
+def test_a_new_run_that_must_be_meant_is_not_begun_by_tearing_down_the_one_before(
+    outside: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_after_a_success(outside)
+    monkeypatch.setattr("gpucloud.cli.commands.training.repeats_at_a_cost", lambda job, before: before is not None)
+    new = give(outside, "train", "small.yaml")
+    assert (new.code, stored(outside, f"{JOB}-2")) == (2, None)
+    assert "small-2 would be a new run with a budget of 1.00 USD: nothing was started" in new.stderr
+    assert stored(outside).torn_down  # type: ignore[union-attr]
+    give(outside, "train", "small.yaml", "--again")
+    assert stored(outside, f"{JOB}-2") is not None
+
+
 def test_a_machine_that_was_taken_while_it_was_held_is_not_counted_to_those_that_are_gone_on_with(
     outside: Outside,
 ) -> None:

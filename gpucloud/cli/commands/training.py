@@ -174,7 +174,8 @@ def train(target: str | None, asked: Asked, *, on: Cloud | None, as_json: bool) 
 def _once(begin: Callable[[], Begun], go: Callable[[Begun], int], *, as_json: bool) -> int:
     """Begin the run that `train` or `up` means, and go on with it.
 
-    Held machines that the file no longer fits, or that a new run has no use for, are torn down first.
+    Held machines that the file no longer fits, or that a new run has no use for, are torn down first; so is what is
+    left of a run that has succeeded.
     """
     begun = begin()
     if begun.start.clears:

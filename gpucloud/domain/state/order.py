@@ -221,6 +221,15 @@ def keeps(order: Order, state: JobState) -> bool:
     return order.keep and order.end is None and state.exit_reason is ExitReason.SUCCEEDED
 
 
+def to_wind_up(order: Order, before: Order, ran: Order) -> Order:
+    """Return the order of a start that tears down first what is left of a run: what it asks is of the run after that.
+
+    What goes on is compared with what `ran`.
+    """
+    asked_before = replace(order, hold=None, keep=False, drill=before.drill, file_budget_usd=before.file_budget_usd)
+    return replace(asked_before, resolved=ran.resolved, spec_sha256=ran.spec_sha256)
+
+
 def held_until(order: Order, state: JobState) -> datetime | None:
     """Return until when machines of a job whose script or setup failed stay up for a mended one; None for not at all.
 
@@ -243,7 +252,7 @@ def is_to_end(state: JobState, end: ExitReason | None) -> bool:
 
 
 def is_closed(order: Order, state: JobState) -> bool:
-    """Whether the next `train` starts a new run instead of going on with this one, or with its teardown alone."""
+    """Whether the next `train` starts a new run at once, instead of going on with this one or tearing it down first."""
     return is_finished(state) and (state.torn_down or keeps(order, state))
 
 

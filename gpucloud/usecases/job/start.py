@@ -25,6 +25,7 @@ from gpucloud.domain.state.order import (
     held_until,
     is_finished,
     onward_of,
+    to_wind_up,
     with_budget,
 )
 from gpucloud.domain.state.state import JobState
@@ -127,11 +128,11 @@ class _Coming:
 class Start:
     """A run that can be supervised now: by `order`, given over `over`.
 
-    `plan` is None for a run whose attempt goes on: it has its machines. `changed` says what differs from the
-    last start. `last` is the order of the ended run that this new one comes after, where its word counts. `reopens`:
-    the script of this run failed, and its machines wait for the mended one. `clears`: they waited in vain, or not at
-    all (`waited`), and are torn down first. `reruns`: what the next attempt runs, where that is another script.
-    `after_teardown`: the run had ended, and nothing was left of it but its state.
+    `plan` is None for a run whose attempt goes on: it has its machines. `changed` says what differs from the last
+    start. `last` is the order of the ended run that this new one comes after, where its word counts. `reopens`: the
+    script of this run failed, and its machines wait for the mended one. `clears`: they waited in vain, or not at all
+    (`waited`), or it has succeeded, and what is left of it is torn down first. `reruns`: what the next attempt runs,
+    where that is another script. `after_teardown`: the run had ended, and nothing was left of it but its state.
     """
 
     name: str
@@ -278,13 +279,7 @@ class Starter:
         packed, plan = None, None
         if ends:
             kept = before if trusted else order  # what goes on after it is compared with what ran
-            order = replace(
-                order,
-                hold=None,
-                file_budget_usd=before.file_budget_usd,
-                resolved=kept.resolved,
-                spec_sha256=kept.spec_sha256,
-            )
+            order = to_wind_up(order, before, kept)
         else:  # what is left of a run that has ended is ended, whatever one would cost now
             known, code_sha256, packed = self._packed(job)
             order = with_budget(replace(order, resolved=known, code_sha256=code_sha256), budget)
@@ -323,7 +318,7 @@ class Starter:
             reopens=reopens,
             reruns=reruns,
             after_teardown=state.torn_down,
-            clears=ends and state.script_failed,
+            clears=ends,
             waited=held_until(found.given.order, state) is not None,
         )
 
