@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from gpucloud.domain.checkpoint.manifest import (
@@ -292,12 +292,16 @@ class Checkpoints:
 
 
 class Newest(NamedTuple):
-    """A committed checkpoint: its number, its manifest's SHA-256 (hex), what the number counts, and what it was for."""
+    """A committed checkpoint: its number, its manifest's SHA-256 (hex), what the number counts, and what it was for.
+
+    `saved_at` is when it was committed, by the store's clock.
+    """
 
     step: int
     sha256: str
     counts: Counts = Counts.STEPS
     why: Why = Why.DUE
+    saved_at: datetime | None = None
 
 
 def newest_commit(store: ObjectStore, prefix: str) -> Newest | None:
@@ -310,7 +314,7 @@ def newest_commit(store: ObjectStore, prefix: str) -> Newest | None:
         stored = get_small(store, under(prefix, commit_key(commit)))
         if stored is None:
             continue
-        newest = Newest(commit.step, hashlib.sha256(stored.data).hexdigest())
+        newest = Newest(commit.step, hashlib.sha256(stored.data).hexdigest(), saved_at=stored.modified)
         try:
             found = read_manifest(stored.data)
         except OtherFormat:

@@ -11,7 +11,7 @@ import pytest
 
 from gpucloud.agent.attempt.files import _progress
 from gpucloud.cli.render.reports import jobs_text, report_json, report_text
-from gpucloud.cli.render.use import step_words
+from gpucloud.cli.render.use import headline, step_words
 from gpucloud.domain.checkpoint.layouts import Additions
 from gpucloud.domain.checkpoint.manifest import (
     Commit,
@@ -65,7 +65,7 @@ def test_what_a_checkpoints_number_counts_is_stored_with_it_and_known_from_the_s
     store.put(f"j/{commit_key(SAVED.commit)}", manifest_bytes(SAVED))
     newest = newest_commit(store, "j")
     assert newest is not None
-    assert (newest.step, newest.counts) == (12, Counts.SAVES)
+    assert (newest.step, newest.counts, newest.saved_at) == (12, Counts.SAVES, NOW)
 
 
 def test_a_save_that_is_not_there_is_called_what_it_is() -> None:
@@ -272,3 +272,34 @@ def test_a_script_that_began_anew_is_at_the_step_that_it_prints_and_not_at_the_c
     behind = replace(saved, step=103)  # its node's word is older than what is saved by now
     goes_on = replace(told(up("a", later), up("b")), attempts=asked.attempts, checkpoint=behind)
     assert report_json(goes_on)["last_step"] == 103
+
+
+@pytest.mark.parametrize(
+    ("counts", "step", "words"),
+    [
+        (Counts.SAVES, 3, "save 3, saved 2 h ago"),
+        (Counts.STEPS, 300, "step 300, saved 2 h ago"),
+    ],
+)
+def test_of_a_script_whose_saves_alone_are_known_it_is_said_when_it_saved(
+    counts: Counts, step: int, words: str
+) -> None:
+    one = part(
+        1,
+        step=step,
+        phase=UNTOLD,
+        first_step=1,
+        committed_step=step,
+        counts=counts,
+        total_steps=None,
+        step_seconds=None,
+    )
+    saved = CheckpointRef(step=step, sha256="0" * 64, counts=counts, saved_at=NOW - timedelta(hours=2))
+    known = told(up("a", one), up("b", part(1)), supervisor="process 1 on vm", checkpoint=saved)
+    attempt = replace(known.attempts[0], last_step=step, total_steps=None, counts=counts)
+    known = replace(known, attempts=(attempt,))
+    assert step_words(known)[0] == words
+    assert "is saved" not in headline(known)
+    assert f"checkpoint at {saved}, saved at 10:00:00 UTC, manifest 0000000000000000" in report_text(known)
+    older = replace(known, checkpoint=replace(saved, step=step - 1))  # the machine tells of a newer one
+    assert step_words(older)[0] == words.partition(",")[0]

@@ -121,7 +121,9 @@ def _tables(report: JobReport) -> list[str]:
         parts.append(table(rows))
     if report.checkpoint:
         added = f"; after it, the script gets {report.additions}" if report.additions != Additions() else ""
-        parts.append(f"checkpoint at {report.checkpoint}, manifest {report.checkpoint.sha256[:16]}{in_one_line(added)}")
+        saved_at, sum16 = report.checkpoint.saved_at, report.checkpoint.sha256[:16]
+        at = f", saved at {format_moment(saved_at, report.looked_at)}" if saved_at is not None else ""
+        parts.append(f"checkpoint at {report.checkpoint}{at}, manifest {sum16}{in_one_line(added)}")
     if report.charges:
         parts.append(charges_text(report.charges))
     if report.cooldowns:

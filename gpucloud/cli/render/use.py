@@ -8,6 +8,7 @@ from typing import Any
 
 from gpucloud.cli.render.bills import Ends, money_line, to_go_words
 from gpucloud.domain import codec
+from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import format_moment, format_span, span_of
 from gpucloud.domain.node.hardware import GpuSample, HostSample
 from gpucloud.domain.node.node import Notice
@@ -213,20 +214,36 @@ def step_words(report: JobReport) -> list[str]:
         return [f"{reached} (checkpoint)"]
     if reached.at is not None:
         return [f"{reached} as of {format_moment(reached.at, report.looked_at)}"]
+    step = f"{reached}{_age(report)}"
     if progress is None:
-        return [str(reached)]
+        return [step]
     if over := _ended_parts(report, attempt):
-        return [str(reached), f"attempt {attempt.number} has ended on {', '.join(over)}"]
+        return [step, f"attempt {attempt.number} has ended on {', '.join(over)}"]
     if report.ends and report.kind is not ConditionKind.UNSUPERVISED:  # whatever its pace, its last step is not reached
         now = report.looked_at or attempt.started_at
         awaited = script_awaited(attempt, report.limits, now) if report.supervisor is not None else ""
-        return [str(reached), *([awaited] if awaited else [])]
+        return [step, *([awaited] if awaited else [])]
     step_s = progress.step_seconds if progress.phase != DONE else None
     pace = [f"{1 / step_s:.3g} steps/s"] if step_s else []
     watched = report.supervisor is not None  # nobody else ends what hangs
     limit = patience(progress, report.attempts, report.limits) if watched else None
     pace = stalled_words(progress.stalled_for, limit) or phase_words(progress) or pace
-    return [str(reached), *pace, *to_go_words(time_to_go(progress), report.spend, _ends_alone(report))]
+    return [step, *pace, *to_go_words(time_to_go(progress), report.spend, _ends_alone(report))]
+
+
+def _age(report: JobReport) -> str:
+    """Return how long ago a script saved of which only its saves tell how far it is; empty of any other."""
+    saved, reached, now = report.checkpoint, report.reached, report.looked_at
+    if saved is None or saved.saved_at is None or now is None or reached is None or not _tells_saves(report):
+        return ""
+    is_it = (saved.counts, saved.step) == (reached.counts, reached.step)
+    return f", saved {format_span(max(timedelta(0), now - saved.saved_at))} ago" if is_it else ""
+
+
+def _tells_saves(report: JobReport) -> bool:
+    """Whether how far it is is known from its saves alone."""
+    reached, phase = report.reached, report.progress.phase if report.progress is not None else None
+    return reached is not None and (reached.is_saved or reached.counts is Counts.SAVES or phase == UNTOLD)
 
 
 def _ends_alone(report: JobReport) -> Ends:
@@ -297,7 +314,7 @@ def _state(report: JobReport) -> list[str]:
         parts.append(f"attempt {report.attempts[-1].number}")
     progress = None if report.ran_out else report.progress
     parts += step_words(report)
-    is_told = report.open_attempt is not None and report.reached is not None and report.reached.is_saved
+    is_told = report.open_attempt is not None and _tells_saves(report)
     saved = unsaved_words(report) or (saved_words(progress, report.checkpoint) if not is_told else None)
     parts += [saved] if saved is not None else []
     if progress is not None:

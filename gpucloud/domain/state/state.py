@@ -134,8 +134,7 @@ class Member:
     """How its part ended, None while it runs: kept here, because the machine may be gone before the others end."""
     use: tuple[UseSpan, ...] = ()
     """How it used its GPUs over the window of the job's `idle:` policy, while the attempt is open."""
-    used_until: datetime | None = None
-    """When the last sample of that was taken."""
+    used_until: datetime | None = None  # when the last sample of that was taken
 
 
 NOT_THERE = "is not there"
@@ -347,6 +346,7 @@ class CheckpointRef:
     sha256: str
     counts: Counts = Counts.STEPS
     why: Why = Why.DUE
+    saved_at: datetime | None = None  # when it was committed, by its store's clock; None in older states
 
     def __str__(self) -> str:
         """As people are told of it: by its number."""
