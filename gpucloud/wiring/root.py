@@ -277,6 +277,11 @@ class Gpucloud:
         """Return whether a job's file, and so its folder, is here, for its outputs to come home to."""
         return self.home.has_folder_of(known.file)
 
+    def outputs_of(self, known: KnownJob) -> str:
+        """Return the folder that a job's outputs came home to; empty where there is none yet."""
+        home = known.file.parent / "outputs" / known.name
+        return str(home) if os.path.isdir(home) else ""  # noqa: PTH112  this never raises
+
     def has_stored_outputs(self, known: KnownJob) -> bool:
         """Return whether outputs of a job are in its store."""
         return bool(self.stored_attempts(known))

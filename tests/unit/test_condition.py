@@ -253,7 +253,7 @@ def test_a_job_that_is_over_and_not_torn_down_says_what_brings_its_results_home(
     named = replace(driven, outputs=("results/",))
     brings = f"gpucloud down live brings home what is in its store, and {removes}"
     assert report_text(named).split("\n\n")[1] == brings
-    moved = replace(named, has_home=False)
+    moved = replace(named, home=None)
     assert report_text(moved).split("\n\n")[1].splitlines() == [
         "gpucloud down live removes what is left on the cloud",
         "gpucloud cp -r live:@store/outputs FOLDER copies what is in its store: its job file is not here",
@@ -292,7 +292,7 @@ def test_results_that_a_machine_stored_before_it_went_are_said_to_be_in_the_stor
     assert (both.missing_outputs, both.has_stored_outputs) == ((before, whole), False)
     other = with_stored_outputs(left, frozenset({2}))
     assert other.missing_outputs == (lost, MissingOutput(path="results/", why=kept), whole)
-    nowhere = with_stored_outputs(replace(left, missing_outputs=(), has_home=False), frozenset({1}))
+    nowhere = with_stored_outputs(replace(left, missing_outputs=(), home=None), frozenset({1}))
     assert {one.why for one in nowhere.missing_outputs} == {f"in the job's store: {copies}"}
 
 

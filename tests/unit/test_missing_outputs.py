@@ -126,7 +126,7 @@ def test_what_is_in_the_store_alone_is_not_told_as_home() -> None:
     first = replace(opened("a"), reason=ExitReason.LOST, missing_outputs=(lost,), outputs=("out/",))
     second = replace(opened("b"), number=2, outputs=("out/",), reason=ExitReason.SUCCEEDED)
     known = report(state(attempts=(first, second), torn_down=True), spend, (), NO_GROUP, None)
-    known = replace(known, drives_itself=True, status=JobStatus.SUCCEEDED, has_home=False)
+    known = replace(known, drives_itself=True, status=JobStatus.SUCCEEDED, home=None)
     in_store = "out/ in the job's store: gpucloud cp -r digits:@store/outputs FOLDER copies it"
     before = f"{lost.path} {lost.why}; what was stored before that is {in_store.removeprefix('out/ ')}"
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
-from types import SimpleNamespace
+from decimal import Decimal
 from typing import Any
 
 import pytest
 
 from gpucloud.adapters.jobfile import read_job
 from gpucloud.adapters.scripts import look
-from gpucloud.cli.commands.supervising import say_what_is_lost
 from gpucloud.cli.render.plans import saved_rows
+from gpucloud.cli.render.reports import report_text
+from gpucloud.cli.render.ways import home_lines
 from gpucloud.domain.checkpoint.layouts import step_drop
 from gpucloud.domain.checkpoint.manifest import CounterDrop, Counts
 from gpucloud.domain.checkpoint.protection import Code, Saving, must_be_meant, protection_of
 from gpucloud.domain.errors import JobFileError
 from gpucloud.domain.job.spec import CheckpointDirectory, CheckpointPolicy, Cloud, MarketPolicy, OnNotice, Resources
+from gpucloud.domain.money.budget import Spend
+from gpucloud.domain.node.node import NO_GROUP
 from gpucloud.domain.node.status import OUTPUT, UNTOLD, Stop
 from gpucloud.domain.state.state import (
     CheckpointRef,
@@ -25,11 +28,13 @@ from gpucloud.domain.state.state import (
     Interruption,
     InterruptionKind,
     JobStatus,
+    MissingOutput,
     Owner,
     UsageInterval,
 )
 from gpucloud.domain.supervision.action import EndAttempt, NoteInterruptions, OpenAttempt, Wait
 from gpucloud.domain.supervision.snapshot import Limits
+from gpucloud.usecases.jobstore.report import report
 from gpucloud.usecases.supervise.act import Announcements
 from gpucloud.usecases.supervise.story import tell_story
 from tests.unit.worlds import NOW, POOL, job, opened, part, snapshot, state, up
@@ -159,27 +164,45 @@ def test_without_outputs_a_plan_says_what_goes_with_the_machines_and_what_stays(
 @pytest.mark.parametrize(
     ("after", "changes", "said"),
     [
-        ({"status": JobStatus.SUCCEEDED}, {"checkpoint": NONE}, f"nothing has come home: {ALL}\n"),
-        ({"status": JobStatus.SUCCEEDED}, {"checkpoint": DIRECTORY}, f"nothing has come home: {ALL}\n"),
+        ({"status": JobStatus.SUCCEEDED}, {"saves": NONE}, [f"nothing has come home: {ALL}"]),
+        ({"status": JobStatus.SUCCEEDED}, {"saves": DIRECTORY}, [f"nothing has come home: {ALL}"]),
         (
             {"status": JobStatus.SUCCEEDED, "checkpoint": REF},
-            {},
-            f"no file has come home: {ALL}{EXPORT.format('digits')}\n",
+            {"saves": CheckpointPolicy()},
+            [f"no file has come home: {ALL}{EXPORT.format('digits')}"],
         ),
         (
             {"status": JobStatus.SUCCEEDED, "checkpoint": REF},
-            {"checkpoint": DIRECTORY},
-            f"no file has come home: {ALL}{PULL.format('digits')}\n",
+            {"saves": DIRECTORY},
+            [f"no file has come home: {ALL}{PULL.format('digits')}"],
         ),
-        ({"status": JobStatus.SUCCEEDED, "checkpoint": REF}, {"outputs": ("results/",)}, ""),
-        ({"status": JobStatus.SUCCEEDED, "checkpoint": REF}, {"trial": "8"}, ""),
-        ({"status": JobStatus.FAILED}, {"checkpoint": NONE}, ""),
+        ({"status": JobStatus.SUCCEEDED, "checkpoint": REF}, {"saves": None}, [f"no file has come home: {ALL}"]),
+        ({"status": JobStatus.SUCCEEDED}, {"outputs": ("results/",)}, []),  # nobody knows where, as with another disk
+        (
+            {"status": JobStatus.SUCCEEDED},
+            {"outputs": ("results/",), "home": "/work/outputs/digits"},
+            ["outputs: results/ is home, in /work/outputs/digits"],
+        ),
+        (
+            {"status": JobStatus.SUCCEEDED},
+            {
+                "outputs": ("results/", "m/", "*.csv"),
+                "home": "/work/outputs/digits",
+                "missing_outputs": (MissingOutput(path="m/", why="did not come home"),),
+            },
+            ["outputs: m/ did not come home", "outputs: results/, *.csv are home, in /work/outputs/digits"],
+        ),
+        ({"status": JobStatus.SUCCEEDED}, {"rehearses": True}, []),
+        ({"status": JobStatus.SUCCEEDED, "torn_down": False}, {}, []),  # not over
+        ({"status": JobStatus.FAILED}, {"saves": NONE}, []),
     ],
 )
-def test_at_the_end_it_is_said_what_has_not_come_home(capsys, after, changes, said):
-    begun = SimpleNamespace(job=job(**changes), asker=SimpleNamespace(state=lambda: replace(state(), **after)))
-    say_what_is_lost(begun)
-    assert capsys.readouterr().err == said
+def test_at_the_end_it_is_said_what_has_come_home_and_what_has_not(after, changes, said):
+    over = state(**{"torn_down": True, **after})
+    spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal(0))
+    known = replace(report(over, spend, (), NO_GROUP, None), signed_by="own", **changes)
+    assert home_lines(known) == said
+    assert all(line in report_text(known) for line in said)
 
 
 @pytest.mark.parametrize(

@@ -440,7 +440,7 @@ def _not_over(report: JobReport, name: str) -> UsageError:
             hint = f"{down} waits for that"
         case ConditionKind.ENDING | ConditionKind.ENDED:
             why = f"{report.job} has {report.status.value}, and is not wound up: machines or results may be left"
-            hint = f"{down} {'brings home what is there, and ' if report.has_home else ''}removes the rest"
+            hint = f"{down} {'brings home what is there, and ' if report.home is not None else ''}removes the rest"
         case ConditionKind.TRAINED:
             why = f"{report.job} is not over: {condition_word(report)}"
             hint = f"{down} {'brings home what is there, and ' if report.to_come else ''}ends its machines"

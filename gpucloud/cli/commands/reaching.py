@@ -261,13 +261,13 @@ def _require_machines(cloud: Gpucloud, known: KnownJob, job: str) -> None:
     state = asker.state()
     if state.group is not None or not state.status.ended:
         return
-    kept, home = [], known.file.parent / "outputs" / known.name
-    if home.is_dir():
+    kept = []
+    if home := cloud.outputs_of(known):
         kept.append(f"its outputs are in {home}")
     if cloud.has_stored_outputs(known):
         kept.append(f"`gpucloud cp -r {job}:@store/outputs FOLDER` copies those in its store")
     if state.checkpoint is not None:
-        kept.append(checkpoints_stay(asker.order().resolved, job))
+        kept.append(checkpoints_stay(asker.order().resolved.checkpoint, job))
     raise UsageError(
         f"{known.name} has ended, and has no machines any more: outputs and checkpoints alone are kept",
         hint="; ".join(kept) or f"gpucloud status {job}",

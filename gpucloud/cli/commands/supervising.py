@@ -21,12 +21,12 @@ from gpucloud.cli.render.plans import plan_json
 from gpucloud.cli.render.reports import report_json, report_text
 from gpucloud.cli.render.words import left, say, say_json, say_words, tell
 from gpucloud.cli.target import Target, called, report_of, say_what_costs_on
-from gpucloud.domain.checkpoint.protection import NEVER, NOTHING_COMES_HOME, Protection, Saving, checkpoints_stay
+from gpucloud.domain.checkpoint.protection import NEVER, Protection, Saving
 from gpucloud.domain.errors import CredentialsError, DataStoreError, GpucloudError, LandingRefused, StoreError
 from gpucloud.domain.job.quantities import format_moment, format_span, format_usd, in_cents
 from gpucloud.domain.job.spec import CheckpointPolicy, Job, Market, OnNotice
 from gpucloud.domain.state.order import Until
-from gpucloud.domain.state.state import JobState, JobStatus
+from gpucloud.domain.state.state import JobState
 from gpucloud.domain.supervision.self_driving import TAKES_OVER, USUAL_TIME
 from gpucloud.domain.supervision.snapshot import Limits, Supervising
 from gpucloud.store import is_refused
@@ -96,7 +96,6 @@ def run(begun: Begun, *, leaves: bool = False, asks: bool = True) -> None:
         obeyed(shown, asks=asks, detaches=before_it, stopping=stopping) as interrupts,
     ):
         _run(begun, leaves, shown, interrupts)
-    say_what_is_lost(begun)
 
 
 def _what_a_stop_means(begun: Begun, protection: Protection) -> str:
@@ -160,17 +159,6 @@ def onlooker(limits: Limits, policy: CheckpointPolicy | None = None) -> Unshaken
 
         return Unshaken(LiveOnlooker(limits, policy))
     return Unshaken(PlainOnlooker(limits, policy))
-
-
-def say_what_is_lost(begun: Begun) -> None:
-    """Tell what has gone with the machines of a script that has done its work: all, or all but its checkpoints."""
-    if begun.job.outputs or begun.job.trial:
-        return
-    state = begun.asker.state()
-    if state.status is JobStatus.SUCCEEDED:
-        nothing = state.checkpoint is None
-        left = "" if nothing else f"; {checkpoints_stay(begun.job, state.job)}"
-        tell(f"{'nothing' if nothing else 'no file'} has come home: {NOTHING_COMES_HOME}{left}")
 
 
 def bring_stored_home(cloud: Gpucloud, job: Job, known: KnownJob) -> None:

@@ -22,9 +22,9 @@ from gpucloud.cli.render.ways import (
     brought_by,
     failure_text,
     goes_on_text,
+    home_lines,
     is_past_deadline,
     lacking,
-    missing_lines,
     signature_lines,
     stay_text,
 )
@@ -58,8 +58,8 @@ def report_text(report: JobReport) -> str:
     parts += [*lacking(report), *_unproven(report)]
     if report.message and failed is None:
         parts.append(set_off(report.message))
-    if report.missing_outputs:
-        parts.append("\n".join(map(in_one_line, missing_lines(report))))
+    if home := home_lines(report):
+        parts.append("\n".join(map(in_one_line, home)))
     parts += map(in_one_line, report.backoff)
     if (made := report.capacity_decision) is not None:
         warning = [dated(made.warning, made, report.looked_at)] if made.warning else []

@@ -7,10 +7,11 @@ from datetime import datetime
 from gpucloud.cli.render.bills import left_amount
 from gpucloud.cli.render.use import lacked_room, noticed, unprepared
 from gpucloud.domain.checkpoint.layouts import Additions, resume_advice
+from gpucloud.domain.checkpoint.protection import none_came_home
 from gpucloud.domain.job.quantities import counted, format_moment, format_most, format_span, format_usd
 from gpucloud.domain.node.output import advice_for
 from gpucloud.domain.state.order import OWN, Onward
-from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState, MissingOutput
+from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState, JobStatus, MissingOutput
 from gpucloud.domain.untrusted import in_one_line
 from gpucloud.usecases.jobstore.condition import ConditionKind, from_where
 from gpucloud.usecases.jobstore.report import JobReport
@@ -314,7 +315,7 @@ def _lacking_at_the_end(report: JobReport) -> list[str]:
 def _at_the_end(report: JobReport) -> str:
     """Return which command removes what is left of a job that is over, and which brings what is in its store."""
     removes = "" if report.has_stored_outputs else "removes what is left on the cloud"
-    if report.has_home:
+    if report.home is not None:
         brings = "brings home what is in its store" if report.ever_outputs else ""
         return f"{_down(report)} {', and '.join(filter(None, [brings, removes]))}"
     copies = f"gpucloud cp -r {report.job}:@store/outputs FOLDER copies what is in its store: its job file is not here"
@@ -394,6 +395,19 @@ def anew_lines(report: JobReport) -> list[str]:
     tried = report.additions == Additions() or ordered_at is None or newest.started_at >= ordered_at
     advice = f"; {in_one_line(resume_advice(report.additions))}" if newest.begun_anew and tried else ""
     return [f"{which} began anew: the script did not take the checkpoint that was put back{advice}"]
+
+
+def home_lines(report: JobReport) -> list[str]:
+    """Return which outputs did not come home, and of a run that has succeeded, which did, and to where."""
+    lines = missing_lines(report)
+    if report.status is not JobStatus.SUCCEEDED or report.kind is not ConditionKind.ENDED or report.rehearses:
+        return lines
+    if not report.ever_outputs:
+        return [*lines, none_came_home(report.saves, report.job, saved=report.checkpoint is not None)]
+    lacking = {one.path for one in report.missing_outputs if brought_by(one, report) is None}
+    came = [path for path in report.outputs if path not in lacking] if report.home else []
+    are = "is" if len(came) == 1 else "are"
+    return [*lines, *([f"outputs: {', '.join(came)} {are} home, in {report.home}"] if came else [])]
 
 
 def missing_lines(report: JobReport) -> list[str]:

@@ -86,9 +86,18 @@ NOTHING_COMES_HOME = "what the script writes goes with its machines; name it in 
 """Of a job file that names no outputs."""
 
 
-def checkpoints_stay(job: Job, name: str = "JOB") -> str:
+def none_came_home(policy: CheckpointPolicy | None, name: str, *, saved: bool) -> str:
+    """Return what has gone with the machines of a script that has done its work: all, or all but its checkpoints.
+
+    `policy` is None where nobody knows it.
+    """
+    stay = f"; {checkpoints_stay(policy, name)}" if saved and policy is not None else ""
+    return f"{'no file' if saved else 'nothing'} has come home: {NOTHING_COMES_HOME}{stay}"
+
+
+def checkpoints_stay(policy: CheckpointPolicy, name: str = "JOB") -> str:
     """Return where checkpoints are, and what takes them out, for whom files of the script's are lost."""
-    way = "--export FILE` gives the weights" if job.checkpoint.directory is None else "--pull FOLDER` brings one"
+    way = "--export FILE` gives the weights" if policy.directory is None else "--pull FOLDER` brings one"
     return f"checkpoints stay in the job's store, `gpucloud checkpoints {name} {way}"
 
 
@@ -103,7 +112,8 @@ def protection_of(job: Job, code: Code) -> Protection:
     saving, row = _saving(job, code)
     lost = ""
     if not job.outputs and not job.trial:
-        stay = "what gpucloud.resume saves stays in its store" if saving is Saving.UNKNOWN else checkpoints_stay(job)
+        unknown = saving is Saving.UNKNOWN
+        stay = "what gpucloud.resume saves stays in its store" if unknown else checkpoints_stay(job.checkpoint)
         no_file = f"no file comes home: {NOTHING_COMES_HOME}; {stay}"
         lost = f"NOTHING comes home: {NOTHING_COMES_HOME}" if saving in NEVER else no_file
     return Protection(saving=saving, row=row, script=code.script or "this script", outputs=job.outputs, lost=lost)

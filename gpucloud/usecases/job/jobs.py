@@ -378,7 +378,7 @@ def with_stored_outputs(report: JobReport, attempts: frozenset[int]) -> JobRepor
     """Return the report of a job of which outputs of these attempts are in its store: they are not home yet."""
     copies = f"gpucloud cp -r {report.job}:@store/outputs FOLDER copies it"
     then = "" if report.status.ended else f" once the job has ended, {copies} now"
-    why = f"in the job's store: {f'gpucloud down {report.job} brings it home{then}' if report.has_home else copies}"
+    why = f"in the job's store: {copies if report.home is None else f'gpucloud down {report.job} brings it home{then}'}"
 
     def told(one: MissingOutput) -> MissingOutput:
         return replace(one, why=f"{one.why}; what was stored before that is {why}") if one.attempt in attempts else one
