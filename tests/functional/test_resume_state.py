@@ -410,7 +410,9 @@ def test_a_seed_puts_each_at_words_of_it_in_another_order(states):
     assert number == randomness.mix(3, mixed=randomness.mix(1, 2)) == 0x6AE515C1C0AC7E37
     words = np.random.RandomState(number >> 1 & 0xFFFFFFFF).get_state()[1].tolist()
     torch.manual_seed(number >> 1)
-    random.setstate((random.Random.VERSION, (*words[416:], *words[208:416], *words[:208], 624), None))
+    quarters = [words[n : n + 156] for n in range(0, 624, 156)]
+    pythons = itertools.chain(*(quarters[n] for n in (1, 3, 0, 2)))
+    random.setstate((random.Random.VERSION, (*pythons, 624), None))
     np.random.set_state(("MT19937", np.array([*words[312:], *words[:312]], np.uint32), 624))
     seeded = drawn()
     random.gauss(0, 1)

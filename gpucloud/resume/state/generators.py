@@ -32,7 +32,11 @@ SEEDING = 3
 """The way in which `seed` works, which is another with each change of what is drawn after it."""
 _32_BITS = 2**32 - 1  # of a seed that NumPy takes
 _UNUSED = struct.pack("i", _WORDS)  # the place of a generator whose words are all to be made anew
-_HALF, _THIRD = 4 * _WORDS // 2, 4 * _WORDS // 3  # of the words, in bytes
+_QUARTER = _WORDS  # bytes, of four a word
+_FOR_NUMPY, _FOR_PYTHON = (2, 3, 0, 1), (1, 3, 0, 2)  # in which order each has the quarters of torch's words
+
+Quarters = tuple[memoryview, ...]
+"""Words of a generator, where they lie."""
 
 
 class Global(Protocol):
@@ -52,7 +56,7 @@ class Global(Protocol):
         """Have it stand where that seed, of 64 bits, puts it."""
         ...
 
-    def follow(self, words: bytes, /) -> object:
+    def follow(self, words: Quarters, /) -> object:
         """Have it stand where the words that a seed has given torch's put it."""
         ...
 
@@ -83,25 +87,36 @@ def seed_together(generators: tuple[Global, ...], number: int) -> None:
     """Seed those of the CPU with a number, cheaply enough for every sample.
 
     To make the words of a Mersenne Twister takes longer than all else of it, so that they are made for torch's alone.
-    The others have the same in another order: NumPy's the second half first, Python's the last third first. So no two
-    of them have words alike where a twister looks for those that go together, and none draws what another does.
+    The others have the same in another order, in which no two that a twister combines (one, and that 397 places on) are
+    combined by another too: none draws what another does.
     """
-    first, *others = generators
+    first = generators[0]
     first.seed(number)
-    words = first.words() if isinstance(first, _Torch) else _init_genrand(number >> 1 & _32_BITS)
-    for one in others:
+    words = first.words if isinstance(first, _Torch) else _quarters(_init_genrand(number >> 1 & _32_BITS))
+    for one in generators[1:]:
         one.follow(words)
 
 
-def _for_numpy(words: bytes) -> bytes:
-    return words[_HALF:] + words[:_HALF]
+def _quarters(memory: Any, first: int = 0) -> Quarters:
+    view = memoryview(memory).cast("B")[first:]
+    return tuple(view[place : place + _QUARTER] for place in range(0, 4 * _QUARTER, _QUARTER))
 
 
-def _for_python(words: bytes) -> bytes:
-    return words[2 * _THIRD :] + words[_THIRD : 2 * _THIRD] + words[:_THIRD]
+def _placed(words: Quarters, order: tuple[int, ...]) -> Quarters:
+    """Return where the quarters of torch's words lie in those of a generator that has them in that order."""
+    return tuple(words[order.index(number)] for number in range(4))
 
 
-class _Asked:
+class _Seeded:
+    """One that follows torch's by a seed of its own, which is the first of their words."""
+
+    seed: Callable[[int], object]
+
+    def follow(self, words: Quarters) -> None:
+        self.seed(int.from_bytes(words[0][:4], sys.byteorder))
+
+
+class _Asked(_Seeded):
     """One that is asked."""
 
     def __init__(
@@ -110,9 +125,6 @@ class _Asked:
         self.name = name
         self.read, self.write, self.seed = ask, put, seed
 
-    def follow(self, words: bytes) -> None:
-        self.seed(_first_of(words))
-
     def stands(self, state: Any) -> bool:
         return alike(state, self.read())
 
@@ -120,7 +132,7 @@ class _Asked:
         return state
 
 
-class _Gpu:
+class _Gpu(_Seeded):
     """The current GPU's, of which a number, the seed and the offset are all there is."""
 
     name = "cuda"
@@ -136,9 +148,6 @@ class _Gpu:
 
     def seed(self, number: int) -> None:
         self._own().manual_seed(number >> 1)
-
-    def follow(self, words: bytes) -> None:
-        self.seed(_first_of(words))
 
     def stands(self, state: Any) -> bool:
         return bool(state == self.read())
@@ -160,8 +169,8 @@ class _AskedPython(_Asked):
     def _seed(self, number: int) -> None:
         self._put(_twister()(number >> 32))
 
-    def follow(self, words: bytes) -> None:
-        self._put(_for_python(words))
+    def follow(self, words: Quarters) -> None:
+        self._put(b"".join(words[number] for number in _FOR_PYTHON))
 
     def _put(self, words: bytes) -> None:
         random.setstate((random.Random.VERSION, (*struct.unpack(f"{_WORDS}I", words), _WORDS), None))
@@ -177,9 +186,10 @@ class _AskedNumPy(_Asked):
         ask = functools.partial(own.get_state, legacy=is_twister)
         super().__init__("numpy", ask, own.set_state, lambda number: own.seed(number & _32_BITS))
 
-    def follow(self, words: bytes) -> None:
+    def follow(self, words: Quarters) -> None:
         if self._is_twister:
-            self.write(("MT19937", self._numpy.frombuffer(_for_numpy(words), dtype=self._numpy.uint32), _WORDS))
+            own = b"".join(words[number] for number in _FOR_NUMPY)
+            self.write(("MT19937", self._numpy.frombuffer(own, dtype=self._numpy.uint32), _WORDS))
         else:
             super().follow(words)
 
@@ -200,7 +210,7 @@ class _Mac(_Asked):
 _MAC = _Mac()
 
 
-class _Torch:
+class _Torch(_Seeded):
     """One of torch's: its seed, its place, its words and its normal numbers in reserve, at that place in memory."""
 
     name = "torch"
@@ -208,6 +218,7 @@ class _Torch:
     def __init__(self, generator: torch.Generator, place: int) -> None:
         self._generator, self._place = generator, place
         self.memory = self._of(generator)
+        self.words = _quarters(self.memory, _FIRST)
 
     def read(self) -> Any:
         return self.memory.raw
@@ -217,12 +228,6 @@ class _Torch:
 
     def seed(self, number: int) -> None:
         self._generator.manual_seed(number >> 1)
-
-    def follow(self, words: bytes) -> None:
-        self.seed(_first_of(words))
-
-    def words(self) -> bytes:
-        return self.memory[_FIRST : _FIRST + 4 * _WORDS]  # type: ignore[no-any-return]
 
     def stands(self, state: Any) -> bool:
         now = self.memory.raw
@@ -250,6 +255,7 @@ class _Python:
     def __init__(self, generator: random.Random) -> None:
         self._generator: Any = generator
         self._memory = _memory(id(generator) + object.__basicsize__, _SIZE)
+        self._words = _placed(_quarters(self._memory, 4), _FOR_PYTHON)
 
     def read(self) -> Any:
         return self._memory.raw, self._generator.gauss_next
@@ -264,8 +270,10 @@ class _Python:
         self._memory.raw = _UNUSED + _twister()(number >> 32)
         self._generator.gauss_next = None
 
-    def follow(self, words: bytes) -> None:
-        self._memory.raw = _UNUSED + _for_python(words)
+    def follow(self, words: Quarters) -> None:
+        first, second, third, fourth = self._words
+        first[:], second[:], third[:], fourth[:] = words
+        self._memory[:4] = _UNUSED
         self._generator.gauss_next = None
 
     def told(self, state: Any) -> Any:
@@ -283,6 +291,7 @@ class _NumPy:
         self._generator = generator  # which must live as long as its memory is used
         self._memory = _memory(self._bits.ctypes.state_address, _SIZE)
         self._reserve = _memory(id(generator) + reserve, _RESERVE.size)
+        self._words = _placed(_quarters(self._memory), _FOR_NUMPY)
 
     def read(self) -> Any:
         return self._memory.raw, self._reserve.raw
@@ -296,8 +305,10 @@ class _NumPy:
     def seed(self, number: int) -> None:
         self._generator.seed(number & _32_BITS)
 
-    def follow(self, words: bytes) -> None:
-        self._memory.raw = _for_numpy(words) + _UNUSED
+    def follow(self, words: Quarters) -> None:
+        first, second, third, fourth = self._words
+        first[:], second[:], third[:], fourth[:] = words
+        self._memory[-4:] = _UNUSED
         self._reserve.raw = _NOTHING
 
     def told(self, state: Any) -> Any:
@@ -323,10 +334,6 @@ def _without_numpy() -> tuple[Global, ...]:
     own = random.getstate.__self__  # type: ignore[attr-defined]  # of whom it is a method
     python = _Python(own) if _python_lies_there() else None
     return _torchs(), python or _AskedPython()
-
-
-def _first_of(words: bytes) -> int:
-    return int.from_bytes(words[:4], sys.byteorder)
 
 
 @functools.cache

@@ -112,16 +112,20 @@ def put_back(state: Mapping[str, Any]) -> None:
         torch.mps.set_rng_state(state["mps"])
 
 
-@contextlib.contextmanager
-def kept() -> Iterator[Stand]:
+class kept:  # noqa: N801  (used as a function is: what `contextlib` makes of one takes as long as all else here)
     """Leave the CPU generators as they were, whatever happens inside."""
-    stand = Stand(of_cpu())
-    _kept.outside.append(stand)
-    _kept.begun += 1
-    try:
-        yield stand
-    finally:
-        stand.put_back()
+
+    __slots__ = ("_stand",)
+
+    def __enter__(self) -> Stand:
+        """Return where they stand."""
+        self._stand = stand = Stand(of_cpu())
+        _kept.outside.append(stand)
+        _kept.begun += 1
+        return stand
+
+    def __exit__(self, *_: object) -> None:
+        self._stand.put_back()
         _kept.outside.pop()
 
 
