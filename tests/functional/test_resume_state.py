@@ -514,7 +514,7 @@ def test_torchs_words_and_reserve_are_told_from_memory_as_torch_tells_them(kind)
 
 def test_the_generator_of_a_mac_is_saved_too(monkeypatch):
     stands = [torch.tensor([1], dtype=torch.uint8)]
-    monkeypatch.setattr(generators, "_and_devices", generators._and_devices.__wrapped__)  # which knows of none
+    monkeypatch.setattr(randomness, "of_devices", generators.of_devices.__wrapped__)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     monkeypatch.setattr(torch.mps, "get_rng_state", lambda: stands[-1])
     monkeypatch.setattr(torch.mps, "set_rng_state", stands.append)

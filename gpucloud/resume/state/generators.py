@@ -24,7 +24,11 @@ _RESERVE = struct.Struct("i4xd")  # whether NumPy has a normal number in reserve
 _NOTHING = _RESERVE.pack(0, 0.0)
 _KNOWN = 0.7390851332151607
 _TORCHS = struct.Struct(f"Qi?xxxI{_WORDS}I4x8x16x")  # behind the words a single and a double normal number in reserve
+_FEW = 32
+"""Bytes with the place and some of the words: all words change together, and by whoever draws the place does."""
+
 _FIRST = 8 + 4 + 4 + 4  # where torch's words begin
+_RESERVED = _FIRST + 4 * _WORDS + 4  # where its reserve begins
 _PLACED = 8 + 4  # bytes of its seed and its place, which is another after each word
 _SEEDED = struct.Struct("Qi?xxxII")  # how it begins: none of the words is used yet
 _AHEAD = 128  # bytes of a generator in which its seed is looked for, of 2,600
@@ -76,11 +80,6 @@ def of_cpu() -> tuple[Global, ...]:
         return _without_numpy()
     generator = numpy.random.mtrand._rand  # noqa: SLF001
     return _with_numpy(generator, getattr(generator, "_bit_generator", None))
-
-
-def of_all() -> tuple[Global, ...]:
-    """Return that, and what is drawn from on the current GPU."""
-    return _and_devices(of_cpu())
 
 
 def seed_together(generators: tuple[Global, ...], number: int) -> None:
@@ -219,6 +218,8 @@ class _Torch(_Seeded):
         self._generator, self._place = generator, place
         self.memory = self._of(generator)
         self.words = _quarters(self.memory, _FIRST)
+        view = memoryview(self.memory).cast("B")
+        self._few, self._reserve = view[:_FEW], view[_RESERVED:]
 
     def read(self) -> Any:
         return self.memory.raw
@@ -230,12 +231,11 @@ class _Torch(_Seeded):
         self._generator.manual_seed(number >> 1)
 
     def stands(self, state: Any) -> bool:
-        now = self.memory.raw
-        if now == state:
+        if self._few == state[:_FEW] and self._reserve == state[_RESERVED:]:
             return True
-        if now[:_PLACED] != state[:_PLACED]:
+        if self._few[:_PLACED] != state[:_PLACED]:
             return False
-        return alike(self.told(now), self.told(state))  # what is between its numbers may differ
+        return alike(self.told(self.memory.raw), self.told(state))  # what is between its numbers may differ
 
     def told(self, state: Any) -> Any:
         told = torch.Generator()
@@ -256,6 +256,7 @@ class _Python:
         self._generator: Any = generator
         self._memory = _memory(id(generator) + object.__basicsize__, _SIZE)
         self._words = _placed(_quarters(self._memory, 4), _FOR_PYTHON)
+        self._few = memoryview(self._memory).cast("B")[:_FEW]
 
     def read(self) -> Any:
         return self._memory.raw, self._generator.gauss_next
@@ -264,7 +265,7 @@ class _Python:
         self._memory.raw, self._generator.gauss_next = state
 
     def stands(self, state: Any) -> bool:
-        return bool(self.read() == state)
+        return bool(self._few == state[0][:_FEW] and self._generator.gauss_next == state[1])
 
     def seed(self, number: int) -> None:
         self._memory.raw = _UNUSED + _twister()(number >> 32)
@@ -292,6 +293,7 @@ class _NumPy:
         self._memory = _memory(self._bits.ctypes.state_address, _SIZE)
         self._reserve = _memory(id(generator) + reserve, _RESERVE.size)
         self._words = _placed(_quarters(self._memory), _FOR_NUMPY)
+        self._few = memoryview(self._memory).cast("B")[-_FEW:]
 
     def read(self) -> Any:
         return self._memory.raw, self._reserve.raw
@@ -300,7 +302,7 @@ class _NumPy:
         self._memory.raw, self._reserve.raw = state
 
     def stands(self, state: Any) -> bool:
-        return bool(self.read() == state)
+        return bool(self._few == state[0][-_FEW:] and self._reserve.raw == state[1])
 
     def seed(self, number: int) -> None:
         self._generator.seed(number & _32_BITS)
@@ -380,14 +382,13 @@ def _with_numpy(generator: Any, bits: Any) -> tuple[Global, ...]:
     return *_without_numpy(), _AskedNumPy(is_twister=is_twister)
 
 
-@functools.lru_cache(maxsize=4)
-def _and_devices(cpu: tuple[Global, ...]) -> tuple[Global, ...]:
-    return (*cpu, *_gpus(), *((_MAC,) if torch.backends.mps.is_available() else ()))
-
-
 @functools.cache
+def of_devices() -> tuple[Global, ...]:
+    """Return what is drawn from on the current GPU: what there is does not change, and takes 12 µs to ask."""
+    return (*_gpus(), _MAC) if torch.backends.mps.is_available() else _gpus()
+
+
 def _gpus() -> tuple[Global, ...]:
-    """Return the GPU's; whether there is any takes 12 µs to ask, and does not change."""
     if not torch.cuda.is_available():
         return ()
     gpu = _Gpu()

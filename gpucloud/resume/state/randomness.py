@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gpucloud.resume.state.generators import Global, of_all, of_cpu, seed_together
+from gpucloud.resume.state.generators import Global, of_cpu, of_devices, seed_together
 
 _WORD = 2**64 - 1
 
@@ -21,15 +21,15 @@ _WORD = 2**64 - 1
 class Stand:
     """Where generators stood: read at each step, and told as a checkpoint has it only where one is made."""
 
-    __slots__ = ("_generators", "found")
+    __slots__ = ("_cpu", "found")
 
-    def __init__(self, generators: tuple[Global, ...]) -> None:
-        self._generators = generators
-        self.found = [(one, one.read()) for one in generators]
+    def __init__(self, devices: tuple[Global, ...] = ()) -> None:
+        self._cpu = of_cpu()
+        self.found = [(one, one.read()) for one in (*self._cpu, *devices)]
 
     def stands(self) -> bool:
         """Whether every generator of this process is there still."""
-        if of_all() != self._generators:
+        if of_cpu() is not self._cpu:
             return False
         for one, then in self.found:  # noqa: SIM110  at each step, where `all` takes longer
             if not one.stands(then):
@@ -41,7 +41,7 @@ class Stand:
 
         None can be spared it: whether one drew is not seen where it then puts a generator back, as `fork_rng` does.
         """
-        seed_together(self._generators, number)
+        seed_together(self._cpu, number)
 
     def seed_each(self, numbers: Iterable[int]) -> None:
         """Seed each with a number of its own."""
@@ -51,7 +51,7 @@ class Stand:
     def put_back(self) -> None:
         """Set every generator that is here and was then."""
         for one, then in self.found:
-            if one.name == "numpy" and one not in of_cpu():  # a script has exchanged it
+            if one.name == "numpy" and of_cpu() is not self._cpu:  # a script has exchanged it
                 _numpy().set_state(one.told(then))
             else:
                 one.write(then)
@@ -96,7 +96,7 @@ def capture() -> dict[str, Any]:
 
 def here() -> Stand:
     """Return where every generator stands, cheaply enough for every step."""
-    return Stand(of_all())
+    return Stand(of_devices())
 
 
 def put_back(state: Mapping[str, Any]) -> None:
@@ -119,7 +119,7 @@ class kept:  # noqa: N801  (used as a function is: what `contextlib` makes of on
 
     def __enter__(self) -> Stand:
         """Return where they stand."""
-        self._stand = stand = Stand(of_cpu())
+        self._stand = stand = Stand()
         _kept.outside.append(stand)
         _kept.begun += 1
         return stand
@@ -203,7 +203,8 @@ class Draws:
 
     def stepped(self) -> None:
         """Remember where a step has left them."""
-        self._after = here()
+        if self._after is None or not self._after.stands():
+            self._after = here()
 
     def go_on(self) -> None:
         """Put them where the last step left them, whatever was drawn since."""
