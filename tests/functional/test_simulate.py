@@ -100,6 +100,7 @@ def test_json_has_every_figure(simulate):
             "of_on_demand": 1.0035,
             "missed": 0,
             "over_budget": 0,
+            "late": 0,
             "unended": 0,
             "interruptions": 0.0,
             "launches": 1.0,
@@ -325,6 +326,30 @@ def test_a_job_without_a_deadline_asks_no_policy(simulate, folder):
         "error: without a deadline no policy is asked\nhint: --deadline 60h, or --sweep, for --policy\n",
     )
     assert "48.4 h" in simulate("train.yaml", "--sweep", "--policy", "greedy", *QUICK)[1]
+
+
+def test_a_deadline_on_one_market_alone_is_rehearsed_on_that_market(simulate, folder):
+    (folder / "train.yaml").write_text(JOB.replace("market: auto", "market: spot").replace("60h", "50h"))
+    words = ("train.yaml", "--zones", "us-west-2a", "--windows", "12")
+    code, answer, story = simulate(*words)
+    assert (code, story) == (0, "")
+    lines = answer.splitlines()
+    assert [line.split("  ")[1].strip() for line in lines[6:8]] == ["spot alone", "on_demand"]
+    late = re.fullmatch(r"spot alone in us-west-2a: (\d+) of 12 ended unfinished at the deadline", lines[9])
+    assert late is not None, lines
+    spot, _ = json.loads(simulate(*words, "--json")[1])["markets"][0]["results"]
+    assert (spot["policy"], spot["runs_on"]) == (None, "spot alone")
+    assert (spot["late"], spot["missed"]) == (int(late[1]), int(late[1]))
+    assert spot["took_s"] is None or spot["took_s"] <= 50 * 3600
+    _, answer, story = simulate("train.yaml", "--policy", "uniform", *QUICK)
+    assert "replayed as with `market: auto`, which alone asks a policy" in story
+    assert NEVER_AGAIN in answer.splitlines()
+    (folder / "train.yaml").write_text(JOB.replace("market: auto", "market: on_demand").replace("60h", "48h 12min"))
+    code, answer, story = simulate("train.yaml", *QUICK)  # one changeover of 12 min is enough
+    assert (code, story) == (0, "")
+    lines = answer.splitlines()
+    assert (lines[6].split("  ")[1].strip(), lines[7]) == ("on_demand", "")
+    assert NEVER_AGAIN in lines
 
 
 def test_a_script_that_saves_nothing_is_rehearsed_from_its_beginning(simulate, folder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -21,7 +22,7 @@ from gpucloud.domain.market.policies import Task
 from gpucloud.domain.market.policy import decide, without_deadline
 from gpucloud.domain.market.recordings import timeline, zone_set
 from gpucloud.domain.market.scenario import USUAL, Recovery, Scenario
-from gpucloud.domain.market.simulation import bill_usd, recordings, replay, spread, zone_sets
+from gpucloud.domain.market.simulation import Rehearsal, bill_usd, outcomes, recordings, replay, spread, zone_sets
 from gpucloud.domain.money.ledger import Rates, Terms
 from gpucloud.usecases.money.simulate import Outlooks, Result, Stage, Study, simulate
 from tests.standins.tiny_markets import tiny_market
@@ -93,8 +94,28 @@ def test_replays_that_never_end_are_missed_and_in_no_cost() -> None:
 
 def test_a_job_on_spot_alone_counts_every_replay() -> None:
     found = outlook(stage=replace(STAGE, gpus=8, fallback=False))
-    assert (found.windows, found.unended) == (36, 1)
-    assert found.missed > found.unended
+    assert (found.windows, found.unended) == (36, 0)
+    assert 0 < found.late == found.missed
+    assert found.took is not None
+    assert found.took.total_seconds() <= TASK.span_s  # of none that ran on behind its deadline
+
+
+def test_a_replay_ends_at_its_deadline_unfinished_and_costs_what_it_had_by_then() -> None:
+    market = tiny_market({"a": ("1" * 20, "1.00")})
+    task = Task(work_s=1800, span_s=math.inf, changeover_s=240, on_demand_usd_per_hour=3.0, tick_s=180)
+    for deadline_s, took_s, usd in ((1300.0, None, "0.3611"), (1979.0, None, "0.5497"), (1980.0, 1980.0, "0.5500")):
+        of = Rehearsal(
+            task=task,
+            market=timeline(market, market.zones, 1),
+            recovery=Recovery(restart_s=180, notice_s=60),
+            budget_usd=Decimal(100),
+            spendable_usd=Decimal(100),
+            terms=Terms(),
+            deadline_s=deadline_s,
+        )
+        (done,) = outcomes(partial(decide, Policy.GREEDY), of, [0])
+        assert (done.took and done.took.total_seconds(), done.late, done.missed) == (took_s, not took_s, not took_s)
+        assert abs(done.usd - Decimal(usd)) < Decimal("0.001")
 
 
 def test_the_time_between_interruptions_is_of_spot_machines() -> None:
@@ -168,5 +189,5 @@ def test_a_sweep_and_its_chart_give_no_price_for_runs_that_mostly_come_to_no_end
     scenario = Scenario(nodes=1, work=timedelta(hours=3), deadline=None, budget_usd=budget, recovery=USUAL)
     costs = [row[-1] for row in _swept(scenario, simulation)[1:]]
     assert costs == ["over budget", "unfinished", "5.00"]
-    assert _troubles(simulation)[0] == "greedy in a, 4 h: 10 of 10 missed the deadline"
+    assert _troubles(simulation)[0] == "greedy in a, 4 h: 10 of 10 ended unfinished at the budget"
     assert _against_deadlines(results).points == ((8.0, 5.0),)

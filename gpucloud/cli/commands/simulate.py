@@ -99,6 +99,8 @@ def rehearse(target: str | None, asked: Asked, *, as_json: bool) -> int:
     priced = _priced(cloud, file.job, asked)
     saving = how_it_saves(file.job).saving
     scenario = _scenario(cloud, file, asked, priced, saving)
+    if scenario.market is not file.job.resources.market:
+        tell("replayed as with `market: auto`, which alone asks a policy: a deadline brings it where a file names none")
     plot = None if asked.plot is None else plot_into(asked.plot)
     known = recorded_markets()
     every = [known.market(name) for name in known.names()]
@@ -149,7 +151,19 @@ def _scenario(cloud: Gpucloud, target: Target, asked: Asked, priced: _Priced, sa
         recovery=_recovery(cloud, job, restart, saving, notice=asked.notice),
         terms=priced.terms,
         checkpoint_none=job.checkpoint.none,
+        market=_market(job, asked),
     )
+
+
+def _market(job: Job, asked: Asked) -> MarketPolicy:
+    """Return the file's, and `auto` where a policy is asked for, or a deadline that the file does not have.
+
+    With one in the file it would be `auto`, too, unless it names another.
+    """
+    undated = job.deadline is None and (asked.deadline is not None or asked.sweep)
+    if asked.policies or (undated and job.resources.market is MarketPolicy.SPOT):
+        return MarketPolicy.AUTO
+    return job.resources.market
 
 
 def _recovery(cloud: Gpucloud, job: Job, restart: timedelta | None, saving: Saving, *, notice: bool) -> Recovery:
@@ -206,9 +220,10 @@ def _simulated(scenario: Scenario, market: RecordedMarket, study: Study) -> Simu
 def _study(job: Job, scenario: Scenario, market: RecordedMarket, asked: Asked, *, unseen: tuple[str, ...]) -> Study:
     """Return what is tried on the market; `unseen` are the recordings of which the learned policy knows nothing."""
     spans = (asked.sweep and deadlines(scenario, market)) or (scenario.deadline,)
+    chooses = scenario.market is MarketPolicy.AUTO and None not in spans
     return Study(
         zone_sets=_zone_sets(job, market, asked.zones),
-        policies=asked.policies or (tuple(Policy) if None not in spans else _without_deadline(job)),
+        policies=asked.policies or (tuple(Policy) if chooses else _without_a_choice(scenario.market)),
         deadlines=spans,
         windows=asked.windows,
         seed=asked.seed,
@@ -216,10 +231,10 @@ def _study(job: Job, scenario: Scenario, market: RecordedMarket, asked: Asked, *
     )
 
 
-def _without_deadline(job: Job) -> tuple[Policy | None, ...]:
-    """Return what a job without a deadline does, and beside it the same on demand; greedy waits for spot machines."""
-    spot = Policy.GREEDY if job.resources.market is MarketPolicy.SPOT else None
-    return (Policy.ON_DEMAND,) if job.resources.market is MarketPolicy.ON_DEMAND else (spot, Policy.ON_DEMAND)
+def _without_a_choice(market: MarketPolicy) -> tuple[Policy | None, ...]:
+    """Return what a job does that asks no policy, and beside it the same on demand; greedy waits for spot machines."""
+    spot = Policy.GREEDY if market is MarketPolicy.SPOT else None
+    return (Policy.ON_DEMAND,) if market is MarketPolicy.ON_DEMAND else (spot, Policy.ON_DEMAND)
 
 
 def _stored(job: Job, saving: Saving, priced: _Priced, scenario: Scenario, done: Simulation) -> Stored | None:
@@ -281,7 +296,7 @@ def _against_deadlines(results: Sequence[Result]) -> Series:
     ended = [(deadline, one) for deadline, one in dated if not one.is_mostly_unfinished]
     found = [(deadline.total_seconds() / 3600, summary) for deadline, summary in ended]
     return Series(
-        label=policy_named(results[0].policy),
+        label=policy_named(results[0].policy, asked=results[0].asked),
         points=tuple((hours, float(one.mean_usd)) for hours, one in found),
         upper=tuple(float(one.p90_usd or one.mean_usd) for _, one in found),
     )
@@ -290,4 +305,4 @@ def _against_deadlines(results: Sequence[Result]) -> Series:
 def _spread(result: Result) -> Series:
     costs = sorted(float(outcome.usd) for outcome in result.outcomes if outcome.ended)
     points = tuple((100 * number / len(result.outcomes), usd) for number, usd in enumerate(costs, start=1))
-    return Series(label=policy_named(result.policy, asked=result.deadline is not None), points=points)
+    return Series(label=policy_named(result.policy, asked=result.asked), points=points)

@@ -7,7 +7,7 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
-from gpucloud.cli.render.plans import labelled, plan_json, plan_rows, saved_rows
+from gpucloud.cli.render.plans import ends_at, labelled, plan_json, plan_rows, saved_rows
 from gpucloud.cli.render.words import pool_json, replayed_usd, table, undone_text, usd, usd_or_null
 from gpucloud.domain.checkpoint.protection import NEVER, Protection, Saving
 from gpucloud.domain.errors import UsageError
@@ -145,20 +145,20 @@ def _expected_rows(job: Job, estimate: Estimate) -> Iterator[tuple[str, str]]:
     if work is None:
         yield "work", _unknown(job, estimate.plan.offer)
         if job.deadline is not None:
-            ends = f"after {format_span(job.deadline)} the job ends, done or not, and saves first if its script does"
-            yield "deadline", f"{ends}; whether it will be done by then, only `work:` could tell"
+            yield "deadline", f"{ends_at(job.deadline)}; whether it will be done by then, only `work:` could tell"
         return
     yield "work", f"{format_span(work.span)}: {work.source}"
     if outlook is None:
         yield "expected", "not known: no replay came to its end, or the job is too long for one"
         return
     yield "expected", _cost_text(outlook, estimate.on_demand, job.budget_usd)
-    until = f"; the deadline is after {format_span(job.deadline)}" if job.deadline is not None else ""
+    is_kept = job.deadline is not None and (estimate.policy is not None or not outlook.windows)
+    until = f"; the deadline is after {format_span(job.deadline)}" if job.deadline is not None and is_kept else ""
     if outlook.took is not None or outlook.is_mostly_unfinished:
         start = "" if outlook.windows else f", {format_span(estimate.start)} paid for a start included"
         yield "done after", f"{_took_text(outlook)}{start}{until}"
-    if job.deadline is not None and outlook.windows and estimate.policy is None:
-        yield "deadline", "depends on spot machines alone; `market: auto` keeps it on demand"
+    if job.deadline is not None and not is_kept:
+        yield "deadline", f"{ends_at(job.deadline)}; it depends on spot alone, `market: auto` keeps it on demand"
     if outlook.missed:
         yield _missed_row(job, outlook)
     if outlook.windows and not outlook.is_mostly_unfinished:
@@ -171,12 +171,11 @@ def _expected_rows(job: Job, estimate: Estimate) -> Iterator[tuple[str, str]]:
 
 def _missed_row(job: Job, outlook: Summary) -> tuple[str, str]:
     """Return in how many replays the job did not do what is asked of it, and how often for which reason."""
-    late = outlook.missed - outlook.over_budget - outlook.unended
     reasons = [
         f"{count} {why}"
         for count, why in (
-            (late, "after the deadline"),
-            (outlook.over_budget, "ended by the budget"),
+            (outlook.late, "ended unfinished at the deadline"),
+            (outlook.over_budget, "ended unfinished at the budget"),
             (outlook.unended, "with no end in the recording, and no known cost"),
         )
         if count > 0
@@ -414,6 +413,7 @@ def _outlook_json(outlook: Summary | None) -> dict[str, Any] | None:
         "interruptions": outlook.interruptions,
         "missed": outlook.missed,
         "over_budget": outlook.over_budget,
+        "late": outlook.late,
         "unended": outlook.unended,
         "on_demand_alone": outlook.on_demand_alone,
     }

@@ -32,12 +32,18 @@ def plan_text(plan: Plan, protection: Protection, width: int | None = None, *, d
     """
     rows = {**plan_rows(plan), **saved_rows(protection, driven=driven)}
     if plan.deadline is not None:
-        ends = "the job ends, done or not, and saves first if its script does"
-        rows["deadline"] = f"{format_span(plan.deadline)} after its first start {ends}"
+        rows["deadline"] = ends_at(plan.deadline)
     others = [f"{o.pool} {format_usd(o.usd_per_hour)}" for o in plan.others]
     if others:
         rows["next"] = f"{'; '.join(others)} a node"
     return labelled(f"plan for {plan.job}", rows, width)
+
+
+def ends_at(deadline: timedelta) -> str:
+    """Return what a deadline does, whether or not anything keeps it."""
+    return (
+        f"{format_span(deadline)} after its first start the job ends, done or not, and saves first if its script does"
+    )
 
 
 def rest_line(state: JobState, plan: Plan) -> str | None:
@@ -132,10 +138,11 @@ def _safer_rows(plan: Plan) -> dict[str, str]:
         return {"on demand": f"from the start, under the deadline: {why}"}
     if plan.on_demand_usd is None:
         return {}
+    recorded = "in what is recorded of them"
     spot = (
         f"are expected to cost {format_usd(plan.spot_usd)}, whatever the budget"
         if plan.spot_usd is not None
-        else "mostly come to no end in what is recorded of them"
+        else f"mostly come to no end {recorded if plan.deadline is None else 'before the deadline'}"
     )
     on_demand = format_usd(plan.on_demand_usd)
     if plan.offer.pool.market is Market.ON_DEMAND:

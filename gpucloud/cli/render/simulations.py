@@ -124,7 +124,7 @@ def _swept(scenario: Scenario, done: Simulation) -> list[tuple[str, ...]]:
         place = (zones_named(done.market, result.zones), deadline)
         is_over = result.summary.uses_up(scenario.budget_usd, one_in=2)
         means.setdefault(place, []).append(_mean(result.summary, is_over=is_over))
-    asked = None not in done.study.deadlines
+    asked = all(result.asked for result in done.results)
     head = ("zones", "deadline", *(f"{policy_named(policy, asked=asked)} USD" for policy in done.study.policies))
     return [head, *((*place, *costs) for place, costs in means.items())]
 
@@ -139,11 +139,11 @@ def _row(scenario: Scenario, market: RecordedMarket, result: Result) -> tuple[st
     over, once_in_ten = (found.uses_up(scenario.budget_usd, one_in=times) for times in (2, 10))
     return (
         zones_named(market, result.zones),
-        policy_named(result.policy, asked=result.deadline is not None),
+        policy_named(result.policy, asked=result.asked),
         _mean(found, is_over=over),
         "over budget" if once_in_ten else replayed_usd(found.p90_usd),
         replayed_usd(found.worst_usd),
-        "-" if over else f"{_of_on_demand(scenario, market, found.mean_usd):.1%}",
+        "-" if over or found.is_mostly_unfinished else f"{_of_on_demand(scenario, market, found.mean_usd):.1%}",
         format_hours(found.took) if told and found.took is not None else "unfinished",
         f"{found.interruptions:.1f}" if told else "-",
         f"{found.launches:.1f}" if told else "-",
@@ -166,11 +166,11 @@ def _troubles(done: Simulation) -> list[str]:
     lines = []
     for result in done.results:
         found, place = result.summary, zones_named(done.market, result.zones)
-        which = f"{policy_named(result.policy, asked=result.deadline is not None)} in {place}"
+        which = f"{policy_named(result.policy, asked=result.asked)} in {place}"
         if len(done.study.deadlines) > 1 and result.deadline is not None:
             which = f"{which}, {format_hours(result.deadline)}"
-        if found.missed and result.deadline is not None:
-            lines.append(f"{which}: {found.missed} of {found.windows} missed the deadline")
+        if found.late:
+            lines.append(f"{which}: {found.late} of {found.windows} ended unfinished at the deadline")
         if found.unended:
             lines.append(f"{which}: {found.unended} of {found.windows} had no end in the recording, and no known cost")
         if found.over_budget:
@@ -220,13 +220,14 @@ def _result_json(scenario: Scenario, market: RecordedMarket, result: Result) -> 
         "zones": list(result.zones),
         "deadline_s": _seconds(result.deadline),
         "policy": _asked_policy(result),
-        "runs_on": policy_named(result.policy, asked=result.deadline is not None),
+        "runs_on": policy_named(result.policy, asked=result.asked),
         "mean_usd": usd(found.mean_usd),
         "p90_usd": usd_or_null(found.p90_usd),
         "worst_usd": usd_or_null(found.worst_usd),
-        "of_on_demand": round(_of_on_demand(scenario, market, found.mean_usd), 4),
+        "of_on_demand": _share_or_null(scenario, market, found),
         "missed": found.missed,
         "over_budget": found.over_budget,
+        "late": found.late,
         "unended": found.unended,
         "interruptions": found.interruptions,
         "launches": found.launches,
@@ -234,9 +235,14 @@ def _result_json(scenario: Scenario, market: RecordedMarket, result: Result) -> 
     }
 
 
+def _share_or_null(scenario: Scenario, market: RecordedMarket, found: Summary) -> float | None:
+    """Return the mean as a share; None where most came to no end: what these paid is no cost of the work."""
+    return None if found.is_mostly_unfinished else round(_of_on_demand(scenario, market, found.mean_usd), 4)
+
+
 def _asked_policy(result: Result) -> str | None:
-    """Return the policy; None without a deadline, where none is asked: machines on demand are what they are."""
-    waits_for_spot = result.policy is Policy.GREEDY and result.deadline is None
+    """Return the policy; None where none is asked: machines on demand are what they are."""
+    waits_for_spot = result.policy is Policy.GREEDY and not result.asked
     return result.policy.value if result.policy is not None and not waits_for_spot else None
 
 

@@ -268,6 +268,7 @@ def _refuse_what_hardly_ends(
         least = max(any_sum.p90_usd + kept_usd, _start_usd(job, needs.offer, prepaid_rule))
         least = least.quantize(_CENT, ROUND_UP)
         ends += f", and within {format_usd(least)} in nine of ten, with {format_usd(kept_usd)} kept aside"
+        ends += ", however long it takes" if job.deadline is not None else ""
         ways.append(f"budget: {least:f} USD")
     if least is None or safe_usd < least:
         ends += f"; on demand, where nothing interrupts it, it needs {safe}"

@@ -193,9 +193,10 @@ _CENT = Decimal("0.01")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """One replay: its bill, when the work was done (None: not before recording or budget ended), and what went wrong.
+    """One replay: its bill, when the work was done, and what went wrong.
 
-    `on_spot` is for how long it had spot machines.
+    `took` is None where recording, budget or deadline (`late`) ended first. `on_spot` is for how long it had spot
+    machines.
     """
 
     usd: Decimal
@@ -205,6 +206,7 @@ class Outcome:
     interruptions: int
     launches: int
     on_spot: timedelta = timedelta(0)
+    late: bool = False
 
     @property
     def ended(self) -> bool:
@@ -221,16 +223,17 @@ class Outcome:
 class Summary:
     """Many replays of one job under one policy: costs in USD to the cent, means of the rest; all of those that finish.
 
-    The `unended` of them came to no end before the recording did: their costs are not known, and not in the sums.
+    The `late` of them were ended by the deadline, and the `unended` came to no end before the recording did: what they
+    had still cost is not known, and not in the sums.
     `on_demand_alone` of them never had a spot machine.
     """
 
     windows: int
     mean_usd: Decimal
     p90_usd: Decimal | None
-    """What nine in ten of all did not pass; None where more than the tenth came to no end."""
+    """What nine in ten of all did not pass; None where more than the tenth came to no end of their work or budget."""
     worst_usd: Decimal | None
-    """None where any came to no end."""
+    """None where any came to no such end."""
     missed: int
     over_budget: int
     interruptions: float
@@ -238,6 +241,7 @@ class Summary:
     took: timedelta | None
     on_spot: timedelta = timedelta(0)
     unended: int = 0
+    late: int = 0
     on_demand_alone: int = 0
 
     @property
@@ -247,8 +251,8 @@ class Summary:
 
     @property
     def unfinished(self) -> int:
-        """How many did not come to the end of their work: the budget's end, or the recording's, came before."""
-        return self.over_budget + self.unended
+        """How many did not come to the end of their work: budget, deadline or recording ended before."""
+        return self.over_budget + self.late + self.unended
 
     @property
     def is_mostly_unfinished(self) -> bool:
@@ -270,8 +274,9 @@ def summary(outcomes: Sequence[Outcome]) -> Summary:
     """Return the outcomes taken together; means are of those that came to their end, for the others would cost more.
 
     The 90th percentile is by nearest rank: the least cost that nine in ten did not pass; it and the worst are of those
-    that the budget ended, too, and those without an end are taken to cost more than any. Where none came to its end,
-    means are of these; and where no outcome has any end, they are of what was paid until the recording's.
+    that the budget ended, too, and those without an end, or ended by the deadline, are taken to cost more than any.
+    Where none came to its end, means are of these; and where no outcome has any end, they are of what was paid until
+    the deadline, or the recording's end.
     """
     ended = [one for one in outcomes if one.ended]
     done = [one for one in outcomes if one.took is not None]
@@ -287,7 +292,8 @@ def summary(outcomes: Sequence[Outcome]) -> Summary:
         launches=_mean(told, lambda one: one.launches),
         took=sum((one.took for one in done if one.took is not None), timedelta(0)) / len(done) if done else None,
         on_spot=sum((one.on_spot for one in told), timedelta(0)) / len(told),
-        unended=sum(not one.ended for one in outcomes),
+        unended=sum(not (one.ended or one.late) for one in outcomes),
+        late=sum(one.late for one in outcomes),
         on_demand_alone=sum(one.on_demand_alone for one in outcomes),
     )
 

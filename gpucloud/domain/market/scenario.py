@@ -12,7 +12,7 @@ from decimal import ROUND_UP, Decimal
 from gpucloud.domain.checkpoint.protection import NEVER, Saving
 from gpucloud.domain.errors import PlanRefused, UsageError
 from gpucloud.domain.job.quantities import format_hours, format_span, format_usd, written_span
-from gpucloud.domain.job.spec import CheckpointPolicy, OnNotice
+from gpucloud.domain.job.spec import CheckpointPolicy, MarketPolicy, OnNotice
 from gpucloud.domain.market.policies import Task
 from gpucloud.domain.market.policy import least_span_s, least_task_budget_usd
 from gpucloud.domain.market.recordings import LOOK_S, RecordedMarket, RecordedZone
@@ -29,6 +29,7 @@ class Scenario:
     Without a `deadline` nothing ends it but its work and its budget. `work` is that of `nodes` nodes; on
     `least_nodes` of them, where that is not 0, it also goes on, and takes longer. `terms` say how machines are billed,
     with what stands beside them. `checkpoint_none` is what policies are told: the job file says that nothing is saved.
+    On one `market` alone nothing is chosen to keep the deadline, which ends the job all the same.
     """
 
     work: timedelta
@@ -39,6 +40,7 @@ class Scenario:
     least_nodes: int = 0
     checkpoint_none: bool = False
     terms: Terms = PLAIN_TERMS
+    market: MarketPolicy = MarketPolicy.AUTO
 
     def spendable_usd(self, market: RecordedMarket) -> Decimal:
         """The budget, less what the meter's rounding up of a last second may add."""
@@ -67,19 +69,22 @@ def task_of(scenario: Scenario, market: RecordedMarket) -> Task:
 def refuse_what_cannot_be_kept(scenario: Scenario, market: RecordedMarket, zones: Sequence[RecordedZone]) -> None:
     """Raise PlanRefused for a deadline, or a budget beside it, that no policy can keep.
 
-    The hint is the number that must move.
+    The hint is the number that must move. On demand alone one changeover is enough, and on one market alone no budget
+    has to pay for an end on another.
     """
     if scenario.deadline is None:
         return
-    task = task_of(scenario, market)
-    least_span = timedelta(seconds=least_span_s(task))
+    task, tries_spot = task_of(scenario, market), scenario.market is not MarketPolicy.ON_DEMAND
+    least_span = timedelta(seconds=least_span_s(task) if tries_spot else task.work_s + task.changeover_s)
     work = f"{format_hours(scenario.work)} of work"
     if scenario.deadline < least_span:
         raise PlanRefused(
-            f"{work} and {_changeovers(scenario.recovery)} take {format_span(least_span)};"
+            f"{work} and {_changeovers(scenario.recovery, two=tries_spot)} take {format_span(least_span)};"
             f" the deadline is after {format_hours(scenario.deadline)}",
             hint=f"deadline: {written_span(least_span)}, or {_another_restart(scenario)}",
         )
+    if scenario.market is not MarketPolicy.AUTO:
+        return
     spot_usd = min(price for zone in zones for _, price in zone.prices) + scenario.terms.extras_usd_per_hour
     rounding_usd = scenario.budget_usd - scenario.spendable_usd(market)
     least_usd = (Decimal(str(least_task_budget_usd(task, float(spot_usd)))) + rounding_usd).quantize(_CENT, ROUND_UP)
@@ -92,9 +97,9 @@ def refuse_what_cannot_be_kept(scenario: Scenario, market: RecordedMarket, zones
         )
 
 
-def _changeovers(recovery: Recovery) -> str:
+def _changeovers(recovery: Recovery, *, two: bool) -> str:
     whole, restart = (timedelta(seconds=span_s) for span_s in (recovery.changeover_s, recovery.restart_s))
-    return changeover_words(whole, restart, two=True)
+    return changeover_words(whole, restart, two=two)
 
 
 def _another_restart(scenario: Scenario) -> str:

@@ -21,34 +21,44 @@ from gpucloud.domain.state.state import UsageInterval
 
 Decide = Callable[[Task, Observation], Choice]
 
+_ROUNDING_S = 0.001  # of sums: what ends with the deadline is in time
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """How a replay went: every machine's life, when the work was done, how often machines went and came.
 
-    `finished_s` counts from the job's start; None where the recording ended first. `usd` is the running sum that the
-    policy saw; the bill is made from the lives.
+    `finished_s` counts from the job's start; None where the recording ended first, or the deadline (`late`). `usd` is
+    the running sum that the policy saw; the bill is made from the lives.
     """
 
     lifetimes: tuple[Lifetime, ...]
     finished_s: float | None
+    late: bool
     interruptions: int
     launches: int
     decisions: int
     usd: float
 
 
-def replay(
-    decide: Decide, task: Task, market: Timeline, start: int, recovery: Recovery, budget_usd: float | None = None
+def replay(  # noqa: PLR0913  the end by its name
+    decide: Decide,
+    task: Task,
+    market: Timeline,
+    start: int,
+    recovery: Recovery,
+    budget_usd: float | None = None,
+    *,
+    ends_s: float = math.inf,
 ) -> Run:
     """Return how a job goes that is submitted at look `start`, asking `decide` wherever its answer may change.
 
     The task's `changeover_s` is to be the recovery's, its `tick_s` the time between looks. On-demand machines can be
-    had at any time.
+    had at any time. After `ends_s` the job ends, done or not.
     """
-    simulated = _Simulated(task, market, start, recovery)
+    simulated = _Simulated(task, market, start, recovery, ends_s)
     decisions = 0
-    while simulated.now < market.looks and not simulated.done:
+    while simulated.now < market.looks and not (simulated.done or simulated.late):
         views = simulated.look()
         money = None if budget_usd is None else budget_usd - simulated.fleet.usd
         choice = decide(task, simulated.observation(views, money))
@@ -59,6 +69,7 @@ def replay(
     return Run(
         lifetimes=tuple(simulated.fleet.lifetimes),
         finished_s=simulated.ended_s - start * LOOK_S if simulated.done else None,
+        late=simulated.late,
         interruptions=simulated.fleet.interruptions,
         launches=simulated.fleet.launches,
         decisions=decisions,
@@ -69,14 +80,15 @@ def replay(
 class _Simulated:
     """Where a replayed job stands: at which look, with how much work left, and how soon its machines are of use."""
 
-    def __init__(self, task: Task, market: Timeline, start: int, recovery: Recovery) -> None:
+    def __init__(self, task: Task, market: Timeline, start: int, recovery: Recovery, ends_s: float) -> None:
         self.now = start
-        self.done = False
+        self.done = self.late = False
         self.ended_s = float(start * LOOK_S)
         self.fleet = Fleet(task, market.extras_usd_per_hour)
         self._task, self._market, self._recovery, self._start = task, market, recovery, start
         self._indices = {view.zone: index for index, view in enumerate(market.views[0])}
         self._change = bisect_right(market.changes, start) - 1
+        self._until_s = start * LOOK_S + ends_s + _ROUNDING_S
         self._left_s = task.work_s
         self._worked_s = 0.0  # since the last start
         self._boot_s = self._beside_s = 0.0
@@ -133,7 +145,7 @@ class _Simulated:
     def go_on(self, holds_s: float, views: tuple[ZoneView, ...]) -> None:
         """Work until the next look at which something else may be chosen, or to the end."""
         until = self._next_look(holds_s)
-        span_s = float((until - self.now) * LOOK_S)
+        span_s = min(float((until - self.now) * LOOK_S), self._until_s - self.now * LOOK_S)
         rate = self._rate()
         self.done = rate > 0 and (span_s - self._boot_s) * rate >= self._left_s
         if self.done:
@@ -145,6 +157,7 @@ class _Simulated:
         self._boot_s = max(self._boot_s - span_s, 0.0)
         self._beside_s = max(self._beside_s - span_s, 0.0)
         self.ended_s = self.now * LOOK_S + span_s
+        self.late = not self.done and self.ended_s >= self._until_s
         self.now = until
 
     def _next_look(self, holds_s: float) -> int:
@@ -258,7 +271,8 @@ class Rehearsal:
     """What is replayed: the task as policies are told of it, the market as it sees it, what a launch takes and costs.
 
     The task's price on demand and the market's views have in them what stands beside a machine; the bill has it by the
-    `terms`. Whatever passes `budget_usd` ends there, as the supervisor ends it; policies are told of `spendable_usd`.
+    `terms`. Whatever passes `budget_usd` ends there, as the supervisor ends it, and after `deadline_s`, done or not;
+    policies are told of `spendable_usd`.
     """
 
     task: Task
@@ -267,23 +281,26 @@ class Rehearsal:
     budget_usd: Decimal
     spendable_usd: Decimal
     terms: Terms
+    deadline_s: float = math.inf
 
 
 def outcomes(decide: Decide, of: Rehearsal, starts: Iterable[int]) -> Iterator[Outcome]:
     """Yield how the job goes that is submitted at these looks.
 
-    One that does not come to its end before the recording does has missed its deadline: nobody knows what it costs.
+    One that does not come to its end before the recording does has missed its deadline: nobody knows what it costs. Nor
+    does anybody know what the work would have cost of one that the deadline ends.
     """
     for start in starts:
-        run = replay(decide, of.task, of.market, start, of.recovery, float(of.spendable_usd))
+        run = replay(decide, of.task, of.market, start, of.recovery, float(of.spendable_usd), ends_s=of.deadline_s)
         usd = bill_usd(run, of.market, of.terms)
         over = usd > of.budget_usd
         took = None if over or run.finished_s is None else timedelta(seconds=run.finished_s)
         yield Outcome(
             usd=min(usd, of.budget_usd),
             took=took,
-            missed=took is None or took.total_seconds() > of.task.span_s,
+            missed=took is None,
             over_budget=over,
+            late=run.late and not over,
             interruptions=run.interruptions,
             launches=run.launches,
             on_spot=_on_spot(run),

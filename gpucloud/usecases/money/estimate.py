@@ -346,8 +346,10 @@ class Planner:
         return self.outlooks().outlook(asked, task_of(job, needs), stage, budget_usd=budget_usd)
 
     def _refuse_what_cannot_be_kept(self, job: Job, offers: tuple[Offer, ...]) -> None:
+        undated = replace(job, deadline=None)  # it is asked of money alone
+
         def foresee(needs: Needs, budget_usd: Decimal) -> Summary | None:
-            return self._foresee(job, offers, needs, budget_usd)
+            return self._foresee(undated, offers, needs, budget_usd)
 
         def is_too_long(needs: Needs) -> bool:
             stage = stage_of(job, offers, needs, self.terms, self.saving(job))

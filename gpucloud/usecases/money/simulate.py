@@ -11,7 +11,7 @@ from decimal import Decimal
 from functools import partial
 
 from gpucloud.domain.checkpoint.protection import Saving
-from gpucloud.domain.job.spec import Cloud, Job, Market, Policy
+from gpucloud.domain.job.spec import Cloud, Job, Market, MarketPolicy, Policy
 from gpucloud.domain.market.feasibility import Needs, last_offer_usd
 from gpucloud.domain.market.learned import Tables
 from gpucloud.domain.market.outcome import Outcome, Summary, shortened, stretched, summary
@@ -67,6 +67,8 @@ class Result:
     deadline: timedelta | None
     policy: Policy | None
     outcomes: tuple[Outcome, ...]
+    asked: bool = True
+    """Whether the policy is asked: not without a deadline, nor on one market alone."""
 
     @property
     def summary(self) -> Summary:
@@ -99,6 +101,7 @@ def simulate(
                     zones=tuple(zone.name for zone in zones),
                     deadline=deadline,
                     policy=policy,
+                    asked=deadline is not None and scenario.market is MarketPolicy.AUTO,
                     outcomes=tuple(outcomes(choose, _rehearsal(tried, observation), submitted)),
                 )
 
@@ -117,13 +120,15 @@ def _learned(scenario: Scenario, market: RecordedMarket, zones: Sequence[Recorde
 
 
 def _rehearsal(scenario: Scenario, observation: Timeline) -> Rehearsal:
+    task = task_of(scenario, observation.market)
     return Rehearsal(
-        task=task_of(scenario, observation.market),
+        task=task if scenario.market is MarketPolicy.AUTO else replace(task, span_s=math.inf),
         market=observation,
         recovery=scenario.recovery,
         budget_usd=scenario.budget_usd,
         spendable_usd=scenario.spendable_usd(observation.market),
         terms=scenario.terms,
+        deadline_s=task.span_s,
     )
 
 
@@ -138,7 +143,8 @@ class Stage:
     """Where a job is rehearsed: machines with so many GPUs, in so many zones, at prices that do not change.
 
     What stands beside a machine, by the `terms`, is not in the prices. With `fallback`, a deadline is kept on demand;
-    else the job waits for spot machines, whatever comes of it. `recovery` is what machines that go cost its script.
+    else the job waits for spot machines, until the deadline ends it. `recovery` is what machines that go cost its
+    script.
     """
 
     gpus: int
@@ -243,16 +249,12 @@ class Outlooks:
         """Every recorded region has the same share, whatever sets of zones it has."""
         recovery = stage.recovery
         last_usd = usd_for(Decimal(str(task.nodes * task.on_demand_usd_per_hour)), timedelta(seconds=1))
-        # Without machines on demand a policy has no end to keep to: the deadline is not its business.
-        told = replace(
-            task,
-            changeover_s=recovery.changeover_s,
-            handover_s=recovery.handover_s,
-            span_s=task.span_s if stage.fallback else math.inf,
-        )
+        # Without machines on demand a policy has no end to keep to: the deadline ends the job, whatever is chosen.
+        ends = replace(task, changeover_s=recovery.changeover_s, handover_s=recovery.handover_s)
+        told = ends if stage.fallback else replace(ends, span_s=math.inf)
         choose, regions = self._choosing(policy, told, stage), self._regions(stage, task.nodes)
         for lines in regions:
-            room = room_for(lines[0], followed_s(told, fallback=stage.fallback) + task.changeover_s)
+            room = room_for(lines[0], followed_s(ends, fallback=stage.fallback) + task.changeover_s)
             for line, begun in zip(lines, spread(room, len(lines), windows // len(regions)), strict=True):
                 rehearsal = Rehearsal(
                     task=told,
@@ -261,9 +263,9 @@ class Outlooks:
                     budget_usd=budget_usd,
                     spendable_usd=budget_usd - last_usd,
                     terms=stage.terms,
+                    deadline_s=task.span_s,
                 )
-                for one in outcomes(choose, rehearsal, begun):
-                    yield replace(one, missed=one.took is None or one.took.total_seconds() > task.span_s)
+                yield from outcomes(choose, rehearsal, begun)
 
     def _choosing(self, policy: Policy | None, task: Task, stage: Stage) -> Decide:
         if policy is None:
