@@ -242,6 +242,21 @@ def test_a_connection_of_a_scripts_own_that_broke_is_no_lost_peer():
     assert first_to_fail({0: LOST, 1: LOST}) == 0
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "horovod.common.exceptions.HorovodInternalError: [gloo/transport/tcp/pair.cc:589] Connection closed by peer",
+        "ValueError: a rank is away: [gloo/transport/tcp/pair.cc:589] Read error",
+        "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1970",
+        "my.Failed: Timed out waiting 1800000ms for recv operation to complete",
+    ],
+)
+def test_who_names_a_lost_peer_in_a_librarys_own_words_is_not_the_cause_whatever_it_raises(words):
+    lost = PLAIN.replace("ValueError: my bad learning rate", words)
+    assert first_to_fail({0: lost, 1: PLAIN}) == 1
+    assert cause({0: UNSAVED + lost}, 0) == f"{UNSAVED[10:-1]}; then {failure_of(lost, 0)}"
+
+
 def test_of_a_step_that_could_not_be_saved_one_short_line_is_told():
     assert len(unsaved_of(UNSAVED.strip() + "\x1b[2J" + "y" * 5000) or "") == 400
     assert unsaved_of("rank 0 could not save step 15: x") is None

@@ -38,12 +38,14 @@ _FULL_STORE = re.compile(
     r"(?:(?:No space left on device|Disk quota exceeded) \(free some [a-z ]+ there, or name another store"
     r"|\((?:QuotaExceeded|XMinioAdminBucketQuotaExceeded|XMinioStorageFull)\))"
 )
-# What the other ranks say when one of them is gone: gloo's and NCCL's words, as torch 2.6 to 2.13 raises them.
-_PEER_LOST = re.compile(
-    r"Connection (closed|reset) by peer|Broken pipe|gloo/transport|DistBackendError|NCCL (error|communicator)"
-    r"|Timed out waiting .* for (send|recv)",
+# What the other ranks say when one of them is gone: gloo's and NCCL's words, as torch 2.6 to 2.13 raises them, and
+# those of any broken connection, which is a peer's where torch raises it: a ConnectionError is a script's own.
+_OF_LIBRARIES = r"gloo/transport|DistBackendError|NCCL (?:error|communicator)|Timed out waiting .* for (?:send|recv)"
+_BROKEN = r"Connection (?:closed|reset) by peer|Broken pipe"
+_PEER_LOST = re.compile(rf"{_OF_LIBRARIES}|{_BROKEN}")
+_OF_PEERS = re.compile(
+    rf".*(?:{_OF_LIBRARIES})|[\w.]*(?:RuntimeError|\bDist\w*Error|\bUnavailableError):.*(?:{_BROKEN})"
 )
-_OF_PEERS = re.compile(r"[\w.]*(?:RuntimeError|\bDist\w*Error|\bUnavailableError):")  # a ConnectionError is one's own
 _END = 8000  # of a rank's output: what it said just before
 _TAKEN = re.compile("address already in use", re.IGNORECASE)
 _MODULE = re.compile(r"ModuleNotFoundError: No module named '([A-Za-z_]\w{0,63})(?:\.[\w.]*)?'")
@@ -120,7 +122,7 @@ def _lost_a_peer(output: str, rank: int) -> bool:
 
 
 def _is_of_peers(failure: str) -> bool:
-    return _PEER_LOST.search(failure) is not None and _OF_PEERS.match(failure) is not None
+    return _OF_PEERS.match(failure) is not None
 
 
 def port_was_taken(launcher: str) -> bool:
