@@ -301,5 +301,7 @@ def test_of_a_script_whose_saves_alone_are_known_it_is_said_when_it_saved(
     assert step_words(known)[0] == words
     assert "is saved" not in headline(known)
     assert f"checkpoint at {saved}, saved at 10:00:00 UTC, manifest 0000000000000000" in report_text(known)
+    alone = replace(known, supervisor=None)
+    assert step_words(alone)[0] == words.replace(", saved 2 h ago", " (checkpoint, saved 2 h ago)")
     older = replace(known, checkpoint=replace(saved, step=step - 1))  # the machine tells of a newer one
     assert step_words(older)[0] == words.partition(",")[0]

@@ -211,7 +211,7 @@ def step_words(report: JobReport) -> list[str]:
         runs = report.kind in (ConditionKind.TRAINING, ConditionKind.UNSUPERVISED) and not report.is_unheard
         return [untold_words(attempt, report.attempts, report.looked_at or attempt.started_at)] if runs else []
     if reached.is_saved:
-        return [f"{reached} (checkpoint)"]
+        return [f"{reached} (checkpoint{_age(report)})"]
     if reached.at is not None:
         return [f"{reached} as of {format_moment(reached.at, report.looked_at)}"]
     step = f"{reached}{_age(report)}"
