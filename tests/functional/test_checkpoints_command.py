@@ -346,7 +346,10 @@ def test_what_makes_no_sense_is_refused(jobs, asked, says):
             CheckpointPolicy(),
             "a script with gpucloud.resume saves first within seconds of its start, once a step is done;",
         ),
-        (CheckpointPolicy(every=timedelta(hours=1)), "a script with gpucloud.resume saves first 1 h after its start;"),
+        (
+            CheckpointPolicy(every=timedelta(hours=1)),
+            "a script with gpucloud.resume saves first 1 h after its script's",
+        ),
         (CheckpointPolicy(every_steps=500), "a script with gpucloud.resume saves first at step 500;"),
         (
             CheckpointPolicy(directory=CheckpointDirectory(path="ckpt")),

@@ -60,6 +60,7 @@ from gpucloud.usecases.jobstore.condition import (
     ConditionKind,
     Left,
     NodeStanding,
+    Saves,
     Silence,
     condition_of,
 )
@@ -567,7 +568,22 @@ def test_a_job_that_trains_and_has_saved_nothing_says_so(policy, nodes, due, sup
     assert f", {said}  " in jobs_text([known])
     assert report_json(known)["unsaved"] == f"{said}{due}"
     world = snapshot(*nodes, state=state(attempts=known.attempts))
-    assert panel_state(world, Wait(why="running"), SPEND, LIMITS, policy).unsaved == f"{said}{due}"
+    assert panel_state(world, Wait(why="running"), SPEND, LIMITS, Saves(policy=policy)).unsaved == f"{said}{due}"
+
+
+def test_no_first_save_is_announced_that_another_order_has_or_whose_time_is_over():
+    known = replace(told(*TRAINS, supervisor="process 1 on vm"), saves=CheckpointPolicy(every=HOUR))
+    assert unsaved_words(replace(known, ordered_at=NOW)) == "nothing is saved yet"
+    before = replace(known, ordered_at=NOW - HOUR)
+    assert unsaved_words(before) == "nothing is saved yet: the first save is due 1 h after its script's start"
+    late = (replace(known.attempts[0], started_at=NOW - 9 * HOUR),)
+    assert unsaved_words(replace(known, attempts=late)) == "nothing is saved yet"
+    assert unsaved_words(replace(known, saves=FOLDER, ordered_at=NOW)) == "nothing is saved yet"
+    world = snapshot(*TRAINS, state=state(attempts=known.attempts))
+    shown = panel_state(
+        world, Wait(why="running"), SPEND, LIMITS, Saves(policy=CheckpointPolicy(every=HOUR), since=NOW)
+    )
+    assert shown.unsaved == "nothing is saved yet"
 
 
 def test_a_script_that_has_told_nothing_is_said_to_save_nothing_where_its_machine_is_heard():
@@ -595,13 +611,13 @@ def test_watch_and_the_panel_say_what_is_saved(stored, step, saved):
     known = replace(told(*nodes, supervisor="process 1 on vm", checkpoint=checkpoint), saves=STEPS)
     assert f", {saved} is saved, " in headline(known)
     world = snapshot(*nodes, state=state(attempts=known.attempts, checkpoint=checkpoint))
-    assert panel_state(world, Wait(why="running"), SPEND, LIMITS, STEPS).saved == f"{saved} is saved"
+    assert panel_state(world, Wait(why="running"), SPEND, LIMITS, Saves(policy=STEPS)).saved == f"{saved} is saved"
 
 
 def test_a_script_that_tells_no_steps_has_a_line_of_progress_now_and_then(monkeypatch, capsys):
     now = [1000.0]
     monkeypatch.setattr(onlookers.time, "monotonic", lambda: now[0])
-    plain = onlookers.PlainOnlooker(LIMITS, CheckpointPolicy())
+    plain = onlookers.PlainOnlooker(LIMITS, Saves(policy=CheckpointPolicy()))
     for second in range(0, 700, 10):
         now[0] = 1000.0 + second
         world = snapshot(*SILENT_SCRIPT, state=state(attempts=(opened("a", "b"),)))

@@ -24,7 +24,7 @@ from gpucloud.cli.target import Target, called, report_of, say_what_costs_on
 from gpucloud.domain.checkpoint.protection import NEVER, Protection, Saving
 from gpucloud.domain.errors import CredentialsError, DataStoreError, GpucloudError, LandingRefused, StoreError
 from gpucloud.domain.job.quantities import format_moment, format_span, format_usd, in_cents
-from gpucloud.domain.job.spec import CheckpointPolicy, Job, Market, OnNotice
+from gpucloud.domain.job.spec import Job, Market, OnNotice
 from gpucloud.domain.state.order import Until
 from gpucloud.domain.state.state import JobState
 from gpucloud.domain.supervision.self_driving import TAKES_OVER, USUAL_TIME
@@ -34,6 +34,7 @@ from gpucloud.system.retries import Retry
 from gpucloud.usecases.job.jobs import Asker, LeftJob, Prepaid
 from gpucloud.usecases.job.ordered import adopt, not_ended_by
 from gpucloud.usecases.job.start import Start
+from gpucloud.usecases.jobstore.condition import Saves
 from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.usecases.supervise.session import Entering, Session
 from gpucloud.usecases.supervise.story import brought_lines, missing_line
@@ -91,8 +92,9 @@ def run(begun: Begun, *, leaves: bool = False, asks: bool = True) -> None:
     stopping = partial(_what_a_stop_means, begun, protection)
     told = partial(_what_a_detach_prepays, begun)
     before_it = told if detaches else None
+    saves = Saves(policy=begun.job.checkpoint, since=begun.asker.clock.now())
     with (
-        onlooker(begun.cloud.limits_of(begun.known), begun.job.checkpoint) as shown,
+        onlooker(begun.cloud.limits_of(begun.known), saves) as shown,
         obeyed(shown, asks=asks, detaches=before_it, stopping=stopping) as interrupts,
     ):
         _run(begun, leaves, shown, interrupts)
@@ -152,13 +154,13 @@ def _what_a_detach_prepays(begun: Begun) -> str | None:
     return None
 
 
-def onlooker(limits: Limits, policy: CheckpointPolicy | None = None) -> Unshaken:
+def onlooker(limits: Limits, saves: Saves | None = None) -> Unshaken:
     """Return the live display on a terminal, plain lines elsewhere; `limits` are the job's cloud's."""
     if sys.stderr.isatty():
         from gpucloud.cli.render.live import LiveOnlooker
 
-        return Unshaken(LiveOnlooker(limits, policy))
-    return Unshaken(PlainOnlooker(limits, policy))
+        return Unshaken(LiveOnlooker(limits, saves))
+    return Unshaken(PlainOnlooker(limits, saves))
 
 
 def bring_stored_home(cloud: Gpucloud, job: Job, known: KnownJob) -> None:

@@ -17,14 +17,13 @@ from gpucloud.cli.render.onlookers import PanelState, pace_words, panel_state
 from gpucloud.cli.render.output import FirstRank
 from gpucloud.cli.render.use import Rows, headline, use_rows
 from gpucloud.cli.render.words import folded, with_short_ids
-from gpucloud.domain.job.spec import CheckpointPolicy
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.output import without_code_folder
 from gpucloud.domain.node.status import UNTOLD
 from gpucloud.domain.supervision.action import Action
 from gpucloud.domain.supervision.snapshot import Limits, Snapshot
 from gpucloud.domain.untrusted import coloured, in_one_line, lines_of, set_off
-from gpucloud.usecases.jobstore.condition import in_short
+from gpucloud.usecases.jobstore.condition import Saves, in_short
 from gpucloud.usecases.jobstore.report import JobReport
 
 _HELD = 1000
@@ -43,8 +42,8 @@ _LIMITS = Limits()
 class LiveOnlooker:
     """Story lines above, a panel below, on standard error."""
 
-    def __init__(self, limits: Limits = _LIMITS, policy: CheckpointPolicy | None = None) -> None:
-        self._limits, self._policy = limits, policy
+    def __init__(self, limits: Limits = _LIMITS, saves: Saves | None = None) -> None:
+        self._limits, self._saves = limits, saves
         self._console = Console(stderr=True, highlight=False)
         self._live = self._new()
         self._held: list[Text] | None = None
@@ -84,7 +83,7 @@ class LiveOnlooker:
 
     def tick(self, snapshot: Snapshot, action: Action, spend: Spend) -> None:
         """Draw the panel anew."""
-        self._now = panel_state(snapshot, action, spend, self._limits, self._policy)
+        self._now = panel_state(snapshot, action, spend, self._limits, self._saves)
         self._draw()
 
     def output(self, attempt: int, rank: int, text: str) -> None:

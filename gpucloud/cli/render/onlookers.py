@@ -19,7 +19,6 @@ from gpucloud.cli.render.use import (
 )
 from gpucloud.cli.render.words import silence, tell
 from gpucloud.domain.job.quantities import format_span
-from gpucloud.domain.job.spec import CheckpointPolicy
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.node import NodeState
 from gpucloud.domain.node.output import without_code_folder
@@ -40,6 +39,7 @@ from gpucloud.usecases.jobstore.condition import (
     WORDS,
     Condition,
     Reached,
+    Saves,
     in_short,
     nothing_saved,
     saved_words,
@@ -148,10 +148,10 @@ class Unshaken:
 
 
 class PlainOnlooker:
-    """One line an event, and one line of progress now and then. `limits` are the cloud's, `policy` is the job's."""
+    """One line an event, and one line of progress now and then. `limits` are the cloud's, `saves` is the job's."""
 
-    def __init__(self, limits: Limits = _LIMITS, policy: CheckpointPolicy | None = None) -> None:
-        self._limits, self._policy = limits, policy
+    def __init__(self, limits: Limits = _LIMITS, saves: Saves | None = None) -> None:
+        self._limits, self._saves = limits, saves
         self._said: PanelState | None = None
         self._at = time.monotonic() - _PLAIN_EVERY_S
         self._output = FirstRank()
@@ -178,7 +178,7 @@ class PlainOnlooker:
     def tick(self, snapshot: Snapshot, action: Action, spend: Spend) -> None:
         """Write a line of progress when there is some, not more often than every few seconds."""
         self._write_moving()
-        now = panel_state(snapshot, action, spend, self._limits, self._policy)
+        now = panel_state(snapshot, action, spend, self._limits, self._saves)
         every_s = _PLAIN_EVERY_S if now.step is not None else _UNTOLD_EVERY_S
         if now.attempt is None or now == self._said or time.monotonic() - self._at < every_s:
             return
@@ -291,7 +291,7 @@ def panel_state(
     action: Action,
     spend: Spend,
     limits: Limits = _LIMITS,
-    policy: CheckpointPolicy | None = None,
+    saves: Saves | None = None,
 ) -> PanelState:
     """Return what is to be shown of the pass, by its cloud's limits and what its job file says of checkpoints."""
     attempt = snapshot.state.attempt
@@ -311,7 +311,7 @@ def panel_state(
         stalled_for=progress.stalled_for if progress else None,
         patience=patience(progress, snapshot.state.attempts, limits) if progress else None,
         saved=saved_words(progress, snapshot.checkpoint or snapshot.state.checkpoint) if attempt else None,
-        unsaved=_unsaved(snapshot, policy, progress),
+        unsaved=_unsaved(snapshot, saves, progress),
         printed=tuple(printed_words(printed)),
         spend=spend,
         paid_until=snapshot.state.paid_until,
@@ -324,13 +324,13 @@ def panel_state(
     )
 
 
-def _unsaved(snapshot: Snapshot, policy: CheckpointPolicy | None, progress: Progress | None) -> str | None:
+def _unsaved(snapshot: Snapshot, saves: Saves | None, progress: Progress | None) -> str | None:
     attempt = snapshot.state.attempt
-    if attempt is None or policy is None or snapshot.state.status.ended:
+    if attempt is None or saves is None or snapshot.state.status.ended:
         return None
     heard = part_of(attempt, members_of(attempt, snapshot)[0]) is not None
     saved = snapshot.checkpoint or snapshot.state.checkpoint
-    return nothing_saved(policy, snapshot.state.attempts, progress, saved, snapshot.now, heard=heard)
+    return nothing_saved(saves, snapshot.state.attempts, progress, saved, snapshot.now, heard=heard)
 
 
 def _unheard(snapshot: Snapshot, limits: Limits) -> tuple[tuple[str, datetime], ...]:

@@ -22,6 +22,7 @@ from gpucloud.usecases.jobstore.condition import (
     WORDS,
     Condition,
     ConditionKind,
+    Saves,
     nothing_saved,
     saved_words,
     untold_words,
@@ -262,8 +263,9 @@ def unsaved_words(report: JobReport) -> str | None:
     attempt, now = report.open_attempt, report.looked_at
     if attempt is None or report.saves is None or report.kind not in _TRAINS:
         return None
-    work = report.attempts, report.progress, report.checkpoint
-    return nothing_saved(report.saves, *work, now or attempt.started_at, heard=report.first_part is not None)
+    work = report.attempts, report.progress, report.checkpoint, now or attempt.started_at
+    saves = Saves(policy=report.saves, since=report.ordered_at)
+    return nothing_saved(saves, *work, heard=report.first_part is not None)
 
 
 def outdated_words(report: JobReport) -> list[str]:

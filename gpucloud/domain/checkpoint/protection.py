@@ -147,12 +147,15 @@ def what_saves_first(policy: CheckpointPolicy | None, *, ended: bool) -> str:
         return had if ended else f"the first is there once its script has a whole checkpoint in {path}"
     if policy is None or ended:
         return "a script saves with gpucloud.resume, or into the job file's `checkpoint: {directory: …}`"
-    first = "within seconds of its start, once a step is done"
-    if policy.every is not None:
-        first = f"{format_span(policy.every)} after its start"
-    elif policy.every_steps is not None:
-        first = f"at step {policy.every_steps}"
+    first = first_save(policy) or "within seconds of its start, once a step is done"
     return f"a script with gpucloud.resume saves first {first}; without it nothing of this job is saved"
+
+
+def first_save(policy: CheckpointPolicy) -> str | None:
+    """Return when gpucloud.resume saves first by that policy; None where it chooses that itself."""
+    if policy.every is not None:
+        return f"{format_span(policy.every)} after its script's start"
+    return f"at step {policy.every_steps}" if policy.every_steps is not None else None
 
 
 def must_be_meant(job: Job, protection: Protection) -> bool:

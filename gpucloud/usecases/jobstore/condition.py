@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from enum import Enum
 
 from gpucloud.domain.checkpoint.manifest import Counts
-from gpucloud.domain.checkpoint.protection import COSTS_ALL, NOT_CALLED
+from gpucloud.domain.checkpoint.protection import COSTS_ALL, NOT_CALLED, first_save
 from gpucloud.domain.job.quantities import format_span
 from gpucloud.domain.job.spec import CheckpointPolicy
 from gpucloud.domain.node.status import DONE, OUTPUT, UNTOLD, Progress, Status
@@ -249,8 +249,16 @@ def silences(state: JobState) -> tuple[Silence, ...]:
 _LAUNCHES_FOR = timedelta(minutes=1)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saves:
+    """How the job saves by an order of that time: an attempt from before it may have another policy."""
+
+    policy: CheckpointPolicy
+    since: datetime | None = None
+
+
 def nothing_saved(
-    policy: CheckpointPolicy,
+    saves: Saves,
     attempts: Sequence[Attempt],
     progress: Progress | None,
     checkpoint: CheckpointRef | None,
@@ -263,7 +271,7 @@ def nothing_saved(
     So also of a script that tells no steps, once it has run for a while. `heard`: whether the machine of rank 0 tells
     how its script stands; `progress` is that.
     """
-    attempt = attempts[-1]
+    attempt, policy = attempts[-1], saves.policy
     if policy.none or saved_words(progress, checkpoint) or any(one.saved_step for one in attempts):
         return None
     step = progress.step if progress and progress.phase != UNTOLD else attempt.printed_step or attempt.last_step
@@ -271,24 +279,19 @@ def nothing_saved(
     if step == 0 or young or (progress and progress.phase == DONE):
         return None
     yet, folder = "nothing is saved yet", policy.directory
+    is_older = saves.since is not None and attempt.started_at < saves.since
     if folder is not None:
         first = f"the first save is due once its script has a whole checkpoint in {folder.path}"
-        return yet if attempt.ends_for_good else f"{yet}: {first}"
+        return yet if attempt.ends_for_good or is_older else f"{yet}: {first}"
     if progress is None and not heard and step is None:
         return None  # nobody knows whether it uses the library
     if progress.phase == OUTPUT if progress else heard or attempt.printed_step is not None:
         return "nothing is saved" if attempt.ends_for_good else f"nothing is saved: {NOT_CALLED}; {COSTS_ALL}"
-    due = _first_due(policy, step or 0)
-    return f"{yet}: {due}" if due and not attempt.ends_for_good else yet
-
-
-def _first_due(policy: CheckpointPolicy, step: int) -> str | None:
-    """Return when the library saves first, where that is known: of a long save it may be under way."""
-    if policy.every is not None:
-        return f"the first save is due {format_span(policy.every)} after its script's start"
-    if policy.every_steps is not None and step < policy.every_steps:
-        return f"the first save is due at step {policy.every_steps}"
-    return None
+    is_over = (policy.every is not None and now - attempt.started_at >= policy.every) or (
+        policy.every_steps is not None and (step or 0) >= policy.every_steps
+    )  # it may be under way, or have failed
+    due = first_save(policy) if not (attempt.ends_for_good or is_older or is_over) else None
+    return f"{yet}: the first save is due {due}" if due else yet
 
 
 def in_short(unsaved: str) -> str:
