@@ -102,6 +102,7 @@ def simulate(  # noqa: PLR0913, PLR0917  each is an option
 ) -> None:
     """Rehearse a job on recorded spot markets: cost, deadlines, interruptions; nothing is made."""
     from gpucloud.cli.commands import simulate as command
+    from gpucloud.cli.faults import moved_on_the_line
 
     if show:
         raise typer.Exit(command.list_markets(as_json=as_json))
@@ -120,7 +121,8 @@ def simulate(  # noqa: PLR0913, PLR0917  each is an option
         sweep=sweep,
         plot=plot,
     )
-    raise typer.Exit(command.rehearse(target, asked, as_json=as_json))
+    with moved_on_the_line(budget=budget, deadline=deadline):
+        raise typer.Exit(command.rehearse(target, asked, as_json=as_json))
 
 
 @choosing.command()

@@ -9,8 +9,8 @@ import errno
 import re
 import sys
 import traceback
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from decimal import Decimal
 from itertools import takewhile
@@ -20,7 +20,7 @@ from typing import Any
 import typer
 
 from gpucloud.cli.render.words import say_error, tell_error
-from gpucloud.domain.errors import GpucloudError, Interrupted, StoreError, UsageError
+from gpucloud.domain.errors import BudgetTooSmall, GpucloudError, Interrupted, PlanRefused, StoreError, UsageError
 from gpucloud.domain.job.quantities import parse_usd
 from gpucloud.wiring import Gpucloud
 
@@ -104,10 +104,28 @@ def _write(error: BaseException) -> Path | None:
     return path
 
 
+# What a line says counts before the job file: so does what is to move.
+
+
+_KEYS = {key: re.compile(rf"\b{key}: ([0-9.]+(?: USD|[a-z]+(?: [0-9]+[a-z]+)*))") for key in ("budget", "deadline")}
+
+
+@contextmanager
+def moved_on_the_line(**given: object) -> Iterator[None]:
+    """Name the option, where it is given, in the hint of a plan that is refused for its number in the file's words."""
+    try:
+        yield
+    except (PlanRefused, BudgetTooSmall) as refused:
+        for key in (key for key, value in given.items() if value is not None):
+            refused.hint = _KEYS[key].sub(rf"--{key} '\1'", refused.hint or "") or None
+        raise
+
+
 # A sum of money on the command line.
 
 
 _BARE = re.compile(r"[0-9]+(\.[0-9]+)?")
+_NUMBER = re.compile(rf"[^0-9.,-]*({_BARE.pattern})[^0-9.,-]*")  # in another currency, such as "10 EUR"
 
 
 def sum_of(text: str | None) -> Decimal | None:
@@ -142,5 +160,13 @@ def _sum(text: str, form: str) -> Decimal:
     try:
         return parse_usd(text)
     except ValueError as error:
-        hint = form.format(text if _BARE.fullmatch(text) else 40)
+        hint = form.format(_number_in(text) or "SUM")
         raise UsageError(str(error), hint=f"did you mean {hint}?" if _BARE.fullmatch(text) else hint) from error
+
+
+def _number_in(text: str) -> str | None:
+    """Return the one number of what was typed; None where there is none, or none that may be a sum."""
+    found = _NUMBER.fullmatch(text)
+    with suppress(ValueError):
+        return found[1] if found is not None and parse_usd(f"{found[1]} USD") else None
+    return None

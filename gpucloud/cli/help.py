@@ -116,6 +116,9 @@ _SAID_ELSEWHERE = {
 }
 """Commands of other tools, and what is one here."""
 
+_ANEW = ("--restart", "--resume", "--continue", "--fresh", "--new")
+"""Options of other tools that begin a run, of which `train` and `up` have one."""
+
 _METAVARS = (
     (re.compile(r" <list\[(str|int)\]>| <str>"), " TEXT"),
     (re.compile(r" <(int|float)( range)?>"), " N"),
@@ -125,6 +128,14 @@ _METAVARS = (
 
 class Command(TyperCommand):
     """A command whose help names what an option takes in plain words."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the line; UsageError for an option that begins a run anew elsewhere, with what does here."""
+        word = next((one for one in args if one in _ANEW), None) if ctx.info_name in ("train", "up") else None
+        if word is not None:
+            hint = "--again begins a new run after success, an error or its deadline; any other run goes on"
+            raise UsageError(f"there is no option {word!r}", hint=hint)
+        return super().parse_args(ctx, args)
 
     def format_usage(self, ctx: Any, formatter: Any) -> None:
         """Write the usage, and an example under it."""

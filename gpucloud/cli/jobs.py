@@ -81,7 +81,7 @@ def train(  # noqa: PLR0913, PLR0917  each is an option
 ) -> None:
     """Run a job to its end, or continue it: machines, code, training, interruptions, teardown, cost."""
     from gpucloud.cli.commands import training
-    from gpucloud.cli.faults import sum_of
+    from gpucloud.cli.faults import moved_on_the_line, sum_of
 
     if verify_resume or verify_steps is not None:
         from gpucloud.cli.commands import verifying
@@ -109,7 +109,8 @@ def train(  # noqa: PLR0913, PLR0917  each is an option
         adopts=adopt,
         again=again,
     )
-    raise typer.Exit(training.train(target, asked, on=cloud, as_json=as_json))
+    with moved_on_the_line(budget=asked.budget_usd):
+        raise typer.Exit(training.train(target, asked, on=cloud, as_json=as_json))
 
 
 @jobs.command()

@@ -197,7 +197,10 @@ class LocalCloud:
         from gpucloud.adapters.terraform import find_terraform
 
         notice_s = self.nodes().notice_seconds
-        emulated = f"embedded fleet: nodes are processes of this machine; a notice of 120 s runs as {notice_s:g} s"
+        emulated = (
+            "embedded fleet: nodes are processes of this machine, and nothing is billed;"
+            f" a notice of 120 s runs as {notice_s:g} s"
+        )
         without = "Terraform is not on PATH: the embedded fleet's group is made without it"
         return (emulated, *self._gpus(), *(() if find_terraform() else (without,)))
 

@@ -58,8 +58,9 @@ def test_a_job_is_rehearsed_in_its_own_regions(simulate):
     assert (code, story) == (0, "")
     lines = answer.splitlines()
     assert lines[0] == "vision: 48 h of work within 60 h, for 160.00 USD at the most on 1 × p3.2xlarge (1 × V100)"
-    assert lines[1] == "a restart takes 10 min (--restart); an interruption undoes the 2 min of its notice"
+    assert lines[1] == "a restart takes 10 min (--restart changes it); an interruption undoes the 2 min of its notice"
     assert lines[2].startswith("market p3.2xlarge-2023-02: launches tried every 195 s on AWS, 2023-02-16, 44 d 20 h;")
+    assert " 3.06 USD an hour on demand (of p3.2xlarge, not of yours: --price), spot prices recorded" in lines[2]
     uniform, on_demand = (line.split() for line in lines[6:8])
     assert (uniform[:3], float(uniform[3]) < 100) == (["us-west-2", "(3)", "uniform"], True)
     # 48 h and 10 min for 3.06 USD, whatever the window
@@ -257,13 +258,13 @@ def test_the_markets_are_listed_with_their_figures_and_licences(simulate):
             ("--deadline", "48h"),
             "error: 48 h of work and two changeovers (12 min each: a restart of 10 min, and 2 min of work done again)"
             " take 48 h 24 min; the deadline is after 48 h\n"
-            "hint: deadline: 48h 24min, or --restart with how long yours take from a launch to the first step,"
+            "hint: --deadline '48h 24min', or --restart with how long yours take from a launch to the first step,"
             " 10 min here\n",
         ),
         (
             ("--budget", "100USD"),
             "error: 48 h of work on 1 × p3.2xlarge (1 × V100) need 147.68 USD to be finished on demand whatever"
-            " happens; the budget is 100.00 USD\nhint: budget: 147.68 USD, --price with"
+            " happens; the budget is 100.00 USD\nhint: --budget '147.68 USD', --price with"
             " what your machine costs an hour on demand, or --restart with how long yours take from a launch to the"
             " first step, 10 min here\n",
         ),
@@ -361,7 +362,10 @@ def test_a_script_that_saves_nothing_is_rehearsed_from_its_beginning(simulate, f
     assert usd[1] > 1.5 * usd[0]
     assert (kept["save_s"], anew["save_s"], anew["notice_s"]) == (600.0, None, None)
     _, answer, _ = simulate(*words, *QUICK)
-    assert "a restart takes 10 min (--restart); it saves nothing: whenever its machines go, it begins anew" in answer
+    assert (
+        "a restart takes 10 min (--restart changes it); it saves nothing: whenever its machines go, it begins anew"
+        in answer
+    )
 
 
 def test_what_checkpoints_cost_in_s3_is_said_as_in_a_plan(simulate, folder, monkeypatch):

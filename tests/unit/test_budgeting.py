@@ -15,7 +15,7 @@ from gpucloud.adapters.home import Home
 from gpucloud.cli.commands.machines import shortage_line
 from gpucloud.cli.commands.passes import budget
 from gpucloud.cli.commands.supervising import driven_line, leaving_line, prepaid_line
-from gpucloud.cli.faults import meant, require_job
+from gpucloud.cli.faults import meant, moved_on_the_line, require_job
 from gpucloud.cli.render.bills import left_amount
 from gpucloud.domain.errors import BudgetRefused, BudgetTooSmall, PlanRefused, ProvisionError, UsageError
 from gpucloud.domain.job.quantities import in_cents
@@ -404,7 +404,10 @@ def test_a_sum_without_a_job_is_for_the_file_here(words, job, usd):
     [
         (["0.2"], "did you mean gpucloud budget 0.2 USD?"),
         (["digits", "3"], "did you mean gpucloud budget digits 3 USD?"),
-        (["digits", "much"], "gpucloud budget digits 40 USD"),
+        (["digits", "10 EUR"], "gpucloud budget digits 10 USD"),
+        (["digits", "€10"], "gpucloud budget digits 10 USD"),
+        (["digits", "1,5", "EUR"], "gpucloud budget digits SUM USD"),
+        (["digits", "much"], "gpucloud budget digits SUM USD"),
     ],
 )
 def test_a_sum_without_its_unit_is_answered_with_what_is_to_be_typed(words, hint, tmp_path, monkeypatch):
@@ -426,6 +429,22 @@ def test_where_there_is_no_job_file_a_sum_alone_is_answered_with_a_command_that_
     require_job(*meant(["digits", "40", "USD"]))
     (tmp_path / "gpucloud.yaml").touch()
     require_job(*meant(["40", "USD"]))
+
+
+@pytest.mark.parametrize(
+    ("given", "hint", "said"),
+    [
+        ({"budget": "2 USD"}, "budget: 5.46 USD, or no `work:`", "--budget '5.46 USD', or no `work:`"),
+        ({"budget": None}, "budget: 5.46 USD", "budget: 5.46 USD"),
+        ({"budget": "1 USD", "deadline": None}, "deadline: 10h 24min, or more", "deadline: 10h 24min, or more"),
+        ({"deadline": "5h"}, "deadline: 10h 24min (5 min of it", "--deadline '10h 24min' (5 min of it"),
+        ({"deadline": "5h"}, "deadline: 12min, and the time", "--deadline '12min', and the time"),
+    ],
+)
+def test_the_number_that_must_move_is_named_where_it_was_given(given, hint, said):
+    with pytest.raises(PlanRefused) as refused, moved_on_the_line(**given):
+        raise PlanRefused("it cannot be", hint=hint)
+    assert refused.value.hint == said
 
 
 def test_a_job_that_is_over_takes_no_budget(tmp_path, monkeypatch):

@@ -105,6 +105,21 @@ def test_a_job_that_may_end_on_demand_keeps_its_deadline_for_less_than_on_demand
     assert [policy for policy, _ in estimate.policies] == [Policy.LEARNED, QUICK, Policy.GREEDY, Policy.ON_DEMAND]
 
 
+def test_no_replay_is_said_to_stand_behind_a_figure_of_machines_on_demand() -> None:
+    fixed = replace(JOB, policy=Policy.ON_DEMAND)
+    text = estimate_text(fixed, estimated(fixed, V100), width=None)
+    assert "  expected   36.50 USD\n" in text
+    assert "expected: " not in text
+    assert (
+        "spot machines: 72 replays at these prices, 10 min a restart, machines and deadlines under `uniform`\n" in text
+    )
+    found = estimated(fixed, V100)
+    alone = replace(found, candidates=found.candidates[:1], policies=found.policies[-1:])
+    text = estimate_text(fixed, alone, width=None)
+    assert "replays" not in text
+    assert "recorded" not in text
+
+
 def test_each_type_and_market_is_a_candidate_at_its_best_price(estimate: Estimate) -> None:
     found = [(str(one.offer.pool), one.zones) for one in estimate.candidates]
     assert found == [

@@ -130,3 +130,11 @@ def test_no_summary_of_a_group_is_cut(group: str) -> None:
     told = CliRunner().invoke(app, [group, "--help"]).stdout
     assert "Commands:" in told
     assert "..." not in told.partition("Commands:")[2]
+
+
+@pytest.mark.parametrize("command", ["train", "up"])
+def test_an_option_that_begins_a_run_anew_elsewhere_is_answered_with_the_one_here(command: str) -> None:
+    told = CliRunner().invoke(app, [command, "--restart"])
+    assert isinstance(told.exception, UsageError)
+    assert told.exception.message == "there is no option '--restart'"
+    assert (told.exception.hint or "").startswith("--again begins a new run after success, an error or its deadline")

@@ -88,7 +88,7 @@ def test_a_job_that_may_go_on_demand_does_where_spot_machines_do_not_pay() -> No
     )
     text = estimate_text(dear, estimated(dear, alone, saving=Saving.NOTHING), width=None)
     assert "expected   1589.50 USD\n" in text
-    assert "expected: 36 replays" in text
+    assert "spot machines: 36 replays" in text
 
 
 def test_a_run_that_goes_on_without_machines_chooses_as_it_did_at_first() -> None:
@@ -394,8 +394,8 @@ def test_what_a_job_will_cost_that_nobody_supervises_is_what_its_machines_cost_u
     alone = with_forecast(report).spend
     assert (alone.forecast_usd, alone.unattended_until) == (Decimal("0.29"), NOW + HOUR)
     assert (
-        "forecast  0.29 USD at 13:00:00 UTC, when its machines switch themselves off, unless somebody ends them sooner"
-        in spend_text(alone)
+        "forecast  0.29 USD at today's price, at 13:00:00 UTC, when its machines switch themselves off, unless somebody"
+        " ends them sooner" in spend_text(alone)
     )
 
 
@@ -524,7 +524,7 @@ def test_every_view_of_a_job_whose_deadline_comes_before_its_last_step_says_so_a
     for view in (report_text(report), headline(report), line_of(now)):
         assert "6 min 30 s to go" in view
         assert "its deadline comes first, in 1 min" in view
-    said = "forecast  0.01 USD at its deadline, in 1 min: it ends then, done or not, and saves first if its script does"
+    said = "forecast  0.01 USD at today's price, at its deadline, in 1 min: it ends then, done or not, and saves first"
     assert said in report_text(report)
     over = with_forecast(replace(soon, deadline_at=soon.looked_at - timedelta(seconds=5)))
     assert "its deadline is over: it is being ended" in headline(over)
@@ -556,7 +556,10 @@ def test_a_job_that_its_own_machines_drive_ends_with_their_paid_time_where_nobod
     for view in (report_text(report), headline(report), line_of(now)):
         assert "6 min 30 s to go" in view
         assert "its paid time ends first, in 1 min" in view
-    assert "forecast  0.01 USD when its paid time ends, in 1 min: its own machines buy none" in report_text(report)
+    assert (
+        "forecast  0.01 USD at today's price, when its paid time ends, in 1 min: its own machines buy none"
+        in report_text(report)
+    )
     longer = replace(spend, off_at=driven.looked_at + timedelta(hours=1))
     assert with_forecast(replace(driven, spend=longer)).spend.forecast_usd == Decimal("0.065")
     beside = with_forecast(replace(driven, spend=spend, buys_time=True))

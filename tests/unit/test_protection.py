@@ -404,7 +404,7 @@ def test_a_plan_says_from_which_machine_outputs_come_home_and_what_takes_them_al
     )
     driven = saved_rows(found, driven=True)["results"]
     assert driven.startswith("results/, best.pt come into the job's store when the job ends, from the machine of")
-    assert driven.endswith("; from there the next `train`, `reconcile` or `down` here brings them home")
+    assert driven.endswith("; from the store the next `train`, `reconcile` or `down` here brings them home")
     nothing = saved_rows(protection_of(job(outputs=("results/",)), Code(script="train.py")))["results"]
     assert nothing.endswith(
         "; it saves nothing, and is ended in time for that: at once at a notice, and up to 1 min before the budget ends"

@@ -109,7 +109,8 @@ def rehearse(target: str | None, asked: Asked, *, as_json: bool) -> int:
         market = known.market(name)
         study = _study(file.job, scenario, priced.market(market), asked, unseen=recorded_beside(market, every))
         one = _simulated(scenario, priced.market(market), study)
-        done.append(replace(one, stored=_stored(file.job, saving, priced, scenario, one)))
+        stored = _stored(file.job, saving, priced, scenario, one)
+        done.append(replace(one, stored=stored, is_priced=priced.on_demand_usd is not None))
     if as_json:
         say_json(simulation_json(file.job.name, scenario, done))
     else:

@@ -190,16 +190,18 @@ def _forecast_of(spend: Spend) -> str:
         before = "" if spend.is_used_up else ": it ends then, and saves first if its script does"
         return f"at today's price and pace: {_end_words(spend.lasts, 'budget ends', 'budget is used up')}{before}"
     if spend.prepaid_in is not None and (spend.deadline_in is None or spend.prepaid_in < spend.deadline_in):
-        return f"when its paid time ends, in {format_span(spend.prepaid_in)}: its own machines buy none"
+        return (
+            f"at today's price, when its paid time ends, in {format_span(spend.prepaid_in)}: its own machines buy none"
+        )
     if spend.deadline_in is not None and spend.deadline_in < _SECOND:
         return "at its end: its deadline is over, and it is being ended"
     if spend.deadline_in is not None:
-        when = f"at its deadline, in {format_span(spend.deadline_in)}"
+        when = f"at today's price, at its deadline, in {format_span(spend.deadline_in)}"
         return f"{when}: it ends then, done or not, and saves first if its script does"
     if spend.unattended_until is None:
         return "at the end, at today's price and pace"
     until = format_moment(spend.unattended_until, spend.as_of)
-    return f"at {until}, when its machines switch themselves off, unless somebody ends them sooner"
+    return f"at today's price, at {until}, when its machines switch themselves off, unless somebody ends them sooner"
 
 
 def whole_minute(at: datetime) -> datetime:

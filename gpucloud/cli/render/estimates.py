@@ -7,14 +7,14 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
-from gpucloud.cli.render.plans import ends_at, labelled, plan_json, plan_rows, saved_rows
+from gpucloud.cli.render.plans import ends_at, labelled, plan_json, plan_rows, saved_rows, stored_json, stored_text
 from gpucloud.cli.render.words import pool_json, replayed_usd, table, undone_text, usd, usd_or_null
 from gpucloud.domain.checkpoint.protection import NEVER, Protection, Saving
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.job.quantities import format_size, format_span, format_usd
-from gpucloud.domain.job.spec import Cloud, Job, Market
+from gpucloud.domain.job.quantities import format_span, format_usd
+from gpucloud.domain.job.spec import Cloud, Job, Market, Policy
 from gpucloud.domain.market.catalog import aged
-from gpucloud.domain.market.outcome import Saves, Stored, Summary
+from gpucloud.domain.market.outcome import Saves, Summary
 from gpucloud.domain.market.plan import Plan, memory_needed
 from gpucloud.domain.market.recordings import RecordedMarket
 from gpucloud.domain.market.scenario import recovery_within, restart_within
@@ -24,7 +24,6 @@ from gpucloud.usecases.money.estimate import QUICK, AtDeadline, Candidate, Estim
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARE = ("zones", "work", "9 in 10 below", "GPUs", "interrupted", "done after")
-_MUCH_CHEAPER = Decimal("0.8")
 _FAR = 2.0  # a budget further above everything else would press it flat
 
 
@@ -104,28 +103,6 @@ def estimate_json(job: Job, estimate: Estimate, protection: Protection | None = 
         "stored": stored_json(estimate.stored),
         "quotas": None if estimate.quotas is None else [need_json(need) for need in estimate.quotas],
         "recorded": [market.name for market in estimate.recorded],
-    }
-
-
-def stored_text(stored: Stored) -> str:
-    """Return what saves cost outside the budget, and at which interval they would cost much less."""
-    text = f"about {format_usd(stored.usd)} to S3 for {stored.saves} saves of {format_size(stored.size)}, in no budget"
-    if stored.cheapest_usd > stored.usd * _MUCH_CHEAPER:
-        return text
-    every = f"{max(1, round(stored.cheapest_every / timedelta(minutes=1)))}min"
-    return f"{text}; `checkpoint: {{every: {every}}}` makes it {format_usd(stored.cheapest_usd)}"
-
-
-def stored_json(stored: Stored | None) -> dict[str, Any] | None:
-    """Return what saves cost as an object."""
-    if stored is None:
-        return None
-    return {
-        "saves": stored.saves,
-        "save_bytes": stored.size,
-        "usd": usd(stored.usd),
-        "cheapest_every_s": stored.cheapest_every.total_seconds(),
-        "cheapest_usd": usd(stored.cheapest_usd),
     }
 
 
@@ -331,19 +308,28 @@ def _sources(job: Job, estimate: Estimate) -> Iterator[str]:
     gpus = {candidate.offer.gpu for candidate in estimate.candidates if candidate.work is not None}
     if len(gpus) > 1 and estimate.work is not None and estimate.work.on_any_gpu:
         yield "work: the same is assumed on every GPU above; `gpu:` names yours, `model: {tokens: …}` tells them apart"
-    if estimate.recorded and outlook is not None:
-        windows = max((one.outlook.windows for one in estimate.candidates if one.outlook is not None), default=0)
+    windows = _replays(estimate)
+    if windows and outlook is not None:
+        of = "expected" if outlook.windows else "spot machines"
         start = format_span(restart_within(estimate.changeover))
-        replays = f"{outlook.windows or windows} replays at these prices, {start} a restart"
-        yield f"expected: {replays}, {_rule(job, estimate)}"
+        yield f"{of}: {windows} replays at these prices, {start} a restart, {_rule(job, estimate)}"
         yield "recorded (markets of newer GPUs may differ):"
         yield from (f"  {_recording(market)}" for market in estimate.recorded)
         if estimate.plan.nodes > max(market.nodes for market in estimate.recorded):
             yield f"  recorded with one machine: all {estimate.plan.nodes} are taken to come and go together"
 
 
+def _replays(estimate: Estimate) -> int:
+    """Return how many replays stand behind what is expected, or behind the rows of spot machines beside it; maybe 0."""
+    beside = (*(one.outlook for one in estimate.candidates), *(one for _, one in estimate.policies))
+    of_all = (one.windows for one in beside if one is not None)
+    return (estimate.outlook.windows if estimate.outlook is not None else 0) or max(of_all, default=0)
+
+
 def _rule(job: Job, estimate: Estimate) -> str:
     """Return what decided in the replays: a policy is asked by jobs with a deadline alone."""
+    if estimate.policy is Policy.ON_DEMAND:
+        return f"machines and deadlines under `{QUICK.value}`"
     if estimate.policy is not None:
         return f"under `{estimate.policy.value}` (machines and deadlines under `{QUICK.value}`)"
     if job.deadline is None and any(offer.pool.market is Market.ON_DEMAND for offer in estimate.plan.offers):

@@ -10,13 +10,15 @@ from typing import Any
 from gpucloud.cli.render.words import folded, pool_json, usd
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.checkpoint.protection import COMES_HOME, ENDED_FOR_OUTPUTS, Protection
-from gpucloud.domain.job.quantities import format_span, format_usd, span_of
+from gpucloud.domain.job.quantities import format_size, format_span, format_usd, span_of
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.market.catalog import aged
+from gpucloud.domain.market.outcome import Stored
 from gpucloud.domain.market.plan import Plan
 from gpucloud.domain.market.policies import Reason
 from gpucloud.domain.state.state import JobState
 
+_MUCH_CHEAPER = Decimal("0.8")
 _WHY_ON_DEMAND = {
     Reason.DEADLINE: "it leaves no time for a run on spot machines that is lost, and a whole one after it",
     Reason.BUDGET: "the budget does not pay for a run on spot machines that is lost, and a whole one after it",
@@ -81,10 +83,32 @@ def saved_rows(protection: Protection, *, driven: bool = False) -> dict[str, str
         comes = "comes" if len(protection.outputs) == 1 else "come"
         ended = ENDED_FOR_OUTPUTS.get(protection.saving, "")
         it = "it" if len(protection.outputs) == 1 else "them"
-        then = f"; from there the next `train`, `reconcile` or `down` here brings {it} home" if driven else ""
+        then = f"; from the store the next `train`, `reconcile` or `down` here brings {it} home" if driven else ""
         where = "into the job's store" if driven else "home"
         rows["results"] = f"{', '.join(protection.outputs)} {comes} {where} {COMES_HOME}{ended}{then}"
     return rows
+
+
+def stored_text(stored: Stored) -> str:
+    """Return what saves cost outside the budget, and at which interval they would cost much less."""
+    text = f"about {format_usd(stored.usd)} to S3 for {stored.saves} saves of {format_size(stored.size)}, in no budget"
+    if stored.cheapest_usd > stored.usd * _MUCH_CHEAPER:
+        return text
+    every = f"{max(1, round(stored.cheapest_every / timedelta(minutes=1)))}min"
+    return f"{text}; `checkpoint: {{every: {every}}}` makes it {format_usd(stored.cheapest_usd)}"
+
+
+def stored_json(stored: Stored | None) -> dict[str, Any] | None:
+    """Return what saves cost as an object."""
+    if stored is None:
+        return None
+    return {
+        "saves": stored.saves,
+        "save_bytes": stored.size,
+        "usd": usd(stored.usd),
+        "cheapest_every_s": stored.cheapest_every.total_seconds(),
+        "cheapest_usd": usd(stored.cheapest_usd),
+    }
 
 
 def plan_rows(plan: Plan) -> dict[str, str]:

@@ -8,7 +8,7 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
-from gpucloud.cli.render.estimates import stored_json, stored_text
+from gpucloud.cli.render.plans import stored_json, stored_text
 from gpucloud.cli.render.words import replayed_usd, table, undone_text, usd, usd_or_null
 from gpucloud.domain import codec
 from gpucloud.domain.job.quantities import format_hours, format_span, format_usd
@@ -42,6 +42,8 @@ class Simulation:
     study: Study
     results: tuple[Result, ...]
     stored: Stored | None = None
+    is_priced: bool = True
+    """Whether its prices are the job's machine's, and not those of the recorded one."""
 
 
 def simulation_text(job: str, scenario: Scenario, done: Simulation) -> str:
@@ -49,9 +51,9 @@ def simulation_text(job: str, scenario: Scenario, done: Simulation) -> str:
     recovery, market = scenario.recovery, done.market
     lines = [
         f"{title(job, scenario)} on {scenario.nodes} × {market.machine}{_fewer(scenario)}",
-        f"a restart takes {_span(recovery.restart_s)} (--restart); {undone_text(recovery)}",
+        f"a restart takes {_span(recovery.restart_s)} (--restart changes it); {undone_text(recovery)}",
         f"market {market.name}: {market.about}, {_recorded(market)}, {format_span(market.length)};"
-        f" {format_usd(market.on_demand_usd_per_hour)} an hour on demand,"
+        f" {format_usd(market.on_demand_usd_per_hour)} an hour on demand{_whose(done)},"
         f" spot prices {'recorded' if market.prices_recorded else 'assumed'}",
         f"{done.study.windows} windows, seed {done.study.seed}: the job submitted at as many moments of the recording",
         "",
@@ -177,6 +179,11 @@ def _troubles(done: Simulation) -> list[str]:
             lines.append(f"{which}: {found.over_budget} of {found.windows} ended unfinished at the budget")
     kept = "its deadline and budget" if None not in done.study.deadlines else "its budget"
     return lines or [f"finished within {kept}, in every window"]
+
+
+def _whose(done: Simulation) -> str:
+    """Return that the price is not that of the job's own machine, where it is not."""
+    return "" if done.is_priced else f" (of {done.market.instance_type}, not of yours: --price)"
 
 
 def _fewer(scenario: Scenario) -> str:
