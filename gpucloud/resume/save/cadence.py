@@ -162,8 +162,10 @@ class _Watch:
         return used is None or bool(used[1] != gradient._version) or used[0]() is not gradient  # noqa: SLF001
 
     def _gradients(self) -> Iterator[tuple[int, Any]]:
-        parameters = (parameter for group in self._optimizer.param_groups for parameter in group["params"])
-        return ((id(one), one.grad) for one in parameters if one.grad is not None)
+        for group in self._optimizer.param_groups:
+            for one in group["params"]:
+                if (gradient := one.grad) is not None:
+                    yield id(one), gradient
 
     def _steps(self, _: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         if self._is_first:
@@ -174,18 +176,21 @@ class _Watch:
     def _has_stepped(self, *_: Any) -> None:
         self.stepped = True
         if self._used is not None:
-            self._used |= {n: (weakref.ref(one), one._version) for n, one in self._gradients()}  # noqa: SLF001
+            used, ref = self._used, weakref.ref
+            for number, one in self._gradients():
+                used[number] = ref(one), one._version  # noqa: SLF001
 
 
 class Windows:
     """Watches torch's optimizers; without one, every step is the end of its window.
 
     `longest` is that of the windows so far, in steps, other attempts' included; 0 while none was seen to end. `seen`:
-    an optimizer was seen to step in the step that `now` was told of last.
+    an optimizer was seen to step in the step that `now` was told of last. `found_nothing`: one had no gradient at its
+    first step; then it takes those that were there before.
     """
 
     def __init__(self, optimizers: Sequence[Any], modules: Sequence[Any] = (), longest: int = 0) -> None:
-        self.seen = False
+        self.seen = self.found_nothing = False
         self._longest = longest
         self._unclosed = 0  # steps since one at which no optimizer's window was open
         used: _Used | None = {} if len(optimizers) > 1 else None
@@ -208,11 +213,6 @@ class Windows:
         return f"gradients may be gathered that no checkpoint has: {seen}"
 
     @property
-    def found_nothing(self) -> bool:
-        """Whether an optimizer had no gradient at its first step: then it takes those that were there before."""
-        return any(watch.found_nothing for watch in self._watches)
-
-    @property
     def rests(self) -> bool:
         """Whether nothing of a next step has begun, as far as is seen: the last one stepped, and was told of."""
         return self.seen and self.is_closed
@@ -227,6 +227,7 @@ class Windows:
         found, self.seen, waiting = Window.CLOSED, False, False
         for watch in self._watches:
             self.seen = self.seen or watch.stepped
+            self.found_nothing = self.found_nothing or watch.found_nothing
             waiting = waiting or not watch.stepped  # all that stepped have used what was gathered
         unseen = waiting and any(map(_gathers_unseen, self._sharded))
         for watch in self._watches:
