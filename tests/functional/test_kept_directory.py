@@ -222,6 +222,32 @@ def test_on_a_notice_the_ranks_that_a_script_without_a_handler_has_spawned_are_a
     assert script.wrong() is None
 
 
+# A script whose loaders of data are spawned: torch gives each a handler for SIGTERM.
+LOADS = """
+import runpy, sys
+from torch.utils.data import DataLoader
+if __name__ == "__main__":
+    loader = iter(DataLoader(range(10**6), num_workers=2, multiprocessing_context="spawn"))
+    next(loader)
+    sys.argv = sys.argv[2:]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_on_a_notice_spawned_loaders_of_a_script_without_a_handler_are_no_ranks_that_have_one(make):
+    pytest.importorskip("torch")
+    script = make("hf")
+    (script.code / "loads.py").write_text(LOADS)
+    before = (sys.executable, "loads.py")
+    script.start(steps=10_000, pause_s=0.005, on=OnNotice.SIGTERM, handler="none", before=before)
+    until(lambda: script.step() >= 10, "a commit")
+    script.ask_to_stop()
+    assert script.ended() == 75
+    assert "asked to stop: SIGTERM sent, for which no script was found to have a handler" in script.said()
+    assert "DataLoader worker" not in script.said()
+    assert script.wrong() is None
+
+
 SERVICE = """
 import os, signal, time
 signal.signal(signal.SIGTERM, lambda *_: print("the service was told", flush=True))

@@ -38,8 +38,7 @@ def tell(folder: Path, name: str, code: Path) -> tuple[int, bool | None]:
     Where none does, what a script has spawned and heeds it is sent it; without such, or where that cannot be seen
     (None), all scripts, which it ends. Else none that does not heed it: `tee` would end, and `train.py | tee` by that.
     """
-    number = signal.Signals[name]
-    found = signalled(folder, number, code)
+    found = signalled(folder, number := signal.Signals[name], code)
     heeding = found.heeding or [(pid,) for pid in _spawned(found.scripts) if processes.handles(pid, number)]
     told = heeding or [(pid,) for pid in found.scripts]
     for pid in {pid for scripts in told for pid in scripts}:
@@ -49,8 +48,9 @@ def tell(folder: Path, name: str, code: Path) -> tuple[int, bool | None]:
 
 
 def _spawned(scripts: tuple[int, ...]) -> tuple[int, ...]:
-    """Return what scripts have started as `torch.multiprocessing.spawn` does; forked ones are their loaders of data."""
-    below = [one.pid for one in processes.listing() if one.parent in scripts]
+    """Return what they start as `torch.multiprocessing.spawn` does; a script with loaders of data handles SIGCHLD."""
+    starting = {pid for pid in scripts if not processes.handles(pid, signal.SIGCHLD)}
+    below = [one.pid for one in processes.listing() if one.parent in starting]
     return tuple(pid for pid in below if "--multiprocessing-fork" in processes.command(pid))
 
 
