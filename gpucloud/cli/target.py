@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Literal
 
 from gpucloud.cli.faults import known_error, require_here
-from gpucloud.cli.render.ways import what_a_start_does
+from gpucloud.cli.render.plans import found_line
 from gpucloud.cli.render.words import tell
-from gpucloud.domain.errors import GpucloudError, NeverStarted, StrangersRun, UsageError
+from gpucloud.domain.errors import GpucloudError, NeverStarted, StoreError, StrangersRun, UsageError
 from gpucloud.domain.job.quantities import counted, format_size, format_usd
 from gpucloud.domain.job.spec import Cloud, Job
 from gpucloud.domain.node.node import Node, NodeState
-from gpucloud.domain.state.order import is_finished, run_of
+from gpucloud.domain.state.order import run_of
 from gpucloud.domain.state.state import JobState, JobStatus
 from gpucloud.usecases.checkpoint.checkpoints import costs_on
 from gpucloud.usecases.job.jobs import Asker, with_forecast, with_stored_outputs
@@ -80,7 +80,10 @@ def known_job(
         return elsewhere
     found = current_run(cloud.store(read.job), read.job.name, cloud.clock)
     if found is None:
-        raise NeverStarted(f"{read.job.name} was never started", hint=f"gpucloud train {target or ''}".strip())
+        starts = f"gpucloud train {target or ''}".strip()
+        raise NeverStarted(
+            f"{read.job.name} was never started", hint=f"nothing of it runs or costs; {starts} starts it"
+        )
     own = [one for one in cloud.home.known() if one.file == read.file.resolve()]
     newest = max(own, key=lambda one: run_of(read.job.name, one.name) or 0, default=None)
     mine = f", {called(cloud, newest)} this file's" if newest is not None else ""
@@ -98,14 +101,6 @@ def known_job(
     return meant
 
 
-def of_another_file(cloud: Gpucloud, read: Target) -> KnownJob | None:
-    """Return the known job of that name which another file, that is still there, has begun: `train` refuses that."""
-    known = cloud.home.find(read.job.name)
-    if known is None or not known.file.is_file() or known.file.samefile(read.file):
-        return None
-    return known
-
-
 def refuse_to_forget(cloud: Gpucloud, new: KnownJob) -> None:
     """A name stands for one run: machines of another run of that name would be found by nobody."""
     old = cloud.home.find(new.name)
@@ -121,31 +116,31 @@ def refuse_to_forget(cloud: Gpucloud, new: KnownJob) -> None:
 
 def what_a_start_finds(cloud: Gpucloud, read: Target, *, offline: bool) -> tuple[str | None, JobState | None]:
     """Return what a plan of a new run has to say first: a start is refused, or goes on with a run, of this state."""
-    job = read.job
-    if (other := of_another_file(cloud, read)) is not None:
+    job, other = read.job, cloud.home.find(read.job.name)
+    if other is not None and other.file.is_file() and not other.file.samefile(read.file):
         asks = "`gpucloud train` asks for another name, or for --adopt"
         return f"warning: {other.name} is a run of {other.file}: {asks}", None
     if offline:
         return None, None
     try:
         refuse_to_forget(cloud, cloud.known(job, job.name, read.file))
-        found = starter(cloud, job).found(job, read.spec)
-        if found is not None:
-            refuse_after_the_deadline(cloud, job, found)
-        supervisor = asker_of(cloud, cloud.known(job, found.name, read.file)).supervisor() if found else None
-    except (UsageError, StrangersRun) as refused:
+        starting = starter(cloud, job)
+        if (found := starting.found(job, read.spec)) is None:
+            return None, None
+        if found.begins_anew(job, cloud.clock.now(), again=False):
+            kept = starting.kept(found)
+            return f"{kept}; `gpucloud train` starts a new run on machines of its own" if kept else None, None
+        refuse_after_the_deadline(cloud, job, found)
+        asker = asker_of(cloud, cloud.known(job, found.name, read.file))
+        supervisor = asker.supervisor()
+        held = asker.report() if starting.held(found, job, cloud.clock.now()) else None
+    except (UsageError, StrangersRun, StoreError) as refused:
         hint = f"; {refused.hint}" if refused.hint else ""
-        return f"warning: `gpucloud train` is refused: {refused.message}{hint}", None
+        now = " now" if isinstance(refused, StoreError) else ""
+        return f"warning: `gpucloud train` is refused{now}: {refused.message}{hint}", None
     except GpucloudError:  # what it finds is for the start to say
         return None, None
-    if found is None or (is_finished(found.state) and not found.state.script_failed):
-        return None, None
-    if supervisor is not None:
-        who = f"{supervisor} supervises {found.name}"
-        return f"warning: {who}: `gpucloud train` is refused; this is the plan of a new run", None
-    stands = "is unfinished" if not found.state.status.ended else f"has {found.state.status.value}"
-    does = what_a_start_does(found.state)
-    return f"{found.name} {stands}: `gpucloud train` {does}; this is the plan of a new run", found.state
+    return found_line(found.state, supervisor, held), found.state if supervisor is None else None
 
 
 def _nothing_named(cloud: Gpucloud) -> UsageError:

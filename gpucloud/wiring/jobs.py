@@ -302,10 +302,11 @@ def starter(gpucloud: Gpucloud, job: Job) -> Starter:
 
 def refuse_after_the_deadline(gpucloud: Gpucloud, job: Job, found: Found) -> None:
     """Raise PlanRefused where a start refuses to go on with the ended run that it finds, for its deadline is over."""
+    from gpucloud.domain.state.state import ExitReason
     from gpucloud.usecases.job.ordered import require_time_by_file
 
     now = gpucloud.clock.now()
-    if not found.begins_anew(job, now, again=False):
+    if found.state.exit_reason is not ExitReason.SUCCEEDED and not found.begins_anew(job, now, again=False):
         require_time_by_file(found, job, now)
 
 

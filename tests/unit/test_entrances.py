@@ -713,8 +713,9 @@ def test_a_run_that_lacks_its_teardown_alone_is_torn_down_whatever_one_would_cos
         raise ProvisionError("DependencyViolation", hint="again")
 
     outside.provisioner.destroy = fails  # type: ignore[method-assign]
-    come(outside, "train", str(outside.file))
+    cut_short, _ = come(outside, "train", str(outside.file))
     assert (state(outside).exit_reason, state(outside).torn_down) == (ExitReason.SUCCEEDED, False)
+    assert "\n`gpucloud down small` removes what is left on the cloud\n" in cut_short.stderr
 
     outside.provisioner.destroy = destroy  # type: ignore[method-assign]
     monkeypatch.setattr(outside.market, "offers", lambda _: ())
@@ -722,9 +723,8 @@ def test_a_run_that_lacks_its_teardown_alone_is_torn_down_whatever_one_would_cos
     outside.home.key(JOB).unlink()
     shutil.rmtree(outside.folder / "home" / "cache")
     ended, came = come(outside, "train", str(outside.file))
-    assert (ended.code, state(outside).torn_down, outside.cloud.describe(GROUP).exists) == (0, True, False), (
-        ended.stderr
-    )
+    assert (state(outside).torn_down, outside.cloud.describe(GROUP).exists) == (True, False), ended.stderr
+    assert (ended.code, "what is left of small is torn down first" in ended.stderr) == (2, True)  # a new run costs that
     assert [goes_on for _, goes_on in came] == [False]
 
 

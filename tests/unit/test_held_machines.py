@@ -289,6 +289,59 @@ def test_what_succeeded_and_was_not_torn_down_is_torn_down_and_followed_by_a_new
     assert re.search(f"{torn_down}(.*\n)*{begun} from step 0\n", new.stderr), new.stderr
 
 
+def first_of_the_plan(outside: Outside) -> str:
+    return give(outside, "plan", "small.yaml").stderr.splitlines()[0]
+
+
+def test_a_plan_says_what_a_start_does_with_what_a_success_has_left(outside: Outside) -> None:
+    left_after_a_success(outside)
+    new = "this is the plan of a new run"
+    assert first_of_the_plan(outside) == (
+        f"small has succeeded: `gpucloud train` tears down what is left of it first; {new}"
+    )
+    outside.job = replace(outside.job, deadline=timedelta(minutes=1))  # it is of the new run
+    outside.pass_by(3600)
+    assert "is refused" not in first_of_the_plan(outside)
+    supervised_by_another(outside)
+    assert first_of_the_plan(outside) == (
+        "warning: small has succeeded, and process 1 on elsewhere winds it up: `gpucloud train` is refused until that"
+        f" is done; {new}"
+    )
+    refused = give(outside, "train", "small.yaml")
+    assert refused.code == 4
+    assert "small has succeeded, and process 1 on elsewhere winds it up (last sign" in refused.stderr
+    assert "hint: the same command again once that is done; if it is dead, the same command takes over in" in (
+        refused.stderr
+    )
+
+
+def supervised_by_another(outside: Outside) -> None:
+    jobs = JobStore(outside.store, JOB)
+    loaded = jobs.load()
+    assert loaded is not None
+    owner = Owner(id="1", host="elsewhere", pid=1, started="1", since=outside.clock.now())
+    jobs.replace(replace(loaded[0], owner=owner), loaded[1].version)
+
+
+def test_a_plan_says_which_machines_a_success_keeps_beside_the_new_run(outside: Outside) -> None:
+    outside.fleet.training = Training()
+    assert give(outside, "train", "small.yaml", "--keep").code == 0
+    assert re.fullmatch(
+        r"small keeps 2 machines, paid until \d\d:\d\d:\d\d UTC: `gpucloud down small@1` ends them now;"
+        r" `gpucloud train` starts a new run on machines of its own",
+        first_of_the_plan(outside),
+    )
+
+
+def test_up_says_that_held_machines_are_made_ready_and_run_nothing_yet(outside: Outside) -> None:
+    give(outside, "train", "small.yaml")
+    ready = give(outside, "up", "small.yaml")
+    assert (
+        "small: the 2 machines held for it are made ready; `gpucloud train small` then goes on from step 4\n"
+        in ready.stderr
+    )
+
+
 def test_a_new_run_that_must_be_meant_is_not_begun_by_tearing_down_the_one_before(
     outside: Outside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,16 +376,15 @@ def test_a_plan_says_that_a_run_whose_machines_are_held_is_gone_on_with_and_of_a
 ) -> None:
     give(outside, "train", "small.yaml")
     first = give(outside, "plan", "small.yaml").stderr.splitlines()[0]
-    on = "`gpucloud train` goes on with it after step 4; this is the plan of a new run"
-    assert first == f"small has failed: {on}"
-    jobs = JobStore(outside.store, JOB)
-    loaded = jobs.load()
-    assert loaded is not None
-    owner = Owner(id="1", host="elsewhere", pid=1, started="1", since=outside.clock.now())
-    jobs.replace(replace(loaded[0], owner=owner), loaded[1].version)
+    assert re.fullmatch(
+        r"small has failed: `gpucloud train` goes on with it after step 4 on the 2 machines held for it until"
+        r" \d\d:\d\d:\d\d UTC; this is the plan of a new run",
+        first,
+    ), first
+    supervised_by_another(outside)
     first = give(outside, "plan", "small.yaml").stderr.splitlines()[0]
-    refused = "`gpucloud train` is refused; this is the plan of a new run"
-    assert first == f"warning: process 1 on elsewhere supervises small: {refused}"
+    refused = "`gpucloud train` is refused until that is done; this is the plan of a new run"
+    assert first == f"warning: small has failed, and process 1 on elsewhere winds it up: {refused}"
 
 
 @pytest.mark.parametrize("hold", [MINUTES, None])
@@ -430,7 +482,8 @@ def test_up_after_the_wait_goes_on_with_the_run_too(outside: Outside) -> None:
     give(outside, "train", "small.yaml")
     later(outside)
     again = give(outside, "up", "small.yaml")
-    assert re.search(MENDED, again.stderr), again.stderr
+    ready = "machines are made ready; `gpucloud train small` then goes on from step 4 (`--again` begins a new run)"
+    assert re.search(rf"small failed at .*: {re.escape(ready)}\n", again.stderr), again.stderr
     assert stored(outside, f"{JOB}-2") is None
 
 

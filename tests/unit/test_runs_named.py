@@ -31,12 +31,12 @@ from gpucloud.cli.render.reports import jobs_text, newest_first, report_json, re
 from gpucloud.cli.target import (
     called,
     known_job,
-    of_another_file,
     other_runs,
     read_target,
     refuse_to_forget,
     report_of,
     require_one_run,
+    what_a_start_finds,
 )
 from gpucloud.domain.errors import CredentialsError, GpucloudError, JobFileError, StoreError, StrangersRun, UsageError
 from gpucloud.domain.job.spec import Cloud, KnownJob
@@ -649,12 +649,12 @@ def test_an_order_in_place_of_one_that_nobody_can_read_says_nothing_of_whose_the
 
 def test_a_plan_knows_whose_name_it_is(two_files: tuple[Gpucloud, Path, Path]) -> None:
     cloud, mine, other = two_files
-    found = of_another_file(cloud, read_target(cloud, str(other)))
-    assert found is not None
-    assert found.file == mine
-    assert of_another_file(cloud, read_target(cloud, str(mine))) is None
+    said, _ = what_a_start_finds(cloud, read_target(cloud, str(other)), offline=True)
+    asks = "`gpucloud train` asks for another name, or for --adopt"
+    assert said == f"warning: live is a run of {mine}: {asks}"
+    assert what_a_start_finds(cloud, read_target(cloud, str(mine)), offline=True) == (None, None)
     mine.unlink()  # moved
-    assert of_another_file(cloud, read_target(cloud, str(other))) is None
+    assert what_a_start_finds(cloud, read_target(cloud, str(other)), offline=True) == (None, None)
 
 
 def test_a_run_whose_file_is_another_jobs_by_now_is_not_gone_on_with_by_its_name(

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gpucloud.cli.interrupts import SAVES, Interrupts, Leave, obeyed
-from gpucloud.cli.render.bills import let_go_words, whole_minute
+from gpucloud.cli.render.bills import let_go_words, prepaid_line, whole_minute
 from gpucloud.cli.render.onlookers import Onlooker, PlainOnlooker, Unshaken
 from gpucloud.cli.render.plans import plan_json
 from gpucloud.cli.render.reports import report_json, report_text
@@ -23,15 +22,15 @@ from gpucloud.cli.render.words import left, say, say_json, say_words, tell
 from gpucloud.cli.target import Target, called, report_of, say_what_costs_on
 from gpucloud.domain.checkpoint.protection import NEVER, Protection, Saving
 from gpucloud.domain.errors import CredentialsError, DataStoreError, GpucloudError, LandingRefused, StoreError
-from gpucloud.domain.job.quantities import format_moment, format_span, format_usd, in_cents
+from gpucloud.domain.job.quantities import format_moment, format_span
 from gpucloud.domain.job.spec import Job, Market, OnNotice
 from gpucloud.domain.state.order import Until
-from gpucloud.domain.state.state import JobState
+from gpucloud.domain.state.state import ExitReason, JobState
 from gpucloud.domain.supervision.self_driving import TAKES_OVER, USUAL_TIME
 from gpucloud.domain.supervision.snapshot import Limits, Supervising
 from gpucloud.store import is_refused
 from gpucloud.system.retries import Retry
-from gpucloud.usecases.job.jobs import Asker, LeftJob, Prepaid
+from gpucloud.usecases.job.jobs import Asker, LeftJob
 from gpucloud.usecases.job.ordered import adopt, not_ended_by
 from gpucloud.usecases.job.start import Start
 from gpucloud.usecases.jobstore.condition import Saves
@@ -125,22 +124,6 @@ def what_stopping_means(job: Job, protection: Protection, state: JobState | None
     if directory is not None and directory.on_notice is OnNotice.NONE:
         return "what its script has not saved yet is lost: nothing asks it to"
     return "saves first, if its script does" if protection.saving in (Saving.UNKNOWN, Saving.NOTHING) else SAVES
-
-
-def prepaid_line(found: Prepaid, now: datetime) -> str:
-    """Return the line before the question; no machine and no price that may come passes what it says."""
-    sums = f"{in_cents(found.usd)} of {format_usd(found.budget_usd)} are spent at the most"
-    most = f"{sums}; they end sooner with the job{', unless it succeeds (`--keep`)' if found.keep else ''}"
-    if not found.asked_for:
-        until = format_moment(whole_minute(found.until), now, seconds=False)
-        return f"a detach prepays the machines until {until} at the latest, when {most}"
-    which, are = (
-        ("the machine that the job asks for", "it is")
-        if found.asked_for == 1
-        else (f"the {found.asked_for} machines that the job asks for", "they are")
-    )
-    lasts = format_span(timedelta(minutes=math.ceil(found.lasts / timedelta(minutes=1))))
-    return f"a detach prepays {which}, at any price, for {lasts} at the most from when {are} there, when {most}"
 
 
 def _what_a_detach_prepays(begun: Begun) -> str | None:
@@ -266,9 +249,11 @@ def _way_on(left: LeftJob, first: Callable[[], str], *, machines: bool, comes: b
         return f"{job} drives itself{once}; `gpucloud logs -f {job}` follows it, `gpucloud down {job}` ends it"
     if drives_itself:
         return f"nobody looks for machines until `gpucloud train {job}`; `gpucloud down {job}` ends it"
-    if machines or comes:
-        return f"{first()}`gpucloud train {job}` goes on, `gpucloud down {job}` ends them now"
-    return f"{first()}`gpucloud train {job}` goes on, `gpucloud down {job}` ends it" if left.state.paid_until else None
+    them = "them now" if machines or comes else "it"
+    ways = f"`gpucloud train {job}` goes on, `gpucloud down {job}` ends {them}"
+    if left.state.exit_reason is ExitReason.SUCCEEDED:
+        ways = f"`gpucloud down {job}` removes what is left on the cloud"
+    return f"{first()}{ways}" if machines or comes or left.state.paid_until else None
 
 
 def _run(begun: Begun, leaves: bool, shown: Onlooker, interrupts: Interrupts) -> None:  # noqa: FBT001

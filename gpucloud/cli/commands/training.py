@@ -12,8 +12,8 @@ from pathlib import Path
 from gpucloud.cli.commands.supervising import Begun, answer, answer_left, bring_stored_home, detach, launch, run
 from gpucloud.cli.interrupts import Detach, Leave
 from gpucloud.cli.render.estimates import deadline_chart, estimate_json, estimate_text
-from gpucloud.cli.render.plans import plan_text, rest_line
-from gpucloud.cli.render.ways import clearing_line, ended_words, going_on_line, new_run_line, onward_line
+from gpucloud.cli.render.plans import clearing_line, ended_words, new_run_line, onward_line, plan_text, rest_line
+from gpucloud.cli.render.ways import going_on_line
 from gpucloud.cli.render.words import is_yes, say_json, say_words, tell, width_of
 from gpucloud.cli.target import Target, read_target, refuse_to_forget, report_of, what_a_start_finds
 from gpucloud.domain.checkpoint.protection import REMEDY, Protection, must_be_meant
@@ -292,7 +292,7 @@ def begin(
             access_to(cloud, cloud.known(read.job, prospect.name, read.file)).require_key(prospect.state)
         if start_request.until is Until.FINISHED and (prospect.state is None or not prospect.state.attempts):
             _require_meant(read.job, protection)  # `up` has made the state, perhaps, and no script has run yet
-        _say_what_it_follows(prospect, cloud.clock.now())
+        _say_what_it_follows(prospect, start_request.until, cloud.clock.now())
         heard = _say_what_trains(prospect, cloud, cloud.known(read.job, prospect.name, read.file))
         if prospect.plan is not None:
             cloud.require_room(read.job)
@@ -324,9 +324,9 @@ def _hold(job: Job) -> timedelta | None:
     return None if job.trial else held or None
 
 
-def _say_what_it_follows(prospect: Prospect, now: datetime) -> None:
+def _say_what_it_follows(prospect: Prospect, until: Until, now: datetime) -> None:
     if prospect.onward is not None and prospect.state is not None:
-        tell(onward_line(prospect.onward, prospect.state, now, prospect.held))
+        tell(onward_line(prospect.onward, prospect.state, now, prospect.held, until))
     if prospect.after is not None:
         tell(new_run_line(prospect.after, prospect.name, now))
     if prospect.kept is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta, timezone
 from decimal import ROUND_HALF_DOWN, ROUND_HALF_UP, ROUND_UP, Decimal
@@ -9,12 +10,13 @@ from typing import Any
 
 from gpucloud.cli.render.words import as_argument, pool_json, quarantine_json, table, usd
 from gpucloud.domain import codec
-from gpucloud.domain.job.quantities import counted, format_moment, format_most, format_span, format_usd
+from gpucloud.domain.job.quantities import counted, format_moment, format_most, format_span, format_usd, in_cents
 from gpucloud.domain.money.budget import LET_GO, Spend
 from gpucloud.domain.money.costs import Row
 from gpucloud.domain.money.ledger import ZERO, Charge, ChargeKind, total
 from gpucloud.domain.state.state import JobStatus, UsageInterval
 from gpucloud.domain.supervision.strays import may_live_to
+from gpucloud.usecases.job.jobs import Prepaid
 from gpucloud.usecases.jobstore.report import JobReport
 
 _SECOND = timedelta(seconds=1)
@@ -78,6 +80,22 @@ def used_rows(spend: Spend) -> list[tuple[str, str]]:
 
 
 _EVER = datetime.min.replace(tzinfo=timezone.utc)  # of a report without a time of its own
+
+
+def prepaid_line(found: Prepaid, now: datetime) -> str:
+    """Return the line before the question; no machine and no price that may come passes what it says."""
+    sums = f"{in_cents(found.usd)} of {format_usd(found.budget_usd)} are spent at the most"
+    most = f"{sums}; they end sooner with the job{', unless it succeeds (`--keep`)' if found.keep else ''}"
+    if not found.asked_for:
+        until = format_moment(whole_minute(found.until), now, seconds=False)
+        return f"a detach prepays the machines until {until} at the latest, when {most}"
+    which, are = (
+        ("the machine that the job asks for", "it is")
+        if found.asked_for == 1
+        else (f"the {found.asked_for} machines that the job asks for", "they are")
+    )
+    lasts = format_span(timedelta(minutes=math.ceil(found.lasts / timedelta(minutes=1))))
+    return f"a detach prepays {which}, at any price, for {lasts} at the most from when {are} there, when {most}"
 
 
 def let_go_words(intervals: Iterable[UsageInterval], now: datetime | None, most_usd: Decimal | None = None) -> str:

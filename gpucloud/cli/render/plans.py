@@ -1,22 +1,26 @@
-"""Plans as text for people, and as JSON for programs."""
+"""Plans as text for people, and as JSON for programs; and what a start says of the run that it finds or follows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
 from gpucloud.cli.render.words import folded, pool_json, usd
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.checkpoint.protection import COMES_HOME, ENDED_FOR_OUTPUTS, Protection
-from gpucloud.domain.job.quantities import format_size, format_span, format_usd, span_of
+from gpucloud.domain.job.quantities import counted, format_moment, format_size, format_span, format_usd, span_of
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.market.catalog import aged
 from gpucloud.domain.market.outcome import Stored
 from gpucloud.domain.market.plan import Plan
 from gpucloud.domain.market.policies import Reason
-from gpucloud.domain.state.state import JobState
+from gpucloud.domain.state.order import Onward, Until, is_finished
+from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState
+from gpucloud.usecases.jobstore.condition import from_where
+from gpucloud.usecases.jobstore.lease import winds_up
+from gpucloud.usecases.jobstore.report import JobReport
 
 _MUCH_CHEAPER = Decimal("0.8")
 _WHY_ON_DEMAND = {
@@ -48,6 +52,88 @@ def ends_at(deadline: timedelta) -> str:
     )
 
 
+# What a start finds, or comes after.
+
+
+def found_line(state: JobState, supervisor: str | None, held: JobReport | None) -> str:
+    """Return what a plan of a new run says first of the run that a start finds; `held` where machines wait for it."""
+    new = "this is the plan of a new run"
+    if supervisor is not None and state.status.ended:
+        return f"warning: {winds_up(state, supervisor)}: `gpucloud train` is refused until that is done; {new}"
+    if supervisor is not None:
+        return f"warning: {supervisor} supervises {state.job}: `gpucloud train` is refused; {new}"
+    stands = f"has {state.status.value}" if state.status.ended else "is unfinished"
+    return f"{state.job} {stands}: `gpucloud train` {_what_a_start_does(state, held)}; {new}"
+
+
+def _what_a_start_does(state: JobState, held: JobReport | None) -> str:
+    """Return what a start does with a run that nobody supervises: it saves, and ends, while nobody writes its state."""
+    first = "tears down what is left of it first" if is_finished(state) and held is None else ""
+    if first and not state.script_failed:
+        return first
+    if state.attempt is None:
+        after = f" after {state.checkpoint}" if state.checkpoint is not None else ""
+        return f"{f'{first}, and ' if first else ''}goes on with it{after}{_on_held(held)}"
+    if state.attempt.done_at is not None:
+        return "brings it to its end: its script is done"
+    return "goes on with it, or brings it to its end where its script is done by then"
+
+
+def _on_held(report: JobReport | None) -> str:
+    if report is None or report.held_until is None:
+        return ""
+    until = format_moment(report.held_until, report.looked_at)
+    return f" on the {counted(len(report.nodes), 'machine')} held for it until {until}"
+
+
+def onward_line(onward: Onward, state: JobState, now: datetime, held: int, until: Until) -> str:
+    """Return how a run goes on that there is already: from where, on which machines, and how to have a new one.
+
+    `until`: made ready alone, its machines run nothing yet.
+    """
+    start, ready = from_where(state.checkpoint), until is Until.READY
+    then = f"`gpucloud train {state.job}` then goes on from {start}"
+    match onward:
+        case Onward.HELD if ready:
+            machines = f"{counted(held, 'machine')} held for it {'is' if held == 1 else 'are'}"
+            return f"{state.job}: the {machines} made ready; {then}"
+        case Onward.HELD:
+            machines = counted(held, "machine")
+            return f"{state.job} goes on with the script as it is now, from {start}, on the {machines} held for it"
+        case Onward.MENDED:
+            goes_on = f"it goes on from {start} with the script as it is now"
+            does = f"machines are made ready; {then}" if ready else goes_on
+            return f"{ended_words(state, now)}: {does} (`--again` begins a new run)"
+        case Onward.UNASKED:
+            return (
+                f"{state.job} goes on: `--again` begins a new run of what has succeeded, failed by its own error or"
+                f" passed its deadline (another `name:` does for any, and gpucloud rm {state.job} forgets this one)"
+            )
+
+
+def clearing_line(job: str, *, waited: bool) -> str:
+    """Return what is torn down before a run goes on whose script has failed."""
+    if waited:
+        return f"the machines of {job} wait no longer for a mended script: they are torn down first"
+    return f"what is left of {job} is torn down first"
+
+
+def new_run_line(before: JobState, name: str, now: datetime) -> str:
+    """Return what run a start begins after one that has ended, and that it takes nothing of one whose script failed."""
+    unused = _unused(before.checkpoint) if before.script_failed else ""
+    return f"{ended_words(before, now)}: this starts {name}, a new run from step 0{unused}"
+
+
+def ended_words(state: JobState, now: datetime) -> str:
+    """Return how a run ended, and when."""
+    at = f" at {format_moment(state.ended_at, now)}" if state.ended_at is not None else ""
+    return f"{state.job} {state.status.value}{at}"
+
+
+def _unused(checkpoint: CheckpointRef | None) -> str:
+    return f" (the checkpoint at {checkpoint} is not used)" if checkpoint is not None else ""
+
+
 def rest_line(state: JobState, plan: Plan) -> str | None:
     """Return what is left of a run that goes on, by its state, and what that costs at the plan's price; else None.
 
@@ -58,7 +144,7 @@ def rest_line(state: JobState, plan: Plan) -> str | None:
     last = state.attempt
     made = max(saved, last.last_step or 0) if last is not None else saved
     by_saves = Counts.SAVES in (last and last.counts, state.checkpoint and state.checkpoint.counts)
-    if total is None or made >= total or by_saves:
+    if total is None or made >= total or by_saves or state.exit_reason is ExitReason.SUCCEEDED:
         return None
     left = f"what is left of {state.job} by its last word: {total - made} of {total} steps"
     pace_s = next((pace for one in reversed(state.attempts) if (pace := one.pace_s or one.step_seconds)), None)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-
 from gpucloud.cli.render.bills import left_amount
 from gpucloud.cli.render.use import lacked_room, noticed, unprepared
 from gpucloud.domain.checkpoint.layouts import Additions, resume_advice
 from gpucloud.domain.checkpoint.protection import none_came_home
 from gpucloud.domain.job.quantities import counted, format_moment, format_most, format_span, format_usd
 from gpucloud.domain.node.output import advice_for
-from gpucloud.domain.state.order import OWN, Onward
-from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState, JobStatus, MissingOutput
+from gpucloud.domain.state.order import OWN
+from gpucloud.domain.state.state import ExitReason, JobStatus, MissingOutput
 from gpucloud.domain.untrusted import in_one_line
 from gpucloud.usecases.jobstore.condition import ConditionKind, from_where
 from gpucloud.usecases.jobstore.report import JobReport
@@ -145,51 +143,6 @@ def going_on_line(report: JobReport) -> str | None:
         return f"{report.job} goes on: {on}"
     seen = format_moment(report.written_at, report.looked_at)
     return f"{report.job} goes on: {on}; its supervisor, {report.last_supervisor}, was last seen at {seen}"
-
-
-def what_a_start_does(state: JobState) -> str:
-    """Return what a start does with a run that nobody supervises: it saves, and ends, while nobody writes its state."""
-    if state.attempt is None:
-        return f"goes on with it{f' after {state.checkpoint}' if state.checkpoint is not None else ''}"
-    if state.attempt.done_at is not None:
-        return "brings it to its end: its script is done"
-    return "goes on with it, or brings it to its end where its script is done by then"
-
-
-def onward_line(onward: Onward, state: JobState, now: datetime, held: int) -> str:
-    """Return how a run goes on that there is already: from where, on which machines, and how to have a new one."""
-    start = from_where(state.checkpoint)
-    match onward:
-        case Onward.HELD:
-            machines = counted(held, "machine")
-            return f"{state.job} goes on with the script as it is now, from {start}, on the {machines} held for it"
-        case Onward.MENDED:
-            goes_on = f"it goes on from {start} with the script as it is now (`--again` begins a new run)"
-            return f"{ended_words(state, now)}: {goes_on}"
-        case Onward.UNASKED:
-            return (
-                f"{state.job} goes on: `--again` begins a new run of what has succeeded, failed by its own error or"
-                f" passed its deadline (another `name:` does for any, and gpucloud rm {state.job} forgets this one)"
-            )
-
-
-def clearing_line(job: str, *, waited: bool) -> str:
-    """Return what is torn down before a run goes on whose script has failed."""
-    if waited:
-        return f"the machines of {job} wait no longer for a mended script: they are torn down first"
-    return f"what is left of {job} is torn down first"
-
-
-def new_run_line(before: JobState, name: str, now: datetime) -> str:
-    """Return what run a start begins after one that has ended, and that it takes nothing of one whose script failed."""
-    unused = _unused(before.checkpoint) if before.script_failed else ""
-    return f"{ended_words(before, now)}: this starts {name}, a new run from step 0{unused}"
-
-
-def ended_words(state: JobState, now: datetime) -> str:
-    """Return how a run ended, and when."""
-    at = f" at {format_moment(state.ended_at, now)}" if state.ended_at is not None else ""
-    return f"{state.job} {state.status.value}{at}"
 
 
 def _ways_on(report: JobReport) -> list[str]:
@@ -376,10 +329,6 @@ def _with_the_rest(report: JobReport) -> str:
     if needs.as_last is not None:
         return f", if machines are offered that the {left} start{needs.otherwise}"
     return f", with the {left}" if needs.budget_usd is None else f": the {left} are too little for a start"
-
-
-def _unused(checkpoint: CheckpointRef | None) -> str:
-    return f" (the checkpoint at {checkpoint} is not used)" if checkpoint is not None else ""
 
 
 def anew_lines(report: JobReport) -> list[str]:

@@ -24,6 +24,7 @@ from gpucloud.domain.state.order import (
     Until,
     held_until,
     is_finished,
+    keeps,
     onward_of,
     to_wind_up,
     with_budget,
@@ -196,7 +197,7 @@ class Starter:
         if found is not None and not found.begins_anew(job, self.clock.now(), again=asked.again):
             return self._continue(job, spec, asked, found, check)
         last = found.given.order.run if found is not None else 0
-        before = self._kept(found) if found is not None else None
+        before = self.kept(found) if found is not None else None
         after = _Coming(check=check, after=found.state if found is not None else None, kept=before)
         try:
             start = self._create(job, spec, asked, *next_run(job.name, last, job_names(self.store)), after)
@@ -216,7 +217,10 @@ class Starter:
             require_own(found, job, sha256_of(spec), self.host, way, self.reader)
         return found
 
-    def _kept(self, found: Found) -> Kept | None:
+    def kept(self, found: Found) -> Kept | None:
+        """Return the machines that a run which succeeded keeps; None for none."""
+        if found.state.torn_down or not keeps(found.given.order, found.state):
+            return None
         return kept_of(found.given.order, found.state, self._listed(found.state), self.clock.now())
 
     def plan(self, job: Job) -> Plan:
@@ -270,8 +274,8 @@ class Starter:
         trusted = orders.is_trusted(found.given) and newer is None
         if not trusted:  # whoever wrote it may have raised the budget: the file's counts
             before = replace(before, budget_usd=job.budget_usd, file_budget_usd=job.budget_usd, budget_changes=())
-        reopens = not asked.again and self._waits(found, job, now, trusted=trusted)
-        ends = is_finished(state) and not reopens  # then it lacks its teardown alone
+        held = self.held(found, job, now) if trusted and not asked.again else 0
+        reopens, ends = held > 0, is_finished(state) and not held  # `ends`: it lacks its teardown alone
         # What is ordered now comes after all that was; another's may say that it is of the future.
         before = replace(before, first_at=min((newer or before).first_at, now))
         used = NOTHING_USED if ends else self._tracker(jobs).used(state, self._listed(state), now)
@@ -300,7 +304,7 @@ class Starter:
                 plan=plan,
                 state=state,
                 onward=onward_of(state, reopens=reopens, again=asked.again),
-                held=len(self._listed(state).alive) if reopens else 0,
+                held=held,
             )
         )
         self._pin(jobs, order.code_sha256, packed)
@@ -322,15 +326,15 @@ class Starter:
             waited=held_until(found.given.order, state) is not None,
         )
 
-    def _waits(self, found: Found, job: Job, now: datetime, *, trusted: bool) -> bool:
-        """Whether machines of the run wait for a mended script, and are such as the job file wants them now."""
+    def held(self, found: Found, job: Job, now: datetime) -> int:
+        """Return how many machines wait for the run's mended script, if they are such as the job file wants now."""
         until, before = held_until(found.given.order, found.state), found.given.order.resolved
-        if until is None or now >= until or not trusted:
-            return False
+        if until is None or now >= until:
+            return 0
         sections = (cloud.traits.section for cloud in Cloud)
         rented = ("cloud", "resources", "machine", *(section for section in sections if section is not None))
         alike = all(getattr(before, name) == getattr(job, name) for name in rented)
-        return alike and bool(self._listed(found.state).alive)
+        return len(self._listed(found.state).alive) if alike else 0
 
     def _require_rest(self, state: JobState, order: Order, spent: Decimal) -> None:
         """A run that goes on has what is left of its budget, which may be less than a start costs."""

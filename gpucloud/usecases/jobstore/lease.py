@@ -219,6 +219,11 @@ def supervised_by(owner: Owner) -> str:
     return f"process {owner.pid} on {owner.host}{' until its machines drive it' if owner.leaves else ''}"
 
 
+def winds_up(state: JobState, supervisor: str) -> str:
+    """Return that a job is over, and who sees to what is left of it."""
+    return f"{state.job} has {state.status.value}, and {supervisor} winds it up"
+
+
 def _me(clock: Clock, node: str, *, leaves: bool) -> Owner:
     pid = os.getpid()
     return Owner(
@@ -245,8 +250,11 @@ def _held(job: str, state: JobState | None, stored: Stored | None, *, is_strange
     )
     if is_strangers:  # who takes a run over need not mean to end it for whoever trains it
         ways = "it is somebody else's: another `name:` trains beside it"
+    elif state.status.ended:
+        ways = "the same command again once that is done"
+    supervised = f"{job} is supervised by {supervised_by(owner)} since {since}"
     return LeaseHeld(
-        f"{job} is supervised by {supervised_by(owner)} since {since} (last sign {age:.0f} s ago)",
+        f"{winds_up(state, supervised_by(owner)) if state.status.ended else supervised} (last sign {age:.0f} s ago)",
         hint=f"{ways}; if it is dead, the same command takes over in {free_in} s",
     )
 
