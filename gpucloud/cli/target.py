@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from gpucloud.cli.faults import known_error, require_here
-from gpucloud.cli.render.plans import found_line
+from gpucloud.cli.render.ways import found_line
 from gpucloud.cli.render.words import tell
 from gpucloud.domain.errors import GpucloudError, NeverStarted, StoreError, StrangersRun, UsageError
 from gpucloud.domain.job.quantities import counted, format_size, format_usd
@@ -50,7 +50,7 @@ def read_target(cloud: Gpucloud, target: str | None, on: Cloud | None = None, *,
     on = on or (known.cloud if known is not None else None)
     if not path.is_file():
         require_here()
-        raise UsageError(f"there is no file {path}", hint=_instead_of(path, target, known))
+        raise UsageError(f"there is no file {path}", hint=_instead_of(cloud, path, target, known))
     job = cloud.read_job(path, to_start=to_start)
     if known is not None and run_of(job.name, known.name) is None:
         hint = f"`name:` as it was means {target} again; {job.name} is meant by {path}"
@@ -264,10 +264,14 @@ def _job_file(target: str | None) -> Path:
     return path / DEFAULT_FILE if path.is_dir() else path
 
 
-def _instead_of(path: Path, target: str | None, known: KnownJob | None) -> str:
+def _instead_of(cloud: Gpucloud, path: Path, target: str | None, known: KnownJob | None) -> str:
     """Return what helps where there is no such job file."""
     if known is not None:
-        return f"{target} was begun from it: name the file where it is now, or gpucloud down {target} ends the job"
+        otherwise = f"gpucloud down {target} ends the job"
+        with suppress(GpucloudError):
+            if asker_of(cloud, known).stored_state().torn_down:
+                otherwise = f"gpucloud status {target} shows the job"
+        return f"{target} was begun from it: name the file where it is now, or {otherwise}"
     if target is None or path != Path(target):
         return _to_write(path)
     near = _nearest(path)

@@ -457,6 +457,7 @@ def test_a_job_of_which_nothing_is_there_is_told_from_one_that_cannot_be_looked_
     with pytest.raises(UsageError, match="fresh was never started") as refused:
         known_job(cloud, str(mine))
     assert (refused.value.code, refused.value.exit_code) == ("never_started", 2)
+    assert refused.value.hint == f"nothing of it runs or costs; gpucloud train {mine} starts it"
     mine.write_text(FILE.replace("budget", "bugdet"))
     with pytest.raises(JobFileError) as refused:
         known_job(cloud, str(mine))
@@ -688,6 +689,13 @@ def test_a_run_whose_file_is_gone_says_what_a_start_needs(two_files: tuple[Gpucl
     assert refused.value.hint == (
         "live-2 was begun from it: name the file where it is now, or gpucloud down live-2 ends the job"
     )
+    jobs = JobStore(cloud.store_of(known), known.name)
+    loaded = jobs.load()
+    assert loaded is not None
+    jobs.replace(replace(loaded[0], status=JobStatus.SUCCEEDED, torn_down=True), loaded[1].version)
+    with pytest.raises(UsageError) as refused:
+        read_target(cloud, "live-2")
+    assert str(refused.value.hint).endswith("name the file where it is now, or gpucloud status live-2 shows the job")
 
 
 _LOST = "FILE is its job file where it is now: {file} is there no more"

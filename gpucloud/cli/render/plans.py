@@ -1,4 +1,4 @@
-"""Plans as text for people, and as JSON for programs; and what a start says of the run that it finds or follows."""
+"""Plans as text for people, and as JSON for programs; and which run a start goes on with, or begins."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ from gpucloud.domain.market.catalog import aged
 from gpucloud.domain.market.outcome import Stored
 from gpucloud.domain.market.plan import Plan
 from gpucloud.domain.market.policies import Reason
-from gpucloud.domain.state.order import Onward, Until, is_finished
+from gpucloud.domain.state.order import Onward, Until
 from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState
 from gpucloud.usecases.jobstore.condition import from_where
-from gpucloud.usecases.jobstore.lease import winds_up
-from gpucloud.usecases.jobstore.report import JobReport
 
 _MUCH_CHEAPER = Decimal("0.8")
 _WHY_ON_DEMAND = {
@@ -52,38 +50,7 @@ def ends_at(deadline: timedelta) -> str:
     )
 
 
-# What a start finds, or comes after.
-
-
-def found_line(state: JobState, supervisor: str | None, held: JobReport | None) -> str:
-    """Return what a plan of a new run says first of the run that a start finds; `held` where machines wait for it."""
-    new = "this is the plan of a new run"
-    if supervisor is not None and state.status.ended:
-        return f"warning: {winds_up(state, supervisor)}: `gpucloud train` is refused until that is done; {new}"
-    if supervisor is not None:
-        return f"warning: {supervisor} supervises {state.job}: `gpucloud train` is refused; {new}"
-    stands = f"has {state.status.value}" if state.status.ended else "is unfinished"
-    return f"{state.job} {stands}: `gpucloud train` {_what_a_start_does(state, held)}; {new}"
-
-
-def _what_a_start_does(state: JobState, held: JobReport | None) -> str:
-    """Return what a start does with a run that nobody supervises: it saves, and ends, while nobody writes its state."""
-    first = "tears down what is left of it first" if is_finished(state) and held is None else ""
-    if first and not state.script_failed:
-        return first
-    if state.attempt is None:
-        after = f" after {state.checkpoint}" if state.checkpoint is not None else ""
-        return f"{f'{first}, and ' if first else ''}goes on with it{after}{_on_held(held)}"
-    if state.attempt.done_at is not None:
-        return "brings it to its end: its script is done"
-    return "goes on with it, or brings it to its end where its script is done by then"
-
-
-def _on_held(report: JobReport | None) -> str:
-    if report is None or report.held_until is None:
-        return ""
-    until = format_moment(report.held_until, report.looked_at)
-    return f" on the {counted(len(report.nodes), 'machine')} held for it until {until}"
+# What a start goes on with, or comes after.
 
 
 def onward_line(onward: Onward, state: JobState, now: datetime, held: int, until: Until) -> str:

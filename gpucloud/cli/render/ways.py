@@ -8,10 +8,11 @@ from gpucloud.domain.checkpoint.layouts import Additions, resume_advice
 from gpucloud.domain.checkpoint.protection import none_came_home
 from gpucloud.domain.job.quantities import counted, format_moment, format_most, format_span, format_usd
 from gpucloud.domain.node.output import advice_for
-from gpucloud.domain.state.order import OWN
-from gpucloud.domain.state.state import ExitReason, JobStatus, MissingOutput
+from gpucloud.domain.state.order import OWN, is_finished
+from gpucloud.domain.state.state import ExitReason, JobState, JobStatus, MissingOutput
 from gpucloud.domain.untrusted import in_one_line
 from gpucloud.usecases.jobstore.condition import ConditionKind, from_where
+from gpucloud.usecases.jobstore.lease import winds_up
 from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.usecases.supervise.story import given_up, missing_line
 
@@ -143,6 +144,37 @@ def going_on_line(report: JobReport) -> str | None:
         return f"{report.job} goes on: {on}"
     seen = format_moment(report.written_at, report.looked_at)
     return f"{report.job} goes on: {on}; its supervisor, {report.last_supervisor}, was last seen at {seen}"
+
+
+def found_line(state: JobState, supervisor: str | None, held: JobReport | None) -> str:
+    """Return what a plan of a new run says first of the run that a start finds; `held` where machines wait for it."""
+    new = "this is the plan of a new run"
+    if supervisor is not None and state.status.ended:
+        return f"warning: {winds_up(state, supervisor)}: `gpucloud train` is refused until that is done; {new}"
+    if supervisor is not None:
+        return f"warning: {supervisor} supervises {state.job}: `gpucloud train` is refused; {new}"
+    stands = f"has {state.status.value}" if state.status.ended else "is unfinished"
+    return f"{state.job} {stands}: `gpucloud train` {_what_a_start_does(state, held)}; {new}"
+
+
+def _what_a_start_does(state: JobState, held: JobReport | None) -> str:
+    """Return what a start does with a run that nobody supervises: it saves, and ends, while nobody writes its state."""
+    first = "tears down what is left of it first" if is_finished(state) and held is None else ""
+    if first and not state.script_failed:
+        return first
+    if state.attempt is None:
+        after = f" after {state.checkpoint}" if state.checkpoint is not None else ""
+        return f"{f'{first}, and ' if first else ''}goes on with it{after}{_on_held(held)}"
+    if state.attempt.done_at is not None:
+        return "brings it to its end: its script is done"
+    return "goes on with it, or brings it to its end where its script is done by then"
+
+
+def _on_held(report: JobReport | None) -> str:
+    if report is None or report.held_until is None:
+        return ""
+    until = format_moment(report.held_until, report.looked_at)
+    return f" on the {counted(len(report.nodes), 'machine')} held for it until {until}"
 
 
 def _ways_on(report: JobReport) -> list[str]:

@@ -97,9 +97,7 @@ def tell_story(  # noqa: C901, PLR0911, PLR0912  (one flat match)
             hourly = f"{format_usd(offer.usd_per_hour)} an hour a node"
             return f"asking for {offer.pool} as well, {hourly}; the attempt goes on meanwhile"
         case Dismiss():
-            return (
-                "giving back the machines that were asked for as well" if snapshot.state.successor is not None else None
-            )
+            return "giving back the machines asked for as well" if snapshot.state.successor is not None else None
         case TakeOver():
             return f"{snapshot.state.successor.pool} takes over" if snapshot.state.successor is not None else None
         case Move(offer=offer):
@@ -134,7 +132,8 @@ def tell_story(  # noqa: C901, PLR0911, PLR0912  (one flat match)
         case Pause(message=message):
             return message
         case TearDown():
-            return "freeing every host" if snapshot.state.pool.market is Market.OWNED else "ending every machine"
+            rented = "ending every machine" if snapshot.state.alive else "removing what is left on the cloud"
+            return "freeing every host" if snapshot.state.pool.market is Market.OWNED else rented
         case Tell() | BringHome() | StayOn() | Wait() | Done():
             return None
 
