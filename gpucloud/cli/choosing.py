@@ -150,7 +150,7 @@ def offers(  # noqa: PLR0913, PLR0917  each is an option
     ] = None,
     market: Annotated[
         Optional[MarketPolicy],  # noqa: UP045
-        typer.Option(help="Which price counts; auto: the lower one."),
+        typer.Option(help="Which price counts; auto: the lower one. The job's if left out, else auto."),
     ] = None,
     max_price: Annotated[
         Optional[str],  # noqa: UP045

@@ -14,14 +14,16 @@ jobs = App(rich_markup_mode=None)
 
 Again = Annotated[bool, typer.Option("--again", help="A new run, unasked: after success, its error or its deadline.")]
 Keep = Annotated[
-    bool, typer.Option("--keep", help="Leave the machines up at the end, while they are paid, for a look at them.")
+    bool, typer.Option("--keep", help="Leave the machines up after a success, while they are paid, for a look at them.")
 ]
 Detached = Annotated[
     bool, typer.Option("--detach", help="Return when the machines are there; they drive the job, prepaid for 8h.")
 ]
 Unattended = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option(metavar="TIME", help="Machines drive the job, prepaid for TIME (8h); this computer may be off."),
+    typer.Option(
+        metavar="TIME", help="Machines drive the job, prepaid for TIME, such as 8h; this computer may be off."
+    ),
 ]
 ProfileSteps = Annotated[
     Optional[int],  # noqa: UP045
