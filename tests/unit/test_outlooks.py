@@ -14,7 +14,7 @@ import pytest
 from gpucloud.adapters.markets import PackagedMarkets
 from gpucloud.adapters.markets.tables import TableMaker
 from gpucloud.cli.commands.simulate import _against_deadlines
-from gpucloud.cli.render.simulations import Simulation, _swept, _troubles
+from gpucloud.cli.render.simulations import Simulation, _result_json, _row, _swept, _troubles
 from gpucloud.domain.job.spec import Policy
 from gpucloud.domain.market.learned import Tables
 from gpucloud.domain.market.outcome import ON_DEMAND, Outcome, Summary, between, summary
@@ -189,5 +189,9 @@ def test_a_sweep_and_its_chart_give_no_price_for_runs_that_mostly_come_to_no_end
     scenario = Scenario(nodes=1, work=timedelta(hours=3), deadline=None, budget_usd=budget, recovery=USUAL)
     costs = [row[-1] for row in _swept(scenario, simulation)[1:]]
     assert costs == ["over budget", "unfinished", "5.00"]
+    cells = [_row(scenario, market, result)[5] for result in results]
+    told = [_result_json(scenario, market, result) for result in results]
+    assert (cells[:2], [one["mean_usd"] for one in told]) == (["-", "-"], ["40", None, "5"])
+    assert [one["of_on_demand"] is None for one in told] == [True, True, False]
     assert _troubles(simulation)[0] == "greedy in a, 4 h: 10 of 10 ended unfinished at the budget"
     assert _against_deadlines(results).points == ((8.0, 5.0),)

@@ -392,7 +392,7 @@ def _outlook_json(outlook: Summary | None) -> dict[str, Any] | None:
         return None
     return {
         "windows": outlook.windows,
-        "expected_usd": usd(outlook.mean_usd),
+        "expected_usd": usd_or_null(outlook.known_mean_usd),
         "p90_usd": usd_or_null(outlook.p90_usd),
         "worst_replayed_usd": usd_or_null(outlook.worst_usd),
         "done_after_s": outlook.took.total_seconds() if outlook.took is not None else None,

@@ -228,7 +228,7 @@ def _result_json(scenario: Scenario, market: RecordedMarket, result: Result) -> 
         "deadline_s": _seconds(result.deadline),
         "policy": _asked_policy(result),
         "runs_on": policy_named(result.policy, asked=result.asked),
-        "mean_usd": usd(found.mean_usd),
+        "mean_usd": usd_or_null(found.known_mean_usd),
         "p90_usd": usd_or_null(found.p90_usd),
         "worst_usd": usd_or_null(found.worst_usd),
         "of_on_demand": _share_or_null(scenario, market, found),

@@ -255,6 +255,11 @@ class Summary:
         return self.over_budget + self.late + self.unended
 
     @property
+    def known_mean_usd(self) -> Decimal | None:
+        """The mean; None where none came to the end of its work or its budget: what was paid by then is no cost."""
+        return self.mean_usd if self.late + self.unended < self.windows or not self.windows else None
+
+    @property
     def is_mostly_unfinished(self) -> bool:
         """Whether `took` is of so few that it says nothing."""
         return 2 * self.unfinished > self.windows
