@@ -93,7 +93,7 @@ def run(form: Form) -> Iterator[Figure]:
             for saving in (Saving.RESUME, Saving.DIRECTORY, Saving.NONE)
         },
         "least-deadline": (partial(least_deadline, _LEARNED[form]), _LEARNED[form]),
-        "plan-is-simulate": (plan_is_simulate, 4),
+        "plan-is-simulate": (plan_is_simulate, 8),
         "simulate-is-bill": (partial(simulate_is_bill, _BILLED[form]), _BILLED[form]),
     }
     for name, (judge, least) in kinds.items():
@@ -381,11 +381,15 @@ def _line(zones: int, times: int) -> Timeline:
 
 
 def plan_is_simulate() -> Found:
-    """Ask both of one job, on one GPU and on eight, in two zones and in four: the same but for the windows."""
+    """Ask both of one job, on one GPU and on eight, in two zones and in four: the same but for the windows.
+
+    Also on spot machines alone, which the deadline may end.
+    """
     wrong, worst, tried = [], 0.0, 0
     outlooks = Outlooks(markets=_MARKETS, tables=TableMaker())
     spot, on_demand = Decimal("0.4"), Decimal(1)
-    for gpus, zones in ((1, 2), (1, 4), (8, 1), (8, 2)):
+    asked = ((1, 2), (1, 4), (8, 1), (8, 2))
+    for market, (gpus, zones) in ((one, place) for one in (MarketPolicy.AUTO, MarketPolicy.SPOT) for place in asked):
         changeover = timedelta(minutes=12)
         scenario = Scenario(
             work=timedelta(hours=24),
@@ -393,6 +397,7 @@ def plan_is_simulate() -> Found:
             budget_usd=Decimal(1000),
             nodes=1,
             recovery=USUAL,
+            market=market,
         )
         task = Task(
             work_s=24 * _HOUR_S,
@@ -400,12 +405,18 @@ def plan_is_simulate() -> Found:
             changeover_s=changeover.total_seconds(),
             on_demand_usd_per_hour=float(on_demand),
         )
-        stage = Stage(gpus=gpus, zones=zones, spot_usd_per_hour=spot, on_demand_usd_per_hour=on_demand)
+        stage = Stage(
+            gpus=gpus,
+            zones=zones,
+            spot_usd_per_hour=spot,
+            on_demand_usd_per_hour=on_demand,
+            fallback=market is MarketPolicy.AUTO,
+        )
         planned = outlooks.outlook(Policy.UNIFORM, task, stage, budget_usd=Decimal(1000))
         assert planned is not None
         means = []
-        for market in outlooks.recordings(gpus):
-            priced = market.at_prices(on_demand, spot)
+        for recorded in outlooks.recordings(gpus):
+            priced = recorded.at_prices(on_demand, spot)
             for sets in zone_sets(priced, zones):
                 study = Study(
                     zone_sets=sets, policies=(Policy.UNIFORM,), deadlines=(scenario.deadline,), windows=100, seed=3
