@@ -22,7 +22,7 @@ from gpucloud.domain.checkpoint.manifest import Level, Promise, Why
 from gpucloud.domain.checkpoint.objects import entries_of, header_bytes, placed
 from gpucloud.domain.checkpoint.protection import Trial
 from gpucloud.domain.errors import StoreError, UsageError
-from gpucloud.domain.variables import GPUCLOUD_RECIPE, GPUCLOUD_STORE
+from gpucloud.domain.variables import GPUCLOUD_STORE
 from gpucloud.resume.batches import Batches
 from gpucloud.resume.folder import AttemptFolder, Progress, say
 from gpucloud.resume.profiling import Profiling, Trying
@@ -76,7 +76,13 @@ class Continued:
     """
 
     def __init__(
-        self, state: TrainingState, ranks: Ranks, surroundings: dict[str, Any], exactness: Exactness, draws: Draws
+        self,
+        settings: Settings,
+        state: TrainingState,
+        ranks: Ranks,
+        surroundings: dict[str, Any],
+        exactness: Exactness,
+        draws: Draws,
     ) -> None:
         self.own: dict[str, Any] = {}
         self.step = 0
@@ -87,6 +93,7 @@ class Continued:
         self._surroundings = surroundings
         self._exactness = exactness
         self.draws = draws
+        self._is_elsewhere = settings.is_elsewhere
         self._put: Put | None = None  # until the first step
         self._restored: Restored | None = None  # while steps are taken back
         self._vain_steps = _vain_steps(ranks)
@@ -181,21 +188,20 @@ class Continued:
 
         A script that is as it was may make its optimizer by what it resumes: what was named before is named again then.
         Elsewhere a file or a variable may have changed that nobody compares: there it is named unless it is what is put
-        back, or may follow from another number of ranks.
+        back, with or without what a schedule made of it, or may follow from another number of ranks.
         """
         before = own.get("given", {})
         began, known = before.get("began", {}), before.get("overruled", [])
-        is_elsewhere = GPUCLOUD_RECIPE not in os.environ
-        is_seen = is_elsewhere and own["surroundings"]["world"] == self._ranks.world
-        stands = put_back(self._state.groups()) if is_seen else {}
+        is_seen = self._is_elsewhere and own["surroundings"]["world"] == self._ranks.world
+        stands = (given(self._state.groups()), put_back(self._state.groups()))
         others = [
             key
             for key in overruled(began, self._gives)
-            if is_another or key in known or (is_seen and stands.get(key) != self._gives[key])
+            if is_another or key in known or (is_seen and all(ones.get(key) != self._gives[key] for ones in stands))
         ]
         if others:
             told = ", ".join(f"{key} {began[key]} → {self._gives[key]}" for key in others)
-            place = GPUCLOUD_STORE if is_elsewhere else "`name:` in the job file"
+            place = GPUCLOUD_STORE if self._is_elsewhere else "`name:` in the job file"
             anew = f"a new run (another {place}) has the script's"
             self._exactness.best_effort(f"{told} in the script: what the checkpoint has is put back; {anew}")
         self.given = {"began": {**self._gives, **{key: began[key] for key in others}}, "overruled": others}
@@ -208,7 +214,7 @@ class Continued:
 def require_steps_left(step: int, total_steps: int | None, settings: Settings) -> None:
     """UsageError for a checkpoint of a longer run than this one: it would be done before it begins."""
     if total_steps is not None and step > total_steps:
-        anew = "give the job file another `name:` to begin at step 0" if settings.folder else _anew(settings)
+        anew = "give the job file another `name:` to begin at step 0" if not settings.is_elsewhere else _anew(settings)
         raise UsageError(
             f"the checkpoint is of step {step}, and this run has {total_steps} steps: it is over already",
             hint=f"raise total_steps, or {anew}",
@@ -220,7 +226,7 @@ def warn_of_nothing_left(step: int, settings: Settings) -> None:
 
     A job of gpucloud has a place of its own for each run; elsewhere the next start of any script there goes on.
     """
-    if settings.folder is None:
+    if settings.is_elsewhere:
         say(
             f"WARNING: the run in {settings.store} is over: it has done its {step} steps, and nothing was left to train"
         )

@@ -111,7 +111,7 @@ class Run:
         self._surroundings = surroundings(self._ranks.world, state.arrangement)
         self._exactness = Exactness(says=self._ranks.rank == 0)
         draws = Draws(seed, self._ranks.rank)
-        self._continued = Continued(state, self._ranks, self._surroundings, self._exactness, draws)
+        self._continued = Continued(settings, state, self._ranks, self._surroundings, self._exactness, draws)
         self._checkpoints = Checkpoints(open_store(settings.store), settings.prefix, keep=settings.keep)
         self._trying = Trying(settings.trial)
         capture = Capture(state, self._ranks)

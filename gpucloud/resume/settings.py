@@ -58,6 +58,11 @@ class Settings:
     trial: Trial | None = None
     worlds: tuple[int, ...] = ()
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether something else than gpucloud has started the script: it tells nothing of what that is made of."""
+        return self.folder is None
+
 
 def read_settings(env: Mapping[str, str] = os.environ) -> Settings:
     """Return the settings; without a launcher, checkpoints go to `./.gpucloud-checkpoints`. Raises UsageError."""

@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -559,6 +560,17 @@ def test_a_setting_of_an_optimizer_that_the_checkpoint_overrules_is_named(job, m
     assert (said in told) if said else "in the script" not in told
 
 
+@pytest.fixture
+def elsewhere(job, monkeypatch):
+    """A start by something else than gpucloud."""
+    monkeypatch.delenv("GPUCLOUD_ATTEMPT_DIR")
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize(
     ("lr", "world", "said"),
     [
@@ -573,10 +585,9 @@ def test_a_setting_of_an_optimizer_that_the_checkpoint_overrules_is_named(job, m
     ],
 )
 def test_elsewhere_a_setting_that_the_checkpoint_overrules_is_named_whatever_file_or_variable_has_it(
-    job, monkeypatch, capsys, lr, world, said
+    monkeypatch, capsys, lr, world, said
 ):
     """What else than the script's own files and options has changed is seen by nobody there."""
-    monkeypatch.delenv("GPUCLOUD_RECIPE", raising=False)
 
     def start(lr):
         model = nn.Linear(2, 1)
@@ -594,6 +605,28 @@ def test_elsewhere_a_setting_that_the_checkpoint_overrules_is_named_whatever_fil
     assert optimizer.param_groups[0]["initial_lr"] == 0.1
     told = capsys.readouterr().err
     assert (said in told) if said else "in the script" not in told
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_elsewhere_a_script_that_makes_its_optimizer_by_its_phase_and_a_schedule_anew_is_as_it_was(capsys):
+    for until, second in ((2, False), (4, True), (6, True)):
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01 if second else 0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
+        run = resume.init(model=model, optimizer=optimizer, scheduler=schedule, total_steps=8)
+        assert "in the script" not in capsys.readouterr().err
+        if until == 2:  # the second phase begins: a rate of its own, and its own decay from there
+            optimizer.param_groups[0].update(lr=0.01, initial_lr=0.01)
+            schedule.base_lrs = [0.01]
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(2, 2)).square().mean().backward()
+            optimizer.step()
+            schedule.step()
+            run.step()
+        run._decider._finish()
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.01 * 0.9**until)
+        assert run.steps_done == until
 
 
 def test_a_setting_that_the_checkpoint_overruled_is_named_again_when_the_same_script_goes_on(job, monkeypatch, capsys):
