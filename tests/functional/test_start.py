@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
@@ -427,6 +428,22 @@ def test_files_that_were_added_and_removed_are_named_the_first_of_many(pinning):
     assert starter.start(job, SPEC).changed == (
         f"the code differs from that of the last start {where}: the next attempt runs it",
     )
+
+
+@pytest.mark.parametrize("files", [1, 12_000])
+def test_of_the_code_of_before_no_more_is_read_than_lists_its_files(pinning, monkeypatch, files):
+    starter, job = pinning
+    noise = random.Random(7)
+    (job.code / "weights.bin").write_bytes(noise.randbytes(2 << 20))
+    for number in range(files - 1):
+        (job.code / f"{number}-{noise.getrandbits(128):x}.txt").write_text(str(number))
+    starter.start(job, SPEC)
+    edit(job)
+    got, get = [], starter.store.get
+    monkeypatch.setattr(starter.store, "get", lambda key: (got.append(key), get(key))[1])
+    told = "the code differs from that of the last start in train.py: the next attempt runs it"
+    assert starter.start(job, SPEC).changed == (told,)
+    assert any("/control/code/" in key for key in got) is (files > 1)
 
 
 @pytest.mark.parametrize("kept", [b"", b"[9]\n", b"no tree", b"[4, []]\n[[]]"])

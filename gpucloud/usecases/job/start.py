@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from typing import Any, Protocol
 
 from gpucloud.domain.checkpoint.protection import NEVER, Saving
@@ -308,7 +309,7 @@ class Starter:
             )
         )
         self._pin(jobs, order.code_sha256, packed)
-        instead, files = self._in_its_place(order, state, used.usd, now), edited_files(jobs, before, order, packed)
+        instead, files = self._in_its_place(order, state, used.usd, now), partial(edited_files, jobs, packed)
         changed = () if ends else changes_between(before, order, state.attempt, instead, heard, files)
         if not trusted:
             changed = (*changed, _UNTRUSTED if newer is None else _PUT_BACK.format(number=found.given.order.number))

@@ -248,6 +248,15 @@ class JobStore:
             raise StoreError(f"{self.store.url}/{key} is not there", hint="`gpucloud train FILE` puts the code there")
         return stored.data
 
+    def code_begin(self, sha256: str, size: int) -> bytes:
+        """Return so many bytes of its beginning, where its files are listed; all of a smaller one. StoreError as above.
+
+        The rest of it may be large.
+        """
+        begin = bytearray(size)
+        is_longer = self.store.read_into(f"{self._root}/control/code/{sha256}", 0, memoryview(begin))
+        return bytes(begin) if is_longer else self.code(sha256)
+
     def data_set(self, source: str) -> DataSet | None:
         """Return the data set as it was when the job began; None when it was not listed yet."""
         stored = self.store.get(self._data_key(source))

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from decimal import Decimal
@@ -135,19 +136,28 @@ class InItsPlace:
         return f"`gpucloud down {job}`, then the same start, has the script run as it is now, {whence}{costs}"
 
 
-def edited_files(jobs: JobStore, before: Order, order: Order, packed: bytes | None) -> tuple[str, ...]:
+def edited_files(jobs: JobStore, packed: bytes | None, before: Order, order: Order) -> tuple[str, ...]:
     """Return which files of the code, the job file apart, are others than at the last start, are new or are gone.
 
     `packed` is the code as it is now. None where that cannot be told.
     """
-    if packed is None or not _has_other_code(before, order):
+    if packed is None:
         return ()
     try:
-        was, now = files_in(jobs.code(before.code_sha256)), files_in(packed)
+        was, now = _files_at(jobs, before.code_sha256), files_in(packed)
     except (StoreError, ValueError):
         return ()
     apart = {before.resolved.path_in_code, order.resolved.path_in_code}
     return tuple(path for path in sorted({*was, *now} - apart) if was.get(path) != now.get(path))
+
+
+_LISTED = 1 << 20  # bytes: some thousands of files
+
+
+def _files_at(jobs: JobStore, code_sha256: str) -> dict[str, str]:
+    with suppress(ValueError):  # a longer list, which is cut off there
+        return files_in(jobs.code_begin(code_sha256, _LISTED))
+    return files_in(jobs.code(code_sha256))
 
 
 def changes_between(
@@ -155,12 +165,12 @@ def changes_between(
     order: Order,
     running: Attempt | None,
     anew: InItsPlace,
-    heard: ConditionKind | None = None,
-    files: tuple[str, ...] = (),
+    heard: ConditionKind | None,
+    files: Callable[[Order, Order], tuple[str, ...]],
 ) -> tuple[str, ...]:
     """Return what an order has otherwise than the one before, a sentence each, as its user is told.
 
-    `files` of its code are others, which shows whether an edit was meant: one that `cp` brought there is code, too.
+    `files` tells which of its code are others, and so whether an edit was meant: what `cp` brought there is code, too.
 
     Where nothing can be resumed, nothing is said of how exact that is. An attempt that is `running` goes on without it
     where it is outdated under the new order, unless its user has it started `anew`; as far as it was `heard` to train.
@@ -176,7 +186,7 @@ def changes_between(
         runs = f": the next attempt runs it{how}" if not trained else ""
         if running is not None and not running.outdated:
             runs = f": it is that which attempt {running.number} runs"
-        changes.append(f"the code differs from that of the last start{_named(files)}{runs}")
+        changes.append(f"the code differs from that of the last start{_named(files(before, order))}{runs}")
     if running is not None and running.outdated and runs_otherwise(before, order):
         changes.extend(_of_outdated(running, order.job, anew, heard))
     if order.budget_usd != before.budget_usd:
