@@ -847,17 +847,18 @@ def test_no_machine_takes_a_job_over_that_does_not_answer():
 def test_who_goes_on_with_machines_that_do_not_answer_hears_what_they_cost_and_not_that_they_train():
     cost = "cost 1.17 USD an hour, until 12:30:00 UTC at the latest, 0.55 USD more at the most"
     assert going_on_line(unheard(*UNHEARD)) == (
-        "live goes on: attempt 1 at step 385 (11:59:44 UTC); its 2 machines have not answered since;"
-        f" its 2 machines {cost}"
+        f"live goes on: attempt 1 at step 385 (11:59:44 UTC); its 2 machines have not answered since, and {cost}"
     )
     one = unheard(up("a"))
     assert (told := going_on_line(one)) is not None
     assert told.startswith(
-        "live goes on: attempt 1 at step 385 (11:59:44 UTC); its machine has not answered since; its "
+        "live goes on: attempt 1 at step 385 (11:59:44 UTC); its machine has not answered since, and costs 1.17 USD"
     )
     saved = replace(one, checkpoint=CheckpointRef(step=385, sha256="0" * 64))
     assert (told := going_on_line(saved)) is not None
-    assert told.startswith("live goes on: attempt 1 at step 385; its machine does not answer; its machine")
+    assert told.startswith("live goes on: attempt 1 at step 385; its machine does not answer, and costs")
+    more = replace(one, nodes=unheard(*UNHEARD).nodes)
+    assert "its machine has not answered since; its 2 machines cost" in (going_on_line(more) or "")
 
 
 def test_figures_that_no_node_was_asked_for_say_how_old_they_are():

@@ -135,7 +135,8 @@ def going_on_line(report: JobReport) -> str | None:
         return None
     attempt = report.attempts[-1]
     if report.kind is ConditionKind.SILENT:
-        return f"{report.job} goes on: attempt {attempt.number}{_unheard_since(report)}{_costs_meanwhile(report)}"
+        costs = _costs_meanwhile(report, named=len(_silent(report)) == len(report.nodes))
+        return f"{report.job} goes on: attempt {attempt.number}{_unheard_since(report)}{costs}"
     step = f" ({report.unit_of(attempt).named(attempt.last_step)})" if attempt.last_step is not None else ""
     stands = "has lost a machine" if report.lost_machines else f"trains on {counted(len(report.nodes), 'machine')}"
     on = f"attempt {attempt.number} {stands}{step}"
@@ -256,8 +257,8 @@ def _handed_over(report: JobReport) -> str:
     return f"its own machines {does}: one of them takes over {when}"
 
 
-def _costs_meanwhile(report: JobReport) -> str:
-    """Return what machines of which none answers cost until they are off by themselves."""
+def _costs_meanwhile(report: JobReport, *, named: bool = False) -> str:
+    """Return what machines of which none answers cost until they are off by themselves; all may be `named` before."""
     spend, one = report.spend, len(report.nodes) == 1
     costs = []
     if spend.usd_per_hour:
@@ -270,7 +271,8 @@ def _costs_meanwhile(report: JobReport) -> str:
         return ""
     stays = f"{'is' if one else 'are'} {'taken' if report.owned else 'on'}"
     verb = ("costs" if one else "cost") if spend.usd_per_hour else stays
-    return f"; its {'machine' if one else f'{len(report.nodes)} machines'} {verb} {', '.join(costs)}"
+    who = ", and" if named else f"; its {'machine' if one else f'{len(report.nodes)} machines'}"
+    return f"{who} {verb} {', '.join(costs)}"
 
 
 def _until_lost(report: JobReport) -> list[str]:
