@@ -890,6 +890,8 @@ def _until(
     [
         (None, ""),
         ("s3://of-another", "s3://of-another was not reached; if its store, s3://of-the-job/store, is: "),
+        ("s3://of-the-job", "once its store answers again: "),  # the same bucket
+        ("s3://of-the", "s3://of-the was not reached; if its store, s3://of-the-job/store, is: "),
     ],
 )
 def test_a_store_in_s3_is_neither_waited_for_nor_told_as_away_where_that_of_its_data_there_is_not_reached(

@@ -217,20 +217,25 @@ def say_what_is_left(left: LeftJob, now: datetime, first: Callable[[], str] = st
     return told, way
 
 
+_AGAIN = "once its store answers again: "
+
+
 def _first(asker: Asker, error: GpucloudError) -> str:
     """Return what has to be so before any command can see to the job that the error has left."""
     by: GpucloudError | None = error
     # The job's store is asked as `down` asks it, unless it just went away, or, in S3, may be as far as that of its data
     # which was not reached: it would be waited for, for half a minute.
-    if isinstance(error, DataStoreError) and error.unreached is not None and asker.jobs.store.url.startswith("s3://"):
-        return f"{error.unreached} was not reached; if its store, {asker.jobs.store.url}, is: "
+    url = asker.jobs.store.url
+    if isinstance(error, DataStoreError) and error.unreached is not None and url.startswith("s3://"):
+        is_its_own = f"{url}/".startswith(f"{error.unreached}/")
+        return _AGAIN if is_its_own else f"{error.unreached} was not reached; if its store, {url}, is: "
     if isinstance(error, DataStoreError) or (isinstance(error, StoreError) and not error.may_pass):
         by = not_ended_by(asker)
     if isinstance(by, CredentialsError):
         return "once its credentials are valid again: "
     if not isinstance(by, StoreError):
         return ""
-    return "once you may write to its store again: " if is_refused(by) else "once its store answers again: "
+    return "once you may write to its store again: " if is_refused(by) else _AGAIN
 
 
 def _way_on(left: LeftJob, first: Callable[[], str], *, machines: bool, comes: bool) -> str | None:
