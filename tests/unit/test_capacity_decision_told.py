@@ -108,7 +108,7 @@ def test_the_story_of_machines_that_take_over():
     more = snapshot(up("a"), up("b"), state=state(), group_size=2)
     assert tell_story(Resize(size=8), more) == "asking for 6 × local.p2.xlarge spot in us-east-2a"
     assert tell_story(TakeOver(), asking) == "local.p2.xlarge spot in us-east-2b takes over"
-    assert tell_story(Dismiss(), asking) == "giving back the machines that were asked for as well"
+    assert tell_story(Dismiss(), asking) == "giving back the machines asked for as well"
     assert tell_story(Resize(size=1), snapshot(up("a"))) == "keeping 1 × local.p2.xlarge spot in us-east-2a"
     assert tell_story(Resize(size=0), snapshot(up("a"))) == "asking for no machine now: giving back a"
     assert tell_story(Resize(size=0), snapshot(group_size=1)) == "asking for no machine now"

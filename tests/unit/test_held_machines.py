@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpucloud.cli.render.reports import report_text
+from gpucloud.domain.errors import StoreError
 from gpucloud.domain.job.quantities import parse_span
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.launch import script_of
@@ -328,6 +329,20 @@ def test_a_plan_says_which_machines_a_success_keeps_beside_the_new_run(outside: 
         r"small keeps 2 machines, paid until \d\d:\d\d:\d\d UTC: `gpucloud down small@1` ends them now;"
         r" `gpucloud train` starts a new run on machines of its own",
         first_of_the_plan(outside),
+    )
+
+
+def test_a_plan_says_that_a_start_is_refused_by_a_store_that_is_away(
+    outside: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object, **__: object) -> None:
+        raise StoreError("/mnt/store, the store's folder, is not there", hint="mount it", may_pass=True)
+
+    monkeypatch.setattr("gpucloud.cli.target.refuse_to_forget", away)
+    planned = give(outside, "plan", "small.yaml")
+    assert (planned.code, planned.stderr.splitlines()[0]) == (
+        0,
+        "warning: `gpucloud train` is refused now: /mnt/store, the store's folder, is not there; mount it",
     )
 
 
