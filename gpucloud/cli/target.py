@@ -18,7 +18,7 @@ from gpucloud.domain.job.quantities import counted, format_size, format_usd
 from gpucloud.domain.job.spec import Cloud, Job
 from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.state.order import run_of
-from gpucloud.domain.state.state import JobState, JobStatus
+from gpucloud.domain.state.state import JobStatus
 from gpucloud.usecases.checkpoint.checkpoints import costs_on
 from gpucloud.usecases.job.jobs import Asker, with_forecast, with_stored_outputs
 from gpucloud.usecases.jobstore.orders import sha256_of
@@ -114,8 +114,8 @@ def refuse_to_forget(cloud: Gpucloud, new: KnownJob) -> None:
         )
 
 
-def what_a_start_finds(cloud: Gpucloud, read: Target, *, offline: bool) -> tuple[str | None, JobState | None]:
-    """Return what a plan of a new run has to say first: a start is refused, or goes on with a run, of this state."""
+def what_a_start_finds(cloud: Gpucloud, read: Target, *, offline: bool) -> tuple[str | None, JobReport | None]:
+    """Return what a plan of a new run has to say first: a start is refused, or goes on with a run, that stands so."""
     job, other = read.job, cloud.home.find(read.job.name)
     if other is not None and other.file.is_file() and not other.file.samefile(read.file):
         asks = "`gpucloud train` asks for another name, or for --adopt"
@@ -131,8 +131,10 @@ def what_a_start_finds(cloud: Gpucloud, read: Target, *, offline: bool) -> tuple
             kept = starting.kept(found)
             return f"{kept}; `gpucloud train` starts a new run on machines of its own" if kept else None, None
         refuse_after_the_deadline(cloud, job, found)
-        asker = asker_of(cloud, cloud.known(job, found.name, read.file))
+        known = cloud.known(job, found.name, read.file)
+        asker = asker_of(cloud, known)
         supervisor = asker.supervisor()
+        goes_on = report_of(cloud, known) if supervisor is None else None
         held = asker.report() if starting.held(found, job, cloud.clock.now()) else None
     except (UsageError, StrangersRun, StoreError) as refused:
         hint = f"; {refused.hint}" if refused.hint else ""
@@ -140,7 +142,7 @@ def what_a_start_finds(cloud: Gpucloud, read: Target, *, offline: bool) -> tuple
         return f"warning: `gpucloud train` is refused{now}: {refused.message}{hint}", None
     except GpucloudError:  # what it finds is for the start to say
         return None, None
-    return found_line(found.state, supervisor, held), found.state if supervisor is None else None
+    return found_line(found.state, supervisor, held), goes_on
 
 
 def _nothing_named(cloud: Gpucloud) -> UsageError:

@@ -8,6 +8,7 @@ from decimal import Decimal
 
 import pytest
 
+from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.money.budget import PrepaidRule, Used
 from gpucloud.domain.node.status import Stop
 from gpucloud.domain.state.order import BudgetChange
@@ -31,6 +32,7 @@ from gpucloud.domain.supervision.budget import (
     overdue,
     plain_usd,
     refusal,
+    rest_after,
     shutdown_at,
     used_up,
 )
@@ -290,6 +292,25 @@ def test_a_budget_that_is_proposed_pays_for_the_steps_to_go_where_they_are_known
     almost = replace(job, attempts=(replace(attempt, total_steps=71),))  # it is refused for less training than a minute
     least = used_up(almost, Decimal("0.50"), Used(spent_usd=Decimal("0.50")), RULES.prepaid_rule)
     assert least.option == " --budget '0.67 USD'"
+
+
+@pytest.mark.parametrize(
+    ("last", "checkpoint", "rest"),
+    [
+        ({}, SAVED, 600),
+        ({"total_steps": None, "pace_s": None}, SAVED, 600),  # it has told nothing yet, and the one before did
+        ({"total_steps": None, "pace_s": None, "script": "another"}, SAVED, None),
+        ({"done_at": NOW}, SAVED, None),
+        ({}, replace(SAVED, counts=Counts.SAVES), None),
+        ({"counts": Counts.SAVES}, SAVED, None),
+        ({}, None, 670),
+    ],
+)
+def test_what_is_left_of_a_run_is_known_by_the_word_of_its_own_script_where_that_counts_steps(last, checkpoint, rest):
+    before = opened("a", first_step=0, total_steps=670, pace_s=6.0, script="s", reason=ExitReason.LOST)
+    told = {"script": "s", "total_steps": 670, "pace_s": 6.0, **last}
+    left = rest_after((before, opened("b", number=2, first_step=0, **told)), checkpoint)
+    assert (left and (left.steps, left.of, left.takes)) == (rest and (rest, 670, timedelta(seconds=6 * rest)))
 
 
 def test_a_budget_that_is_proposed_starts_all_the_machines_that_the_job_asks_for():

@@ -400,21 +400,15 @@ def test_a_plan_says_of_a_run_whose_attempt_is_open_no_more_than_it_knows(outsid
 @pytest.mark.parametrize(
     ("attempt", "saved", "left"),
     [
-        (
-            {"reason": ExitReason.LOST, "last_step": 60, "total_steps": 100, "pace_s": 36.0},
-            40,
-            "60 of 100 steps, 36 min",
-        ),
-        ({"last_step": 60, "total_steps": 100, "step_seconds": 36.0}, 40, "40 of 100 steps, 24 min"),  # it trains on
-        ({"last_step": 30, "total_steps": 100, "step_seconds": 36.0}, 40, "60 of 100 steps, 36 min"),
-        ({"reason": ExitReason.LOST, "last_step": 60, "total_steps": 100}, 40, "60 of 100 steps\n"),
-        ({"reason": ExitReason.LOST, "last_step": 60, "pace_s": 36.0}, 40, None),
-        (
-            {"reason": ExitReason.LOST, "last_step": 60, "total_steps": 100, "pace_s": 36.0},
-            None,
-            "100 of 100 steps, 1 h",
-        ),
-        ({"last_step": 100, "total_steps": 100, "pace_s": 36.0}, 40, None),
+        ({"last_step": 60, "total_steps": 100, "pace_s": 36.0}, 40, "60 of 100 steps, 36 min"),
+        ({"last_step": 60, "total_steps": 100, "step_seconds": 36.0}, 40, "60 of 100 steps, 36 min"),
+        ({"last_step": 60, "total_steps": 100, "pace_s": 36.0, "script": "another"}, 40, None),
+        ({"last_step": 60, "total_steps": 100, "pace_s": 36.0, "script": ""}, 40, None),
+        ({"last_step": 60, "total_steps": 100, "pace_s": 36.0, "done_at": worlds.NOW}, 40, None),
+        ({"last_step": 60, "total_steps": 100}, 40, "60 of 100 steps\n"),
+        ({"last_step": 60, "pace_s": 36.0}, 40, None),
+        ({"last_step": 60, "total_steps": 100, "pace_s": 36.0}, None, "100 of 100 steps, 1 h"),
+        ({"last_step": 100, "total_steps": 100, "pace_s": 36.0}, 100, None),
         ({"last_step": 6, "total_steps": 100, "counts": Counts.SAVES}, None, None),
     ],
 )
@@ -423,6 +417,7 @@ def test_a_plan_of_an_unfinished_run_says_what_is_left_of_it_and_what_that_costs
     jobs = JobStore(outside.store, JOB)
     loaded = jobs.load()
     assert loaded is not None
+    attempt = {"script": loaded[0].attempts[-1].script, "reason": ExitReason.LOST, **attempt}
     attempts = (worlds.opened("a", first_step=1, **attempt),)
     checkpoint = CheckpointRef(step=saved, sha256="0" * 64) if saved is not None else None
     jobs.replace(replace(loaded[0], attempts=attempts, checkpoint=checkpoint), loaded[1].version)
@@ -431,12 +426,30 @@ def test_a_plan_of_an_unfinished_run_says_what_is_left_of_it_and_what_that_costs
         assert "what is left" not in said
         return
     assert f"what is left of small by its last word: {left}" in said
-    start = "" if attempt.get("reason") is None else " and a start of "
-    cost = re.search(r"at its pace so far( and a start of [\w. ]+)?: about (\d\.\d+) USD at the price of now", said)
+    cost = re.search(r"at its pace so far and a start of [\w. ]+: about (\d\.\d+) USD at the price of now", said)
     assert (cost is not None) is ("," in left)
     if cost is not None:
-        assert bool(start) is bool(cost[1])
-        assert 0.1 < float(cost[2]) < 0.7  # at 0.54 USD an hour
+        assert 0.1 < float(cost[1]) < 0.7  # at 0.54 USD an hour
+
+
+def test_a_plan_says_what_is_left_as_its_machines_and_its_store_say_and_nothing_once_the_script_is_another(tmp_path):
+    """Its supervisor was killed, its machines train on until they switch themselves off."""
+    outside = Outside(tmp_path, training=Training(nodes=2, steps=4000, every=300, step_s=0.5))
+    give(outside, "train", "small.yaml", at=250)
+    step = int(give(outside, "status", "small").stdout.split("step ")[1].split()[0])
+    assert step > 0
+    left = f"what is left of small by its last word: {4000 - step} of 4000 steps"
+    told = give(outside, "plan", "small.yaml").stderr
+    assert left in told
+    assert "and a start of" not in told
+    for _ in range(30):
+        outside.pass_by(300)
+    saved = give(outside, "status", "small").stdout.split("step ")[1].split()[0]
+    assert int(saved) > step
+    told = give(outside, "plan", "small.yaml").stderr
+    assert f"what is left of small by its last word: {4000 - int(saved)} of 4000 steps" in told
+    (outside.file.parent / "train.py").write_text("STEPS = 9000")
+    assert "what is left" not in give(outside, "plan", "small.yaml").stderr
 
 
 def test_a_plan_says_first_that_a_start_would_be_refused_or_go_on(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from gpucloud.domain.errors import CredentialsError, RunIsOver, UsageError
 from gpucloud.domain.job.quantities import format_span, parse_span
 from gpucloud.domain.job.spec import Cloud, Job
 from gpucloud.domain.market.plan import Plan
+from gpucloud.domain.node.launch import script_of
 from gpucloud.domain.state.order import Until, is_finished, repeats_at_a_cost, undrillable, without_drill_done
 from gpucloud.domain.state.state import JobState
 from gpucloud.domain.supervision.self_driving import USUAL_TIME, unkept
@@ -50,8 +51,10 @@ def plan(target: str | None, *, on: Cloud | None, plot: Path | None, as_json: bo
     if head is not None:
         tell(head)
     estimate = estimator(cloud, job, protection.saving, offline=offline).estimate(job)
-    if goes_on is not None and (rest := rest_line(goes_on, estimate.plan)) is not None:
-        tell(rest)
+    if goes_on is not None:
+        script = script_of(starter(cloud, read.job).packed(read.job)[0])
+        if (rest := rest_line(goes_on, estimate.plan, script)) is not None:
+            tell(rest)
     if drawn is not None:
         drawn.save([deadline_chart(job, estimate)], title=f"{job.name}: cost against deadline")
     if as_json:

@@ -8,9 +8,8 @@ from decimal import Decimal
 from typing import Any
 
 from gpucloud.cli.render.words import folded, pool_json, usd
-from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.checkpoint.protection import COMES_HOME, ENDED_FOR_OUTPUTS, Protection
-from gpucloud.domain.job.quantities import counted, format_moment, format_size, format_span, format_usd, span_of
+from gpucloud.domain.job.quantities import counted, format_moment, format_size, format_span, format_usd
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.market.catalog import aged
 from gpucloud.domain.market.outcome import Stored
@@ -18,7 +17,9 @@ from gpucloud.domain.market.plan import Plan
 from gpucloud.domain.market.policies import Reason
 from gpucloud.domain.state.order import Onward, Until
 from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobState
-from gpucloud.usecases.jobstore.condition import from_where
+from gpucloud.domain.supervision.budget import rest_after
+from gpucloud.usecases.jobstore.condition import ConditionKind, from_where
+from gpucloud.usecases.jobstore.report import JobReport
 
 _MUCH_CHEAPER = Decimal("0.8")
 _WHY_ON_DEMAND = {
@@ -101,27 +102,29 @@ def _unused(checkpoint: CheckpointRef | None) -> str:
     return f" (the checkpoint at {checkpoint} is not used)" if checkpoint is not None else ""
 
 
-def rest_line(state: JobState, plan: Plan) -> str | None:
-    """Return what is left of a run that goes on, by its state, and what that costs at the plan's price; else None.
+def rest_line(report: JobReport, plan: Plan, script: str) -> str | None:
+    """Return what is left of a run that goes on, and what that costs at the plan's price; None where that is not known.
 
-    An attempt that is open goes on where it is. Interruptions cost more, and a script that counts no steps tells none.
+    An attempt whose machines are on goes on where it is, all others from what is saved. `script` (`script_of`) is what
+    a start runs now: where that is another one, the last one's steps are not its own. Interruptions cost more.
     """
-    total = next((one.total_steps for one in reversed(state.attempts) if one.total_steps is not None), None)
-    saved = state.checkpoint.step if state.checkpoint is not None else 0
-    last = state.attempt
-    made = max(saved, last.last_step or 0) if last is not None else saved
-    by_saves = Counts.SAVES in (last and last.counts, state.checkpoint and state.checkpoint.counts)
-    if total is None or made >= total or by_saves or state.exit_reason is ExitReason.SUCCEEDED:
+    last, reached, saved = report.attempts[-1] if report.attempts else None, report.reached, report.checkpoint
+    if last is None or last.script != script or report.exit_reason is ExitReason.SUCCEEDED:
         return None
-    left = f"what is left of {state.job} by its last word: {total - made} of {total} steps"
-    pace_s = next((pace for one in reversed(state.attempts) if (pace := one.pace_s or one.step_seconds)), None)
-    if pace_s is None:
+    if report.kind is ConditionKind.TRAINED or (reached is not None and reached.is_done):
+        return None
+    is_on = report.open_attempt is not None and not (report.ran_out or report.lost_machines)
+    rest = rest_after(report.attempts, saved, reached.step if is_on and reached is not None else None)
+    if rest is None or not rest.steps:
+        return None
+    left = f"what is left of {report.job} by its last word: {rest.steps} of {rest.of} steps"
+    if rest.takes is None:
         return left
-    span, start = span_of((total - made) * pace_s), plan.start if last is None else timedelta(0)
-    usd = plan.usd_per_hour * Decimal((span + start) / timedelta(hours=1))
+    start = timedelta(0) if is_on else plan.start
+    usd = plan.usd_per_hour * Decimal((rest.takes + start) / timedelta(hours=1))
     begun = f" and a start of {format_span(start)}" if start else ""
     costs = f": about {format_usd(usd)} at the price of now" if usd else ""
-    return f"{left}, {format_span(span)} at its pace so far{begun}{costs}"
+    return f"{left}, {format_span(rest.takes)} at its pace so far{begun}{costs}"
 
 
 def saved_rows(protection: Protection, *, driven: bool = False) -> dict[str, str]:

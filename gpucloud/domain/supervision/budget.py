@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 
+from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.job.quantities import format_span, format_usd, in_cents, span_of
 from gpucloud.domain.job.spec import CheckpointPolicy
 from gpucloud.domain.money.budget import PrepaidRule, Spend, Used, least_budget_usd, reserve_usd, sooner
@@ -14,7 +15,7 @@ from gpucloud.domain.money.ledger import usd_for
 from gpucloud.domain.node.status import Status
 from gpucloud.domain.offer import Pool
 from gpucloud.domain.state.order import Order
-from gpucloud.domain.state.state import ExitReason, JobState
+from gpucloud.domain.state.state import Attempt, CheckpointRef, ExitReason, JobState
 from gpucloud.domain.supervision.action import Arm, ObeyOrder
 from gpucloud.domain.supervision.snapshot import Goal, Rules, Snapshot
 
@@ -238,7 +239,8 @@ def used_up(
     start_usd = least_to_go_on(state, nodes, prepaid_rule, keeps=False)
     kept = f" ({used}, {_rest(rest_usd, reserve, prepaid_rule)})" if rest_usd > 0 else ""
     more_usd = max(budget_usd, start_usd)
-    if (to_go := to_go_after(state)) is not None:
+    rest = rest_after(state.attempts, state.checkpoint)
+    if rest is not None and (to_go := rest.takes) is not None:
         trains = prepaid_rule.start + max(to_go, prepaid_rule.least)
         more_usd = max(usd_for(cap_usd * members, trains) + reserve, start_usd)
         then = f"{then}, and pays for the {format_span(to_go)} to go"
@@ -280,14 +282,32 @@ def _rest(rest_usd: Decimal, reserve: Decimal, prepaid_rule: PrepaidRule) -> str
     return kept + (f", and {format_usd(over)}, which is too little to {trains}" if over >= _SHOWN else "")
 
 
-def to_go_after(state: JobState) -> timedelta | None:
-    """Return how long the rest takes from what is saved, at the pace of the last attempt; None where nobody knows."""
-    last = state.attempts[-1] if state.attempts else None
-    pace_s = (last.pace_s or last.step_seconds) if last is not None else None
-    if last is None or last.total_steps is None or not pace_s:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rest:
+    """Steps that a script still has to make, of so many in all, and how long they take; None where nobody knows."""
+
+    steps: int
+    of: int
+    takes: timedelta | None
+
+
+def rest_after(attempts: Sequence[Attempt], checkpoint: CheckpointRef | None, made: int | None = None) -> Rest | None:
+    """Return what the newest attempt's script has left after the step `made`, or else after what is saved.
+
+    By the word of all its attempts. None where they tell no total or count saves, or where it came to its end.
+    """
+    last = attempts[-1] if attempts else None
+    by_saves = Counts.SAVES in (last and last.counts, checkpoint and checkpoint.counts)
+    if last is None or by_saves or last.done_at is not None:
         return None
-    saved = state.checkpoint.step if state.checkpoint is not None else 0
-    return span_of(max(0, last.total_steps - saved) * pace_s)
+    same = [one for one in reversed(attempts) if one.script == last.script]
+    total = next((one.total_steps for one in same if one.total_steps is not None), None)
+    pace_s = next((pace for one in same if (pace := one.pace_s or one.step_seconds)), None)
+    if total is None:
+        return None
+    saved = checkpoint.step if checkpoint is not None else 0
+    steps = max(0, total - (made if made is not None else saved))
+    return Rest(steps=steps, of=total, takes=span_of(steps * pace_s) if pace_s is not None else None)
 
 
 def overdue(state: JobState, again: Resumption = Resumption(is_late=True)) -> LimitEnd:

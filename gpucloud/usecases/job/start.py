@@ -235,7 +235,7 @@ class Starter:
         jobs = JobStore(self.store, name)
         budget = asked.budget_usd if asked.budget_usd is not None else job.budget_usd
         plan = self.plan(replace(job, name=name, budget_usd=budget))
-        job, code_sha256, packed = self._packed(job)
+        job, code_sha256, packed = self.packed(job)
         check(Prospect(name=name, plan=plan, state=None))
         if jobs.spec() is None:  # before all else: the store says what time it is where there is something to ask for
             jobs.keep_spec(spec)
@@ -286,7 +286,7 @@ class Starter:
             kept = before if trusted else order  # what goes on after it is compared with what ran
             order = to_wind_up(order, before, kept)
         else:  # what is left of a run that has ended is ended, whatever one would cost now
-            known, code_sha256, packed = self._packed(job)
+            known, code_sha256, packed = self.packed(job)
             order = with_budget(replace(order, resolved=known, code_sha256=code_sha256), budget)
         if reruns := script_of(order.resolved) if runs_otherwise(before, order) else "":
             state = outdated(state, reruns)
@@ -378,7 +378,7 @@ class Starter:
         saves = self.saving is None or self.saving(job) not in NEVER
         return state.checkpoint is not None or (state.attempt is not None and saves)
 
-    def _packed(self, job: Job) -> tuple[Job, str, bytes | None]:
+    def packed(self, job: Job) -> tuple[Job, str, bytes | None]:
         """Return the job that knows its code, the hash of that, and what makes it anew: None where it is too large."""
         if self.pack_code is None:
             return job, "", None
