@@ -69,7 +69,10 @@ _MONEY = re.compile(
 )
 _UNPROVEN = re.compile(rf"^unproven +(?P<usd>{_SUM}) USD", re.MULTILINE)
 _LEFT = re.compile(rf"^(?:left|unused) +(?P<usd>{_SUM}) USD", re.MULTILINE)
-_SUPERVISED = re.compile(r"supervised by (its own node \S+?|process \d+ on \S+?)(?= since|,|$)", re.MULTILINE)
+_SUPERVISED = re.compile(
+    r"(?:supervised by|has [a-z ]+, and) (its own node \S+?|process \d+ on \S+?)(?= since|,| winds it up|$)",
+    re.MULTILINE,
+)
 _ATTEMPTS = re.compile(
     r"^\d+ +\d+ +(?:(?:steps )?\d+–(?P<last>\d+)(?: or more)?(?:, kept to \d+|, none kept)?|none) +(?P<ended>\S.*?)  ",
     re.MULTILINE,

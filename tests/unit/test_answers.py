@@ -146,6 +146,7 @@ def test_steps_are_read_from_the_table_of_attempts():
     [
         ("small: training, supervised by process 71 on far-away", "process 71 on far-away"),
         ("small is supervised by its own node i-0a since 23:40:55 UTC", "its own node i-0a"),
+        ("small has failed, and process 71 on far-away winds it up (last sign 0 s ago)", "process 71 on far-away"),
         ("small: waiting, nobody supervises", None),
     ],
 )
