@@ -355,7 +355,7 @@ class Drawn(Dataset[Any]):
 
     def __init__(self, dataset: Any, seed: int, *, together: bool) -> None:
         self._dataset, self._seed, self._together = dataset, seed, together
-        self._fetch = dataset.__getitems__ if together and fetches_batches(dataset) else self._one_by_one
+        self._fetches = together and fetches_batches(dataset)
 
     def __getitems__(self, batch: tuple[int, int, Any]) -> Fetched:
         """Return the samples of a batch; the generators are left as they were."""
@@ -364,11 +364,8 @@ class Drawn(Dataset[Any]):
         of_batch = randomness.mix(self._seed, epoch, number, _number_of(keys[0]) if keys else 0)
         with randomness.kept() as generators:
             generators.seed(of_batch)
-            samples = self._fetch(keys)
+            samples = self._dataset.__getitems__(keys) if self._fetches else [self._dataset[key] for key in keys]
         return Fetched(samples, randomness.mix(COLLATION, mixed=of_batch))
-
-    def _one_by_one(self, keys: list[Any]) -> list[Any]:
-        return [self._dataset[key] for key in keys]
 
 
 class Alone:

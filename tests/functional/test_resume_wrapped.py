@@ -1,8 +1,10 @@
 """A loader of the script's own: continued at its next batch, from any step on, with the same random numbers."""
 
+import gc
 import itertools
 import json
 import random
+import weakref
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from gpucloud import resume
 from gpucloud.domain.checkpoint.manifest import Level
 from gpucloud.domain.errors import UsageError
 from gpucloud.resume.batches import Wrapped
+from gpucloud.resume.loader import Drawn
 from gpucloud.resume.sources import source_of
 from gpucloud.resume.state import randomness
 from gpucloud.resume.state.tree import decode, encode
@@ -553,3 +556,14 @@ def test_what_the_scripts_loader_has_is_found_in_the_wrapped_one(job):
     assert len(training.loader.dataset) == SAMPLES
     with pytest.raises(AttributeError):
         _ = training.loader.nothing
+
+
+def test_a_data_set_goes_with_the_last_that_names_it_and_waits_for_no_collector():
+    gc.disable()
+    try:
+        dataset = Noisy()
+        gone, drawn = weakref.ref(dataset), Drawn(dataset, 1, together=True)
+        del dataset, drawn
+        assert gone() is None
+    finally:
+        gc.enable()
