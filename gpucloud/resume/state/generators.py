@@ -32,7 +32,7 @@ _RESERVED = _FIRST + 4 * _WORDS + 4  # where its reserve begins
 _PLACED = 8 + 4  # bytes of its seed and its place, which is another after each word
 _SEEDED = struct.Struct("Qi?xxxII")  # how it begins: none of the words is used yet
 _AHEAD = 128  # bytes of a generator in which its seed is looked for, of 2,600
-SEEDING = 3
+SEEDING = 4
 """The way in which `seed` works, which is another with each change of what is drawn after it."""
 _32_BITS = 2**32 - 1  # of a seed that NumPy takes
 _UNUSED = struct.pack("i", _WORDS)  # the place of a generator whose words are all to be made anew
