@@ -25,6 +25,7 @@ from gpucloud.domain.state.state import Attempt, JobStatus, Member, UsageInterva
 from gpucloud.store import newest_commit
 from gpucloud.system.retries import SystemClock
 from gpucloud.usecases.checkpoint.checkpoints import StoredCheckpoints
+from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import take
 from gpucloud.usecases.jobstore.orders import Orders
 from tests.standins.made_checkpoints import Made, known_job, state
@@ -384,14 +385,17 @@ def test_a_job_without_checkpoints_says_so(jobs, capsys):
         (CheckpointPolicy(none=True), "its job file says `checkpoint: none`: its script saves nothing\n"),
     ],
 )
-def test_of_a_job_that_has_ended_without_a_checkpoint_none_is_announced(jobs, capsys, policy, hint):
+def test_of_a_job_that_has_ended_without_a_checkpoint_none_is_announced(jobs, capsys, monkeypatch, policy, hint):
     for key in jobs.store.list(jobs.checkpoints):
         jobs.store.delete(key)
     orders = Orders(jobs=jobs, clock=SystemClock())
     orders.change(lambda order: replace(order, resolved=replace(order.resolved, checkpoint=policy)))
     with take(jobs, SystemClock()) as lease:
         lease.write(replace(lease.state, status=JobStatus.FAILED))
+    load, loaded = JobStore.load, []
+    monkeypatch.setattr(JobStore, "load", lambda self: loaded.append(self.job) or load(self))
     assert checkpoints("made", Asked(), as_json=False) == 0
     told = capsys.readouterr()
+    assert len(loaded) == 1
     assert told.out == "made has ended, and has no checkpoints\n"
     assert f"hint: {hint}" in told.err

@@ -61,9 +61,8 @@ class _Job:
     saves: CheckpointPolicy | None = None
     """As its order says; None where nobody can tell."""
 
-    @property
     def has_ended(self) -> bool:
-        """Whether it is over, by its state, where that can be read."""
+        """Read whether it is over, by its state, where that can be read."""
         with suppress(GpucloudError):
             found = self.jobs.load()
             return found is not None and found[0].status.ended
@@ -152,9 +151,10 @@ def _list(job: _Job, _asked: Asked, as_json: bool) -> int:  # noqa: FBT001
     if as_json:
         say_json({"job": job.name, "store": job.jobs.store.url, "checkpoints": [standing_json(o) for o in standing]})
     else:
-        say_words(standing_text(standing) if standing else _none_words(job))
+        ended = not standing and job.has_ended()
+        say_words(standing_text(standing) if standing else _none_words(job, ended=ended))
         if not standing:
-            tell(f"hint: {what_saves_first(job.saves, ended=job.has_ended)}")
+            tell(f"hint: {what_saves_first(job.saves, ended=ended)}")
     return 0
 
 
@@ -335,11 +335,11 @@ def _wanted(job: _Job, asked: Asked) -> Manifest:
 
 
 def _none(job: _Job) -> UsageError:
-    return UsageError(_none_words(job), hint=f"gpucloud status {job.name}")
+    return UsageError(_none_words(job, ended=job.has_ended()), hint=f"gpucloud status {job.name}")
 
 
-def _none_words(job: _Job) -> str:
-    return f"{job.name} has ended, and has no checkpoints" if job.has_ended else f"{job.name} has no checkpoints yet"
+def _none_words(job: _Job, *, ended: bool) -> str:
+    return f"{job.name} has ended, and has no checkpoints" if ended else f"{job.name} has no checkpoints yet"
 
 
 # Checkpoints as text for people, and as JSON for programs.
