@@ -586,6 +586,17 @@ def test_no_first_save_is_announced_that_another_order_has_or_whose_time_is_over
     assert shown.unsaved == "nothing is saved yet"
 
 
+def test_no_first_save_is_announced_of_an_attempt_that_nobody_supervises_and_that_has_lost_a_part():
+    broken = (up("a", part(1, step=605)), up("b", part(1, Outcome.FAILED)))
+    for nodes in (broken, TRAINS[:1]):
+        assert unsaved_words(replace(told(*nodes), saves=STEPS)) == "nothing is saved yet"
+        known = replace(told(*nodes, supervisor="process 1 on vm"), saves=STEPS)
+        assert unsaved_words(known) == "nothing is saved yet: the first save is due at step 1000"
+    assert unsaved_words(replace(told(*SILENT_SCRIPT[:1]), attempts=(opened("a", "b"),), saves=STEPS)) == (
+        "nothing is saved"
+    )
+
+
 def test_a_script_that_has_told_nothing_is_said_to_save_nothing_where_its_machine_is_heard():
     mute = replace(told(*SILENT_SCRIPT, supervisor="process 1 on vm"), attempts=(opened("a", "b"),), saves=STEPS)
     assert unsaved_words(mute) == f"nothing is saved{NOT_CALLED}"

@@ -23,6 +23,7 @@ from gpucloud.usecases.jobstore.condition import (
     Condition,
     ConditionKind,
     Saves,
+    in_short,
     nothing_saved,
     saved_words,
     untold_words,
@@ -265,7 +266,9 @@ def unsaved_words(report: JobReport) -> str | None:
         return None
     work = report.attempts, report.progress, report.checkpoint, now or attempt.started_at
     saves = Saves(policy=report.saves, since=report.ordered_at)
-    return nothing_saved(saves, *work, heard=report.first_part is not None)
+    words = nothing_saved(saves, *work, heard=report.first_part is not None)
+    ends_unsaved = report.supervisor is None and (report.lost_machines or bool(_ended_parts(report, attempt)))
+    return in_short(words) if words is not None and ends_unsaved else words
 
 
 def outdated_words(report: JobReport) -> list[str]:
