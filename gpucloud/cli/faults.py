@@ -108,14 +108,21 @@ def _write(error: BaseException) -> Path | None:
 
 
 _KEYS = {key: re.compile(rf"\b{key}: ([0-9.]+(?: USD|[a-z]+(?: [0-9]+[a-z]+)*))") for key in ("budget", "deadline")}
+_BUDGET = re.compile(r"\bbudget: ([0-9.]+) USD")
 
 
 @contextmanager
-def moved_on_the_line(**given: object) -> Iterator[None]:
-    """Name the option, where it is given, in the hint of a plan that is refused for its number in the file's words."""
+def moved_on_the_line(*, shared_by: int = 1, **given: object) -> Iterator[None]:
+    """Name the option, where it is given, in the hint of a plan that is refused for its number in the file's words.
+
+    Of a budget that so many runs share in equal parts, the hint names what all of them need.
+    """
     try:
         yield
     except (PlanRefused, BudgetTooSmall) as refused:
+        if shared_by > 1:
+            whole = _BUDGET.sub(lambda told: f"budget: {shared_by * Decimal(told[1])} USD", refused.hint or "")
+            refused.hint = whole or None
         for key in (key for key, value in given.items() if value is not None):
             refused.hint = _KEYS[key].sub(rf"--{key} '\1'", refused.hint or "") or None
         raise

@@ -101,7 +101,8 @@ def train(  # noqa: PLR0913, PLR0917  each is an option
         verifying.require_alone([option for option, given in others.items() if given])
         total = sum_of(budget)
         asked_steps = verify_steps or STEPS
-        raise typer.Exit(verifying.verify_resume(target, asked_steps, on=cloud, budget_usd=total, as_json=as_json))
+        with moved_on_the_line(shared_by=2, budget=total):
+            raise typer.Exit(verifying.verify_resume(target, asked_steps, on=cloud, budget_usd=total, as_json=as_json))
     steps = profile_steps or (5 if profile else None)
     asked = training.Asked(
         keep=keep,

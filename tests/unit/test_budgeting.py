@@ -438,6 +438,8 @@ def test_where_there_is_no_job_file_a_sum_alone_is_answered_with_a_command_that_
         ({"budget": None}, "budget: 5.46 USD", "budget: 5.46 USD"),
         ({"budget": "1 USD", "deadline": None}, "deadline: 10h 24min, or more", "deadline: 10h 24min, or more"),
         ({"deadline": "5h"}, "deadline: 10h 24min (5 min of it", "--deadline '10h 24min' (5 min of it"),
+        ({"shared_by": 2, "budget": None}, "budget: 5.46 USD, or no `work:`", "budget: 10.92 USD, or no `work:`"),
+        ({"shared_by": 2, "budget": "2 USD"}, "budget: 5.46 USD", "--budget '10.92 USD'"),
         ({"deadline": "5h"}, "deadline: 12min, and the time", "--deadline '12min', and the time"),
     ],
 )
