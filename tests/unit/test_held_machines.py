@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gpucloud.cli.render.onlookers import PlainOnlooker
 from gpucloud.cli.render.reports import report_text
 from gpucloud.domain.errors import StoreError
 from gpucloud.domain.job.quantities import parse_span
@@ -25,6 +26,7 @@ from gpucloud.domain.supervision.capacity import shortest_start
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.snapshot import Goal, Limits, Rules, Supervising, goal_of
 from gpucloud.usecases.job.ordered import adopt
+from gpucloud.usecases.jobstore.condition import Saves
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import take
 from gpucloud.usecases.jobstore.report import report
@@ -286,6 +288,22 @@ def test_what_succeeded_and_was_not_torn_down_is_torn_down_and_followed_by_a_new
     torn_down = "what is left of small is torn down first\n.* removing what is left on the cloud"
     begun = "small succeeded at .*: this starts small-2, a new run"
     assert re.search(f"{torn_down}(.*\n)*{begun} from step 0\n", new.stderr), new.stderr
+
+
+@pytest.mark.parametrize("words", [("down", JOB), ("reconcile", JOB)])
+def test_whoever_ends_or_looks_after_a_job_knows_by_its_order_how_it_saves(
+    outside: Outside, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    give(outside, "train", "small.yaml")
+    policies: list[object] = []
+
+    def plain(limits: Limits, saves: Saves | None) -> PlainOnlooker:
+        policies.append(saves and saves.policy)
+        return PlainOnlooker(limits, saves)
+
+    monkeypatch.setattr("gpucloud.cli.commands.supervising.PlainOnlooker", plain)
+    give(outside, *words)
+    assert policies == [outside.job.checkpoint]
 
 
 def first_of_the_plan(outside: Outside) -> str:

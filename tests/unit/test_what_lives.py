@@ -78,6 +78,7 @@ OWN = {"drives_itself": True}
 COMES = "digits drives itself once that machine is there; `gpucloud logs -f digits` follows it, {down} ends it"
 UNSEEN_TO = "nobody looks for machines until {train}; {down} ends it"
 SEEN_TO = "its own machines see to its end once that machine is there; {down} waits for it"
+DONE = {"status": JobStatus.SUCCEEDED, "exit_reason": ExitReason.SUCCEEDED, "exit_code": 0}
 STOPPED, HUNG = ExitReason.STOPPED, ExitReason.HUNG
 
 
@@ -97,6 +98,8 @@ STOPPED, HUNG = ExitReason.STOPPED, ExitReason.HUNG
         ({"end": STOPPED, "state": {**OWN, "nodes": ()}, "asked_for": 1}, SEEN_TO),
         ({"end": STOPPED, "state": {**OWN, "nodes": ()}, "asked_for": 0}, "nobody sees to its end now: {down} does"),
         ({"state": {"nodes": ()}, "asked_for": 0}, "{train} goes on, {down} ends it"),
+        ({"state": DONE}, "{down} removes what is left on the cloud"),
+        ({"state": {**OWN, **DONE, "nodes": ()}, "asked_for": 0}, "{down} removes what is left on the cloud"),
     ],
 )  # fmt: skip
 def test_who_leaves_reads_who_goes_on_with_the_job_or_with_its_end(

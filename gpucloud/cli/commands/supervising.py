@@ -25,9 +25,9 @@ from gpucloud.domain.errors import CredentialsError, DataStoreError, GpucloudErr
 from gpucloud.domain.job.quantities import format_moment, format_span
 from gpucloud.domain.job.spec import Job, Market, OnNotice
 from gpucloud.domain.state.order import Until
-from gpucloud.domain.state.state import ExitReason, JobState
+from gpucloud.domain.state.state import JobState, JobStatus
 from gpucloud.domain.supervision.self_driving import TAKES_OVER, USUAL_TIME
-from gpucloud.domain.supervision.snapshot import Limits, Supervising
+from gpucloud.domain.supervision.snapshot import Supervising
 from gpucloud.store import is_refused
 from gpucloud.system.retries import Retry
 from gpucloud.usecases.job.jobs import Asker, LeftJob
@@ -93,7 +93,7 @@ def run(begun: Begun, *, leaves: bool = False, asks: bool = True) -> None:
     before_it = told if detaches else None
     saves = Saves(policy=begun.job.checkpoint, since=begun.asker.clock.now())
     with (
-        onlooker(begun.cloud.limits_of(begun.known), saves) as shown,
+        onlooker(begun.cloud, begun.known, saves) as shown,
         obeyed(shown, asks=asks, detaches=before_it, stopping=stopping) as interrupts,
     ):
         _run(begun, leaves, shown, interrupts)
@@ -137,8 +137,13 @@ def _what_a_detach_prepays(begun: Begun) -> str | None:
     return None
 
 
-def onlooker(limits: Limits, saves: Saves | None = None) -> Unshaken:
-    """Return the live display on a terminal, plain lines elsewhere; `limits` are the job's cloud's."""
+def onlooker(cloud: Gpucloud, known: KnownJob, saves: Saves | None = None) -> Unshaken:
+    """Return the live display on a terminal, plain lines elsewhere; without `saves`, by the job's newest order."""
+    limits = cloud.limits_of(known)
+    if saves is None:
+        with suppress(GpucloudError):
+            order = asker_of(cloud, known).order()
+            saves = None if order.is_stand_in else Saves(policy=order.resolved.checkpoint, since=order.at)
     if sys.stderr.isatty():
         from gpucloud.cli.render.live import LiveOnlooker
 
@@ -252,11 +257,12 @@ def _way_on(left: LeftJob, first: Callable[[], str], *, machines: bool, comes: b
         return None
     if driven:
         return f"{job} drives itself{once}; `gpucloud logs -f {job}` follows it, `gpucloud down {job}` ends it"
-    if drives_itself:
+    is_done = left.state.status is JobStatus.SUCCEEDED  # a start means a new run then
+    if drives_itself and not is_done:
         return f"nobody looks for machines until `gpucloud train {job}`; `gpucloud down {job}` ends it"
     them = "them now" if machines or comes else "it"
     ways = f"`gpucloud train {job}` goes on, `gpucloud down {job}` ends {them}"
-    if left.state.exit_reason is ExitReason.SUCCEEDED:
+    if is_done:
         ways = f"`gpucloud down {job}` removes what is left on the cloud"
     return f"{first()}{ways}" if machines or comes or left.state.paid_until else None
 

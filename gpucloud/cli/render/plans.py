@@ -80,7 +80,7 @@ def onward_line(onward: Onward, state: JobState, now: datetime, held: int, until
 
 
 def clearing_line(job: str, *, waited: bool) -> str:
-    """Return what is torn down before a run goes on whose script has failed."""
+    """Return what is torn down before a failed run goes on, or a new one follows: which, is told after that."""
     if waited:
         return f"the machines of {job} wait no longer for a mended script: they are torn down first"
     return f"what is left of {job} is torn down first"
