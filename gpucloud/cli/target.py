@@ -199,7 +199,7 @@ def report_of(cloud: Gpucloud, known: KnownJob, *, visits: bool = False) -> JobR
     report = replace(
         report,
         job=called(cloud, known),
-        home=cloud.outputs_of(known) if cloud.has_home(known) else None,
+        home=cloud.outputs_of(known, report.attempts[-1:]) if cloud.has_home(known) else None,
         lost_file=_lost_file(cloud, known, report),
         superseded=_is_superseded(cloud, known, report),
     )

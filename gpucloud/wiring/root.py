@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from gpucloud.adapters.keys import KeyRing
     from gpucloud.adapters.transfer.sync import Sources
+    from gpucloud.domain.state.state import Attempt
     from gpucloud.domain.supervision.self_driving import Unable
     from gpucloud.domain.supervision.snapshot import Limits
     from gpucloud.ports import Brought, Clock, DataSets, Shell, Signer, Trust
@@ -245,13 +246,24 @@ class Gpucloud:
 
     def bring_stored_home(self, job: Job, name: str) -> Brought:
         """Bring home what a machine that drove the job put into the store; return where it is now."""
+        from gpucloud.adapters.transfer.localfiles import CameNotes
         from gpucloud.adapters.transfer.outputs import bring_stored_home, stored_attempts
         from gpucloud.ports import Brought
+        from gpucloud.usecases.jobstore.jobstore import JobStore
 
         store, names_any = self.store(job), bool(job.outputs) or job.profile_steps is not None
-        if not names_any and not stored_attempts(store, name):  # those of an attempt before, whose job file named some
+        stored = stored_attempts(store, name)
+        if not names_any and not stored:  # those of an attempt before, whose job file named some
             return Brought()
-        return bring_stored_home(store, name, job.source.parent / "outputs" / name, marks=True)
+        home = job.source.parent / "outputs" / name
+        brought = bring_stored_home(store, name, home, marks=True)
+        with suppress(GpucloudError):
+            found = JobStore(store, name).load()
+            last = found[0].attempts[-1:] if found is not None and found[0].torn_down else ()
+            for attempt in last:  # of a job that goes on, whoever supervises it tells what came
+                if stored & {0, attempt.number}:
+                    CameNotes(home).note(attempt, attempt.missing_outputs)
+        return brought
 
     def is_deleted(self, known: KnownJob) -> bool:
         """Return whether a job's store is there and has nothing of it; False where that cannot be told from here."""
@@ -277,10 +289,13 @@ class Gpucloud:
         """Return whether a job's file, and so its folder, is here, for its outputs to come home to."""
         return self.home.has_folder_of(known.file)
 
-    def outputs_of(self, known: KnownJob) -> str:
-        """Return the folder that a job's outputs came home to; empty where there is none yet."""
+    def outputs_of(self, known: KnownJob, attempts: Iterable[Attempt]) -> str:
+        """Return the folder that outputs of one of these attempts of a job came home to; empty where none did here."""
+        from gpucloud.adapters.transfer.localfiles import CameNotes
+
         home = known.file.parent / "outputs" / known.name
-        return str(home) if os.path.isdir(home) else ""  # noqa: PTH112  this never raises
+        notes = CameNotes(home)  # a folder of that name may be another run's, and this one's on another computer
+        return str(home) if any(notes.came(attempt) is not None for attempt in attempts) else ""
 
     def has_stored_outputs(self, known: KnownJob) -> bool:
         """Return whether outputs of a job are in its store."""

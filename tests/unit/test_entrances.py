@@ -25,6 +25,7 @@ from botocore.exceptions import ClientError
 from gpucloud.adapters.home import Home
 from gpucloud.adapters.jobfile import read_job
 from gpucloud.adapters.keys import generate_key
+from gpucloud.adapters.transfer.localfiles import CameNotes
 from gpucloud.cli.commands import training as commands
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.checkpoint.protection import Saving
@@ -212,6 +213,9 @@ def test_who_copies_from_a_job_that_has_ended_is_told_where_its_outputs_and_weig
     assert give(outside, "train", "small.yaml").code == 0
     home = outside.file.parent / "outputs" / JOB
     home.mkdir(parents=True)
+    refused = give(outside, "cp", f"{JOB}:out/done.txt", str(outside.file.parent))
+    assert "its outputs are in" not in refused.stderr  # they may be another run's
+    CameNotes(home).note(state(outside).attempts[-1], ())
     refused = give(outside, "cp", f"{JOB}:out/done.txt", str(outside.file.parent))
     assert refused.code == UsageError.exit_code
     error, hint = refused.stderr.splitlines()

@@ -71,7 +71,7 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         return SimpleNamespace(order=lambda: SimpleNamespace(base=BASES[known.name]), stored_state=lambda: stored)
 
     monkeypatch.setattr("gpucloud.cli.target.asker_of", asker_of)
-    is_here = {"has_home": lambda known: known.file.parent.is_dir(), "outputs_of": lambda _: ""}
+    is_here = {"has_home": lambda known: known.file.parent.is_dir(), "outputs_of": lambda *_: ""}
     cloud = SimpleNamespace(home=home, alive=set(), has_stored_outputs=lambda _: False, **is_here)
     return cloud
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -121,6 +122,17 @@ def test_they_come_home_with_every_command_that_sees_to_the_job_and_once(outside
     check_whole(outside.file.parent / "outputs" / JOB)
     assert outside.store.list(_ROOT) == ()
     assert "brought home: " not in command(outside, *words.split()).stderr
+
+
+def test_it_is_said_that_they_are_home_where_they_came_and_not_of_a_folder_of_that_name_alone(outside: Outside) -> None:
+    folder = outside.file.parent / "outputs" / JOB
+    line = f"outputs: results/ is home, in {folder}\n"
+    assert line in command(outside, "down", JOB).stdout
+    assert line in command(outside, "status", JOB).stdout
+    shutil.rmtree(folder)
+    (folder / "results").mkdir(parents=True)  # another run's, or this one's on another computer
+    assert " home, in " not in command(outside, "status", JOB).stdout
+    assert " home, in " not in command(outside, "down", JOB).stdout
 
 
 def test_status_names_the_command_that_brings_them_and_changes_nothing(outside: Outside) -> None:

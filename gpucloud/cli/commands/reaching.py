@@ -262,7 +262,7 @@ def _require_machines(cloud: Gpucloud, known: KnownJob, job: str) -> None:
     if state.group is not None or not state.status.ended:
         return
     kept = []
-    if home := cloud.outputs_of(known):
+    if home := cloud.outputs_of(known, state.attempts):
         kept.append(f"its outputs are in {home}")
     if cloud.has_stored_outputs(known):
         kept.append(f"`gpucloud cp -r {job}:@store/outputs FOLDER` copies those in its store")

@@ -126,7 +126,7 @@ class JobReport:
     run: int = 1  # which run of that name it is, from 1
     superseded: bool = False  # a later run of the same job is known: it is what the same command goes on with
     home: str | None = ""
-    """The folder here that its outputs came home to, empty while there is none; None where its job file is not here."""
+    """Where its last attempt's outputs came home here, empty where none did; None where its job file is not here."""
     lost_file: str | None = None
     """What FILE is in a command that needs its job file, where that is gone or another job's by now."""
     has_stored_outputs: bool = False
