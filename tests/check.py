@@ -1,7 +1,7 @@
 """Runs every check: `python -m tests.check [--quick | --engines] [--changed [BASE]] [pytest arguments]`.
 
-One line per stage with its seconds and what it computed in them, the output of a stage that fails, then pytest's output
-and the short proofs. The exit code is the worst of all stages.
+One line per stage with its seconds, the output of a stage that fails, then pytest's output and the short proofs, with
+what they computed. The exit code is the worst of all stages.
 
 `--quick` runs format, lint, types, import contracts, the handbook's site, unit and contract tests alone. `--changed`
 runs all that looks at the code, and the tests which a change against BASE (`main`) can reach, uncommitted and new files
@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
@@ -41,13 +42,12 @@ STAGES = {
 }
 QUICK_STAGES = ("ruff format", "ruff check", "mypy", "lint-imports", "site")
 # Most tests wait (for processes, for Terraform, for machines) and run side by side, a file after the other in the order
-# of their names: those that take longest are not among the last, when the other workers have nothing left. Those
-# marked `alone` look at how quick things are.
-_BESIDE = ["--dist", "loadfile", "--no-loadscope-reorder"]
+# of their names: contracts and the emulated AWS, where a file takes minutes, come first, and unit tests last; so no
+# worker ends long after the others. Those marked `alone` look at how quick things are; they compute little.
+_BY_FILE = ["--dist", "loadfile", "--no-loadscope-reorder"]
 TESTS = {
-    "tests": ["-m", "not alone and not slow and not cloud and not emulated", "-n", "4", *_BESIDE],
-    "tests alone": ["-m", "alone and not slow and not cloud and not emulated", "--marked=alone"],
-    "tests on AWS": ["-m", "emulated and not slow and not cloud", "--marked=emulated", "-n", "4", *_BESIDE],
+    "tests": ["-m", "not alone and not slow and not cloud", "-n", "5", *_BY_FILE],
+    "tests alone": ["-m", "alone and not slow and not cloud", "--marked=alone", "-n", "2", *_BY_FILE],
 }
 QUICK_FOLDERS = ("tests/unit", "tests/contract")
 # These compute more than they wait.
@@ -172,7 +172,8 @@ def left_out(choice: Choice, chosen: Collection[str]) -> Iterator[str]:
 
 
 def stages(names: Iterable[str]) -> int:
-    return max(stage(name, STAGES[name]) for name in names)
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        return max(pool.map(lambda name: stage(name, STAGES[name]), names))
 
 
 def all_tests(groups: Mapping[str, list[str]], arguments: list[str]) -> int:
@@ -228,15 +229,14 @@ def proofs() -> int:
 
 def stage(name: str, argv: list[str]) -> int:
     cold = name == "mypy" and not (ROOT / ".mypy_cache").is_dir()
-    used = Used()
+    started = time.monotonic()
     try:
         done = subprocess.run(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         code, output = done.returncode, done.stdout
     except FileNotFoundError:
         code, output = MISSING, f"{argv[0]} is not installed\n"
-    tell(f"{name}, cold" if cold else name, code, used)
-    if code:
-        print(output, end="", flush=True)
+    said = output if code else ""
+    tell(f"{name}, cold" if cold else name, code, f"{time.monotonic() - started:6.1f} s", said)
     return abs(code)
 
 
@@ -255,8 +255,8 @@ class Used:
         return children.ru_utime + children.ru_stime
 
 
-def tell(name: str, code: int, used: Used) -> None:
-    print(f"{name:<14} {'ok' if code == 0 else f'FAILED ({code})':<14} {used}", flush=True)
+def tell(name: str, code: int, used: object, said: str = "") -> None:
+    print(f"{name:<14} {'ok' if code == 0 else f'FAILED ({code})':<14} {used}\n{said}", end="", flush=True)
 
 
 if __name__ == "__main__":

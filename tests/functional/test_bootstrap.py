@@ -124,7 +124,7 @@ def test_a_bare_node_gets_package_and_agent_and_a_second_run_changes_nothing_in_
     assert second.lock == first.lock == json.loads(json.dumps(first.lock))
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6])
+@pytest.mark.parametrize("n", [2, 5, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 4, 6))])
 def test_a_bootstrap_cut_off_at_any_command_is_finished_by_the_next(home, code, package, n):
     host = HereHost(home)
     wanted = job(code, setup="echo run >>runs")

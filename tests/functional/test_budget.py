@@ -24,6 +24,7 @@ def money(report):
     return {key: Decimal(value) for key, value in report["spend"].items() if value is not None}
 
 
+@pytest.mark.slow  # test_estimate.py has what refusals name accepted
 def test_the_least_budget_that_a_refusal_names_trains(tmp_path):
     # Half as much faster: on a slow machine that is busy, a start takes longer than six seconds.
     with command_line(tmp_path, GPUCLOUD_LOCAL_MONEY_FACTOR="5") as line:

@@ -135,6 +135,7 @@ print("ended at", iter_num, flush=True)
 """
 
 
+@pytest.mark.slow  # test_kept_directory.py tells a script of one node
 def test_a_script_that_resumes_only_when_told_is_told_so_after_an_interruption(line):
     file = job(line, on_notice="none")
     (line.folder / "code" / "train.py").write_text(FROM_SCRATCH)

@@ -167,6 +167,7 @@ def test_a_bad_node_is_quarantined_ended_and_replaced_and_the_job_runs_on_good_o
     assert f"{second} is not used any more: {XID}" in story
 
 
+@pytest.mark.slow  # test_reconcile.py decides it
 def test_three_bad_nodes_in_a_row_end_the_job_when_no_other_pool_has_good_ones(made):
     world = made(lambda n, argv, stdin: answer(XID) if argv[2] == "gate" else None)
     state, story = run(world)

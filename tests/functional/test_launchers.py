@@ -37,6 +37,7 @@ print(config["task"], len(workers), len(set(workers)), os.environ["RANK"])
 """
 
 
+@pytest.mark.slow  # a plain launch is run each time
 def test_tensorflow_finds_the_same_workers_on_every_node_and_itself_among_them(line):
     answer = line.run(
         "train", script(line, TENSORFLOW, extra="launcher: tensorflow\n", gpus=2, budget="100 USD"), "--json"

@@ -286,7 +286,7 @@ def test_a_second_layer_of_the_same_kind_waits_for_the_first_and_says_so(tmp_pat
     assert (node.code / "runs").read_text() == "run\n"
 
 
-@pytest.mark.parametrize("after_s", [0.1, 0.6, 1.5])
+@pytest.mark.parametrize("after_s", [0.6, *(pytest.param(s, marks=pytest.mark.slow) for s in (0.1, 1.5))])
 def test_a_build_killed_at_any_point_is_finished_by_the_next(tmp_path, with_pip, index, after_s):
     node = Node(tmp_path, with_pip)
     order = node.order("pip install -q beta; sleep 1", pip_mirror=index.url)
@@ -354,7 +354,10 @@ exec {sys.executable} -m venv "$2"
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("micromamba", "create --yes --prefix {} --file {}\n"), ("conda", "env create --yes --prefix {} --file {}\n")],
+    [
+        ("micromamba", "create --yes --prefix {} --file {}\n"),
+        pytest.param("conda", "env create --yes --prefix {} --file {}\n", marks=pytest.mark.slow),
+    ],
 )
 def test_a_conda_environment_of_a_stand_in_conda_is_made_once_and_setup_runs_inside_it(
     tmp_path, bare, index, name, words

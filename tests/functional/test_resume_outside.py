@@ -56,7 +56,10 @@ def script(folder, *arguments, file=("-c", SCRIPT)):
     )
 
 
-@pytest.mark.parametrize("arguments", [("SIGTERM", "handler"), ("SIGUSR1", "group"), ("SIGTERM", "group")])
+@pytest.mark.parametrize(
+    "arguments",
+    [("SIGTERM", "handler"), *(pytest.param((s, "group"), marks=pytest.mark.slow) for s in ("SIGUSR1", "SIGTERM"))],
+)
 def test_a_script_saves_and_leaves_at_its_next_step_on_a_schedulers_signal_and_goes_on_from_there(tmp_path, arguments):
     left = script(tmp_path, *arguments)
     assert left.returncode == 75, left.stderr

@@ -41,7 +41,7 @@ def refused(run):
     return set(run.attempt()) <= {1, -signal.SIGKILL}
 
 
-@pytest.mark.parametrize("settings", [(), ("module",), ("interleaved", "loader")])
+@pytest.mark.parametrize("settings", [(), pytest.param(("module",), marks=pytest.mark.slow), ("interleaved", "loader")])
 def test_ranks_that_hold_stages_of_equal_names_and_shapes_go_on_with_their_own(tmp_path, settings):
     whole, run = piped(tmp_path / "whole", *settings), piped(tmp_path / "disturbed", *settings)
     assert whole.attempt() == [0, 0], whole.said()

@@ -890,7 +890,7 @@ def test_a_full_disk_in_the_attempts_folder_ends_no_training(job, monkeypatch):
     assert committed(job) == [2, 3]
 
 
-@pytest.mark.parametrize("name", ["pathlib", "queue", "typing"])
+@pytest.mark.parametrize("name", ["queue", *(pytest.param(n, marks=pytest.mark.slow) for n in ("pathlib", "typing"))])
 def test_modules_with_the_names_of_the_standard_library_keep_nothing_from_being_saved(job, tmp_path, name):
     """Old backports lie beside installed packages, and a script's own folder may have a `queue.py`."""
     site, own = tmp_path / "site", tmp_path / "own"

@@ -131,6 +131,7 @@ def test_machines_that_die_for_their_disks_key_end_the_job_with_that_line(aws: A
     assert aws.left == BASE
 
 
+@pytest.mark.slow  # waits for the shut-off
 def test_credentials_that_expire_leave_the_machines_paid_for_and_say_so(aws: Account) -> None:
     up = aws.line.start("up", aws.job("expiring"))
     until(lambda: len(aws.alive("expiring")) == 2, "two machines", LIMIT_S)

@@ -112,7 +112,7 @@ def test_what_lies_ahead_is_told_by_the_clock_that_shuts_off(lab: Lab) -> None:
         late.resize(GROUP, 1, SPOT)
 
 
-@pytest.mark.parametrize("launches", [True, False], ids=["launch", "level"])
+@pytest.mark.parametrize("launches", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["launch", "level"])
 def test_machines_that_were_started_while_the_shut_off_fired_are_ended_at_once(lab: Lab, *, launches: bool) -> None:
     lab.has_launch_instances = launches
     nodes = armed(lab)
