@@ -15,7 +15,7 @@ from gpucloud.domain.errors import Interrupted
 _CHAPTERS = {
     "jobs": (
         *("plan", "train", "up", "budget", "down", "rm", "reconcile"),
-        *("status", "logs", "watch", "cost", "ssh", "cp", "checkpoints", "metrics"),
+        *("status", "events", "logs", "watch", "cost", "ssh", "cp", "checkpoints", "metrics"),
     ),
     "choosing": ("init", "docs", "offers", "simulate", "doctor", "schema", "completion", "gc"),
 }

@@ -29,6 +29,7 @@ GROUPS = {
     },
     "See": {
         "status": "Where a job stands; without one, all jobs",
+        "events": "What happened to a job, in order",
         "logs": "The output of a job's script",
         "watch": "Steps, GPUs and money, live",
         "cost": "What jobs have cost, and may still cost",
@@ -76,6 +77,7 @@ EXAMPLES = {
     "init": "gpucloud init --run train.py",
     "plan": "gpucloud plan gpucloud.yaml",
     "train": "gpucloud train gpucloud.yaml --drill",
+    "events": "gpucloud events digits -f",
     "logs": "gpucloud logs digits -f --tail 20",
     "cost": "gpucloud cost --all --by day",
     "ssh": "gpucloud ssh digits nvidia-smi",

@@ -278,6 +278,18 @@ def logs(  # noqa: PLR0913, PLR0917  each is an option
 
 
 @jobs.command()
+def events(
+    target: Target = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Say what happened to a job, in order: machines, starts, interruptions, budget, its end."""
+    from gpucloud.cli.commands import events as command
+
+    raise typer.Exit(command.events(target, follow=follow, as_json=as_json))
+
+
+@jobs.command()
 def metrics(
     target: Target = None,
     node: Annotated[Optional[str], typer.Option(metavar="ID", help="Which node; the first if left out.")] = None,  # noqa: UP045

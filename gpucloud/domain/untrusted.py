@@ -79,7 +79,7 @@ _MOST = (
     (r"jobs/[^/]+/outputs/files/.*", OBJECT_BYTES),
     (r"jobs/[^/]+/outputs/notes(?:/[^/]+)?\.json", NOTES_BYTES),
     (r"jobs/[^/]+/launches/(?:\d+/)?lock\.json", RECORD_BYTES),
-    (r"jobs/[^/]+/(?:status|launches)/.*", STATUS_BYTES),
+    (r"jobs/[^/]+/(?:status|launches|events)/.*", STATUS_BYTES),
     (r"jobs/[^/]+/logs/.*", LOG_BYTES + LOG_TIMES_BYTES),
     (r"jobs/[^/]+/metrics/.*", HISTORY_BYTES),
     (r"(?:.*/)?gen/\d+(?:\.start)?\.json", STATUS_BYTES),

@@ -26,7 +26,7 @@ from tests.bench.figures import figure
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "gpucloud"
-MOST_FILES, LEAST_MEDIAN, MOST_LINES, MOST_ENTRIES = 330, 110, 450, 15
+MOST_FILES, LEAST_MEDIAN, MOST_LINES, MOST_ENTRIES = 334, 110, 450, 15
 # What a reader would have to learn first, where the field has a word that everybody knows.
 PRIVATE = frozenset(
     {

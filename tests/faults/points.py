@@ -14,6 +14,7 @@ from gpucloud.domain.money.ledger import Terms, meter, total
 from gpucloud.domain.node.node import EndCause
 from gpucloud.domain.state.state import ExitReason, JobState, UsageInterval
 from gpucloud.usecases.jobstore.jobstore import JobStore
+from tests.faults.happenings import stored, wrong_events
 from tests.faults.process import Ended, run
 from tests.faults.rig import AWAY, GROUP, JOB, Outside
 from tests.faults.strikes import Blow, Strikes
@@ -199,6 +200,8 @@ def _wrong_end(story: Story, outside: Outside) -> Iterator[str]:
     yield from _money(state, outside)
     yield from _lost(outside)
     yield from _output(outside)
+    yield from outside.store.watched.wrong(state.pending_events)
+    yield from wrong_events(state, stored(outside.store, JOB))
 
 
 def _twins(outside: Outside) -> Iterator[str]:

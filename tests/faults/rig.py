@@ -28,9 +28,9 @@ from gpucloud.wiring.clouds import CloudProfile
 from tests.fakes.agent import FakeFleet, Training
 from tests.fakes.clock import JumpingClock
 from tests.fakes.fleet_shell import FleetShell
-from tests.fakes.memory_store import MemoryStore
 from tests.fakes.node_group import FakeNodeGroup
 from tests.fakes.provisioner import FakeProvisioner
+from tests.faults.happenings import WatchedStore
 from tests.faults.strikes import Counted, Strikes
 
 JOB = "small"
@@ -121,7 +121,7 @@ class Outside:
 
     def __post_init__(self) -> None:
         self.clock = JumpingClock()
-        self.store = MemoryStore(self.clock)
+        self.store = WatchedStore(self.clock)
         self.cloud = RecordedGroup(self.clock)
         self.provisioner = GroupProvisioner(self.cloud)
         self.fleet = FakeFleet(self.clock, self.cloud, self.store, self.training)

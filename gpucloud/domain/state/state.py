@@ -12,6 +12,7 @@ from gpucloud.domain.node.node import EndCause, Fault
 from gpucloud.domain.node.status import Outcome, Stop
 from gpucloud.domain.node.use import UseSpan
 from gpucloud.domain.offer import EfaLayout, Pool
+from gpucloud.domain.state.event import Event
 
 VERSION = 1
 """Of the state as it is stored; one that was written by another version is neither read nor written."""
@@ -108,9 +109,8 @@ _EXITS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """The supervisor that holds the lease; `started` tells a process from a later one with its pid.
+    """The supervisor that holds the lease; `started` tells a process from a later one with its pid, in one PID `space`.
 
-    Pids mean something within one `space` only (Linux: the PID namespace); nodes of the embedded fleet have their own.
     `node` is the machine of the job that drives it, empty for one outside; with `leaves` that stays until one does.
     """
 
@@ -194,21 +194,17 @@ class Attempt:
     tree: str = ""
     """The tree of the job's code that all its ranks run, by its hash; outputs are looked for there."""
     missing_outputs: tuple[MissingOutput, ...] = ()  # what did not come home when it ended
-    outputs: tuple[str, ...] = ()
-    """Those of the job file that it was started under; none in states of before that was stored."""
-    outputs_came: bool = False
-    """Whether its outputs were fetched from a machine that the job then lost."""
+    outputs: tuple[str, ...] = ()  # those of the job file that it was started under; none in older states
+    outputs_came: bool = False  # whether its outputs were fetched from a machine that the job then lost
     counts: Counts | None = None
     """What its steps are, as it told them; None before it told any, and in states of before that was stored."""
-    printed_step: int | None = None
-    """The newest step that its output told, where the job file has a pattern for that."""
+    printed_step: int | None = None  # the newest that its output told, where the job file has a pattern for that
     begun_anew: bool = False
     """Whether its script did not go on from the checkpoint that was put back, as its first save shows."""
     outdated: bool = False
     """Whether the next one runs other code, or runs it otherwise: how many steps it had counts until its end alone."""
     script: str = ""  # what it runs, and how (`script_of`); empty in states of before that was stored
-    unsaved: str | None = None
-    """Why its last steps are not saved, of a script that came to its end; None where they are."""
+    unsaved: str | None = None  # why its last steps are not saved, of a script that came to its end
 
     @property
     def ends_for_good(self) -> bool:
@@ -412,6 +408,10 @@ class JobState:
     enough_at: datetime | None = None
     had_budget_left: bool = False
     """Whether a job that ended at its budget had enough for another start: its machines' time was not prolonged."""
+    budget_mark: int = 0  # how many percent are spent that are told (`happened.MARKS`), and of which budget
+    budget_mark_of: Decimal | None = None
+    pending_events: tuple[Event, ...] = ()
+    """What was written with this state, or before it, and may have no object of its own yet; the lease sees to it."""
 
     @property
     def dearest_usd_per_hour(self) -> Decimal:

@@ -33,6 +33,7 @@ from gpucloud.domain.state.order import (
 from gpucloud.domain.state.state import JobState
 from gpucloud.domain.supervision.budget import least_to_go_on, least_to_lower_to, prepaid_rule_for, refusal, rules_for
 from gpucloud.domain.supervision.capacity import no_start_fits
+from gpucloud.domain.supervision.happened import submitted
 from gpucloud.domain.supervision.snapshot import Rules, Snapshot
 from gpucloud.domain.supervision.strays import as_taken_over, list_here
 from gpucloud.ports import Account, Clock, MarketData, NodeGroup, Signer
@@ -262,7 +263,7 @@ class Starter:
         try:
             orders = self._orders(jobs)
             given = orders.first(order)
-            jobs.create(first_state(name, job, plan.offer))
+            jobs.create(submitted(first_state(name, job, plan.offer), now))
             given = orders.keep_first(given)
         except (Conflict, OrderChanged):
             raise UsageError(f"{name} was started elsewhere just now", hint="the same command again") from None

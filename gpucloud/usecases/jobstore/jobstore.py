@@ -24,6 +24,7 @@ from gpucloud.domain.supervision.self_driving import Arming, as_armed, newest_of
 from gpucloud.domain.supervision.snapshot import DriveTrial
 from gpucloud.domain.untrusted import COUNTED
 from gpucloud.store import Conflict, ObjectStore, Stored, TooLarge, TooMany, get_small, put_once
+from gpucloud.usecases.jobstore.events import EventLog
 from gpucloud.usecases.jobstore.records import AttemptRecords
 
 T = TypeVar("T")
@@ -52,8 +53,8 @@ class _Page:
 class JobStore:
     """One job's objects. Methods raise StoreError; conditional writes raise Conflict.
 
-    `records` are what its attempts leave. `on_machine`: it is a machine of the job that writes, which has a ledger of
-    its own.
+    `records` are what its attempts leave, `events` what happened to it. `on_machine`: it is a machine of the job that
+    writes, which has a ledger of its own.
     """
 
     def __init__(self, store: ObjectStore, job: str, *, on_machine: bool = False) -> None:
@@ -61,6 +62,7 @@ class JobStore:
         self.job = job
         self.on_machine = on_machine
         self.records = AttemptRecords(store, job)
+        self.events = EventLog(store, job)
         self._ledger = f"jobs/{job}/{_MACHINES if on_machine else _USERS}"
         self._root = f"jobs/{job}"
 

@@ -14,10 +14,13 @@ from datetime import datetime, timedelta
 
 from gpucloud.domain.errors import CredentialsError, GpucloudError, LeaseHeld, StoreError
 from gpucloud.domain.job.quantities import format_moment, span_of
+from gpucloud.domain.state.event import Event
 from gpucloud.domain.state.state import JobState, Owner
+from gpucloud.domain.supervision.happened import happened
 from gpucloud.ports import Clock
 from gpucloud.store import Conflict, Stored
 from gpucloud.system import processes
+from gpucloud.usecases.jobstore.events import Outbox
 from gpucloud.usecases.jobstore.jobstore import JobStore
 
 _UNUSED_S = 3600.0
@@ -27,10 +30,11 @@ _UNUSED_S = 3600.0
 class Lease:
     """A job's state, held by this process. Use as a context: it is renewed beside and given back at the end.
 
-    `uptime` counts seconds, those asleep too. Made right after a write, whose start was at `written_at` of it.
+    `uptime` counts seconds, those asleep too. Made right after a write, whose start was at `written_at` of it. With
+    `tells` what happens is put among the job's events; else it waits in the state for whoever does.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  each is told by name, or has a default
         self,
         jobs: JobStore,
         clock: Clock,
@@ -38,10 +42,12 @@ class Lease:
         version: str,
         uptime: Callable[[], float] = processes.uptime,
         written_at: float | None = None,
+        *,
+        tells: bool = False,
     ) -> None:
         self._jobs = jobs
         self._clock = clock
-        self._state = state
+        self._state = self._compared = state
         self._seq = state.seq
         self._version = version
         self._uptime = uptime
@@ -50,6 +56,7 @@ class Lease:
         self._end = threading.Event()
         self._lost: LeaseHeld | None = None
         self._unsure: set[str] = set()  # nonces of writes that may have come through: their replies never came
+        self._outbox = Outbox(log=jobs.events if tells else None, uptime=uptime, pending=state.pending_events)
         self._thread = threading.Thread(target=self._renew_for_ever, name="lease", daemon=True)
 
     @property
@@ -80,12 +87,19 @@ class Lease:
                 raise self._lost
             # What the caller knows may be older than the last renewal: the number goes on from what was written.
             self._seq += 1
-            self._state = replace(state, seq=self._seq, nonce=uuid.uuid4().hex)
+            pending = self._with_news(state)
+            self._state = replace(state, seq=self._seq, nonce=uuid.uuid4().hex, pending_events=pending)
             started = self._uptime()
             self._unsure.add(self._state.nonce)
             self._version = self._put()
             self._unsure.clear()
             self._written_at = started
+            self._outbox.store()  # what a state says has happened is told once it is so, and before it is acted on
+
+    def _with_news(self, state: JobState) -> tuple[Event, ...]:
+        """Return the events that are written with this state: what it says has happened, and what waits from before."""
+        compared, self._compared = self._compared, state
+        return self._outbox.add(happened(compared, state, self._clock.now()))
 
     def confirm(self) -> None:
         """Make sure that the job is ours still: write, if the last write is older than a third of the lease.
@@ -158,12 +172,13 @@ def take(
     *,
     node: str = "",
     leaves: bool = False,
+    tells: bool = False,
 ) -> Lease:
     """Return the lease on the job. LeaseHeld while another supervisor has it and is alive.
 
     A holder on this host whose process is gone is replaced at once, any other one when its lease is over by the
     store's own clock. `node` is the machine of the job that asks, empty for a supervisor outside; `leaves`: that stays
-    until one drives it.
+    until one drives it; `tells` as `Lease` says.
     """
     loaded = jobs.believed()
     if loaded is None:
@@ -182,7 +197,7 @@ def take(
         if again is None or again[0].nonce != taken.nonce:
             raise _held(jobs.job, *(again or (None, None))) from None
         version = again[1].version
-    return Lease(jobs, clock, taken, version, uptime, started)
+    return Lease(jobs, clock, taken, version, uptime, started, tells=tells)
 
 
 def require_free(jobs: JobStore, *, is_strangers: bool) -> None:

@@ -23,6 +23,7 @@ from gpucloud.domain.state.state import ExitReason, JobState, UsageInterval
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import Action, Done, Pause, StayOn, Wait
 from gpucloud.domain.supervision.budget import with_leaving
+from gpucloud.domain.supervision.happened import with_budget_reached
 from gpucloud.domain.supervision.membership import time_left
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.self_driving import as_armed_at_least
@@ -104,7 +105,7 @@ class Session:
         services = replace(self.services, clock=StoreClock(self.services.clock, self.services.jobs, self.watcher.story))
         orders = replace(self.orders, clock=services.clock)
         who = replace(self.who, began_at=services.clock.now(), saving=services.saving)
-        with take(services.jobs, services.clock, node=self.who.node, leaves=self.who.leaves) as lease:
+        with take(services.jobs, services.clock, node=self.who.node, leaves=self.who.leaves, tells=True) as lease:
             if entering is None:
                 orders.acted_on()
             else:
@@ -216,6 +217,7 @@ class Supervisor:
         goal = self._goal()
         snapshot = self.observer.observe(self.lease.state, goal)
         recorded = self.tracker.settle(transitions.record(snapshot), snapshot.now)
+        recorded = with_budget_reached(recorded, snapshot.spent_usd, goal.budget_usd)
         if _is_news(self.lease.state, recorded):
             self.lease.write(recorded)  # a machine is in the state before anything else is done about it
         self.lease.remember(recorded)
@@ -286,7 +288,7 @@ def _is_news(old: JobState, new: JobState) -> bool:
     That a machine falls silent, or speaks again, is written at once, with when it was heard last; so is that results
     came: the machine that brought them may be going.
     """
-    watched = ("status", "message", "interruptions", "checkpoint")
+    watched = ("status", "message", "interruptions", "checkpoint", "budget_mark")
     is_same = _unheard(old) == _unheard(new) and _came(old) == _came(new)
     return not is_same or any(getattr(old, name) != getattr(new, name) for name in watched)
 
