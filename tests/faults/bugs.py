@@ -115,6 +115,48 @@ def lease_deleted_on_release(original: Any) -> Any:
     return write
 
 
+@seeded("usecases.jobstore.lease:Lease._with_news", "events")
+def events_not_written_with_the_state(original: Any) -> Any:
+    """What has happened is put after the state alone: who is killed in between never told it."""
+
+    def with_news(self: Any, state: Any) -> Any:
+        original(self, state)
+        return ()
+
+    return with_news
+
+
+@seeded("usecases.jobstore.events:Outbox.store", "events")
+def events_forgotten_by_a_store_that_fails(original: Any) -> Any:
+    """What could not be put is not tried again."""
+
+    def store(self: Any) -> Any:
+        original(self)
+        self.pending = ()
+
+    return store
+
+
+@seeded("usecases.jobstore.events:EventLog.put", "events")
+def events_written_over(original: Any) -> Any:
+    """An event is put whether it is there or not."""
+    from gpucloud.domain import codec
+
+    return lambda self, event: self._store.put(f"{self._root}{event.name}.json", codec.to_json(event).encode())
+
+
+@seeded("usecases.jobstore.lease:Lease._with_news", "events")
+def events_of_a_state_that_was_never_written(original: Any) -> Any:
+    """Events are put before the state that tells them: another may have the job by then."""
+
+    def with_news(self: Any, state: Any) -> Any:
+        pending = original(self, state)
+        self._outbox.store()
+        return pending
+
+    return with_news
+
+
 @seeded("usecases.jobstore.lease:Lease.confirm", *_LEASE_TESTS)
 def lease_not_confirmed_after_a_sleep(original: Any) -> Any:
     """Whoever slept goes on as if nothing had happened meanwhile."""

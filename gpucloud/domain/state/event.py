@@ -121,6 +121,9 @@ def event_json(event: Event) -> dict[str, Any]:
     return head | rest | ({"parts": dict(event.parts)} if event.parts else {})
 
 
-def in_order(event: Event) -> tuple[datetime, str]:
-    """Return what events are sorted by: their time, then their name."""
-    return event.at, event.name
+_PLACES = {kind.value: place for place, kind in enumerate(EventKind)}
+
+
+def in_order(event: Event) -> tuple[datetime, int, str]:
+    """Return what events are sorted by: their time, then their kind as above, unknown ones last, then their name."""
+    return event.at, _PLACES.get(event.kind, len(_PLACES)), event.name
