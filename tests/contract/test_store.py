@@ -5,7 +5,8 @@ import random
 import threading
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 
 import pytest
 from botocore.exceptions import ClientError, NoCredentialsError, ReadTimeoutError, SSOTokenLoadError
@@ -13,9 +14,11 @@ from botocore.response import StreamingBody
 
 from gpucloud.domain import untrusted
 from gpucloud.domain.errors import CredentialsError, StoreError
+from gpucloud.domain.state.event import Event
 from gpucloud.store import Conflict, Sums, TooLarge, get_small, open_store
 from gpucloud.store import s3 as s3_module
 from gpucloud.store.contract import CountingStore, Tally
+from gpucloud.usecases.jobstore.events import EventLog
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.lab.aws import Lab
@@ -421,3 +424,18 @@ def test_an_object_larger_than_one_request_goes_up_in_parts(s3):
     stored = s3.get("large")
     assert stored.version == version
     assert stored.data == data
+
+
+def test_of_many_who_put_one_event_at_once_the_first_is_kept(store):
+    at = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
+    written = [Event(kind="ended", at=at, job="job", which="1", message=f"by {who}") for who in range(8)]
+    log = EventLog(store, "job")
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(log.put, written))
+    (first,) = log.read()
+    log.put(replace(first, message="by a later one"))
+
+    assert log.read() == (first,)
+    assert first in written
+    assert log.read(frozenset({first.name})) == ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from datetime import datetime, timezone
 
 from gpucloud.domain.state.event import Event, EventKind
@@ -28,7 +29,10 @@ class Watched:
         if "/events/" in key:
             self.put[key.rpartition("/")[2].removesuffix(".json")] += 1
         elif key.endswith("/state.json"):
-            self.said |= names_in(data)
+            with suppress(
+                ValueError, LookupError, TypeError, AttributeError, RecursionError
+            ):  # machines may write what is no state
+                self.said |= names_in(data)
 
     def wrong(self, pending: Iterable[Event] = ()) -> Iterator[str]:
         """What was put twice, was put though no state said it, or was said and never put; `pending` may still be."""

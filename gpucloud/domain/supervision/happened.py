@@ -27,9 +27,9 @@ _LACKS = timedelta(minutes=1)
 """For so long a group may have fewer machines than it is to have: they boot."""
 _NAMED = 4
 _TAKEN = {
-    InterruptionKind.NOTICE: "has a notice of its interruption",
-    InterruptionKind.LOST: "is gone without notice",
-    InterruptionKind.FROZEN: "does not answer, and is given up",
+    InterruptionKind.NOTICE: ("has a notice of its interruption", "have a notice of their interruption"),
+    InterruptionKind.LOST: ("is gone without notice", "are gone without notice"),
+    InterruptionKind.FROZEN: ("does not answer, and is given up", "do not answer, and are given up"),
 }
 
 
@@ -181,7 +181,7 @@ def _interrupted(before: JobState, after: JobState) -> Iterator[Event]:
             after,
             at,
             f"{len(before.interruptions) + new.index(some[0]) + 1}-{ids[0]}",
-            f"{_listed(ids)} {_TAKEN[kind]}{part}",
+            f"{_listed(ids)} {_TAKEN[kind][len(ids) > 1]}{part}",
             attempt=number,
             nodes=ids,
             step=step,
