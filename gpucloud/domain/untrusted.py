@@ -28,6 +28,9 @@ ANSWER_BYTES = 32 << 20
 STATUS_BYTES = 1 << 20
 """Of a machine's status, and of how a part of an attempt was launched: a few KiB where all is well."""
 
+EVENT_BYTES = 256 << 10
+"""Of something that happened to a job; that ten thousand machines came has 220 KiB."""
+
 RECORD_BYTES = 16 << 20
 """Of a record in the store: a state, an order, a manifest, a page of bills. Python takes thirty times as much to read
 JSON that was made for it; the state of a thousand machines has 1 MiB, the manifest of 10 TiB has 4."""
@@ -79,7 +82,8 @@ _MOST = (
     (r"jobs/[^/]+/outputs/files/.*", OBJECT_BYTES),
     (r"jobs/[^/]+/outputs/notes(?:/[^/]+)?\.json", NOTES_BYTES),
     (r"jobs/[^/]+/launches/(?:\d+/)?lock\.json", RECORD_BYTES),
-    (r"jobs/[^/]+/(?:status|launches|events)/.*", STATUS_BYTES),
+    (r"jobs/[^/]+/events/.*", EVENT_BYTES),
+    (r"jobs/[^/]+/(?:status|launches)/.*", STATUS_BYTES),
     (r"jobs/[^/]+/logs/.*", LOG_BYTES + LOG_TIMES_BYTES),
     (r"jobs/[^/]+/metrics/.*", HISTORY_BYTES),
     (r"(?:.*/)?gen/\d+(?:\.start)?\.json", STATUS_BYTES),

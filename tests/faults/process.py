@@ -159,6 +159,7 @@ def as_process(cloud: object) -> Iterator[None]:
         mock.patch("gpucloud.cli.commands.asking.Gpucloud", return_value=cloud),
         mock.patch("gpucloud.cli.commands.reaching.Gpucloud", return_value=cloud),
         mock.patch("gpucloud.cli.commands.logs.Gpucloud", return_value=cloud),
+        mock.patch("gpucloud.cli.commands.events.Gpucloud", return_value=cloud),
         mock.patch("gpucloud.usecases.supervise.session.ThreadPoolExecutor", InlinePool),
         mock.patch("gpucloud.usecases.jobstore.lease.Lease._renew_for_ever"),  # by a clock that does not stand still
         mock.patch("gpucloud.adapters.transfer.sync._refusal", _TREES.refusal),

@@ -22,7 +22,7 @@ _LOOK_S = 2.0
 
 
 def events(target: str | None, *, follow: bool, as_json: bool) -> int:
-    """Write what happened to a job in order, with `follow` until it ends; return the exit code. Only reads."""
+    """Write what happened to a job in order, with `follow` until it ends; return the exit code."""
     cloud = Gpucloud()
     known = known_job(cloud, target)
     asker, size, any_told = asker_of(cloud, known), 0, False

@@ -14,7 +14,7 @@ from gpucloud.store import ObjectStore, Stored, get_small, put_once
 
 _READ_AT_ONCE, _PUT_AT_ONCE = 16, 100
 _TRIED_AGAIN_S = 10.0
-MOST_READ = 10_000
+MOST_READ, _MOST_BYTES = 20_000, 32 << 20
 """Of events that are read of a job: machines that drive it may write as many as they like."""
 
 
@@ -35,17 +35,26 @@ class EventLog:
         names = [name for name in found if name not in known][:MOST_READ]
         if not names:
             return ()
+        read: list[Event] = []
+        size = 0
         with ThreadPoolExecutor(max_workers=_READ_AT_ONCE, thread_name_prefix="events") as pool:
-            read = tuple(pool.map(self._one, names))
-        return tuple(sorted((one for one in read if one is not None), key=in_order))
+            for first in range(0, len(names), _READ_AT_ONCE):
+                for data, event in pool.map(self._one, names[first : first + _READ_AT_ONCE]):
+                    size += data
+                    read += [event] if event is not None else []
+                if size > _MOST_BYTES:
+                    break
+        return tuple(sorted(read, key=in_order))
 
-    def _one(self, name: str) -> Event | None:
+    def _one(self, name: str) -> tuple[int, Event | None]:
         stored = get_small(self._store, f"{self._root}{name}.json")
+        if stored is None:
+            return 0, None
         try:
-            event = codec.from_json(Event, stored.data, of_any_version=True) if stored is not None else None
+            event = codec.from_json(Event, stored.data, of_any_version=True)
         except ValueError:
-            return None
-        return event if event is not None and event.name == name else None
+            return len(stored.data), None
+        return len(stored.data), event if event.name == name else None
 
 
 @dataclass(slots=True)
