@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from gpucloud.domain.node.node import NodeState
+from gpucloud.store import open_store
+from gpucloud.usecases.jobstore.jobstore import JobStore
 from tests.commandline import CommandLine, command_line, undisturbed_weights, until, weights
+from tests.faults.happenings import wrong_events
 from tests.prove.goal import Figure, Form, Goal
 
 GROUP = "gpucloud-small"
@@ -195,8 +198,17 @@ def _bring_home(case: Case) -> list[dict[str, Any]]:
     arrived = case.line.folder / "outputs" / "small" / "results" / "deep" / "rank"
     case.check(arrived.is_file(), "the outputs did not come home")
     case.check(not case.line.group.describe(GROUP).exists, "the group is still there")
+    _judge_events(case)
     missing: list[dict[str, Any]] = last.json["missing_outputs"]
     return missing
+
+
+def _judge_events(case: Case) -> None:
+    """Each event is there once, whichever machine drove the job then, and whatever became of it."""
+    jobs = JobStore(open_store(str(case.line.home / "store")), "small")
+    loaded = jobs.load()
+    wrong = ["its state is gone"] if loaded is None else [*wrong_events(loaded[0], jobs.events.read())]
+    case.check(not wrong, f"events: {wrong}")
 
 
 GOAL = Goal(

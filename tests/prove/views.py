@@ -237,7 +237,8 @@ def _refused(asked: Asked, stands: Stands) -> Shown:
         "not_torn_down": "and is not wound up",
         "ended": "nothing is deleted: gpucloud rm",
     }
-    if condition in rest and rest[condition] not in asked.err:
+    has_saved = condition == "ended" and "--with-checkpoints deletes them too" in asked.err
+    if condition in rest and rest[condition] not in asked.err and not has_saved:
         wrong.append(f"it is {condition}, and it says {asked.err.strip()[:200]}")
     if condition not in rest and line.phrase is None:
         wrong.append(f"it says nothing of it: {asked.err.strip()[:200]}")
