@@ -23,7 +23,7 @@ from gpucloud.domain.state.state import ExitReason, JobState, UsageInterval
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import Action, Done, Pause, StayOn, Wait
 from gpucloud.domain.supervision.budget import with_leaving
-from gpucloud.domain.supervision.happened import with_budget_reached
+from gpucloud.domain.supervision.happened import happened, with_budget_reached
 from gpucloud.domain.supervision.membership import time_left
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.self_driving import as_armed_at_least
@@ -218,8 +218,10 @@ class Supervisor:
         snapshot = self.observer.observe(self.lease.state, goal)
         recorded = self.tracker.settle(transitions.record(snapshot), snapshot.now)
         recorded = with_budget_reached(recorded, snapshot.spent_usd, goal.budget_usd)
-        if _is_news(self.lease.state, recorded):
-            self.lease.write(recorded)  # a machine is in the state before anything else is done about it
+        if _is_news(self.lease.state, recorded) or happened(self.lease.state, recorded, snapshot.now):
+            self.lease.write(
+                recorded
+            )  # a machine is in the state, and an event stored, before anything is done about it
         self.lease.remember(recorded)
         action = decide(goal, snapshot, self.services.rules)
         listed, rule = snapshot.group, self.services.rules.prepaid_rule
@@ -288,7 +290,7 @@ def _is_news(old: JobState, new: JobState) -> bool:
     That a machine falls silent, or speaks again, is written at once, with when it was heard last; so is that results
     came: the machine that brought them may be going.
     """
-    watched = ("status", "message", "interruptions", "checkpoint", "budget_mark")
+    watched = ("status", "message", "interruptions", "checkpoint")
     is_same = _unheard(old) == _unheard(new) and _came(old) == _came(new)
     return not is_same or any(getattr(old, name) != getattr(new, name) for name in watched)
 
