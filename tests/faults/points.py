@@ -21,6 +21,8 @@ from tests.faults.strikes import Blow, Strikes
 
 TRIES = 3
 """How often the same command may be given again, before a point is said to need a hand."""
+OF_EVENTS = "events: "
+"""How what is wrong with a job's events begins."""
 _TAKEN = f"store.put jobs/{JOB}/state.json"
 _SIGNALLED = {Blow.INT: 130, Blow.TWICE: 130, Blow.TERM: 143}
 
@@ -200,8 +202,8 @@ def _wrong_end(story: Story, outside: Outside) -> Iterator[str]:
     yield from _money(state, outside)
     yield from _lost(outside)
     yield from _output(outside)
-    yield from outside.store.watched.wrong(state.pending_events)
-    yield from wrong_events(state, stored(outside.store, JOB))
+    told = (*outside.store.watched.wrong(state.pending_events), *wrong_events(state, stored(outside.store, JOB)))
+    yield from (f"{OF_EVENTS}{line}" for line in told)
 
 
 def _twins(outside: Outside) -> Iterator[str]:

@@ -630,8 +630,8 @@ def test_that_results_came_is_written_at_once_for_who_brought_them_may_be_going(
     waiting = replace(worlds.opened("a"), reason=ExitReason.INTERRUPTED, missing_outputs=(missing,))
     came = replace(waiting, missing_outputs=(), outputs_came=True)
     before, after = (worlds.state(attempts=(one,)) for one in (waiting, came))
-    assert session._is_news(before, after)
-    assert not session._is_news(after, after)
+    assert session._is_news(before, after, worlds.NOW)
+    assert not session._is_news(after, after, worlds.NOW)
 
 
 def test_a_machine_that_falls_silent_is_written_once_with_when_it_was_heard_last(

@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import TypeVar
 
 from gpucloud.domain.errors import FleetElsewhere, GpucloudError, LeaseHeld, OrderChanged, RunIsOver, StoreError
 from gpucloud.domain.job.quantities import counted, format_moment
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.node import fleet_of
+from gpucloud.domain.state.event import EventKind
 from gpucloud.domain.state.order import Order, is_closed
 from gpucloud.domain.state.state import ExitReason, JobState, UsageInterval
 from gpucloud.domain.supervision import transitions
@@ -218,10 +220,8 @@ class Supervisor:
         snapshot = self.observer.observe(self.lease.state, goal)
         recorded = self.tracker.settle(transitions.record(snapshot), snapshot.now)
         recorded = with_budget_reached(recorded, snapshot.spent_usd, goal.budget_usd)
-        if _is_news(self.lease.state, recorded) or happened(self.lease.state, recorded, snapshot.now):
-            self.lease.write(
-                recorded
-            )  # a machine is in the state, and an event stored, before anything is done about it
+        if _is_news(self.lease.state, recorded, snapshot.now):
+            self.lease.write(recorded)  # what came or happened is written before anything is done about it
         self.lease.remember(recorded)
         action = decide(goal, snapshot, self.services.rules)
         listed, rule = snapshot.group, self.services.rules.prepaid_rule
@@ -284,15 +284,16 @@ class Supervisor:
         return self.lease.state
 
 
-def _is_news(old: JobState, new: JobState) -> bool:
+def _is_news(old: JobState, new: JobState, now: datetime) -> bool:
     """Whether the state must be written now; steps and words of machines can wait for the lease's next renewal.
 
     That a machine falls silent, or speaks again, is written at once, with when it was heard last; so is that results
-    came: the machine that brought them may be going.
+    came: the machine that brought them may be going. Of events a milestone alone can wait: nothing is done about it.
     """
     watched = ("status", "message", "interruptions", "checkpoint")
     is_same = _unheard(old) == _unheard(new) and _came(old) == _came(new)
-    return not is_same or any(getattr(old, name) != getattr(new, name) for name in watched)
+    tells = any(one.kind != EventKind.MILESTONE.value for one in happened(old, new, now))
+    return tells or not is_same or any(getattr(old, name) != getattr(new, name) for name in watched)
 
 
 def _came(state: JobState) -> tuple[bool, ...]:
