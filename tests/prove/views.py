@@ -48,7 +48,7 @@ _OF_A_STORM = {Form.SHORT: 150, Form.LONG: 400}
 _HELD, _HELD_OF_FLEET = 8, 42
 _ROUND = {Form.SHORT: 60, Form.LONG: 6}
 """Of each state one view is asked in turn, and of each so many-th all of them."""
-_CONDITIONS = 17  # of 24 that occur in storms: one in fifteen waits for more machines, for one
+_CONDITIONS = 16  # of 24 that occur in storms: three of them in one storm of ten each
 _STATES = {Form.SHORT: 1_000, Form.LONG: 10_000}
 _ANSWERS = {Form.SHORT: 2_000, Form.LONG: 30_000}
 _REFERENCE = ("status", "JOB", "--json")
