@@ -46,7 +46,7 @@ def events(target: str | None, *, follow: bool, as_json: bool) -> int:
     finally:
         asker.bill_pull(size)
     if not any_told:
-        tell(f"no event of {known.name} is kept: they are since this version")
+        tell(f"no event of {known.name} is kept: a gpucloud without them started it, and nothing has happened since")
     return 0
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
@@ -103,6 +105,17 @@ def test_machines_asked_aws_only_for_what_their_role_may_do(alone: Alone) -> Non
     assert sorted(allowed - needed - NOT_IN_THIS_RUN) == []
     refused = [call for call in own if call.status in (401, 403) and call.action != "GetObject"]
     assert refused == []
+
+
+def test_its_machines_put_each_of_its_events_once(alone: Alone) -> None:
+    told = [json.loads(line) for line in alone.aws.line.run("events", "small", "--json").stdout.splitlines()]
+    counts = Counter(one["kind"] for one in told)
+    assert (counts["attempt"], counts["attempt_ended"], counts["resumed"], counts["ended"]) == (2, 2, 1, 1)
+    came = [node for one in told if one["kind"] == "machines" for node in one["nodes"]]
+    went = [node for one in told if one["kind"] == "machines_ended" for node in one["nodes"]]
+    assert sorted(came) == sorted({*alone.lost, *alone.replaced_by})
+    assert sorted(went) == sorted(set(went))
+    assert set(went) >= set(alone.lost)
 
 
 def test_the_next_command_counts_the_money_and_removes_what_is_free(alone: Alone, tmp_path: Path) -> None:
