@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 from gpucloud.cli.render.words import say_json, say_words, tell
 from gpucloud.cli.target import known_job
@@ -62,4 +61,3 @@ def _say(event: Event, *, as_json: bool) -> None:
         say_json(event_json(event), is_one_of_many=True)
         return
     say_words(f"{event.at:%Y-%m-%d %H:%M:%S}  {event.shown_kind:<{_WIDTH}}  {event.shown}")
-    sys.stdout.flush()
