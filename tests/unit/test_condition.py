@@ -1478,6 +1478,14 @@ def test_a_process_that_goes_on_says_what_trains_and_who_saw_to_it_last():
     assert going_on_line(replace(left, nodes=())) is None
 
 
+def test_a_process_that_goes_on_finds_the_step_that_status_has():
+    """More may be saved than its nodes told of, and of ranks that have ended nothing but that counts."""
+    left = replace(told(up("a"), up("b"), visited=False), last_supervisor=None)
+    saved = replace(left, checkpoint=CheckpointRef(step=400, sha256="0" * 64))
+    assert report_json(saved)["last_step"] == 400
+    assert going_on_line(saved) == "live goes on: attempt 1 trains on 2 machines (step 400)"
+
+
 def test_machines_of_an_attempt_that_another_supervisor_began_are_not_prepared():
     later = Owner(id="x", host="vm", pid=1, started="s", since=NOW + timedelta(minutes=9))
     there = snapshot(up("a"), up("b"), state=state(attempts=(opened("a", "b"),), owner=later))

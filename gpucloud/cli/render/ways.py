@@ -137,7 +137,8 @@ def going_on_line(report: JobReport) -> str | None:
     if report.kind is ConditionKind.SILENT:
         costs = _costs_meanwhile(report, named=len(_silent(report)) == len(report.nodes))
         return f"{report.job} goes on: attempt {attempt.number}{_unheard_since(report)}{costs}"
-    step = f" ({report.unit_of(attempt).named(attempt.last_step)})" if attempt.last_step is not None else ""
+    reached = report.reached
+    step = f" ({reached.counts.named(reached.step)})" if reached is not None else ""
     stands = "has lost a machine" if report.lost_machines else f"trains on {counted(len(report.nodes), 'machine')}"
     on = f"attempt {attempt.number} {stands}{step}"
     on = "; ".join([on, *_unheard(report)])
