@@ -12,7 +12,7 @@ import pytest
 from gpucloud.adapters.jobfile import read_job
 from gpucloud.adapters.scripts import look
 from gpucloud.cli.render.plans import saved_rows
-from gpucloud.cli.render.reports import report_text
+from gpucloud.cli.render.reports import report_json, report_text
 from gpucloud.cli.render.ways import home_lines
 from gpucloud.domain.checkpoint.layouts import step_drop
 from gpucloud.domain.checkpoint.manifest import CounterDrop, Counts
@@ -201,7 +201,7 @@ def test_at_the_end_it_is_said_what_has_come_home_and_what_has_not(after, change
     over = state(**{"torn_down": True, **after})
     spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal(0))
     known = replace(report(over, spend, (), NO_GROUP, None), signed_by="own", **changes)
-    assert home_lines(known) == said
+    assert home_lines(known) == said == report_json(known)["results"]
     assert all(line in report_text(known) for line in said)
 
 

@@ -178,6 +178,7 @@ def report_json(report: JobReport) -> dict[str, Any]:
         "missing_outputs": [
             {**codec.plain(output), "brought_by": brought_by(output, report)} for output in report.missing_outputs
         ],
+        "results": home_lines(report),
         "checkpoint": codec.plain(report.checkpoint),
         "unsaved": unsaved_words(report),
         "resume_args": list(report.additions.words),
