@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from gpucloud.adapters.home import Home
 from gpucloud.cli.commands.machines import shortage_line
 from gpucloud.cli.commands.passes import budget
-from gpucloud.cli.commands.supervising import driven_line, leaving_line
 from gpucloud.cli.faults import meant, moved_on_the_line, require_job
 from gpucloud.cli.render.bills import left_amount, prepaid_line
+from gpucloud.cli.render.plans import driven_line, leaving_line
 from gpucloud.domain.errors import BudgetRefused, BudgetTooSmall, PlanRefused, ProvisionError, UsageError
 from gpucloud.domain.job.quantities import in_cents
 from gpucloud.domain.job.spec import CheckpointPolicy, Market, MarketPolicy, Resources

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,7 +35,7 @@ from gpucloud.usecases.jobstore.report import report
 from gpucloud.usecases.jobstore.runs import runs_otherwise
 from tests.fakes.agent import Training
 from tests.faults.process import Ended, run
-from tests.faults.rig import GROUP, JOB, Outside
+from tests.faults.rig import GROUP, JOB, Outside, Rigged
 from tests.faults.strikes import Strikes
 from tests.unit.worlds import NOW, opened, order, snapshot, state, up
 
@@ -205,7 +207,7 @@ def test_a_train_that_cannot_use_them_tears_them_down_and_goes_on_with_others(
     new = give(outside, "train", "small.yaml")
     before = stored(outside)
     assert before is not None
-    assert "the machines of small wait no longer for a mended script" in new.stderr
+    assert "the machines of small wait no longer for a mended script: they are torn down first\n" in new.stderr
     assert re.search(MENDED, new.stderr), new.stderr
     assert len(before.attempts) == 2, new.stderr
     if outside.job.budget_usd != 1:
@@ -285,7 +287,10 @@ def test_what_succeeded_and_was_not_torn_down_is_torn_down_and_followed_by_a_new
     assert after is not None, new.stderr
     assert (before.status, before.torn_down, len(before.attempts)) == (JobStatus.SUCCEEDED, True, 1)
     assert len(after.nodes) >= 2
-    torn_down = "what is left of small is torn down first\n.* removing what is left on the cloud"
+    torn_down = (
+        "what is left of small is torn down first, then a new run begins\n.* removing what is left on the cloud(.*\n)*"
+        "small is torn down\nno file has come home: .*`gpucloud checkpoints small@1 --export FILE` .*"
+    )
     begun = "small succeeded at .*: this starts small-2, a new run"
     assert re.search(f"{torn_down}(.*\n)*{begun} from step 0\n", new.stderr), new.stderr
 
@@ -380,10 +385,57 @@ def test_a_new_run_that_must_be_meant_is_not_begun_by_tearing_down_the_one_befor
     monkeypatch.setattr("gpucloud.cli.commands.training.repeats_at_a_cost", lambda job, before: before is not None)
     new = give(outside, "train", "small.yaml")
     assert (new.code, stored(outside, f"{JOB}-2")) == (2, None)
-    assert "small-2 would be a new run with a budget of 1.00 USD: nothing was started" in new.stderr
+    refused = "small-2 would be a new run with a budget of 1.00 USD: nothing was started"
+    assert re.search(rf"\nsmall is torn down\nno file has come home: (.*\n)*error: .*{refused}", new.stderr)
     assert stored(outside).torn_down  # type: ignore[union-attr]
     give(outside, "train", "small.yaml", "--again")
     assert stored(outside, f"{JOB}-2") is not None
+
+
+def test_programs_read_first_of_a_new_run_that_is_refused_what_became_of_the_one_before(
+    outside: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_after_a_success(outside)
+    monkeypatch.setattr("gpucloud.cli.commands.training.repeats_at_a_cost", lambda job, before: before is not None)
+    refused = give(outside, "train", "small.yaml", "--json")
+    message = json.loads(refused.stdout)["error"]["message"]
+    assert re.match(r"small is torn down; no file has come home: .*; small succeeded at .*, and small-2", message)
+
+
+def test_no_new_run_begins_while_results_of_the_one_before_find_no_room(
+    outside: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_after_a_success(outside)
+
+    def full(*_: object) -> None:
+        raise StoreError("No space left on device")
+
+    monkeypatch.setattr(Rigged, "bring_stored_home", full)
+    for words in (("train",), ("up",), ("train", "--again", "--json")):
+        with take(JobStore(outside.store, JOB), outside.clock) as lease:
+            lease.write(replace(lease.state, torn_down=False))
+        ended = give(outside, words[0], "small.yaml", *words[1:])
+        assert (ended.code, stored(outside, f"{JOB}-2")) == (15, None)
+        assert "they are in the job's store: `gpucloud down small` tries again" in ended.stderr
+        assert "no new run was begun: results of small are not home yet\n" in ended.stderr
+    assert json.loads(ended.stdout)["job"] == JOB
+
+
+def test_a_run_that_goes_on_mended_waits_for_no_results(outside: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
+    give(outside, "train", "small.yaml")
+    outside.fleet.training = Training()
+    later(outside)
+    bring, full = Rigged.bring_stored_home, StoreError("No space left on device")
+    tries = iter((full, None))
+
+    def once_full(*given: Any) -> Any:
+        if (error := next(tries)) is not None:
+            raise error
+        return bring(*given)
+
+    monkeypatch.setattr(Rigged, "bring_stored_home", once_full)
+    assert give(outside, "train", "small.yaml").code == 0
+    assert len(stored(outside).attempts) == 2  # type: ignore[union-attr]
 
 
 def test_a_machine_that_was_taken_while_it_was_held_is_not_counted_to_those_that_are_gone_on_with(

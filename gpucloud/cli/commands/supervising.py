@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from gpucloud.cli.interrupts import SAVES, Interrupts, Leave, obeyed
-from gpucloud.cli.render.bills import let_go_words, prepaid_line, whole_minute
+from gpucloud.cli.render.bills import let_go_words, prepaid_line
 from gpucloud.cli.render.onlookers import Onlooker, PlainOnlooker, Unshaken
-from gpucloud.cli.render.plans import plan_json
+from gpucloud.cli.render.plans import clearing_line, driven_line, leaving_line, plan_json
 from gpucloud.cli.render.reports import report_json, report_text
 from gpucloud.cli.render.words import left, say, say_json, say_words, tell
 from gpucloud.cli.target import Target, called, report_of, say_what_costs_on
@@ -79,9 +79,10 @@ class Begun:
             tell(leaving_line(self.name, machines))
 
 
-def run(begun: Begun, *, leaves: bool = False, asks: bool = True) -> None:
+def run(begun: Begun, *, leaves: bool = False, asks: bool = True) -> bool:
     """Give the start's order and hold the job's lease until it is done; bring home what is in the store then.
 
+    Return whether all of that came.
     With `leaves` only until the machines drive the job. Raises Leave, and Detach from a job that is to be finished, as
     the user wishes; without `asks` any signal is Leave. Raises LeaseHeld when somebody else supervises it, RunIsOver
     when somebody else has ended it; after any other GpucloudError it is said what lives.
@@ -96,7 +97,23 @@ def run(begun: Begun, *, leaves: bool = False, asks: bool = True) -> None:
         onlooker(begun.cloud, begun.known, saves) as shown,
         obeyed(shown, asks=asks, detaches=before_it, stopping=stopping) as interrupts,
     ):
-        _run(begun, leaves, shown, interrupts)
+        return _run(begun, leaves, shown, interrupts)
+
+
+def clear(begun: Begun, *, anew: bool, as_json: bool) -> int | None:
+    """Tear down what is left of a run, whose end was told when it came, before it goes on or one begins `anew`.
+
+    Return the exit code of who leaves that, or of results that find no room: no new run follows then.
+    """
+    tell(clearing_line(begun.name, waited=begun.start.waited, anew=anew))
+    try:
+        is_home = run(begun, asks=False)
+    except Leave as leave:
+        return answer_left(begun.asker, leave, as_json=as_json)
+    if is_home or not anew:
+        return None
+    tell(f"no new run was begun: results of {begun.name} are not home yet")
+    return answer(begun.report(), as_json=as_json) or StoreError.exit_code
 
 
 def _what_a_stop_means(begun: Begun, protection: Protection) -> str:
@@ -151,19 +168,21 @@ def onlooker(cloud: Gpucloud, known: KnownJob, saves: Saves | None = None) -> Un
     return Unshaken(PlainOnlooker(limits, saves))
 
 
-def bring_stored_home(cloud: Gpucloud, job: Job, known: KnownJob) -> None:
+def bring_stored_home(cloud: Gpucloud, job: Job, known: KnownJob) -> bool:
     """Bring home what was put into the store: a machine knows no folder of the user's, and the user's may be full.
+
+    Return whether all that can come has come.
 
     What cannot come stays there and is told; how the job ended is no other for that. Where the job file is
     not, nobody would find it: it stays too.
     """
     if not cloud.has_home(known):
-        if cloud.has_stored_outputs(known):
+        if stays := cloud.has_stored_outputs(known):
             tell(
                 f"the outputs of {known.name} stay in its store: {known.file} is not here;"
                 f" `gpucloud cp -r {called(cloud, known)}:@store/outputs FOLDER` copies them"
             )
-        return
+        return not stays
     try:
         brought = cloud.bring_stored_home(job, known.name)
     except (LandingRefused, StoreError) as error:
@@ -173,11 +192,12 @@ def bring_stored_home(cloud: Gpucloud, job: Job, known: KnownJob) -> None:
             f"they are in the job's store: `gpucloud down {name}` tries again,"
             f" `gpucloud cp -r {name}:@store/outputs FOLDER` brings them elsewhere"
         )
-        return
+        return False
     for line in (*brought_lines(brought), *map(missing_line, brought.missing)):
         tell(line)
     if brought.size:
         asker_of(cloud, known).bill_pull(brought.size)
+    return True
 
 
 def answer(report: JobReport, *, as_json: bool, asker: Asker | None = None) -> int:
@@ -267,7 +287,7 @@ def _way_on(left: LeftJob, first: Callable[[], str], *, machines: bool, comes: b
     return f"{first()}{ways}" if machines or comes or left.state.paid_until else None
 
 
-def _run(begun: Begun, leaves: bool, shown: Onlooker, interrupts: Interrupts) -> None:  # noqa: FBT001
+def _run(begun: Begun, leaves: bool, shown: Onlooker, interrupts: Interrupts) -> bool:  # noqa: FBT001
     cloud, start = begun.cloud, begun.start
     access = access_to(cloud, begun.known)
     means = access.to_go_on(begun.asker.state(), begun.job, start.order, reopens=start.reopens)
@@ -293,22 +313,10 @@ def _run(begun: Begun, leaves: bool, shown: Onlooker, interrupts: Interrupts) ->
         is_newest=begun.asker.is_newest_run,
     )
     session.run(entering)
-    bring_stored_home(cloud, begun.job, begun.known)
+    return bring_stored_home(cloud, begun.job, begun.known)
 
 
 # Leaving a job that goes on: driven by its own machines, or by a process here in the background.
-
-
-def leaving_line(name: str, machines: int) -> str:
-    """Return what a process does that was told to detach, and how it is left before that is done."""
-    when = (
-        "once one of them has shown that it can drive it" if machines else "as soon as one is there that can drive it"
-    )
-    then = "" if machines else ", and then only a machine that was asked for before goes on with it"
-    return (
-        f"detaching: {name} is left to its machines {when}; until then this process stays."
-        f" Ctrl-C twice leaves at once{then}"
-    )
 
 
 def launch(begun: Begun, *, as_json: bool) -> int:
@@ -333,12 +341,6 @@ def launch(begun: Begun, *, as_json: bool) -> int:
     if not as_json:
         tell(_how_to_go_on(begun))
     return 0
-
-
-def driven_line(name: str, until: datetime, *, keep: bool) -> str:
-    """Return until when a job drives itself, and what becomes of its machines where they stay after a success."""
-    stay = ", and its machines stay until then when it has succeeded" if keep else ""
-    return f"{name} drives itself until {whole_minute(until):%Y-%m-%d %H:%M} UTC at the latest{stay}"
 
 
 def _how_to_go_on(begun: Begun) -> str:

@@ -7,17 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 
-from gpucloud.cli.commands.supervising import Begun, answer, answer_left, bring_stored_home, detach, launch, run
+from gpucloud.cli.commands.supervising import Begun, answer, answer_left, bring_stored_home, clear, detach, launch, run
 from gpucloud.cli.interrupts import Detach, Leave
 from gpucloud.cli.render.estimates import deadline_chart, estimate_json, estimate_text
-from gpucloud.cli.render.plans import clearing_line, ended_words, new_run_line, onward_line, plan_text, rest_line
-from gpucloud.cli.render.ways import going_on_line
+from gpucloud.cli.render.plans import ended_words, new_run_line, onward_line, plan_text, rest_line
+from gpucloud.cli.render.ways import cleared_lines, going_on_line
 from gpucloud.cli.render.words import is_yes, say_json, say_words, tell, width_of
 from gpucloud.cli.target import Target, read_target, refuse_to_forget, report_of, what_a_start_finds
 from gpucloud.domain.checkpoint.protection import REMEDY, Protection, must_be_meant
-from gpucloud.domain.errors import CredentialsError, RunIsOver, UsageError
+from gpucloud.domain.errors import CredentialsError, GpucloudError, RunIsOver, UsageError
 from gpucloud.domain.job.quantities import format_span, parse_span
 from gpucloud.domain.job.spec import Cloud, Job
 from gpucloud.domain.market.plan import Plan
@@ -126,7 +127,8 @@ def up(target: str | None, *, on: Cloud | None, again: bool, as_json: bool) -> i
     def start() -> Begun:
         return begin(cloud, read_target(cloud, target, on, to_start=True), asked, again=again)
 
-    return _unless_over(lambda: _once(start, lambda begun: _supervise(begun, as_json=as_json), as_json=as_json))
+    go = partial(_supervise, as_json=as_json)
+    return _unless_over(lambda: _once(start, go, again=again, as_json=as_json))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,21 +173,29 @@ def train(target: str | None, asked: Asked, *, on: Cloud | None, as_json: bool) 
             _say_unkept(begun)
         return _leave_going(begun, as_json=as_json) if asked.detach else _supervise(begun, as_json=as_json)
 
-    return _unless_over(lambda: _once(start, go, as_json=as_json))
+    return _unless_over(lambda: _once(start, go, again=asked.again, as_json=as_json))
 
 
-def _once(begin: Callable[[], Begun], go: Callable[[Begun], int], *, as_json: bool) -> int:
+def _once(begin: Callable[[], Begun], go: Callable[[Begun], int], *, again: bool, as_json: bool) -> int:
     """Begin the run that `train` or `up` means, and go on with it.
 
     Held machines that the file no longer fits, or that a new run has no use for, are torn down first; so is what is
-    left of a run that has succeeded.
+    left of a run that has succeeded. No new run begins as long as results of the one before find no room here.
     """
     begun = begin()
-    if begun.start.clears:
-        tell(clearing_line(begun.name, waited=begun.start.waited))
-        if (left := _left_while_clearing(begun, as_json=as_json)) is not None:
-            return left
+    if not begun.start.clears:
+        return go(begun)
+    anew = again or not begun.asker.state().script_failed
+    if (left := clear(begun, anew=anew, as_json=as_json)) is not None:
+        return left
+    for line in (lines := cleared_lines(begun.report(), anew=anew)):
+        tell(line)
+    try:
         begun = begin()
+    except GpucloudError as error:
+        if as_json:  # programs read the answer alone
+            error.message = "; ".join([*lines, error.message])
+        raise
     return go(begun)
 
 
@@ -428,15 +438,6 @@ def _require_worth(cloud: Gpucloud, job: Job, lasting: timedelta) -> None:
             f"--unattended: {format_span(lasting)} is too short to start and save; the least is {format_span(least)}",
             hint="--unattended 8h",
         )
-
-
-def _left_while_clearing(begun: Begun, *, as_json: bool) -> int | None:
-    """Tear down what is left of a run, whose end was told when it came; return the exit code of who leaves that."""
-    try:
-        run(begun, asks=False)
-    except Leave as leave:
-        return answer_left(begun.asker, leave, as_json=as_json)
-    return None
 
 
 def _supervise(begun: Begun, *, as_json: bool) -> int:

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
+from gpucloud.cli.render.bills import whole_minute
 from gpucloud.cli.render.words import folded, pool_json, usd
 from gpucloud.domain.checkpoint.protection import COMES_HOME, ENDED_FOR_OUTPUTS, Protection
 from gpucloud.domain.job.quantities import counted, format_moment, format_size, format_span, format_usd
@@ -79,11 +80,12 @@ def onward_line(onward: Onward, state: JobState, now: datetime, held: int, until
             )
 
 
-def clearing_line(job: str, *, waited: bool) -> str:
-    """Return what is torn down before a failed run goes on, or a new one follows: which, is told after that."""
+def clearing_line(job: str, *, waited: bool, anew: bool) -> str:
+    """Return what of a run that is over is torn down before it goes on, its script having failed, or one follows."""
+    then = ", then a new run begins" if anew else ""
     if waited:
-        return f"the machines of {job} wait no longer for a mended script: they are torn down first"
-    return f"what is left of {job} is torn down first"
+        return f"the machines of {job} wait no longer for a mended script: they are torn down first{then}"
+    return f"what is left of {job} is torn down first{then}"
 
 
 def new_run_line(before: JobState, name: str, now: datetime) -> str:
@@ -125,6 +127,24 @@ def rest_line(report: JobReport, plan: Plan, script: str) -> str | None:
     begun = f" and a start of {format_span(start)}" if start else ""
     costs = f": about {format_usd(usd)} at the price of now" if usd else ""
     return f"{left}, {format_span(rest.takes)} at its pace so far{begun}{costs}"
+
+
+def leaving_line(name: str, machines: int) -> str:
+    """Return what a process does that was told to detach, and how it is left before that is done."""
+    when = (
+        "once one of them has shown that it can drive it" if machines else "as soon as one is there that can drive it"
+    )
+    then = "" if machines else ", and then only a machine that was asked for before goes on with it"
+    return (
+        f"detaching: {name} is left to its machines {when}; until then this process stays."
+        f" Ctrl-C twice leaves at once{then}"
+    )
+
+
+def driven_line(name: str, until: datetime, *, keep: bool) -> str:
+    """Return until when a job drives itself, and what becomes of its machines where they stay after a success."""
+    stay = ", and its machines stay until then when it has succeeded" if keep else ""
+    return f"{name} drives itself until {whole_minute(until):%Y-%m-%d %H:%M} UTC at the latest{stay}"
 
 
 def saved_rows(protection: Protection, *, driven: bool = False) -> dict[str, str]:

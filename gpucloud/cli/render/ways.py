@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpucloud.cli.render.bills import left_amount
 from gpucloud.cli.render.use import lacked_room, noticed, unprepared
 from gpucloud.domain.checkpoint.layouts import Additions, resume_advice
@@ -392,6 +394,13 @@ def home_lines(report: JobReport) -> list[str]:
     came = [path for path in report.outputs if path not in lacking] if report.home else []
     are = "is" if len(came) == 1 else "are"
     return [*lines, *([f"outputs: {', '.join(came)} {are} home, in {report.home}"] if came else [])]
+
+
+def cleared_lines(report: JobReport, *, anew: bool) -> list[str]:
+    """Return that nothing is left of a run, and where its results are; once one is begun `anew`, it has that name."""
+    its_own = report.job == report.name and report.base
+    named = replace(report, job=f"{report.base}@{report.run}") if anew and its_own else report
+    return [f"{report.name} is torn down", *map(in_one_line, home_lines(named))]
 
 
 def missing_lines(report: JobReport) -> list[str]:
