@@ -8,7 +8,7 @@ from decimal import Decimal
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gpucloud.cli.commands.supervising import answer, answer_left, bring_stored_home, onlooker
+from gpucloud.cli.commands.supervising import answer, answer_left, bring_stored_home, onlooker_of
 from gpucloud.cli.faults import known_error
 from gpucloud.cli.interrupts import Leave, obeyed
 from gpucloud.cli.render.bills import (
@@ -102,7 +102,7 @@ def reconcile(target: str | None, *, as_json: bool) -> int:
 
 def _settle(cloud: Gpucloud, known: KnownJob) -> None:
     reconciler = reconciler_of(cloud, known, tell)
-    with onlooker(cloud, known) as shown:
+    with onlooker_of(cloud, known) as shown:
         job = reconciler.settle(shown)
     bring_stored_home(cloud, job, known)
 
@@ -261,7 +261,7 @@ def down(target: str | None, *, adopts: bool = False, abandons: bool = False, as
     ender = ender_of(cloud, known, abandons=abandons)
     away = unlisted_fleet(ender)
     try:
-        with onlooker(cloud, known) as shown, obeyed(shown, asks=False) as interrupts:
+        with onlooker_of(cloud, known) as shown, obeyed(shown, asks=False) as interrupts:
             ender.end(shown, interrupts.wanted_end)
             bring_stored_home(cloud, cloud.ordered(known).newest(), known)
     except Leave as leave:
@@ -294,7 +294,7 @@ def _say_what_is_kept(cloud: Gpucloud, ended: KnownJob) -> None:
 
 def end_unsaved(cloud: Gpucloud, known: KnownJob) -> None:
     """End a run that nobody supervises and that is worth nothing, its machines at once. Raises Leave."""
-    with onlooker(cloud, known) as shown, obeyed(shown, asks=False) as interrupts:
+    with onlooker_of(cloud, known) as shown, obeyed(shown, asks=False) as interrupts:
         ender_of(cloud, known).end_unsaved(shown, interrupts.wanted_end)
 
 

@@ -27,7 +27,7 @@ from gpucloud.domain.job.spec import Job, Market, OnNotice
 from gpucloud.domain.state.order import Until
 from gpucloud.domain.state.state import JobState, JobStatus
 from gpucloud.domain.supervision.self_driving import TAKES_OVER, USUAL_TIME
-from gpucloud.domain.supervision.snapshot import Supervising
+from gpucloud.domain.supervision.snapshot import Limits, Supervising
 from gpucloud.store import is_refused
 from gpucloud.system.retries import Retry
 from gpucloud.usecases.job.jobs import Asker, LeftJob
@@ -94,7 +94,7 @@ def run(begun: Begun, *, leaves: bool = False, asks: bool = True) -> bool:
     before_it = told if detaches else None
     saves = Saves(policy=begun.job.checkpoint, since=begun.asker.clock.now())
     with (
-        onlooker(begun.cloud, begun.known, saves) as shown,
+        onlooker(begun.cloud.limits_of(begun.known), saves) as shown,
         obeyed(shown, asks=asks, detaches=before_it, stopping=stopping) as interrupts,
     ):
         return _run(begun, leaves, shown, interrupts)
@@ -154,13 +154,17 @@ def _what_a_detach_prepays(begun: Begun) -> str | None:
     return None
 
 
-def onlooker(cloud: Gpucloud, known: KnownJob, saves: Saves | None = None) -> Unshaken:
-    """Return the live display on a terminal, plain lines elsewhere; without `saves`, by the job's newest order."""
-    limits = cloud.limits_of(known)
-    if saves is None:
-        with suppress(GpucloudError):
-            order = asker_of(cloud, known).order()
-            saves = None if order.is_stand_in else Saves(policy=order.resolved.checkpoint, since=order.at)
+def onlooker_of(cloud: Gpucloud, known: KnownJob) -> Unshaken:
+    """Return the display of a known job, which saves as its newest order says."""
+    saves = None
+    with suppress(GpucloudError):
+        order = asker_of(cloud, known).order()
+        saves = None if order.is_stand_in else Saves(policy=order.resolved.checkpoint, since=order.at)
+    return onlooker(cloud.limits_of(known), saves)
+
+
+def onlooker(limits: Limits, saves: Saves | None = None) -> Unshaken:
+    """Return the live display on a terminal, plain lines elsewhere; `limits` are the job's cloud's."""
     if sys.stderr.isatty():
         from gpucloud.cli.render.live import LiveOnlooker
 
