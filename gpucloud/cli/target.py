@@ -136,13 +136,13 @@ def what_a_start_finds(cloud: Gpucloud, read: Target, *, offline: bool) -> tuple
         supervisor = asker.supervisor()
         goes_on = report_of(cloud, known) if supervisor is None else None
         held = asker.report() if starting.held(found, job, cloud.clock.now()) else None
+        return found_line(found.state, supervisor, held, ran=starting.has_run(found, job, read.spec)), goes_on
     except (UsageError, StrangersRun, StoreError) as refused:
         hint = f"; {refused.hint}" if refused.hint else ""
         now = " now" if isinstance(refused, StoreError) else ""
         return f"warning: `gpucloud train` is refused{now}: {refused.message}{hint}", None
     except GpucloudError:  # what it finds is for the start to say
         return None, None
-    return found_line(found.state, supervisor, held), goes_on
 
 
 def _nothing_named(cloud: Gpucloud) -> UsageError:

@@ -276,11 +276,36 @@ def left_after_a_success(outside: Outside) -> None:
         lease.write(replace(succeeded, torn_down=False))
 
 
-@pytest.mark.parametrize("words", [("train",), ("train", "--keep"), ("train", "--drill"), ("up",)])
-def test_what_succeeded_and_was_not_torn_down_is_torn_down_and_followed_by_a_new_run(
+def edited_after_a_success(outside: Outside) -> None:
+    """The job file is another by now: a start means a new run."""
+    left_after_a_success(outside)
+    outside.file.write_text(f"{outside.file.read_text()}# edited\n")
+
+
+@pytest.mark.parametrize("words", [("train",), ("train", "--json"), ("train", "--keep"), ("train", "--detach")])
+def test_the_same_command_after_a_success_that_was_not_torn_down_tears_it_down_and_trains_nothing(
     outside: Outside, words: tuple[str, ...]
 ) -> None:
     left_after_a_success(outside)
+    same = give(outside, words[0], "small.yaml", *words[1:])
+    found = stored(outside)
+    assert found is not None
+    assert (same.code, found.torn_down, len(found.attempts)) == (0, True, 1), same.stderr
+    assert stored(outside, f"{JOB}-2") is None
+    assert re.search(
+        "small succeeded at .*, with the job file and the code of now: what is left of it is torn down, and nothing is"
+        r" trained \(`--again` begins a new run\)\n",
+        same.stderr,
+    ), same.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [("train",), ("train", "--keep"), ("train", "--drill"), ("train", "--again"), ("up",)]
+)
+def test_what_succeeded_and_was_not_torn_down_is_torn_down_and_followed_by_a_new_run(
+    outside: Outside, words: tuple[str, ...]
+) -> None:
+    (left_after_a_success if words in {("train", "--again"), ("up",)} else edited_after_a_success)(outside)
     new = give(outside, words[0], "small.yaml", *words[1:])
     before, after = stored(outside), stored(outside, f"{JOB}-2")
     assert before is not None
@@ -318,6 +343,11 @@ def first_of_the_plan(outside: Outside) -> str:
 def test_a_plan_says_what_a_start_does_with_what_a_success_has_left(outside: Outside) -> None:
     left_after_a_success(outside)
     new = "this is the plan of a new run"
+    assert first_of_the_plan(outside) == (
+        "small has succeeded with these files: `gpucloud train` tears down what is left of it and trains nothing"
+        f" (`--again` begins a new run); {new}"
+    )
+    edited_after_a_success(outside)
     assert first_of_the_plan(outside) == (
         f"small has succeeded: `gpucloud train` tears down what is left of it first; {new}"
     )
@@ -381,7 +411,7 @@ def test_up_says_that_held_machines_are_made_ready_and_run_nothing_yet(outside: 
 def test_a_new_run_that_must_be_meant_is_not_begun_by_tearing_down_the_one_before(
     outside: Outside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left_after_a_success(outside)
+    edited_after_a_success(outside)
     monkeypatch.setattr("gpucloud.cli.commands.training.repeats_at_a_cost", lambda job, before: before is not None)
     new = give(outside, "train", "small.yaml")
     assert (new.code, stored(outside, f"{JOB}-2")) == (2, None)
@@ -395,7 +425,7 @@ def test_a_new_run_that_must_be_meant_is_not_begun_by_tearing_down_the_one_befor
 def test_programs_read_first_of_a_new_run_that_is_refused_what_became_of_the_one_before(
     outside: Outside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left_after_a_success(outside)
+    edited_after_a_success(outside)
     monkeypatch.setattr("gpucloud.cli.commands.training.repeats_at_a_cost", lambda job, before: before is not None)
     refused = give(outside, "train", "small.yaml", "--json")
     message = json.loads(refused.stdout)["error"]["message"]
@@ -405,7 +435,7 @@ def test_programs_read_first_of_a_new_run_that_is_refused_what_became_of_the_one
 def test_no_new_run_begins_while_results_of_the_one_before_find_no_room(
     outside: Outside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left_after_a_success(outside)
+    edited_after_a_success(outside)
 
     def full(*_: object) -> None:
         raise StoreError("No space left on device")

@@ -184,7 +184,7 @@ def _once(begin: Callable[[], Begun], go: Callable[[Begun], int], *, again: bool
     """
     begun = begin()
     if not begun.start.clears:
-        return go(begun)
+        return _supervise(begun, as_json=as_json) if begun.start.winds_up else go(begun)
     anew = again or not begun.asker.state().script_failed
     if (left := clear(begun, anew=anew, as_json=as_json)) is not None:
         return left

@@ -73,6 +73,9 @@ def onward_line(onward: Onward, state: JobState, now: datetime, held: int, until
             goes_on = f"it goes on from {start} with the script as it is now"
             does = f"machines are made ready; {then}" if ready else goes_on
             return f"{ended_words(state, now)}: {does} (`--again` begins a new run)"
+        case Onward.RAN:
+            done = "what is left of it is torn down, and nothing is trained (`--again` begins a new run)"
+            return f"{ended_words(state, now)}, with the job file and the code of now: {done}"
         case Onward.UNASKED:
             return (
                 f"{state.job} goes on: `--again` begins a new run of what has succeeded, failed by its own error or"

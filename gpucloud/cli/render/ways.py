@@ -150,13 +150,19 @@ def going_on_line(report: JobReport) -> str | None:
     return f"{report.job} goes on: {on}; its supervisor, {report.last_supervisor}, was last seen at {seen}"
 
 
-def found_line(state: JobState, supervisor: str | None, held: JobReport | None) -> str:
-    """Return what a plan of a new run says first of the run that a start finds; `held` where machines wait for it."""
+def found_line(state: JobState, supervisor: str | None, held: JobReport | None, *, ran: bool) -> str:
+    """Return what a plan of a new run says first of the run that a start finds; `held` where machines wait for it.
+
+    `ran`: it has succeeded with what a start would run now.
+    """
     new = "this is the plan of a new run"
     if supervisor is not None and state.status.ended:
         return f"warning: {winds_up(state, supervisor)}: `gpucloud train` is refused until that is done; {new}"
     if supervisor is not None:
         return f"warning: {supervisor} supervises {state.job}: `gpucloud train` is refused; {new}"
+    if ran:
+        does = "tears down what is left of it and trains nothing (`--again` begins a new run)"
+        return f"{state.job} has succeeded with these files: `gpucloud train` {does}; {new}"
     stands = f"has {state.status.value}" if state.status.ended else "is unfinished"
     return f"{state.job} {stands}: `gpucloud train` {_what_a_start_does(state, held)}; {new}"
 

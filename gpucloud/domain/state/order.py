@@ -275,6 +275,7 @@ class Onward(Enum):
 
     HELD = "held"  # its script failed, and machines were held for the mended one
     MENDED = "mended"  # its script failed, and nothing is left of it but its state
+    RAN = "ran"  # it has succeeded with what a start would run now, and lacks its teardown alone
     UNASKED = "unasked"  # a new run was asked for, and is none that can begin after this one
 
 

@@ -30,7 +30,7 @@ from gpucloud.domain.state.order import (
     to_wind_up,
     with_budget,
 )
-from gpucloud.domain.state.state import JobState
+from gpucloud.domain.state.state import JobState, JobStatus
 from gpucloud.domain.supervision.budget import least_to_go_on, least_to_lower_to, prepaid_rule_for, refusal, rules_for
 from gpucloud.domain.supervision.capacity import no_start_fits
 from gpucloud.domain.supervision.happened import submitted
@@ -134,8 +134,9 @@ class Start:
     `plan` is None for a run whose attempt goes on: it has its machines. `changed` says what differs from the last
     start. `last` is the order of the ended run that this new one comes after, where its word counts. `reopens`: the
     script of this run failed, and its machines wait for the mended one. `clears`: they waited in vain, or not at all
-    (`waited`), or it has succeeded, and what is left of it is torn down first. `reruns`: what the next attempt runs,
-    where that is another script. `after_teardown`: the run had ended, and nothing was left of it but its state.
+    (`waited`), or it has succeeded with other code, and what is left of it is torn down first. `reruns`: what the next
+    attempt runs, where that is another script. `winds_up`: the run has succeeded as its files are now, and is torn down
+    without another. `after_teardown`: the run had ended, and nothing was left of it but its state.
     """
 
     name: str
@@ -147,6 +148,7 @@ class Start:
     last: Order | None = None
     reopens: bool = False
     clears: bool = False
+    winds_up: bool = False
     waited: bool = False
     reruns: str = ""
     after_teardown: bool = False
@@ -240,7 +242,7 @@ class Starter:
         check(Prospect(name=name, plan=plan, state=None))
         if jobs.spec() is None:  # before all else: the store says what time it is where there is something to ask for
             jobs.keep_spec(spec)
-        self._pin(jobs, code_sha256, packed)
+        jobs.keep_code(code_sha256, packed)
         now = self._now(jobs)
         order = Order(
             number=1,
@@ -284,8 +286,7 @@ class Starter:
         budget, order = _budget(before, job, asked), self._next(before, job, spec, asked, now)
         packed, plan = None, None
         if ends:
-            kept = before if trusted else order  # what goes on after it is compared with what ran
-            order = to_wind_up(order, before, kept)
+            order = to_wind_up(order, before, before if trusted else order)  # what goes on is compared with what ran
         else:  # what is left of a run that has ended is ended, whatever one would cost now
             known, code_sha256, packed = self.packed(job)
             order = with_budget(replace(order, resolved=known, code_sha256=code_sha256), budget)
@@ -300,16 +301,9 @@ class Starter:
             plan = self._plan_again(replace(job, name=found.name, budget_usd=order.budget_usd), order, state, now, used)
         elif not ends:
             self._require_payable(jobs, state, before, order, now)
-        heard = check(
-            Prospect(
-                name=found.name,
-                plan=plan,
-                state=state,
-                onward=onward_of(state, reopens=reopens, again=asked.again),
-                held=held,
-            )
-        )
-        self._pin(jobs, order.code_sha256, packed)
+        onward = self._onward(replace(found, state=state), job, spec, asked, reopens=reopens, ends=ends)
+        heard = check(Prospect(name=found.name, plan=plan, state=state, onward=onward, held=held))
+        jobs.keep_code(order.code_sha256, packed)  # what other orders name stays: this one may still be refused
         instead, files = self._in_its_place(order, state, used.usd, now), partial(edited_files, jobs, packed)
         changed = () if ends else changes_between(before, order, state.attempt, instead, heard, files)
         if not trusted:
@@ -324,9 +318,20 @@ class Starter:
             reopens=reopens,
             reruns=reruns,
             after_teardown=state.torn_down,
-            clears=ends,
+            clears=ends and onward is not Onward.RAN,
+            winds_up=onward is Onward.RAN,
             waited=held_until(found.given.order, state) is not None,
         )
+
+    def _onward(self, found: Found, job: Job, spec: bytes, asked: Asked, *, reopens: bool, ends: bool) -> Onward | None:
+        if ends and asked.until is Until.FINISHED and not asked.again and self.has_run(found, job, spec):
+            return Onward.RAN
+        return onward_of(found.state, reopens=reopens, again=asked.again)
+
+    def has_run(self, found: Found, job: Job, spec: bytes) -> bool:
+        """Whether it has succeeded with the job file and code of now: who starts it follows one that was killed."""
+        alike = found.state.status is JobStatus.SUCCEEDED and found.given.order.spec_sha256 == sha256_of(spec)
+        return alike and found.state.attempts[-1].script == script_of(self.packed(job)[0])
 
     def held(self, found: Found, job: Job, now: datetime) -> int:
         """Return how many machines wait for the run's mended script, if they are such as the job file wants now."""
@@ -387,14 +392,6 @@ class Starter:
         if code.packed is None:
             return job, "", None
         return replace(job, own_code_sha256=code.own_sha256), code.sha256, code.packed
-
-    def _pin(self, jobs: JobStore, sha256: str, packed: bytes | None) -> None:
-        """Have the code in the store, from where whoever goes on with the job takes it.
-
-        What other orders name stays: this one may still be refused. See `JobStore.keep_code_of`.
-        """
-        if packed is not None:
-            jobs.keep_code(sha256, packed)
 
     def _tracker(self, jobs: JobStore) -> SpendTracker:
         return SpendTracker(jobs, self.market, self.terms)

@@ -229,10 +229,10 @@ class JobStore:
         stored = self.store.get(self._spec)
         return stored.data if stored else None
 
-    def keep_code(self, sha256: str, data: bytes) -> None:
-        """Write a tree of code, once: it may be large, and is mostly there."""
+    def keep_code(self, sha256: str, data: bytes | None) -> None:
+        """Write a tree of code, once: it may be large, and is mostly there. None is one too large for a store."""
         key = f"{self._root}/control/code/{sha256}"
-        if key not in self.store.list(key):
+        if data is not None and key not in self.store.list(key):
             self.store.put(key, data)
 
     def keep_code_of(self, *orders: Order) -> None:
