@@ -354,18 +354,30 @@ def test_a_deadline_on_one_market_alone_is_rehearsed_on_that_market(simulate, fo
 
 
 def test_a_script_that_saves_nothing_is_rehearsed_from_its_beginning(simulate, folder):
-    words = ("train.yaml", "--policy", "greedy", "--budget", "600USD")
+    words = ("train.yaml", "--budget", "600USD")
+    (folder / "train.yaml").write_text(JOB.replace("market: auto", "market: spot"))
     kept = json.loads(simulate(*words, "--json", *QUICK)[1])
     (folder / "code" / "train.py").write_text("import torch\n")
     anew = json.loads(simulate(*words, "--json", *QUICK)[1])
     of_each = [one["markets"][0]["results"][0] for one in (kept, anew)]
-    assert [(one["late"], one["mean_usd"] is None) for one in of_each] == [(0, False), (3, True)]  # 48 h without a loss
+    assert [(one["late"], one["mean_usd"] is None) for one in of_each] == [(1, False), (3, True)]  # 48 h without a loss
     assert (kept["save_s"], anew["save_s"], anew["notice_s"]) == (600.0, None, None)
     _, answer, _ = simulate(*words, *QUICK)
     assert (
         "a restart takes 10 min (--restart changes it); it saves nothing: whenever its machines go, it begins anew"
         in answer
     )
+
+
+def test_a_script_that_saves_nothing_is_rehearsed_as_its_supervisor_keeps_its_deadline(simulate, folder):
+    (folder / "code" / "train.py").write_text("import torch\n")
+    words = ("train.yaml", "--policy", "greedy", "--budget", "600USD", "--json")
+    anew = json.loads(simulate(*words, *QUICK)[1])
+    (folder / "train.yaml").write_text(f"{JOB}checkpoint: none\n")
+    meant = json.loads(simulate(*words, *QUICK)[1])
+    found, said = (one["markets"][0]["results"][0] for one in (anew, meant))
+    assert found == said
+    assert (found["missed"], found["interruptions"], found["launches"]) == (0, 0, 1)  # on demand: no two runs fit
 
 
 def test_what_checkpoints_cost_in_s3_is_said_as_in_a_plan(simulate, folder, monkeypatch):

@@ -366,7 +366,7 @@ def _replayed(
         task,
         on_demand_usd_per_hour=float(times),
         handover_s=recovery.handover_s,
-        checkpoint_none=saving in NEVER,
+        saves_nothing=saving in NEVER,
     )
     return replay(policy, told, _line(zones, times), start, recovery, budget_usd)
 

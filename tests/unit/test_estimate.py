@@ -63,6 +63,7 @@ JOB = Job(
     deadline=16 * HOUR,
     work=12 * HOUR,
 )
+SPOT_ALONE = replace(JOB, resources=Resources(market=MarketPolicy.SPOT))
 OUTLOOKS = Outlooks(markets=PackagedMarkets(), tables=TableMaker())
 
 
@@ -271,19 +272,19 @@ def test_a_job_that_may_go_on_demand_and_has_no_deadline_asks_no_policy() -> Non
 
 
 @pytest.mark.parametrize("saving", [Saving.NONE, Saving.NOTHING])
-def test_a_script_that_saves_nothing_is_replayed_from_its_beginning(estimate: Estimate, saving: Saving) -> None:
-    found = estimated(JOB, V100, saving=saving)
+def test_a_script_that_saves_nothing_is_replayed_from_its_beginning(saving: Saving) -> None:
+    kept, found = estimated(SPOT_ALONE, V100), estimated(SPOT_ALONE, V100, saving=saving)
     assert found.outlook is not None
-    assert estimate.outlook is not None
-    assert (estimate.outlook.late, found.outlook.is_mostly_unfinished) == (0, True)  # 12 h without a loss, in 16 h
+    assert kept.outlook is not None
+    assert (kept.outlook.is_mostly_unfinished, found.outlook.is_mostly_unfinished) == (False, True)  # 12 h, in 16 h
     assert found.outlook.missed == found.outlook.late
     assert found.saves is None
-    text = estimate_text(JOB, found, width=None, protection=Protection(saving=saving, row="nothing"))
+    text = estimate_text(SPOT_ALONE, found, width=None, protection=Protection(saving=saving, row="nothing"))
     assert "replayed as a script that begins anew whenever its machines go" in text
 
 
 def test_where_spot_machines_do_not_pay_for_a_script_that_saves_nothing_on_demand_is_named() -> None:
-    long = replace(JOB, work=48 * HOUR, deadline=60 * HOUR)
+    long = replace(SPOT_ALONE, work=48 * HOUR, deadline=60 * HOUR)
     found = estimated(long, replace(V100, zones="a"), saving=Saving.NOTHING)
     text = estimate_text(long, found, width=None, protection=Protection(saving=Saving.NOTHING, row="nothing"))
     assert "spot machines do not pay for such a script: `resources: {market: on_demand}`, or have it save" in text
@@ -296,8 +297,8 @@ def test_a_script_that_saves_by_itself_costs_no_less_than_one_that_saves_on_a_no
     assert found.outlook is not None
     assert estimate.outlook is not None
     assert nothing.outlook is not None
-    assert estimate.outlook.mean_usd <= found.outlook.mean_usd
-    assert (found.outlook.missed, nothing.outlook.is_mostly_unfinished) == (0, True)
+    assert estimate.outlook.mean_usd <= found.outlook.mean_usd <= nothing.outlook.mean_usd
+    assert found.outlook.missed == 0
     text = estimate_text(by_itself, found, width=None, protection=Protection(saving=Saving.DIRECTORY, row="out"))
     undone = "replayed as a script that saves by itself: an interruption undoes "
     assert f"{undone}up to 10 min of work, and so does a change of machines" in text
@@ -314,17 +315,17 @@ def test_a_script_that_is_asked_by_a_signal_is_said_to_be_replayed_with_its_noti
     assert "saves by itself: an interruption undoes the 2 min of its notice" in text
 
 
-def test_a_job_that_says_that_it_saves_nothing_keeps_its_deadline() -> None:
-    meant = replace(JOB, checkpoint=CheckpointPolicy(none=True))
-    found = estimated(meant, V100, saving=Saving.NONE)
+@pytest.mark.parametrize(
+    ("asked", "saving"),
+    [(replace(JOB, checkpoint=CheckpointPolicy(none=True)), Saving.NONE), (JOB, Saving.NOTHING)],
+)
+def test_a_job_that_saves_nothing_keeps_its_deadline_whether_its_file_says_so_or_not(
+    asked: Job, saving: Saving
+) -> None:
+    found = estimated(asked, V100, saving=saving)
     assert found.outlook is not None
     # 12 h of work in 16 h: a run that fails leaves no time for another, and all of it is on demand, 10 min a start
     assert (found.outlook.missed, found.outlook.mean_usd) == (0, Decimal("36.50"))
-    unsaid = estimated(JOB, V100, saving=Saving.NOTHING)
-    assert unsaid.outlook is not None
-    assert unsaid.outlook.missed > 0
-    text = estimate_text(JOB, unsaid, width=None, protection=Protection(saving=Saving.NOTHING, row="nothing"))
-    assert "with `checkpoint: none` it is kept on demand, unless a whole run more fits before the deadline" in text
 
 
 def test_a_job_too_long_for_the_recordings_that_begins_anew_has_no_outlook() -> None:

@@ -166,7 +166,7 @@ def test_on_demand_is_not_advised_where_no_machine_is_to_be_had_so() -> None:
 
 def test_each_sum_of_a_plan_is_of_what_its_own_row_buys() -> None:
     kept = replace(UNSAVED, deadline=100 * HOUR, budget_usd=Decimal(5000))
-    found = estimated(kept, ONE_ZONE, saving=Saving.NOTHING)
+    found = estimated(kept, ONE_ZONE)
     rows = dict(found.policies)
     assert rows[Policy.LEARNED] == found.outlook
     assert rows[Policy.ON_DEMAND] == found.on_demand
@@ -175,10 +175,12 @@ def test_each_sum_of_a_plan_is_of_what_its_own_row_buys() -> None:
     for one in (alone[Market.ON_DEMAND],):
         assert one.outlook is not None
         assert one.outlook.mean_usd == (one.offer.usd_per_hour * (48 + Decimal(10) / 60)).quantize(Decimal("0.01"))
-    assert found.outlook is not None
-    said = plan_rows(found.plan)["on demand"]
-    assert f"costs {alone[Market.ON_DEMAND].outlook.mean_usd} USD, and nothing interrupts it" in said
-    assert found.outlook.is_mostly_unfinished
+
+
+def test_spot_machines_that_mostly_come_to_no_end_before_the_deadline_are_said_to() -> None:
+    asked = replace(spot(UNSAVED), deadline=100 * HOUR, budget_usd=Decimal(5000))
+    said = plan_rows(planner_of(asked, ONE_ZONE, saving=Saving.NOTHING).plan(asked))["on demand"]
+    assert said.startswith("costs 144.50 USD, and nothing interrupts it; ")
     assert "spot machines mostly come to no end before the deadline" in said
 
 
@@ -244,9 +246,14 @@ def test_a_replay_that_had_spot_machines_is_not_on_demand_alone() -> None:
     ("hours", "within", "market"),
     [(5, 6, Market.ON_DEMAND), (5, 48, Market.ON_DEMAND), (2, 48, Market.SPOT)],
 )
-def test_a_run_first_asks_for_the_machines_that_its_plan_names(hours: int, within: int, market: Market) -> None:
-    asked = replace(ANEW, work=hours * HOUR, deadline=within * HOUR)
-    plan = planner_of(asked, V100, saving=Saving.NONE).plan(asked)
+@pytest.mark.parametrize("saving", [Saving.NONE, Saving.NOTHING])
+def test_a_run_first_asks_for_the_machines_that_its_plan_names(
+    saving: Saving, hours: int, within: int, market: Market
+) -> None:
+    """Whether its file says that it saves nothing, or its code shows it."""
+    meant = CheckpointPolicy(none=saving is Saving.NONE)
+    asked = replace(ANEW, work=hours * HOUR, deadline=within * HOUR, checkpoint=meant)
+    plan = planner_of(asked, V100, saving=saving).plan(asked)
     order = goal((within - hours) * HOUR, Policy.LEARNED, hours * HOUR, budget_usd=Decimal(60), saves_nothing=True)
     first = capacity_choice(order, world(candidates=plan.offers), RULES)
 

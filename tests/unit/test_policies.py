@@ -191,7 +191,7 @@ def test_a_gang_that_restarts_quickly_moves_to_a_zone_that_has_all_nodes():
 
 
 # 2 h of work that begins anew wherever its machines go; a run takes 2.2 h, and two of them 4.4.
-ANEW = replace(TASK, work_s=2 * HOUR, span_s=5 * HOUR, checkpoint_none=True)
+ANEW = replace(TASK, work_s=2 * HOUR, span_s=5 * HOUR, saves_nothing=True)
 
 
 def of_anew(holding=NOTHING, *zones, left=5.0, money=None):

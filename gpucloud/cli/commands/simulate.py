@@ -22,7 +22,7 @@ from gpucloud.cli.render.simulations import (
 )
 from gpucloud.cli.render.words import say_json, say_words, tell
 from gpucloud.cli.target import Target, read_target
-from gpucloud.domain.checkpoint.protection import Saving
+from gpucloud.domain.checkpoint.protection import Saving, saves_nothing
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.quantities import format_usd, parse_span, parse_usd
 from gpucloud.domain.job.spec import Cloud, Job, Market, MarketPolicy, Policy
@@ -151,7 +151,7 @@ def _scenario(cloud: Gpucloud, target: Target, asked: Asked, priced: _Priced, sa
         least_nodes=job.resources.least_nodes,
         recovery=_recovery(cloud, job, restart, saving, notice=asked.notice),
         terms=priced.terms,
-        checkpoint_none=job.checkpoint.none,
+        saves_nothing=saves_nothing(job, saving),
         market=_market(job, asked),
     )
 

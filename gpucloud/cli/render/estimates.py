@@ -346,8 +346,6 @@ def _kept(job: Job, estimate: Estimate, protection: Protection | None) -> Iterat
         yield f"replayed as a script that saves by itself: {undone_text(recovery)}"
     if protection.saving in NEVER:
         yield "replayed as a script that begins anew whenever its machines go"
-        if protection.saving is Saving.NOTHING and estimate.policy is not None:
-            yield "with `checkpoint: none` it is kept on demand, unless a whole run more fits before the deadline"
         if estimate.plan.offer.pool.market is Market.SPOT and estimate.plan.on_demand_usd is not None:
             yield "spot machines do not pay for such a script: `resources: {market: on_demand}`, or have it save"
 

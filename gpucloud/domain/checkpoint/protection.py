@@ -107,6 +107,11 @@ REMEDY = (
 )
 
 
+def saves_nothing(job: Job, saving: Saving) -> bool:
+    """Whether a script that saves so begins anew on other machines: what policies are told, live and in a plan."""
+    return job.checkpoint.none or saving in NEVER
+
+
 def protection_of(job: Job, code: Code) -> Protection:
     """Return how the job's script saves; its own word, once it runs, counts more."""
     saving, row = _saving(job, code)

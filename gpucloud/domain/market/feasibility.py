@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from decimal import ROUND_UP, Decimal
 
+from gpucloud.domain.checkpoint.protection import Saving, saves_nothing
 from gpucloud.domain.errors import PlanRefused
 from gpucloud.domain.job.quantities import format_span, format_usd, written_span
 from gpucloud.domain.job.spec import Job, Market, MarketPolicy
@@ -59,7 +60,7 @@ def needs_of(job: Job, offers: Sequence[Offer], changeover: timedelta) -> Needs 
     return Needs(work=work.span, changeover=changeover, offer=offer, fallback=fallback)
 
 
-def task_of(job: Job, needs: Needs) -> Task:
+def task_of(job: Job, needs: Needs, saving: Saving) -> Task:
     """Return the job as policies are told of it; without anything on demand, what it could cost there at the most."""
     return Task(
         work_s=needs.work.total_seconds(),
@@ -68,7 +69,7 @@ def task_of(job: Job, needs: Needs) -> Task:
         on_demand_usd_per_hour=float(last_offer_usd(needs)),
         nodes=job.resources.nodes,
         least_nodes=job.resources.least_nodes,
-        checkpoint_none=job.checkpoint.none,
+        saves_nothing=saves_nothing(job, saving),
     )
 
 
@@ -79,7 +80,7 @@ def refuse_what_cannot_be_kept(
     prepaid_rule: PrepaidRule,
     foresee: tuple[Foresee, Callable[[Needs], bool]] | None = None,
     *,
-    saves: bool = True,
+    saving: Saving = Saving.RESUME,
 ) -> None:
     """Raise PlanRefused for a deadline or a budget that cannot be kept: the hint is the number that must move.
 
@@ -87,21 +88,21 @@ def refuse_what_cannot_be_kept(
     finish on demand, it must be able to, and both hold together only with cap ≥ k·(C0 + d) + p·d and what is kept
     aside for the last save. (Wu et al., "Can't Be Late", NSDI 2024; work C0, deadline R0, changeover d, prices k on
     demand and p spot.) A budget that does not surely suffice may do, as machines interrupted early may be free:
-    `foresee` tells, where such machines are known, and whether the job is too long for any replay. A script that does
-    not save may need more (`saves`): policies take it for one that does. A job of which nobody knows how much work it
-    is finds out.
+    `foresee` tells, where such machines are known, and whether the job is too long for any replay. A script that
+    begins anew may need more time on spot machines alone (`saving`). A job of which nobody knows how much work it is
+    finds out.
     """
     if _must_end(job) and all(offer.pool.market is Market.SPOT for offer in offers):
         raise PlanRefused(
             "the deadline needs machines on demand for when spot is not enough, and none may be rented",
             hint="gpucloud quota show, or `market: spot`, which waits for spot and promises nothing",
         )
-    needs, of = needs_of(job, offers, changeover), "" if saves else _UNSAVED
+    needs = needs_of(job, offers, changeover)
     if needs is None:
         _refuse_what_no_start_fits(job, offers[0], changeover)
         return
     if job.deadline is not None:
-        _refuse_the_deadline(job, needs, job.deadline, of)
+        _refuse_the_deadline(job, needs, job.deadline, saving)
     least = max(least_usd(job, needs, prepaid_rule), _start_usd(job, needs.offer, prepaid_rule))
     least = least.quantize(_CENT, ROUND_UP)
     start_usd = min(_start_usd(job, one, prepaid_rule) for one in offers)
@@ -110,12 +111,11 @@ def refuse_what_cannot_be_kept(
     work = _work_words(job, needs)
     if _must_end(job) and needs.offer.pool.market is Market.SPOT and needs.fallback is not None:
         # Spot machines may do for less: it is the deadline that wants the sum.
-        spot = _does_on_spot(job, offers, changeover, prepaid_rule, foresee, saves=saves)
+        spot = _does_on_spot(job, offers, changeover, prepaid_rule, foresee, saving)
         raise PlanRefused(
             f"{work} may cost {format_usd(least)}, when the deadline has it end on {needs.fallback.pool};"
             f" the budget is {format_usd(job.budget_usd)}",
-            hint=_one_of(f"budget: {least:f} USD", *(["`market: spot`, which may miss the deadline"] if spot else []))
-            + of,
+            hint=_one_of(f"budget: {least:f} USD", *(["`market: spot`, which may miss the deadline"] if spot else [])),
         )
     if foresee is None:
         raise PlanRefused(
@@ -137,7 +137,9 @@ def is_safer_on_demand(job: Job, needs: Needs, spot: Summary | None) -> bool:
     return spot is None or spot.is_mostly_unfinished or spot.mean_usd >= on_demand_usd(job, needs)
 
 
-def begins_on_demand_for(job: Job, offers: Sequence[Offer], needs: Needs, left_usd: Decimal) -> Reason | None:
+def begins_on_demand_for(
+    job: Job, offers: Sequence[Offer], needs: Needs, left_usd: Decimal, saving: Saving
+) -> Reason | None:
     """Return why the job's policy first asks for machines on demand, were every spot machine to be had; None if not.
 
     `left_usd` is what there is for training. It is what a supervisor asks of the policy at its first look.
@@ -146,7 +148,7 @@ def begins_on_demand_for(job: Job, offers: Sequence[Offer], needs: Needs, left_u
     policy = job.deadline_policy
     if policy is None or needs.fallback is None or not spot:
         return None
-    task = task_of(job, needs)
+    task = task_of(job, needs, saving)
     zones = (
         ZoneState(zone=str(offer.pool), up=True, age_s=0.0, usd_per_hour=float(offer.usd_per_hour)) for offer in spot
     )
@@ -216,14 +218,15 @@ _FIRST_LOOK = 5 / 12
 """Of a changeover: network and group are made before a policy looks for the first time (5 min, where it takes 12)."""
 
 
-def _refuse_the_deadline(job: Job, needs: Needs, deadline: timedelta, of: str) -> None:
+def _refuse_the_deadline(job: Job, needs: Needs, deadline: timedelta, saving: Saving) -> None:
     tried = needs.offer.pool.market is Market.SPOT
-    least = timedelta(seconds=least_span_s(task_of(job, needs))) if tried else needs.work + needs.changeover
+    least = timedelta(seconds=least_span_s(task_of(job, needs, saving))) if tried else needs.work + needs.changeover
     if deadline >= least:
         return
     first = _FIRST_LOOK * needs.changeover if tried else timedelta(0)
     made = f" ({format_span(first)} of it for network and group)" if tried else ""
     once = tried and deadline >= needs.work + needs.changeover
+    of = _UNSAVED if saving is Saving.NOTHING and not _must_end(job) else ""
     lost = changeover_words(needs.changeover, restart_within(needs.changeover), two=tried)
     raise PlanRefused(
         f"{format_span(needs.work)} of work and {lost} take"
@@ -282,8 +285,7 @@ def _does_on_spot(
     changeover: timedelta,
     prepaid_rule: PrepaidRule,
     foresee: tuple[Foresee, Callable[[Needs], bool]] | None,
-    *,
-    saves: bool,
+    saving: Saving,
 ) -> bool:
     """Whether the job is accepted as it is on spot machines alone."""
     spot = tuple(offer for offer in offers if offer.pool.market is Market.SPOT)
@@ -292,7 +294,7 @@ def _does_on_spot(
         return False
     alone = replace(job, resources=replace(job.resources, market=MarketPolicy.SPOT))
     try:
-        refuse_what_cannot_be_kept(alone, spot, changeover, prepaid_rule, foresee, saves=saves)
+        refuse_what_cannot_be_kept(alone, spot, changeover, prepaid_rule, foresee, saving=saving)
     except PlanRefused:
         return False
     return True

@@ -31,7 +31,7 @@ class Task:
     work lost since the last checkpoint included; `handover_s` is what remains of it when the new machines booted while
     the old ones worked, None where the cloud cannot do that. Decisions are at most `tick_s` apart. Prices are of one
     node. A gang that loses some of its `nodes` may go on with `least_nodes` of them, in proportion (0: all or none).
-    `checkpoint_none`: its script saves nothing, as the job file says, and begins anew on other machines.
+    `saves_nothing`: its script begins anew on other machines.
     """
 
     work_s: float
@@ -42,7 +42,7 @@ class Task:
     handover_s: float | None = None
     nodes: int = 1
     least_nodes: int = 0
-    checkpoint_none: bool = False
+    saves_nothing: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

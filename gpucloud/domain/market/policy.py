@@ -52,7 +52,7 @@ def _never_idle(task: Task, observation: Observation) -> Choice:
 
 
 def _wanted(policy: Policy, task: Task, observation: Observation, tables: Tables | None) -> Choice:
-    if task.checkpoint_none and policy is not Policy.ON_DEMAND:
+    if task.saves_nothing and policy is not Policy.ON_DEMAND:
         return anew(task, observation)
     match policy:
         case Policy.UNIFORM:

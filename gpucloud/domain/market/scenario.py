@@ -28,7 +28,7 @@ class Scenario:
 
     Without a `deadline` nothing ends it but its work and its budget. `work` is that of `nodes` nodes; on
     `least_nodes` of them, where that is not 0, it also goes on, and takes longer. `terms` say how machines are billed,
-    with what stands beside them. `checkpoint_none` is what policies are told: the job file says that nothing is saved.
+    with what stands beside them. `saves_nothing` is what policies are told of its script: it begins anew.
     On one `market` alone nothing is chosen to keep the deadline, which ends the job all the same.
     """
 
@@ -38,7 +38,7 @@ class Scenario:
     nodes: int
     recovery: Recovery
     least_nodes: int = 0
-    checkpoint_none: bool = False
+    saves_nothing: bool = False
     terms: Terms = PLAIN_TERMS
     market: MarketPolicy = MarketPolicy.AUTO
 
@@ -62,7 +62,7 @@ def task_of(scenario: Scenario, market: RecordedMarket) -> Task:
         tick_s=float(LOOK_S),
         nodes=scenario.nodes,
         least_nodes=scenario.least_nodes or scenario.nodes,
-        checkpoint_none=scenario.checkpoint_none,
+        saves_nothing=scenario.saves_nothing,
     )
 
 

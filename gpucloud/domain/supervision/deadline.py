@@ -366,7 +366,7 @@ def task_of(case: Situation) -> Task:
         handover_s=case.pace.handover.total_seconds(),
         nodes=case.goal.nodes,
         least_nodes=case.goal.fewest(Market.SPOT),
-        checkpoint_none=case.saves_nothing,
+        saves_nothing=case.saves_nothing,
     )
 
 

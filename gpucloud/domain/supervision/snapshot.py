@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from enum import Enum
 
-from gpucloud.domain.checkpoint.protection import NEVER, Saving
+from gpucloud.domain.checkpoint.protection import Saving, saves_nothing
 from gpucloud.domain.job.code import is_name
 from gpucloud.domain.job.spec import CheckpointPolicy, Cloud, IdlePolicy, Market, OnNotice, Policy
 from gpucloud.domain.market.learned import Tables
@@ -424,7 +424,7 @@ def goal_of(order: Order, who: Supervising) -> Goal:
         saves_alone=kept is not None,
         has_outputs=bool(job.outputs),
         uses_library=who.saving is Saving.RESUME,
-        saves_nothing=job.checkpoint.none or who.saving in NEVER,
+        saves_nothing=saves_nothing(job, who.saving),
         saves_unasked=kept is not None and kept.on_notice is OnNotice.NONE,
         policy=None if on_machine else job.deadline_policy,
         work=None if on_machine else job.work,

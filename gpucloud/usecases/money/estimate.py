@@ -126,7 +126,7 @@ class Estimator:
             replayed = any(one.outlook is not None and one.outlook.windows for one in bare.candidates)
             recorded = self.outlooks.recordings(needs.offer.gpus) if replayed else ()
             return replace(known, outlook=bare.candidates[0].outlook, recorded=recorded)
-        task = task_of(job, needs)
+        task = self.planner.task(job, needs)
         known = replace(known, recorded=self.outlooks.recordings(needs.offer.gpus))
         policies = tuple(self._policies(job, needs, stage)) if stage.fallback and job.deadline is not None else ()
         outlook = dict(policies).get(job.policy) if policies else self._outlook(job, needs, stage)
@@ -172,7 +172,7 @@ class Estimator:
         """Under the policy; as it goes without any where the job has no deadline, but may go on demand."""
         windows = {"windows": _FEW} if few else {}
         asked = _asked(job, stage, policy)
-        return self.outlooks.outlook(asked, task_of(job, needs), stage, budget_usd=job.budget_usd, **windows)
+        return self.outlooks.outlook(asked, self.planner.task(job, needs), stage, budget_usd=job.budget_usd, **windows)
 
     def _policies(self, job: Job, needs: Needs, stage: Stage) -> Iterator[tuple[Policy, Summary]]:
         for policy in (Policy.LEARNED, QUICK, Policy.GREEDY):
@@ -253,9 +253,13 @@ class Planner:
         """Whether the job's script saves at all, as far as can be seen."""
         return self.saving(job) not in NEVER
 
+    def task(self, job: Job, needs: Needs) -> Task:
+        """Return the job as policies are told of it."""
+        return task_of(job, needs, self.saving(job))
+
     def undisturbed(self, job: Job, needs: Needs) -> Summary:
         """Return what the job comes to on machines that nothing interrupts."""
-        return undisturbed(task_of(job, needs), self.start)
+        return undisturbed(self.task(job, needs), self.start)
 
     def plan(self, job: Job) -> Plan:
         """Return the plan of a new run; nothing is written.
@@ -322,7 +326,7 @@ class Planner:
         if safe is None:
             return None
         left_usd = job.budget_usd - used.usd - safe.kept_usd
-        why = begins_on_demand_for(job, plan.offers, needs, left_usd)
+        why = begins_on_demand_for(job, plan.offers, needs, left_usd, self.saving(job))
         if why is None or on_demand_usd(job, needs) > left_usd:  # without the money it goes on with spot machines
             return None
         return replace(with_on_demand_first(plan, safe), on_demand_for=why)
@@ -343,7 +347,7 @@ class Planner:
         if self.outlooks is None or stage is None:
             return None
         asked = _asked(job, stage, policy)
-        return self.outlooks().outlook(asked, task_of(job, needs), stage, budget_usd=budget_usd)
+        return self.outlooks().outlook(asked, self.task(job, needs), stage, budget_usd=budget_usd)
 
     def _refuse_what_cannot_be_kept(self, job: Job, offers: tuple[Offer, ...]) -> None:
         undated = replace(job, deadline=None)  # it is asked of money alone
@@ -353,11 +357,11 @@ class Planner:
 
         def is_too_long(needs: Needs) -> bool:
             stage = stage_of(job, offers, needs, self.terms, self.saving(job))
-            return bool(stage and self.outlooks and self.outlooks().is_too_long(task_of(job, needs), stage))
+            return bool(stage and self.outlooks and self.outlooks().is_too_long(self.task(job, needs), stage))
 
         known = (foresee, is_too_long) if self.outlooks is not None and is_replayed(job, offers[0]) else None
-        saves = self.saving(job) is not Saving.NOTHING
-        refuse_what_cannot_be_kept(job, offers, self.changeover, self.prepaid_rule, known, saves=saves)
+        saving = self.saving(job)
+        refuse_what_cannot_be_kept(job, offers, self.changeover, self.prepaid_rule, known, saving=saving)
 
     def offers(self, job: Job) -> tuple[Offer, ...]:
         """Return the market's offers, at the price of a node with what it has beside."""
