@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 from unittest import mock
 
@@ -58,6 +59,21 @@ class InlinePool:
 
     def shutdown(self, *, wait: bool = True, cancel_futures: bool = False) -> None:
         """Nothing is left to do."""
+
+
+class InlineThread:
+    """A thread whose work is done when it is started."""
+
+    def __init__(self, *, target: Callable[[], object], name: str, daemon: bool) -> None:
+        del name, daemon
+        self._target = target
+
+    def start(self) -> None:
+        """Do it."""
+        self._target()
+
+    def join(self, timeout: float | None = None) -> None:
+        """It is done."""
 
 
 class Trees:
@@ -161,6 +177,7 @@ def as_process(cloud: object) -> Iterator[None]:
         mock.patch("gpucloud.cli.commands.logs.Gpucloud", return_value=cloud),
         mock.patch("gpucloud.cli.commands.events.Gpucloud", return_value=cloud),
         mock.patch("gpucloud.usecases.supervise.session.ThreadPoolExecutor", InlinePool),
+        mock.patch("gpucloud.usecases.jobstore.events.threading", SimpleNamespace(Thread=InlineThread)),
         mock.patch("gpucloud.usecases.jobstore.lease.Lease._renew_for_ever"),  # by a clock that does not stand still
         mock.patch("gpucloud.adapters.transfer.sync._refusal", _TREES.refusal),
         mock.patch("gpucloud.system.processes.started", return_value=f"process {number}"),

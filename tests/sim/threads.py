@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from gpucloud.usecases.jobstore import lease
+from gpucloud.usecases.jobstore import events, lease
 from gpucloud.usecases.supervise import agents, observe, prepare, session
 from tests.sim.loom import Killed, Loom, Process
 
@@ -28,6 +28,7 @@ def simulated(
     with contextlib.ExitStack() as stack:
         for module, name, stand_in in (
             (lease, "threading", Threading(loom)),
+            (events, "threading", Threading(loom)),
             (lease, "os", SimpleNamespace(getpid=lambda: loom.process.pid)),
             (lease, "socket", SimpleNamespace(gethostname=lambda: loom.process.host)),
             (lease, "processes", here),
@@ -110,8 +111,8 @@ class Thread:
     def start(self) -> None:
         self._loom.spawn(self._loom.process, self._run)
 
-    def join(self) -> None:
-        self._done.wait()
+    def join(self, timeout: float | None = None) -> None:
+        self._done.wait(timeout)
 
     def _run(self) -> None:
         self._target()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
@@ -13,7 +15,7 @@ import pytest
 import gpucloud
 from gpucloud.domain import codec
 from gpucloud.domain.checkpoint.manifest import Counts, Why
-from gpucloud.domain.errors import CredentialsError, StoreError
+from gpucloud.domain.errors import CredentialsError, LeaseHeld, StoreError
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.node.node import EndCause, Fault
 from gpucloud.domain.offer import Pool
@@ -35,9 +37,11 @@ from gpucloud.domain.state.state import (
 )
 from gpucloud.domain.supervision.happened import happened, submitted, with_budget_reached
 from gpucloud.domain.supervision.transitions import reopen
+from gpucloud.system.retries import SystemClock
+from gpucloud.usecases.jobstore import lease as lease_module
 from gpucloud.usecases.jobstore.events import EventLog, Outbox, told
 from gpucloud.usecases.jobstore.jobstore import JobStore
-from gpucloud.usecases.jobstore.lease import take
+from gpucloud.usecases.jobstore.lease import StoreClock, take
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.unit.worlds import NOW
@@ -340,21 +344,105 @@ class Refusing(MemoryStore):
         return super().list(prefix)
 
 
+def stored(box):
+    box.store()
+    box.wait(5)
+
+
 @pytest.mark.parametrize("error", [StoreError("full"), CredentialsError("expired")])
 def test_what_a_store_does_not_take_waits_and_is_tried_again_in_a_while(error):
     store, at = Refusing(), [0.0]
     box = Outbox(log=EventLog(store, "job"), uptime=lambda: at[0])
     store.error = error
     assert [one.which for one in box.add([event("1"), event("2")])] == ["1", "2"]
-    box.store()
-    box.store()
-    assert (store.puts, len(box.pending)) == (1, 2)
+    stored(box)
+    stored(box)
+    assert (store.puts, len(box.pending)) == (2, 2)
 
     store.error, at[0] = None, 11.0
-    box.store()
+    stored(box)
 
     assert box.pending == ()
     assert [one.which for one in EventLog(store, "job").read()] == ["1", "2"]
+
+
+def test_one_event_that_a_store_refuses_holds_none_behind_it_back():
+    class OneRefused(MemoryStore):
+        def put(self, key, data, **conditions):
+            if key.endswith("attempt.1.json"):
+                raise StoreError("no")
+            return super().put(key, data, **conditions)
+
+    log = EventLog(OneRefused(JumpingClock()), "job")
+    box = Outbox(log=log, uptime=lambda: 0.0, pending=tuple(event(which) for which in "123"))
+    stored(box)
+    assert [one.which for one in log.read()] == ["2", "3"]
+    assert [one.which for one in box.pending] == ["1"]
+
+
+def test_a_store_that_takes_nothing_is_not_asked_for_every_event_that_waits():
+    store = Refusing()
+    store.error = StoreError("full")
+    at = [0.0]
+    box = Outbox(log=EventLog(store, "job"), uptime=lambda: at[0], pending=tuple(event(str(n)) for n in range(9)))
+    stored(box)
+    assert store.puts == 3
+    at[0] = 11.0
+    stored(box)
+    assert store.puts == 6
+
+
+def test_a_put_that_hangs_for_longer_than_the_lease_takes_it_from_nobody_and_stops_no_write(monkeypatch):
+    goes_on = threading.Event()
+
+    class Hanging(MemoryStore):
+        def put(self, key, data, **conditions):
+            if "/events/" in key:
+                goes_on.wait(20)
+            return super().put(key, data, **conditions)
+
+    monkeypatch.setattr(lease_module, "_PUTS_S", 0.2)
+    jobs = JobStore(Hanging(SystemClock()), "job")
+    jobs.create(replace(BARE, lease_s=0.5))
+    try:
+        with take(jobs, SystemClock(), tells=True) as lease:
+            lease.write(replace(lease.state, pool=ANOTHER))
+            began, seq = time.monotonic(), jobs.load()[0].seq
+            while time.monotonic() - began < 1.5:
+                with pytest.raises(LeaseHeld):
+                    take(jobs, SystemClock())
+                lease.confirm()
+                time.sleep(0.05)
+            lease.write(replace(lease.state, pool=POOL))
+            assert jobs.load()[0].seq >= seq + 5
+        left = jobs.load()[0]
+        assert (left.owner, [one.kind for one in left.pending_events]) == (None, ["planned", "planned"])
+    finally:
+        goes_on.set()
+    with take(jobs, SystemClock(), tells=True) as lease:
+        lease.write(lease.state)
+    assert jobs.load()[0].pending_events == ()
+    assert len(jobs.events.read()) == 2
+
+
+def test_no_write_of_a_state_asks_the_store_for_its_time():
+    class Asked(MemoryStore):
+        asked = 0
+
+        def get(self, key):
+            self.asked += key.endswith("/order.json")
+            return super().get(key)
+
+    clock = JumpingClock(NOW)
+    store = Asked(clock)
+    jobs = JobStore(store, "job")
+    jobs.create(BARE)
+    with take(jobs, StoreClock(clock, jobs, print), tells=True) as lease:
+        asked = store.asked
+        clock.sleep(3600)
+        lease.write(replace(lease.state, pool=ANOTHER))
+        assert store.asked == asked
+    assert [one.at for one in jobs.events.read()] == [later(3600)]
 
 
 def test_what_was_put_is_put_no_more():
@@ -362,7 +450,7 @@ def test_what_was_put_is_put_no_more():
     box = Outbox(log=EventLog(store, "job"), uptime=lambda: 0.0)
     for _ in range(3):
         box.add([event()])
-        box.store()
+        stored(box)
     assert store.puts == 1
 
 

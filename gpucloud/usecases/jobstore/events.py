@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 from gpucloud.domain import codec
-from gpucloud.domain.errors import CredentialsError, StoreError
 from gpucloud.domain.state.event import MOST_PENDING, Event, in_order
 from gpucloud.domain.state.state import JobState
 from gpucloud.store import ObjectStore, Stored, get_small, put_once
 
-_READ_AT_ONCE, _PUT_AT_ONCE = 16, 100
-_TRIED_AGAIN_S = 10.0
+_READ_AT_ONCE = 16
+_TRIED_AGAIN_S, _MOST_FAILURES = 10.0, 3
 MOST_READ, _MOST_BYTES = 20_000, 32 << 20
 """Of events that are read of a job: machines that drive it may write as many as they like."""
 
@@ -61,37 +62,74 @@ class EventLog:
 class Outbox:
     """Events on their way: written with the state that tells them, then put into the `log`, if there is one.
 
-    One that was put is left out of the state from its next write on. What fails is tried again in a while: nothing
-    waits for it, and whoever has the job next finds it in the state.
+    They are put beside, one after the other, by a thread that nothing waits for: a store that hangs holds no lease up.
+    One that was put is left out of the state from its next write on. What fails is tried again in a while, after the
+    others; whoever has the job next finds it in the state.
     """
 
     log: EventLog | None
     uptime: Callable[[], float]
     pending: tuple[Event, ...] = ()
     _put: set[str] = field(default_factory=set)
+    _failed: set[str] = field(default_factory=set)
     _failed_at: float | None = None
+    _ready: list[Event] = field(default_factory=list)
+    _thread: threading.Thread | None = None
+    _at_work: bool = False
+    _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def add(self, news: Iterable[Event]) -> tuple[Event, ...]:
         """Take what has happened, but what was put already, and return all that waits."""
-        waiting = {one.name: one for one in self.pending}
-        for one in news:
-            if one.name not in self._put:
-                waiting.setdefault(one.name, one)
-        self.pending = tuple(waiting.values())[:MOST_PENDING]
-        return self.pending
+        with self._lock:
+            waiting = {one.name: one for one in self.pending}
+            for one in news:
+                if one.name not in self._put:
+                    waiting.setdefault(one.name, one)
+            self.pending = tuple(waiting.values())[:MOST_PENDING]
+            return self.pending
 
     def store(self) -> None:
-        """Put what waits, one after the other, until the store takes one no more."""
-        if self.log is None or (self._failed_at is not None and self.uptime() - self._failed_at < _TRIED_AGAIN_S):
-            return
-        try:
-            for one in self.pending[:_PUT_AT_ONCE]:
-                self.log.put(one)
-                self._put.add(one.name)
-            self._failed_at = None
-        except (StoreError, CredentialsError):
-            self._failed_at = self.uptime()
-        self.pending = tuple(one for one in self.pending if one.name not in self._put)
+        """Have what waits put: a state that says so is written."""
+        with self._lock:
+            self._ready = sorted(self.pending, key=lambda one: one.name in self._failed)
+            rests = self._failed_at is not None and self.uptime() - self._failed_at < _TRIED_AGAIN_S
+            if self.log is None or rests or self._at_work or not self._ready:
+                return
+            self._at_work, self._failed_at = True, None
+            self._thread = threading.Thread(target=partial(self._work, self.log), name="events", daemon=True)
+            self._thread.start()
+
+    def wait(self, seconds: float) -> None:
+        """Wait so long at the most until all is put, or has failed."""
+        with self._lock:
+            thread = self._thread
+        if thread is not None:
+            thread.join(seconds)
+
+    def _work(self, log: EventLog) -> None:
+        tried: set[str] = set()
+        failures = 0
+        while (event := self._next(tried, failures)) is not None:
+            tried.add(event.name)
+            try:
+                log.put(event)
+            except Exception:  # noqa: BLE001  whatever it is, the event waits in the state, and the next ones may do
+                failures += 1
+                with self._lock:
+                    self._failed.add(event.name)
+                continue
+            with self._lock:
+                self._put.add(event.name)
+                self.pending = tuple(one for one in self.pending if one.name != event.name)
+
+    def _next(self, tried: set[str], failures: int) -> Event | None:
+        """Return what is to be put next; None ends the thread, and the next write begins another."""
+        with self._lock:
+            left = (one for one in self._ready if one.name not in tried | self._put)
+            event = next(left, None) if failures < _MOST_FAILURES else None
+            if event is None:
+                self._at_work, self._failed_at = False, self.uptime() if failures else None
+            return event
 
 
 Loaded = tuple[JobState, Stored]

@@ -26,6 +26,8 @@ from gpucloud.usecases.jobstore.jobstore import JobStore
 _UNUSED_S = 3600.0
 """Longer than any one pass takes. Whoever does not come by for so long hangs, and another may have the job."""
 
+_PUTS_S = 5.0
+
 
 class Lease:
     """A job's state, held by this process. Use as a context: it is renewed beside and given back at the end.
@@ -46,7 +48,7 @@ class Lease:
         tells: bool = False,
     ) -> None:
         self._jobs = jobs
-        self._clock = clock
+        self._now = clock.known if isinstance(clock, StoreClock) else clock.now  # the lock waits for no other call
         self._state = self._compared = state
         self._seq = state.seq
         self._version = version
@@ -94,12 +96,12 @@ class Lease:
             self._version = self._put()
             self._unsure.clear()
             self._written_at = started
-            self._outbox.store()  # what a state says has happened is told once it is so, and before it is acted on
+            self._outbox.store()  # what a state says has happened is told once it is so
 
     def _with_news(self, state: JobState) -> tuple[Event, ...]:
         """Return the events that are written with this state: what it says has happened, and what waits from before."""
         compared, self._compared = self._compared, state
-        return self._outbox.add(happened(compared, state, self._clock.now()))
+        return self._outbox.add(happened(compared, state, self._now()))
 
     def confirm(self) -> None:
         """Make sure that the job is ours still: write, if the last write is older than a third of the lease.
@@ -130,12 +132,18 @@ class Lease:
         return self
 
     def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
-        """Stop renewing and give the lease back; the state stays. After a failure, one more is not told."""
+        """Stop renewing and give the lease back; the state stays. After a failure, one more is not told.
+
+        Events that are not put in a while wait in the state for whoever comes next.
+        """
+        until = self._uptime() + _PUTS_S
+        self._outbox.wait(_PUTS_S)
         self._end.set()
         self._thread.join()
         if self._lost is None:
             with suppress(*(() if failure is None else (GpucloudError,))):
                 self.write(replace(self._state, owner=None))
+        self._outbox.wait(max(0.0, until - self._uptime()))
 
     def _put(self) -> str:
         """Return the version under which the state is stored now.
@@ -304,6 +312,10 @@ class StoreClock:
             self._ask()
             here = self.clock.now()
         return here - self._ahead
+
+    def known(self) -> datetime:
+        """Return the time by what is known of the store's: nothing is asked, and any thread may call it."""
+        return self.clock.now() - self._ahead
 
     def sleep(self, seconds: float) -> None:
         """Wait."""
