@@ -120,6 +120,22 @@ def test_what_an_earlier_attempt_lost_is_told_beside_what_a_later_one_brought_ho
     assert told(replace(second, reason=ExitReason.SUCCEEDED, outputs=())) == stays
 
 
+@pytest.mark.parametrize(
+    ("supervisor", "why"),
+    [
+        ("process 1 on vm", "of attempt 1 is being brought from a"),
+        (None, "of attempt 1 did not come home: it went with a"),
+    ],
+)
+def test_what_somebody_fetches_is_on_its_way_and_lost_once_nobody_does(supervisor: str | None, why: str) -> None:
+    spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal(0))
+    lost = MissingOutput(path="out/", why="of attempt 1 did not come home: it went with a", attempt=1)
+    first = replace(opened("a"), reason=ExitReason.INTERRUPTED, missing_outputs=(lost,), outputs_coming=True)
+    known = report(state(attempts=(first,)), spend, (), NO_GROUP, supervisor)
+    assert missing_lines(known) == [f"outputs: out/ {why}"]
+    assert [one["why"] for one in report_json(known)["missing_outputs"]] == [why]
+
+
 def test_what_is_in_the_store_alone_is_not_told_as_home() -> None:
     spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal(0))
     lost = MissingOutput(path="out/", why="of attempt 1 did not come home: it went with a", attempt=1)

@@ -57,6 +57,7 @@ from gpucloud.domain.supervision.snapshot import (
     Rules,
     asked_of,
     left_on_hosts,
+    missing_outputs,
 )
 from gpucloud.ports import Brought
 from gpucloud.usecases.jobstore.jobstore import JobStore
@@ -1016,12 +1017,22 @@ def rescuing(fails=0):
 LOST = "outputs: results/ of attempt 1 did not come home: whatever was written there goes with a, the machine of rank 0"
 
 
-def test_outputs_of_a_machine_with_a_notice_are_brought_beside_what_follows_and_lost_until_they_are_there():
+ON_THE_WAY = "outputs: results/ of attempt 1 is being brought from a"
+
+
+def shown(known, supervised):
+    return [missing_line(one) for one in missing_outputs(known, supervised=supervised)]
+
+
+def test_outputs_of_a_machine_with_a_notice_are_brought_beside_what_follows_and_are_on_their_way_until_they_are_there():
     home, told, closed = rescuing()
     assert [missing_line(one) for one in closed.missing_outputs] == [LOST]
-    assert home.with_rescued(closed) == closed
+    coming = home.with_rescued(closed)
+    assert (shown(coming, True), shown(coming, False)) == ([ON_THE_WAY], [LOST])  # nobody else goes on with it
+    assert homecoming(0)[0].with_rescued(coming) == closed
     home.pool.do()
-    assert [one.missing_outputs for one in home.with_rescued(closed).attempts] == [MISSING]
+    assert [one.missing_outputs for one in home.with_rescued(coming).attempts] == [MISSING]
+    assert shown(home.with_rescued(coming), True) == [missing_line(one) for one in MISSING]
     again = replace(closed, attempts=(*closed.attempts, replace(opened("b"), number=2)))
     again = home.with_rescued(again)  # as often as it takes to be written down
     assert again.missing_outputs == ()
@@ -1038,8 +1049,10 @@ def test_outputs_of_a_machine_with_a_notice_are_brought_beside_what_follows_and_
 
 def test_outputs_that_do_not_come_before_their_machine_goes_are_told_to_be_lost_once():
     home, told, closed = rescuing(fails=1)
+    coming = home.with_rescued(closed)
     home.pool.do()
-    assert home.with_rescued(home.with_rescued(closed)) == closed
+    assert home.with_rescued(home.with_rescued(coming)) == closed
+    assert shown(home.with_rescued(coming), True) == [LOST]
     assert told[1:] == ["the outputs could not be brought home: a: connection reset", LOST]
 
 

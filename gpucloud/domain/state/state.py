@@ -179,8 +179,7 @@ class Attempt:
     stepped_at: datetime | None = None
     last_step_at: datetime | None = None
     total_steps: int | None = None
-    killed_at: datetime | None = None
-    """When its ranks were first ordered to be killed: what still runs long after that does not die."""
+    killed_at: datetime | None = None  # when its ranks were first told to be killed: what runs long after does not die
     failed_at: datetime | None = None  # since when a member's script is known to have failed
     done_at: datetime | None = None
     """When all members' scripts were known to be done: what is left is to bring their results home."""
@@ -196,6 +195,7 @@ class Attempt:
     missing_outputs: tuple[MissingOutput, ...] = ()  # what did not come home when it ended
     outputs: tuple[str, ...] = ()  # those of the job file that it was started under; none in older states
     outputs_came: bool = False  # whether its outputs were fetched from a machine that the job then lost
+    outputs_coming: bool = False  # whether whoever supervises fetches them; what is missing is so if that fails
     counts: Counts | None = None
     """What its steps are, as it told them; None before it told any, and in states of before that was stored."""
     printed_step: int | None = None  # the newest that its output told, where the job file has a pattern for that

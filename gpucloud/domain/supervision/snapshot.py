@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -69,6 +69,18 @@ def _with_left(state: JobState) -> tuple[Attempt, ...]:
 def are_left(attempt: Attempt) -> bool:
     """Whether outputs of it did not come home."""
     return any(one.attempt == attempt.number for one in attempt.missing_outputs)
+
+
+def missing_outputs(state: JobState, *, supervised: bool) -> tuple[MissingOutput, ...]:
+    """Return what did not come home; what whoever supervises is fetching is on its way, and not lost so far."""
+    coming = {one.number: one.members[0].node_id for one in state.attempts if supervised and one.outputs_coming}
+
+    def told(one: MissingOutput) -> MissingOutput:
+        if one.attempt not in coming:
+            return one
+        return replace(one, why=f"of attempt {one.attempt} is being brought from {coming[one.attempt]}")
+
+    return tuple(map(told, state.missing_outputs))
 
 
 def where_they_lie(node: Node, tree: str) -> str | None:

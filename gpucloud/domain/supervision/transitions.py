@@ -257,9 +257,9 @@ def finish(state: JobState, action: Finish, now: datetime) -> JobState:
 
 
 def pause(state: JobState, message: str, missing_outputs: tuple[MissingOutput, ...] | None = None) -> JobState:
-    """Return the state of a job that its machines drive no more; what is missing of its last attempt, where known."""
+    """Return the state of a job that its machines drive no more; what of its last attempt is lost if it never comes."""
     if missing_outputs is not None:
-        state = _with_attempt(state, replace(state.attempts[-1], missing_outputs=missing_outputs))
+        state = _with_attempt(state, replace(state.attempts[-1], missing_outputs=missing_outputs, outputs_coming=True))
     return replace(state, message=message)
 
 

@@ -28,7 +28,7 @@ from gpucloud.domain.state.state import (
 )
 from gpucloud.domain.supervision.budget import LimitEnd, Resumption
 from gpucloud.domain.supervision.membership import unit_of
-from gpucloud.domain.supervision.snapshot import Limits
+from gpucloud.domain.supervision.snapshot import Limits, missing_outputs
 from gpucloud.domain.supervision.strays import resumed, stopped_at
 from gpucloud.domain.supervision.transitions import as_told, lost_with_machines
 from gpucloud.usecases.jobstore.condition import (
@@ -408,7 +408,7 @@ def report(
         quarantined=state.quarantined,
         tags=state.tags,
         capacity_decision=None if state.status.ended else state.capacity_decision,
-        missing_outputs=state.missing_outputs,
+        missing_outputs=missing_outputs(state, supervised=supervisor is not None),
         drives_itself=state.drives_itself,
         prepared=bool(state.alive) and all(interval.prepared for interval in state.alive),
         ended_at=state.ended_at,

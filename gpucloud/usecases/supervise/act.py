@@ -379,7 +379,7 @@ class Actor:
             case CloseAttempt():
                 left = self.closing.bring(action, snapshot)
                 closed = transitions.close_attempt(state, action, snapshot.now, left.missing, left.failure)
-                self.lease.write(self._with_money(closed, snapshot, goal))
+                self.lease.write(self._with_money(self.closing.home.with_rescued(closed), snapshot, goal))
             case Finish():
                 self._keep_failed_setup(action, snapshot)
                 state = self.closing.home.with_rescued(state)
@@ -418,7 +418,7 @@ class Actor:
             self.services.clock.sleep(self.services.period_s)
             return  # what is seen of the node by then says what to do about it
         self._keep_lock(action)
-        state = self.closing.move_on(self.lease.state, action.node_ids[0], tree)
+        state = self.closing.home.with_rescued(self.closing.move_on(self.lease.state, action.node_ids[0], tree))
         self.lease.write(transitions.open_attempt(state, action, port, snapshot.now, tree, self.services.job))
 
     def _keep_lock(self, action: OpenAttempt) -> None:

@@ -247,13 +247,16 @@ class OutputsHome:
         return replace(state, attempts=(*before, waits))
 
     def with_rescued(self, state: JobState) -> JobState:
-        """Return the state with what has come of machines that went; that it could not come is told once."""
+        """Return the state with what has come of machines that went, or is to; that it could not is told once."""
         self._see_rescued()
-        for number, brought in self._rescued.items():
-            if number not in self._billed:
-                SundryLedger(services=self.services).bill_sent(state, number, brought.size)
-                self._billed.add(number)
-        return replace(state, attempts=tuple(map(self._as_it_came, state.attempts)))
+        for number in self._rescued.keys() - self._billed:
+            SundryLedger(services=self.services).bill_sent(state, number, self._rescued[number].size)
+            self._billed.add(number)
+        return replace(state, attempts=tuple(map(self._as_it_stands, map(self._as_it_came, state.attempts))))
+
+    def _as_it_stands(self, attempt: Attempt) -> Attempt:
+        first = self._rescue.attempt if self._rescue is not None else self._attempt
+        return replace(attempt, outputs_coming=self.busy and attempt.number == first and are_left(attempt))
 
     def _as_it_came(self, attempt: Attempt) -> Attempt:
         if attempt.number in self._rescued:
@@ -267,8 +270,7 @@ class OutputsHome:
         if self._rescue is None or not self._rescue.work.done():
             return
         rescue, self._rescue = self._rescue, None
-        error = rescue.work.exception()
-        if error is None:
+        if (error := rescue.work.exception()) is None:
             self._rescued[rescue.attempt] = rescue.work.result()
         elif isinstance(error, NodeError | StoreError):
             self._leave(rescue.attempt, rescue.lost, error)

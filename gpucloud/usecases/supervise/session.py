@@ -296,8 +296,8 @@ def _is_news(old: JobState, new: JobState, now: datetime) -> bool:
     return tells or not is_same or any(getattr(old, name) != getattr(new, name) for name in watched)
 
 
-def _came(state: JobState) -> tuple[bool, ...]:
-    return tuple(attempt.outputs_came for attempt in state.attempts)
+def _came(state: JobState) -> tuple[tuple[bool, bool], ...]:
+    return tuple((attempt.outputs_came, attempt.outputs_coming) for attempt in state.attempts)
 
 
 def _unheard(state: JobState) -> tuple[UsageInterval, ...]:
