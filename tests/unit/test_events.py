@@ -233,6 +233,60 @@ def test_the_parts_of_a_start_add_up_and_begin_where_the_attempt_before_ended():
     assert started.seconds == 120.0
 
 
+DAYS = 3 * 86400
+
+
+def started_after(before, seconds):
+    stepped = replace(before.attempts[-1], first_step=1, last_step=1, stepped_at=later(seconds))
+    found = happened(before, replace(before, attempts=(*before.attempts[:-1], stepped)), later(seconds))
+    (one,) = (one for one in found if one.kind == "started")
+    return dict(one.parts)
+
+
+def test_a_start_of_a_run_that_goes_on_begins_where_it_was_ordered_to():
+    first = attempt(reason=ExitReason.USER_ERROR, ended_at=later(600))
+    nodes = (machine("i-1", ended_at=later(610)), machine("i-2", launched_at=later(DAYS + 60)))
+    going_on = (first, attempt(2, "i-2", started_at=later(DAYS + 120)))
+    before = replace(BARE, nodes=nodes, attempts=going_on, began_at=later(DAYS))
+    assert started_after(before, DAYS + 150) == {"machines": 60.0, "preparation": 60.0, "first_step": 30.0}
+
+
+def test_machines_that_stood_ready_before_a_first_start_count_from_when_it_was_ordered():
+    before = replace(BARE, nodes=(machine("i-1"),), attempts=(attempt(started_at=later(DAYS + 5)),))
+    assert started_after(replace(before, began_at=later(DAYS)), DAYS + 9) == {"preparation": 5.0, "first_step": 4.0}
+
+
+def test_an_end_after_the_last_start_is_where_the_next_attempt_begins():
+    first = attempt(reason=ExitReason.LOST, ended_at=later(10))
+    nodes = (machine("i-1"), machine("i-2", launched_at=later(40)))
+    before = replace(BARE, nodes=nodes, attempts=(first, attempt(2, "i-2", started_at=later(100))), began_at=NOW)
+    assert started_after(before, 130) == {"machines": 30.0, "preparation": 60.0, "first_step": 30.0}
+
+
+def milestones(before, after):
+    return [one.message for one in happened(before, after, later(999)) if one.kind == "milestone"]
+
+
+def test_the_end_of_an_attempt_that_is_outdated_is_no_milestone():
+    going = attempt(first_step=1, last_step=420, total_steps=1000, stepped_at=NOW, outdated=True)
+    before = replace(BARE, attempts=(going,))
+    ended = replace(going, total_steps=None, reason=ExitReason.INTERRUPTED, ended_at=later(5))
+    assert milestones(before, replace(before, attempts=(ended,))) == []
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_script_that_begins_anew_has_its_own_milestones(known):
+    first = attempt(first_step=1, last_step=900, total_steps=1000, stepped_at=NOW, reason=ExitReason.HUNG)
+    second = attempt(2, "i-2", started_at=later(700), begun_anew=known)
+    stepped = replace(second, first_step=1, last_step=1, total_steps=500, stepped_at=later(710))
+    later_on = replace(stepped, last_step=450)
+    before, after, much_later = (replace(BARE, attempts=(first, one)) for one in (second, stepped, later_on))
+    assert milestones(before, after) == []
+    assert milestones(after, much_later) == (["step 450 of 500: 90 %"] if known else [])
+    anew = replace(BARE, attempts=(first, replace(later_on, last_step=460, begun_anew=True)))
+    assert milestones(much_later, anew) == []
+
+
 @pytest.mark.parametrize(
     ("step", "total", "name"),
     [

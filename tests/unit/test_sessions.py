@@ -106,6 +106,22 @@ def test_a_second_train_after_one_that_kept_its_machines_is_a_run_of_its_own_and
     assert "this run has machines of its own" in again.stderr
 
 
+def test_how_long_a_start_took_counts_from_the_order_to_train_and_not_from_the_machines(outside: Outside) -> None:
+    assert give(outside, "up", "small.yaml").code == 0
+    up_at = state(outside).began_at
+    outside.pass_by(600)
+    assert give(outside, "reconcile", JOB).code == 0
+    assert state(outside).began_at == up_at
+    ordered_at = outside.clock.now()
+    assert give(outside, "train", "small.yaml").code == 0
+    began_at = state(outside).began_at
+    assert began_at is not None
+    assert began_at >= ordered_at
+    (started,) = (one for one in jobs(outside).events.read() if one.kind == "started")
+    assert started.seconds is not None
+    assert started.seconds < 600
+
+
 def test_whoever_ends_a_files_newest_run_hears_of_machines_that_another_run_of_it_keeps(outside: Outside) -> None:
     give(outside, "train", "small.yaml", "--keep")
     give(outside, "up", "small.yaml")

@@ -408,10 +408,10 @@ class JobState:
     enough_at: datetime | None = None
     had_budget_left: bool = False
     """Whether a job that ended at its budget had enough for another start: its machines' time was not prolonged."""
+    began_at: datetime | None = None  # when the newest start to train was ordered of those that found it not at it
     budget_mark: int = 0  # how many percent are spent that are told (`happened.MARKS`), and of which budget
     budget_mark_of: Decimal | None = None
-    pending_events: tuple[Event, ...] = ()
-    """What was written with this state, or before it, and may have no object of its own yet; the lease sees to it."""
+    pending_events: tuple[Event, ...] = ()  # told by this state or one before, and perhaps not put yet
 
     @property
     def dearest_usd_per_hour(self) -> Decimal:

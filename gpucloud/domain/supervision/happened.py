@@ -18,7 +18,7 @@ from gpucloud.domain.job.quantities import counted, format_span, format_usd
 from gpucloud.domain.market.policies import Mode
 from gpucloud.domain.state.event import Event, EventKind
 from gpucloud.domain.state.state import Attempt, ExitReason, Interruption, InterruptionKind, JobState, UsageInterval
-from gpucloud.domain.supervision.membership import unit_of
+from gpucloud.domain.supervision.membership import since_anew, unit_of
 
 MARKS = (50, 80, 100)
 """Percent of a budget that are told."""
@@ -35,7 +35,7 @@ _TAKEN = {
 
 def submitted(state: JobState, now: datetime) -> JobState:
     """Return a job's first state with what that tells."""
-    return replace(state, pending_events=(_submitted(state, now), _planned(state, now)))
+    return replace(state, began_at=now, pending_events=(_submitted(state, now), _planned(state, now)))
 
 
 def happened(before: JobState, after: JobState, now: datetime) -> tuple[Event, ...]:
@@ -266,6 +266,10 @@ def _parts(after: JobState, attempt: Attempt, now: datetime) -> tuple[tuple[str,
     """Return what a start consisted of: waiting for machines, preparing them, and the script until its first step."""
     ids, began = {member.node_id for member in attempt.members}, attempt.started_at
     last = next((one.ended_at for one in reversed(after.attempts) if one.number < attempt.number), None)
+    if after.began_at is not None and after.began_at <= began:
+        last = max(
+            last or after.began_at, after.began_at
+        )  # nothing was to train between a run's end and its next start
     launched = max((one.launched_at for one in after.nodes if one.node_id in ids), default=began)
     waited = [("machines", launched - last)] if last is not None and launched > last else []
     ready = max(launched, last) if last is not None else launched
@@ -311,24 +315,27 @@ def _milestone(before: JobState, after: JobState, now: datetime) -> Iterator[Eve
     attempt = after.attempts[-1] if after.attempts else None
     if attempt is None or attempt.last_step is None or unit_of(attempt, after.checkpoint) is not Counts.STEPS:
         return
-    total, best = _total(after), _best(after)
+    known = since_anew(after.attempts)
+    old = tuple(one for one in before.attempts if one.number >= known[0].number)
+    total, best, had = _total(known), _best(known), _best(old)
     mark = _mark(best, total)
-    if not mark or (_total(before) == total and _mark(_best(before), total) >= mark):
+    if not mark or attempt.last_step != best or best <= had or (_total(old) == total and _mark(had, total) >= mark):
         return
     which, percent = (f"{mark}-of-{total}", mark) if total else (f"step-{mark}", None)
+    which += f"-anew-{known[0].number}" if known[0].begun_anew else ""
     of = f" of {total}: {percent} %" if total else ""
     at = attempt.last_step_at or now
     number = attempt.number
     yield _event(EventKind.MILESTONE, after, at, which, f"step {best}{of}", attempt=number, step=best, percent=percent)
 
 
-def _best(state: JobState) -> int:
-    steps = (one.last_step or 0 for one in state.attempts if one.counts is not Counts.SAVES)
+def _best(attempts: tuple[Attempt, ...]) -> int:
+    steps = (one.last_step or 0 for one in attempts if one.counts is not Counts.SAVES)
     return max(steps, default=0)
 
 
-def _total(state: JobState) -> int | None:
-    return next((one.total_steps for one in reversed(state.attempts) if one.total_steps), None)
+def _total(attempts: tuple[Attempt, ...]) -> int | None:
+    return next((one.total_steps for one in reversed(attempts) if one.total_steps), None)
 
 
 def _mark(step: int, total: int | None) -> int:

@@ -20,7 +20,7 @@ from gpucloud.domain.job.quantities import counted, format_moment
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.node import fleet_of
 from gpucloud.domain.state.event import EventKind
-from gpucloud.domain.state.order import Order, is_closed
+from gpucloud.domain.state.order import Order, Until, is_closed
 from gpucloud.domain.state.state import ExitReason, JobState, UsageInterval
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import Action, Done, Pause, StayOn, Wait
@@ -167,7 +167,11 @@ def _enter(entering: Entering, orders: Orders, lease: Lease) -> Order:
     given = orders.give(entering.order, entering.over)
     orders.jobs.keep_spec(entering.spec)
     orders.jobs.keep_code_of(given.order, entering.over.order)
-    lease.write(entering.adopt(lease.state))
+    adopted = entering.adopt(lease.state)
+    until = (entering.over.order.until, given.order.until)
+    if not adopted.status.ended and (lease.state.status.ended or until == (Until.READY, Until.FINISHED)):
+        adopted = replace(adopted, began_at=orders.clock.now())
+    lease.write(adopted)
     return given.order
 
 
