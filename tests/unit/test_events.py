@@ -35,6 +35,7 @@ from gpucloud.domain.state.state import (
     Shortfall,
     UsageInterval,
 )
+from gpucloud.domain.supervision import happened as happened_module
 from gpucloud.domain.supervision.happened import happened, submitted, with_budget_reached
 from gpucloud.domain.supervision.transitions import reopen
 from gpucloud.system.retries import SystemClock
@@ -99,8 +100,8 @@ TOLD = (
         machine("i-1", ended_at=later(9), end_cause=EndCause.INTERRUPTED),
         machine("i-2", ended_at=later(9), end_cause=EndCause.CHOICE),
     )), [
-        ("machines_ended.i-2", "i-2 ended: choice"),
-        ("machines_ended.i-1", "i-1 ended: interrupted"),
+        ("machines_ended.i-2", "i-2 ended by gpucloud"),
+        ("machines_ended.i-1", "i-1 ended, taken by the cloud"),
     ]),
     ("a quarantine", BARE, replace(BARE, quarantined=(Quarantine(node_id="i-1", why="its GPU 3 fell off", at=NOW),)), [
         ("unhealthy.i-1", "i-1 takes no part any more: its GPU 3 fell off"),
@@ -150,12 +151,15 @@ TOLD = (
     ("a deadline at risk", replace(BARE, capacity_decision=decision()), replace(BARE, capacity_decision=decision(
         shortfall=Shortfall.TIME, warning="it will be 2 h late"
     )), [("deadline.0", "it will be 2 h late")]),
+    ("another deadline at risk", replace(BARE, capacity_decision=decision()), replace(BARE, capacity_decision=decision(
+        shortfall=Shortfall.TIME, warning="it will be 9 h late", deadline_at=later(3600)
+    )), [("deadline.0-of-20260301t130000", "it will be 9 h late")]),
     ("a first checkpoint", replace(RUNNING, checkpoint=None), RUNNING, [
-        ("checkpoint.1-first", "the checkpoint of step 20 is saved (due)"),
+        ("checkpoint.1-first", "the checkpoint of step 20 is saved, as was due"),
     ]),
     ("the next one", RUNNING, replace(RUNNING, checkpoint=replace(SAVED, step=22)), []),
     ("one for a notice", RUNNING, replace(RUNNING, checkpoint=replace(SAVED, step=24, why=Why.NOTICE)), [
-        ("checkpoint.1-24", "the checkpoint of step 24 is saved (notice)"),
+        ("checkpoint.1-24", "the checkpoint of step 24 is saved, for a machine is to be interrupted"),
     ]),
     ("half of a budget", replace(BARE, budget_mark_of=Decimal(40)),
      replace(BARE, budget_mark=50, budget_mark_of=Decimal(40)), [
@@ -369,6 +373,11 @@ def test_events_stand_by_time_then_kind_then_name_and_unknown_kinds_last():
     first, second = event(kind="submitted"), event(kind="planned")
     other, next_one = event(kind="teleported"), event(kind="ended", at=later(1))
     assert sorted([next_one, other, second, first], key=in_order) == [first, second, other, next_one]
+
+
+def test_every_cause_of_an_end_and_of_a_save_has_its_words():
+    assert set(happened_module._ENDED) == {None, *EndCause}
+    assert set(happened_module._SAVED_FOR) == set(Why)
 
 
 def test_every_kind_has_its_row_in_the_handbook():

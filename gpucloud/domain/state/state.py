@@ -201,8 +201,7 @@ class Attempt:
     printed_step: int | None = None  # the newest that its output told, where the job file has a pattern for that
     begun_anew: bool = False
     """Whether its script did not go on from the checkpoint that was put back, as its first save shows."""
-    outdated: bool = False
-    """Whether the next one runs other code, or runs it otherwise: how many steps it had counts until its end alone."""
+    outdated: bool = False  # whether the next one runs other code, or otherwise: its total counts until its end alone
     script: str = ""  # what it runs, and how (`script_of`); empty in states of before that was stored
     unsaved: str | None = None  # why its last steps are not saved, of a script that came to its end
 
@@ -327,6 +326,7 @@ class CapacityDecision:
     shortfall: Shortfall | None = None
     warning: str | None = None
     at: datetime | None = None
+    deadline_at: datetime | None = None  # the deadline that it was made for; None in older states
 
     @property
     def decided_at(self) -> datetime:

@@ -232,6 +232,7 @@ def _capacity_decision(case: Situation, mode: Mode, reason: Reason, shortfall: S
         shortfall=shortfall,
         warning=_warning(case, shortfall),
         at=case.snapshot.now,
+        deadline_at=case.goal.deadline_at,
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from gpucloud.domain.checkpoint.manifest import Counts, Why
 from gpucloud.domain.job.quantities import counted, format_span, format_usd
 from gpucloud.domain.market.policies import Mode
+from gpucloud.domain.node.node import EndCause
 from gpucloud.domain.state.event import Event, EventKind
 from gpucloud.domain.state.state import Attempt, ExitReason, Interruption, InterruptionKind, JobState, UsageInterval
 from gpucloud.domain.supervision.membership import since_anew, unit_of
@@ -30,6 +31,23 @@ _TAKEN = {
     InterruptionKind.NOTICE: ("has a notice of its interruption", "have a notice of their interruption"),
     InterruptionKind.LOST: ("is gone without notice", "are gone without notice"),
     InterruptionKind.FROZEN: ("does not answer, and is given up", "do not answer, and are given up"),
+}
+
+_ENDED = {
+    None: "",
+    EndCause.INTERRUPTED: ", taken by the cloud",
+    EndCause.SCHEDULE: ", for the paid time was over",
+    EndCause.CHOICE: " by gpucloud",
+    EndCause.CRASH: ", for the embedded fleet itself died",
+}
+_SAVED_FOR = {
+    Why.DUE: ", as was due",
+    Why.NOTICE: ", for a machine is to be interrupted",
+    Why.BUDGET: ", for the paid time comes to its end",
+    Why.ASKED: ", as the script asked",
+    Why.STOP: ", for somebody ends the run",
+    Why.LAST: ", for the script came to its end",
+    Why.TRIAL: ", for a trial of resuming",
 }
 
 
@@ -131,10 +149,8 @@ def _machines(before: JobState, after: JobState) -> Iterator[Event]:
     for cause, group in groupby(sorted(ended, key=_cause), key=_cause):
         some = list(group)
         at = max(one.ended_at for one in some if one.ended_at is not None)
-        why = f": {cause}" if cause else ""
-        yield _of_machines(
-            EventKind.MACHINES_ENDED, after, at, some, f"{_named(some)} ended{why}", reason=cause or None
-        )
+        message = f"{_named(some)} ended{_ENDED[some[0].end_cause]}"
+        yield _of_machines(EventKind.MACHINES_ENDED, after, at, some, message, reason=cause or None)
 
 
 def _has_ended(known: UsageInterval | None) -> bool:
@@ -355,17 +371,9 @@ def _checkpoint(before: JobState, after: JobState, now: datetime) -> Iterator[Ev
     if saved.why is Why.DUE and not first:
         return
     which = f"{attempt.number}-first" if saved.why is Why.DUE else f"{attempt.number}-{saved.step}"
-    yield _event(
-        EventKind.CHECKPOINT,
-        after,
-        now,
-        which,
-        f"the checkpoint of {saved} is saved ({saved.why.value})",
-        attempt=attempt.number,
-        step=saved.step,
-        saved=saved.step,
-        reason=saved.why.value,
-    )
+    said, number, step = f"the checkpoint of {saved} is saved{_SAVED_FOR[saved.why]}", attempt.number, saved.step
+    told = {"attempt": number, "step": step, "saved": step, "reason": saved.why.value}
+    yield _event(EventKind.CHECKPOINT, after, now, which, said, **told)
 
 
 def _money_and_time(before: JobState, after: JobState, now: datetime) -> Iterator[Event]:
@@ -380,8 +388,8 @@ def _money_and_time(before: JobState, after: JobState, now: datetime) -> Iterato
         yield _event(EventKind.BUDGET, after, now, f"{mark}-of-{budget:f}", message, percent=mark, usd=budget)
     made, was = after.capacity_decision, before.capacity_decision
     if made is not None and made.warning is not None and (was is None or was.warning is None):
-        number = len(after.attempts)
-        yield _event(EventKind.DEADLINE, after, made.decided_at, str(number), made.warning, reason=_short(after))
+        which = f"{len(after.attempts)}{f'-of-{_stamp(made.deadline_at)}' if made.deadline_at is not None else ''}"
+        yield _event(EventKind.DEADLINE, after, made.decided_at, which, made.warning, reason=_short(after))
 
 
 def _ends_at_budget(state: JobState) -> bool:
