@@ -193,8 +193,9 @@ def _await_end(case: Case) -> None:
 
 def _bring_home(case: Case) -> list[dict[str, Any]]:
     """See to what machines left for a command from outside, outputs and free parts; return the outputs that lack."""
-    last = case.line.run("down", "small", "--json", limit_s=_LIMIT_S)  # train would begin a new run after it
-    case.check(last.code == 0 and last.json["status"] == "succeeded", f"down at the end: {last.stderr}")
+    last = case.line.run("train", "small", "--json", limit_s=_LIMIT_S)
+    case.check(last.code == 0 and last.json["status"] == "succeeded", f"train at the end: {last.stderr}")
+    case.check(last.json["job"] == "small", f"train began a new run: {last.stderr}")
     arrived = case.line.folder / "outputs" / "small" / "results" / "deep" / "rank"
     case.check(arrived.is_file(), "the outputs did not come home")
     case.check(not case.line.group.describe(GROUP).exists, "the group is still there")
