@@ -19,7 +19,7 @@ from gpucloud.domain.errors import CredentialsError, LeaseHeld, StoreError
 from gpucloud.domain.job.spec import Market
 from gpucloud.domain.node.node import EndCause, Fault
 from gpucloud.domain.offer import Pool
-from gpucloud.domain.state.event import MOST_PENDING, Event, EventKind, event_json, in_order
+from gpucloud.domain.state.event import MOST_PENDING, MOST_PENDING_BYTES, Event, EventKind, event_json, in_order
 from gpucloud.domain.state.state import (
     Attempt,
     CapacityDecision,
@@ -39,6 +39,7 @@ from gpucloud.domain.supervision import happened as happened_module
 from gpucloud.domain.supervision.happened import happened, submitted, with_budget_reached
 from gpucloud.domain.supervision.transitions import reopen
 from gpucloud.system.retries import SystemClock
+from gpucloud.usecases.jobstore import events as events_module
 from gpucloud.usecases.jobstore import lease as lease_module
 from gpucloud.usecases.jobstore.events import EventLog, Outbox, told
 from gpucloud.usecases.jobstore.jobstore import JobStore
@@ -527,6 +528,48 @@ def test_an_event_that_is_there_stays_as_it_is():
 def test_no_more_events_wait_than_a_state_may_have():
     box = Outbox(log=None, uptime=lambda: 0.0)
     assert len(box.add(event(str(number)) for number in range(MOST_PENDING + 5))) == MOST_PENDING
+
+
+def test_of_more_events_than_may_wait_milestones_go_first_and_the_end_never():
+    box = Outbox(log=None, uptime=lambda: 0.0)
+    box.add(event(str(number), "milestone") for number in range(MOST_PENDING))
+    told = ["interrupted", "attempt", "budget", "ended"]
+    waiting = box.add(event("1", kind) for kind in told)
+    assert len(waiting) == MOST_PENDING
+    assert [one.kind for one in waiting[-4:]] == told
+    waiting = box.add(event(str(number)) for number in range(2 * MOST_PENDING))
+    assert {one.kind for one in waiting} == {"interrupted", "attempt", "budget", "ended"}
+
+
+def test_events_of_many_machines_that_wait_make_no_state_too_large():
+    nodes = tuple(f"i-{number:017x}" for number in range(800))
+    box = Outbox(log=None, uptime=lambda: 0.0)
+    box.add(event(str(number), nodes=nodes) for number in range(100))
+    waiting = box.add([event("z", "ended")])
+    assert waiting[-1].kind == "ended"
+    assert sum(len(codec.to_json(one)) for one in waiting) <= MOST_PENDING_BYTES
+
+
+def test_junk_among_the_events_hides_none_and_is_fetched_once(monkeypatch):
+    fetched = []
+
+    class Counting(MemoryStore):
+        def get(self, key):
+            fetched.append(key)
+            return super().get(key)
+
+    monkeypatch.setattr(events_module, "MOST_READ", 20)
+    store = Counting(JumpingClock())
+    for number in range(50):
+        store.put(f"jobs/job/events/a{number:03}.json", b"{}")
+    log = EventLog(store, "job")
+    log.put(event("1", "ended"))
+    fetched.clear()
+    (found,) = log.read()
+    assert found.kind == "ended"
+    for _ in range(9):
+        log.read(frozenset({found.name}))
+    assert len(fetched) == len(set(fetched)) == 51
 
 
 def test_a_state_that_is_written_has_its_events_until_they_are_put():

@@ -16,7 +16,7 @@ from typing import Any
 from gpucloud.domain import codec
 from gpucloud.domain.untrusted import in_one_line
 
-MOST_PENDING = 1000
+MOST_PENDING, MOST_PENDING_BYTES = 1000, 256 << 10
 """Of events that wait for a store that takes none; a job of months has some hundreds in all."""
 _NO_NAME = re.compile(r"[^a-z0-9._]+")
 _LONGEST_NAME, _LONGEST_SHOWN, _LONGEST_KIND = 150, 400, 40
@@ -119,6 +119,33 @@ def event_json(event: Event) -> dict[str, Any]:
     head = {"kind": told["kind"], "at": told["at"], "job": told["job"], "id": event.name, "message": event.shown}
     rest = {key: value for key, value in told.items() if key not in {*head, "which"} and value not in (None, [])}
     return head | rest | ({"parts": dict(event.parts)} if event.parts else {})
+
+
+_KEPT_FIRST = (EventKind.ENDED, EventKind.BUDGET, EventKind.INTERRUPTED)
+_RANKS = {
+    **{kind.value: 1 for kind in EventKind},
+    **{kind.value: 0 for kind in _KEPT_FIRST},
+    EventKind.MILESTONE.value: 2,
+}
+
+
+def rank_of(kind: str) -> int:
+    """Return how early events of a kind are kept, or read, where not all can be: the end first, unknown ones last."""
+    return _RANKS.get(kind, 3)
+
+
+def within_bounds(events: tuple[Event, ...]) -> tuple[Event, ...]:
+    """Return those events that a state may have waiting, in their order: by their kinds, then the newest ones."""
+    sizes = [len(codec.to_json(one)) for one in events]
+    if len(events) <= MOST_PENDING and sum(sizes) <= MOST_PENDING_BYTES:
+        return events
+    kept: set[int] = set()
+    left = MOST_PENDING_BYTES
+    for at in sorted(range(len(events)), key=lambda at: (rank_of(events[at].kind), -at)):
+        if len(kept) < MOST_PENDING and sizes[at] <= left:
+            kept.add(at)
+            left -= sizes[at]
+    return tuple(one for at, one in enumerate(events) if at in kept)
 
 
 _PLACES = {kind.value: place for place, kind in enumerate(EventKind)}

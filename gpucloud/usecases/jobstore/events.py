@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from gpucloud.domain import codec
-from gpucloud.domain.state.event import MOST_PENDING, Event, in_order
+from gpucloud.domain.state.event import Event, in_order, rank_of, within_bounds
 from gpucloud.domain.state.state import JobState
 from gpucloud.store import ObjectStore, Stored, get_small, put_once
 
@@ -25,6 +25,7 @@ class EventLog:
     def __init__(self, store: ObjectStore, job: str) -> None:
         self._store = store
         self._root = f"jobs/{job}/events/"
+        self._refused: set[str] = set()  # names under which there is no event: they are fetched once
 
     def put(self, event: Event) -> None:
         """Write an event; one of that name that is there already stays as it is."""
@@ -33,16 +34,21 @@ class EventLog:
     def read(self, known: frozenset[str] = frozenset()) -> tuple[Event, ...]:
         """Return the events but those of `known` names, in their order; what is none of ours is passed over."""
         found = (key.removeprefix(self._root).removesuffix(".json") for key in self._store.list(self._root))
-        names = [name for name in found if name not in known][:MOST_READ]
+        fresh = (name for name in found if name not in known and name not in self._refused)
+        names = sorted(fresh, key=lambda name: rank_of(name.partition(".")[0]))[:MOST_READ]
         if not names:
             return ()
         read: list[Event] = []
         size = 0
         with ThreadPoolExecutor(max_workers=_READ_AT_ONCE, thread_name_prefix="events") as pool:
             for first in range(0, len(names), _READ_AT_ONCE):
-                for data, event in pool.map(self._one, names[first : first + _READ_AT_ONCE]):
+                some = names[first : first + _READ_AT_ONCE]
+                for name, (data, event) in zip(some, pool.map(self._one, some), strict=True):
                     size += data
-                    read += [event] if event is not None else []
+                    if event is not None:
+                        read.append(event)
+                    else:
+                        self._refused.add(name)
                 if size > _MOST_BYTES:
                     break
         return tuple(sorted(read, key=in_order))
@@ -85,7 +91,7 @@ class Outbox:
             for one in news:
                 if one.name not in self._put:
                     waiting.setdefault(one.name, one)
-            self.pending = tuple(waiting.values())[:MOST_PENDING]
+            self.pending = within_bounds(tuple(waiting.values()))
             return self.pending
 
     def store(self) -> None:
