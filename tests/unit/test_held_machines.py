@@ -282,7 +282,9 @@ def edited_after_a_success(outside: Outside) -> None:
     outside.file.write_text(f"{outside.file.read_text()}# edited\n")
 
 
-@pytest.mark.parametrize("words", [("train",), ("train", "--json"), ("train", "--keep"), ("train", "--detach")])
+@pytest.mark.parametrize(
+    "words", [("train",), ("train", "--json"), ("train", "--detach"), ("train", "--budget", "1 USD")]
+)
 def test_the_same_command_after_a_success_that_was_not_torn_down_tears_it_down_and_trains_nothing(
     outside: Outside, words: tuple[str, ...]
 ) -> None:
@@ -293,19 +295,24 @@ def test_the_same_command_after_a_success_that_was_not_torn_down_tears_it_down_a
     assert (same.code, found.torn_down, len(found.attempts)) == (0, True, 1), same.stderr
     assert stored(outside, f"{JOB}-2") is None
     assert re.search(
-        "small succeeded at .*, with the job file and the code of now: what is left of it is torn down, and nothing is"
+        "small succeeded at .*, and no edit was seen since: what is left of it is torn down, and nothing is"
         r" trained \(`--again` begins a new run\)\n",
         same.stderr,
     ), same.stderr
 
 
 @pytest.mark.parametrize(
-    "words", [("train",), ("train", "--keep"), ("train", "--drill"), ("train", "--again"), ("up",)]
+    "words",
+    [
+        ("train",),
+        ("up",),
+        *(("train", *asks) for asks in (["--again"], ["--drill"], ["--keep"], ["--budget", "2 USD"])),
+    ],
 )
 def test_what_succeeded_and_was_not_torn_down_is_torn_down_and_followed_by_a_new_run(
     outside: Outside, words: tuple[str, ...]
 ) -> None:
-    (left_after_a_success if words in {("train", "--again"), ("up",)} else edited_after_a_success)(outside)
+    (edited_after_a_success if words == ("train",) else left_after_a_success)(outside)
     new = give(outside, words[0], "small.yaml", *words[1:])
     before, after = stored(outside), stored(outside, f"{JOB}-2")
     assert before is not None
@@ -344,8 +351,8 @@ def test_a_plan_says_what_a_start_does_with_what_a_success_has_left(outside: Out
     left_after_a_success(outside)
     new = "this is the plan of a new run"
     assert first_of_the_plan(outside) == (
-        "small has succeeded with these files: `gpucloud train` tears down what is left of it and trains nothing"
-        f" (`--again` begins a new run); {new}"
+        "small has succeeded, and no edit was seen since: `gpucloud train` tears down what is left of it and trains"
+        f" nothing (`--again` begins a new run); {new}"
     )
     edited_after_a_success(outside)
     assert first_of_the_plan(outside) == (
@@ -362,7 +369,7 @@ def test_a_plan_says_what_a_start_does_with_what_a_success_has_left(outside: Out
     refused = give(outside, "train", "small.yaml")
     assert refused.code == 4
     assert "small has succeeded, and process 1 on elsewhere winds it up (last sign" in refused.stderr
-    assert "hint: the same command again once that is done; if it is dead, the same command takes over in" in (
+    assert "hint: the same command again once that is done, which begins a new run then; if it is dead, the same" in (
         refused.stderr
     )
 
@@ -447,7 +454,10 @@ def test_no_new_run_begins_while_results_of_the_one_before_find_no_room(
         ended = give(outside, words[0], "small.yaml", *words[1:])
         assert (ended.code, stored(outside, f"{JOB}-2")) == (15, None)
         assert "they are in the job's store: `gpucloud down small` tries again" in ended.stderr
-        assert "no new run was begun: results of small are not home yet\n" in ended.stderr
+        assert (
+            "no new run was begun, as results of small are not home yet: the same command again begins one\n"
+            in ended.stderr
+        )
     assert json.loads(ended.stdout)["job"] == JOB
 
 

@@ -103,17 +103,21 @@ def run(begun: Begun, *, leaves: bool = False, asks: bool = True) -> bool:
 def clear(begun: Begun, *, anew: bool, as_json: bool) -> int | None:
     """Tear down what is left of a run, whose end was told when it came, before it goes on or one begins `anew`.
 
-    Return the exit code of who leaves that, or of results that find no room: no new run follows then.
+    Return the exit code where nothing follows: a start that winds it up alone, who leaves it, results without room.
     """
-    tell(clearing_line(begun.name, waited=begun.start.waited, anew=anew))
+    if not begun.start.winds_up:
+        tell(clearing_line(begun.name, waited=begun.start.waited, anew=anew))
     try:
         is_home = run(begun, asks=False)
     except Leave as leave:
         return answer_left(begun.asker, leave, as_json=as_json)
+    if begun.start.winds_up:
+        return answer(begun.report(), as_json=as_json, asker=begun.asker)
     if is_home or not anew:
         return None
-    tell(f"no new run was begun: results of {begun.name} are not home yet")
-    return answer(begun.report(), as_json=as_json) or StoreError.exit_code
+    tell(f"no new run was begun, as results of {begun.name} are not home yet: the same command again begins one")
+    answer(begun.report(), as_json=as_json)
+    return StoreError.exit_code
 
 
 def _what_a_stop_means(begun: Begun, protection: Protection) -> str:

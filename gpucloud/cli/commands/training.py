@@ -183,8 +183,8 @@ def _once(begin: Callable[[], Begun], go: Callable[[Begun], int], *, again: bool
     left of a run that has succeeded. No new run begins as long as results of the one before find no room here.
     """
     begun = begin()
-    if not begun.start.clears:
-        return _supervise(begun, as_json=as_json) if begun.start.winds_up else go(begun)
+    if not (begun.start.clears or begun.start.winds_up):
+        return go(begun)
     anew = again or not begun.asker.state().script_failed
     if (left := clear(begun, anew=anew, as_json=as_json)) is not None:
         return left

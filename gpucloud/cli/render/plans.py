@@ -75,7 +75,7 @@ def onward_line(onward: Onward, state: JobState, now: datetime, held: int, until
             return f"{ended_words(state, now)}: {does} (`--again` begins a new run)"
         case Onward.RAN:
             done = "what is left of it is torn down, and nothing is trained (`--again` begins a new run)"
-            return f"{ended_words(state, now)}, with the job file and the code of now: {done}"
+            return f"{ended_words(state, now)}, and no edit was seen since: {done}"
         case Onward.UNASKED:
             return (
                 f"{state.job} goes on: `--again` begins a new run of what has succeeded, failed by its own error or"

@@ -162,7 +162,7 @@ def found_line(state: JobState, supervisor: str | None, held: JobReport | None, 
         return f"warning: {supervisor} supervises {state.job}: `gpucloud train` is refused; {new}"
     if ran:
         does = "tears down what is left of it and trains nothing (`--again` begins a new run)"
-        return f"{state.job} has succeeded with these files: `gpucloud train` {does}; {new}"
+        return f"{state.job} has succeeded, and no edit was seen since: `gpucloud train` {does}; {new}"
     stands = f"has {state.status.value}" if state.status.ended else "is unfinished"
     return f"{state.job} {stands}: `gpucloud train` {_what_a_start_does(state, held)}; {new}"
 

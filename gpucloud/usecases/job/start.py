@@ -131,12 +131,11 @@ class _Coming:
 class Start:
     """A run that can be supervised now: by `order`, given over `over`.
 
-    `plan` is None for a run whose attempt goes on: it has its machines. `changed` says what differs from the last
-    start. `last` is the order of the ended run that this new one comes after, where its word counts. `reopens`: the
-    script of this run failed, and its machines wait for the mended one. `clears`: they waited in vain, or not at all
-    (`waited`), or it has succeeded with other code, and what is left of it is torn down first. `reruns`: what the next
-    attempt runs, where that is another script. `winds_up`: the run has succeeded as its files are now, and is torn down
-    without another. `after_teardown`: the run had ended, and nothing was left of it but its state.
+    `plan` is None for a run whose attempt goes on. `changed` says what differs from the last start. `last` is the order
+    of the ended run that this new one comes after, where its word counts. `reopens`: the script of this run failed, and
+    its machines wait for the mended one. `clears`: they waited in vain, or not at all (`waited`), or it has succeeded
+    with other code, and is torn down first. `winds_up`: it has succeeded as its files are now, and is torn down alone.
+    `reruns`: what the next attempt runs, where that is another script. `after_teardown`: its state alone was left.
     """
 
     name: str
@@ -207,9 +206,8 @@ class Starter:
             start = self._create(job, spec, asked, *next_run(job.name, last, job_names(self.store)), after)
         except NoCapacity as error:
             raise error if before is None else NoCapacity(f"{error.message}; {before}", hint=error.hint) from None
-        if found is None or not self._orders(JobStore(self.store, found.name)).is_trusted(found.given):
-            return start
-        return replace(start, last=found.given.order)
+        trusted = found is not None and self._orders(JobStore(self.store, found.name)).is_trusted(found.given)
+        return replace(start, last=found.given.order) if found is not None and trusted else start
 
     def found(self, job: Job, spec: bytes, *, adopts: bool = False, again: bool = False) -> Found | None:
         """Return the newest run of the job, None where there is none; UsageError for a name that another file has."""
@@ -324,14 +322,19 @@ class Starter:
         )
 
     def _onward(self, found: Found, job: Job, spec: bytes, asked: Asked, *, reopens: bool, ends: bool) -> Onward | None:
-        if ends and asked.until is Until.FINISHED and not asked.again and self.has_run(found, job, spec):
+        asks = replace(found.given.order, **{name: value for name, value in _requests(asked).items() if value})
+        same = asks == replace(found.given.order, hold=asks.hold) and asked.budget_usd in {None, asks.budget_usd}
+        if ends and same and not asked.again and self.has_run(found, job, spec):
             return Onward.RAN
         return onward_of(found.state, reopens=reopens, again=asked.again)
 
     def has_run(self, found: Found, job: Job, spec: bytes) -> bool:
-        """Whether it has succeeded with the job file and code of now: who starts it follows one that was killed."""
-        alike = found.state.status is JobStatus.SUCCEEDED and found.given.order.spec_sha256 == sha256_of(spec)
-        return alike and found.state.attempts[-1].script == script_of(self.packed(job)[0])
+        """Whether it has succeeded, and nothing was edited since: a start follows a supervisor that was killed."""
+        order, ran, attempts = found.given.order, found.given.order.resolved, found.state.attempts
+        other = ran.cloud is not job.cloud or job.profile_steps not in {None, ran.profile_steps}
+        if other or not attempts or found.state.status is not JobStatus.SUCCEEDED:
+            return False
+        return order.spec_sha256 == sha256_of(spec) and attempts[-1].script == script_of(self.packed(job)[0])
 
     def held(self, found: Found, job: Job, now: datetime) -> int:
         """Return how many machines wait for the run's mended script, if they are such as the job file wants now."""

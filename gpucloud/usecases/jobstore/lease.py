@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from gpucloud.domain.errors import CredentialsError, GpucloudError, LeaseHeld, StoreError
 from gpucloud.domain.job.quantities import format_moment, span_of
 from gpucloud.domain.state.event import Event
-from gpucloud.domain.state.state import JobState, Owner
+from gpucloud.domain.state.state import JobState, JobStatus, Owner
 from gpucloud.domain.supervision.happened import happened
 from gpucloud.ports import Clock
 from gpucloud.store import Conflict, Stored
@@ -274,7 +274,8 @@ def _held(job: str, state: JobState | None, stored: Stored | None, *, is_strange
     if is_strangers:  # who takes a run over need not mean to end it for whoever trains it
         ways = "it is somebody else's: another `name:` trains beside it"
     elif state.status.ended:
-        ways = "the same command again once that is done"
+        begins = ", which begins a new run then" if state.status is JobStatus.SUCCEEDED else ""
+        ways = f"the same command again once that is done{begins}"
     supervised = f"{job} is supervised by {supervised_by(owner)} since {since}"
     return LeaseHeld(
         f"{winds_up(state, supervised_by(owner)) if state.status.ended else supervised} (last sign {age:.0f} s ago)",
