@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -283,6 +284,32 @@ def test_an_answer_comes_though_what_is_told_beside_it_goes_nowhere(monkeypatch:
     monkeypatch.setattr(sys.stderr, "write", gone)
     tell("something happened")
     assert silenced == [True]
+
+
+STORY = """
+from gpucloud.cli.render.onlookers import PlainOnlooker, Unshaken
+with Unshaken(PlainOnlooker()) as shown:
+    for n in range(LINES):
+        shown.story(f"line {n} " + 200 * "x")
+print("done")
+"""
+
+
+def test_a_supervisor_whose_terminal_or_pipe_takes_nothing_goes_on() -> None:
+    """With a real pipe that nobody reads: a stopped terminal (Ctrl-S) or a pager takes no more either."""
+    code = STORY.replace("LINES", "10000")
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as story:
+        assert story.stdout is not None
+        assert story.stdout.readline() == "done\n"
+        assert story.wait(timeout=60) == 0
+
+
+def test_a_story_that_is_read_comes_whole_and_in_order() -> None:
+    done = subprocess.run([sys.executable, "-c", STORY.replace("LINES", "1000")], capture_output=True, text=True)
+    told = [line for line in done.stderr.splitlines() if "line" in line]
+    assert [int(re.sub(r".*line (\d+) .*", r"\1", line)) for line in told] == list(range(1000))
 
 
 def test_a_supervisor_whose_terminal_is_closed_goes_on(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from gpucloud.cli.render.use import (
     printed_words,
     stalled_words,
 )
-from gpucloud.cli.render.words import silence, tell
+from gpucloud.cli.render.words import Aside, silence, tell
 from gpucloud.domain.job.quantities import format_span
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.node import NodeState
@@ -105,19 +105,25 @@ class Display(Protocol):
 
 
 class Unshaken:
-    """Tells an onlooker for as long as it can be told: a terminal that was closed is no reason to leave a job."""
+    """Tells an onlooker for as long as it can be told: a terminal that was closed is no reason to leave a job.
+
+    Nor is one that takes nothing: see `Aside`.
+    """
 
     def __init__(self, told: Onlooker) -> None:
         self._told = told
+        self._aside = Aside()
 
     def __enter__(self) -> Unshaken:
         """Begin to show."""
+        self._aside.__enter__()
         self._tell(self._told.__enter__)
         return self
 
     def __exit__(self, *why: object) -> None:
         """Stop showing."""
         self._tell(lambda: self._told.__exit__(*why))
+        self._aside.__exit__()
 
     def pause(self) -> None:
         """Leave the terminal alone."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import re
 import shlex
 import sys
@@ -31,6 +32,8 @@ _SHORT_ID = 10
 _LEAST_ROOM = 16
 _LONGEST_FIGURE = 24  # in letters: `1234.50 of 12000.00 USD`
 _USUAL_COLUMNS = 80
+_MOST_WAITING, _ENDS_S = 4096, 3.0
+"""Of pieces of the story that a terminal has not taken yet, and how long its end waits for them."""
 _TOKEN = re.compile(
     rf"gpucloud (?:{'|'.join(name for commands in GROUPS.values() for name in commands)})\b[^·;,`]*[^\s·;,`][;,]?"
     r"|(?:[^\s`]*`[^`]*`)+\S*|\S+"
@@ -84,6 +87,59 @@ def silence() -> None:
     with contextlib.suppress(OSError, ValueError):
         if sys.__stderr__ is not None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stderr__.fileno())
+
+
+class Aside:
+    """Standard error that holds nobody up: a thread writes it, and what finds no room is left out.
+
+    A terminal that is stopped (Ctrl-S), a pager or a pipe that nobody reads takes nothing any more, for hours perhaps:
+    who supervises a job goes on. Use as a context; at its end what still waits has a moment to be written.
+    """
+
+    def __init__(self) -> None:
+        self._stream = sys.stderr
+        self._waiting: queue.Queue[str | None] = queue.Queue(_MOST_WAITING)
+        self._thread = threading.Thread(target=self._write_for_ever, name="stderr", daemon=True)
+
+    def __getattr__(self, name: str) -> Any:
+        """All but writing is as it was: whether it is a terminal, how wide, of which encoding."""
+        return getattr(self._stream, name)
+
+    def __enter__(self) -> Aside:
+        """Take the place of standard error, where that is a file of this process."""
+        if self._stream is sys.__stderr__ and self._stream is not None:
+            self._stream.flush()
+            self._thread.start()
+            sys.stderr = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give it back."""
+        if self._thread.is_alive():
+            sys.stderr = self._stream
+            with contextlib.suppress(queue.Full):
+                self._waiting.put(None, timeout=_ENDS_S)
+                self._thread.join(_ENDS_S)
+
+    def write(self, text: str) -> int:
+        """Have the text written."""
+        with contextlib.suppress(queue.Full):
+            self._waiting.put_nowait(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing waits here for more."""
+
+    def _write_for_ever(self) -> None:
+        # Not by the stream: at the process's end its lock would be held by a thread that still writes.
+        number, encoding = self._stream.fileno(), self._stream.encoding
+        while (text := self._waiting.get()) is not None:
+            data = text.encode(encoding, "backslashreplace")
+            try:
+                while data:
+                    data = data[os.write(number, data) :]
+            except OSError:
+                silence()
 
 
 def tell_error(error: GpucloudError) -> None:
