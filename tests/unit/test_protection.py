@@ -195,6 +195,16 @@ def test_without_outputs_a_plan_says_what_goes_with_the_machines_and_what_stays(
         ({"status": JobStatus.SUCCEEDED}, {"rehearses": True}, []),
         ({"status": JobStatus.SUCCEEDED, "torn_down": False}, {}, []),  # not over
         ({"status": JobStatus.FAILED}, {"saves": NONE}, []),
+        (
+            {"status": JobStatus.FAILED},
+            {"outputs": ("results/",), "home": "/work/outputs/digits, beside 11 files that were there before"},
+            ["outputs: results/ is home, in /work/outputs/digits, beside 11 files that were there before"],
+        ),
+        (
+            {"status": JobStatus.SUCCEEDED, "torn_down": False},
+            {"outputs": ("results/",), "home": "/work/outputs/digits"},
+            ["outputs: results/ is home, in /work/outputs/digits"],
+        ),
     ],
 )
 def test_at_the_end_it_is_said_what_has_come_home_and_what_has_not(after, changes, said):

@@ -390,11 +390,13 @@ def anew_lines(report: JobReport) -> list[str]:
 
 
 def home_lines(report: JobReport) -> list[str]:
-    """Return which outputs did not come home, and of a run that has succeeded, which did, and to where."""
+    """Return which outputs did not come home, and of a run that has ended, which did, and to where."""
     lines = missing_lines(report)
-    if report.status is not JobStatus.SUCCEEDED or report.kind is not ConditionKind.ENDED or report.rehearses:
+    if not report.status.ended or report.rehearses:
         return lines
     if not report.ever_outputs:
+        if report.status is not JobStatus.SUCCEEDED or report.kind is not ConditionKind.ENDED:
+            return lines
         return [*lines, none_came_home(report.saves, report.job, saved=report.checkpoint is not None)]
     lacking = {one.path for one in report.missing_outputs if brought_by(one, report) is None}
     came = [path for path in report.outputs if path not in lacking] if report.home else []
