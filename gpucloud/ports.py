@@ -306,8 +306,11 @@ class Outputs(Protocol):
         """
         ...
 
-    def note(self, attempt: Attempt, missing: tuple[MissingOutput, ...]) -> None:
-        """Note beside them that the attempt's outputs came home, and without what; where that fails, nothing is."""
+    def note(self, attempt: Attempt, missing: tuple[MissingOutput, ...], began: datetime) -> None:
+        """Note beside them that the attempt's outputs came home, and without what; where that fails, nothing is.
+
+        `began`: when the run's first attempt did; what lay there before is none of the run's.
+        """
         ...
 
     def came(self, attempt: Attempt) -> tuple[MissingOutput, ...] | None:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from gpucloud.adapters.home import Home, open_home, require_disk, temporary_files
 from gpucloud.domain.errors import GpucloudError, UsageError
+from gpucloud.domain.job.code import RESULTS_MARK
+from gpucloud.domain.job.quantities import counted
 from gpucloud.domain.job.spec import AwsChoices, Job, KnownJob, Resources, SshChoices
 from gpucloud.domain.job.spec import Cloud as CloudName
 from gpucloud.domain.state.order import run_of
@@ -259,10 +261,10 @@ class Gpucloud:
         brought = bring_stored_home(store, name, home, marks=True)
         with suppress(GpucloudError):
             found = JobStore(store, name).load()
-            last = found[0].attempts[-1:] if found is not None and found[0].torn_down else ()
-            for attempt in last:  # of a job that goes on, whoever supervises it tells what came
+            attempts = found[0].attempts if found is not None and found[0].torn_down else ()
+            for attempt in attempts[-1:]:  # of a job that goes on, whoever supervises it tells what came
                 if stored & {0, attempt.number}:
-                    CameNotes(home).note(attempt, attempt.missing_outputs)
+                    CameNotes(home).note(attempt, attempt.missing_outputs, attempts[0].started_at)
         return brought
 
     def is_deleted(self, known: KnownJob) -> bool:
@@ -290,12 +292,23 @@ class Gpucloud:
         return self.home.has_folder_of(known.file)
 
     def outputs_of(self, known: KnownJob, attempts: Iterable[Attempt]) -> str:
-        """Return the folder that outputs of one of these attempts of a job came home to; empty where none did here."""
+        """Return the folder that outputs of one of these attempts of a job came home to; empty where none did here.
+
+        With how many files lay in it before that are none of its run's.
+        """
         from gpucloud.adapters.transfer.localfiles import CameNotes
 
         home = known.file.parent / "outputs" / known.name
         notes = CameNotes(home)  # a folder of that name may be another run's, and this one's on another computer
-        return str(home) if any(notes.came(attempt) is not None for attempt in attempts) else ""
+        came = [attempt for attempt in attempts if notes.came(attempt) is not None]
+        beside = notes.beside(came[-1]) if came else 0
+        were = f"{counted(beside, 'file')} that {'was' if beside == 1 else 'were'} there before"
+        return f"{home}{f', beside {were}' if beside else ''}" if came else ""
+
+    def kept_results(self, known: KnownJob) -> str:
+        """Return the folder here that has results of a job, which nothing here deletes; empty where none is."""
+        home = known.file.parent / "outputs" / known.name
+        return str(home) if (home / RESULTS_MARK).is_file() else ""
 
     def has_stored_outputs(self, known: KnownJob) -> bool:
         """Return whether outputs of a job are in its store."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import stat
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +18,7 @@ from unittest.mock import ANY
 import pytest
 
 from gpucloud.adapters.transfer import copying
+from gpucloud.adapters.transfer.localfiles import CameNotes
 from gpucloud.adapters.transfer.outputs import OutputsFolder, StoredOutputs, bring_stored_home
 from gpucloud.domain.errors import HostUnreachable, LandingRefused, NodeError, StoreError
 from gpucloud.domain.state.state import MissingOutput
@@ -432,7 +435,29 @@ def test_what_came_home_is_known_there_by_the_attempt_that_it_is_of(
     brought = outputs.bring_home(hosts[0], str(code), 2)
     assert [one.path for one in brought.missing] == ["gone"]
     assert outputs.came(attempt) is None
-    outputs.note(attempt, brought.missing)
+    outputs.note(attempt, brought.missing, attempt.started_at)
     assert outputs.came(attempt) == brought.missing
     others = (opened(hosts[0].node.id, number=3), opened(hosts[1].node.id, number=2))
     assert [outputs.came(other) for other in others] == [None, None]
+
+
+def test_files_that_lay_where_outputs_came_home_are_counted_unless_they_came_too(
+    tmp_path: Path, hosts: tuple[Host, Host], code: Path
+) -> None:
+    (code / "results").mkdir(exist_ok=True)
+    for name, text in (("same.txt", "as before"), ("new.txt", "of now"), ("other.txt", "another")):
+        (code / "results" / name).write_text(text)
+    home = tmp_path / "home"
+    (home / "results").mkdir(parents=True)
+    for name, text in (("same.txt", "as before"), ("ckpt_20.pt", "of a run before"), ("other.txt", "of a run before")):
+        (home / "results" / name).write_text(text)
+    time.sleep(0.05)
+    began = datetime.now(timezone.utc)
+    time.sleep(0.05)
+
+    for number in (1, 2):  # what an attempt brought is the run's, whichever brings next
+        outputs = OutputsFolder(("results/",), home, python=sys.executable, marks=True)
+        attempt = opened(hosts[0].node.id, number=number)
+        outputs.note(attempt, outputs.bring_home(hosts[0], str(code), number).missing, began)
+        assert CameNotes(home).beside(attempt) == 1
+        (code / "results" / "new.txt").unlink(missing_ok=True)

@@ -215,7 +215,7 @@ def test_who_copies_from_a_job_that_has_ended_is_told_where_its_outputs_and_weig
     home.mkdir(parents=True)
     refused = give(outside, "cp", f"{JOB}:out/done.txt", str(outside.file.parent))
     assert "its outputs are in" not in refused.stderr  # they may be another run's
-    CameNotes(home).note(state(outside).attempts[-1], ())
+    CameNotes(home).note((last := state(outside).attempts[-1]), (), last.started_at)
     refused = give(outside, "cp", f"{JOB}:out/done.txt", str(outside.file.parent))
     assert refused.code == UsageError.exit_code
     error, hint = refused.stderr.splitlines()

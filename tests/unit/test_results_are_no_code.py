@@ -9,7 +9,7 @@ from pathlib import Path
 from gpucloud.adapters.transfer.localfiles import CameNotes, HashCache, mark_results, read_tree
 from gpucloud.domain.job.code import RESULTS_MARK
 from gpucloud.domain.state.state import MissingOutput
-from tests.unit.worlds import opened
+from tests.unit.worlds import NOW, opened
 
 
 def code(root: Path) -> tuple[str, list[str]]:
@@ -38,21 +38,21 @@ def test_where_nothing_came_home_there_is_nothing_to_mark(tmp_path: Path) -> Non
 
 def test_of_which_attempt_results_came_is_kept_beside_them(tmp_path: Path) -> None:
     missing = (MissingOutput(path="results/b", why="was left out", attempt=2),)
-    CameNotes(tmp_path / "outputs").note(opened("i-1"), ())
+    CameNotes(tmp_path / "outputs").note(opened("i-1"), (), NOW)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / RESULTS_MARK).write_bytes(b"\xff\n{")  # as a full disk cuts it off
     one, two = opened("i-1"), opened("i-2", number=2)
     reader = CameNotes(tmp_path)
     assert reader.came(one) is None
     for attempt, without in ((one, ()), (two, ()), (two, missing)):
-        CameNotes(tmp_path).note(attempt, without)
+        CameNotes(tmp_path).note(attempt, without, NOW)
     asked = (one, replace(one, number=2), two, opened("i-3", number=3))
     assert [reader.came(each) for each in asked] == [(), None, missing, None]
 
 
 def test_what_came_of_another_run_of_the_name_says_nothing_of_this_one_on_the_same_host(tmp_path: Path) -> None:
     notes, before = CameNotes(tmp_path), opened("10.0.0.7-1")
-    notes.note(before, ())
+    notes.note(before, (), NOW)
     assert notes.came(replace(before, started_at=before.started_at + timedelta(hours=3))) is None
 
 
@@ -60,6 +60,6 @@ def test_the_newest_notes_count_in_a_folder_that_has_those_of_many_runs(tmp_path
     many = tuple(MissingOutput(path=f"results/{n}", why="was left out") for n in range(100))
     notes = CameNotes(tmp_path)
     for number in range(1, 200):
-        notes.note(opened("i-1", number=number), many)
+        notes.note(opened("i-1", number=number), many, NOW)
     assert (tmp_path / RESULTS_MARK).stat().st_size > 1 << 20
     assert (notes.came(opened("i-1", number=1)), notes.came(opened("i-1", number=199))) == (None, many)

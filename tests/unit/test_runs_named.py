@@ -20,6 +20,7 @@ import pytest
 from gpucloud.adapters.home import Home
 from gpucloud.adapters.keys import KeyRing
 from gpucloud.adapters.local.market import LocalCensus
+from gpucloud.adapters.transfer.localfiles import mark_results
 from gpucloud.cli.commands import checkpoints
 from gpucloud.cli.commands.asking import Asked, cost, status
 from gpucloud.cli.commands.machines import Sweep, gc
@@ -498,7 +499,7 @@ def test_a_clone_at_the_same_path_and_with_the_same_file_is_no_word_for_a_strang
 
 
 def test_a_strangers_run_is_deleted_where_that_is_meant_and_what_is_said_of_it_names_it(
-    two_files: tuple[Gpucloud, Path, Path], tmp_path: Path
+    two_files: tuple[Gpucloud, Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cloud, _, other = two_files
     jobs = JobStore(open_store(cloud.home.store), "live-2")
@@ -517,7 +518,11 @@ def test_a_strangers_run_is_deleted_where_that_is_meant_and_what_is_said_of_it_n
     stored, as_stored = jobs.load()
     jobs.replace(replace(stored, status=JobStatus.STOPPED, torn_down=True), as_stored.version)
     cloud.home.forget(cloud.home.find("live-2"))
+    (kept := other.parent / "outputs" / "live-2").mkdir(parents=True)
+    mark_results(kept)
     assert delete(adopts=True) == 0
+    assert f"; results of live-2 stay in {kept}\n" in capsys.readouterr().err
+    assert kept.is_dir()
     assert not jobs.exists()
     assert cloud.home.find("live-2") is None
 

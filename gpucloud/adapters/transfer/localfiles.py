@@ -8,8 +8,8 @@ import json
 import os
 import stat
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterator
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import accumulate
 from pathlib import Path
@@ -304,6 +304,8 @@ class _Came:
     attempt: int
     started_at: datetime
     missing: tuple[MissingOutput, ...] = ()
+    beside: int = 0
+    """How many files lay there then that are none of its run's."""
 
 
 def mark_results(folder: Path) -> None:
@@ -321,28 +323,58 @@ class CameNotes:
     _seen: list[int | str] = field(default_factory=list)
     _noted: tuple[_Came, ...] = ()
 
-    def note(self, attempt: Attempt, missing: tuple[MissingOutput, ...]) -> None:
-        """Note that the attempt's came, all but what is missing; where that cannot be written, nothing is noted."""
+    def note(
+        self,
+        attempt: Attempt,
+        missing: tuple[MissingOutput, ...],
+        began: datetime,
+        brought: Container[str] = frozenset(),
+    ) -> None:
+        """Note that the attempt's came, all but what is missing; where that cannot be written, nothing is noted.
+
+        Counted with it are files that lay there when its run began, less those that it `brought` as they were.
+        """
         with contextlib.suppress(OSError):
             if self.folder.is_dir():
+                beside = sum(1 for name in _lain_since(self.folder, began) if name not in brought)
                 with (self.folder / RESULTS_MARK).open("a") as mark:
-                    mark.write(f"\n{codec.to_json(_came(attempt, missing))}\n")
+                    mark.write(f"\n{codec.to_json(replace(_came(attempt), missing=missing, beside=beside))}\n")
 
     def came(self, attempt: Attempt) -> tuple[MissingOutput, ...] | None:
         """Return what was missing when the attempt's came, None where that is not noted. Asked at each look."""
+        found = self._found(attempt)
+        return found.missing if found is not None else None
+
+    def beside(self, attempt: Attempt) -> int:
+        """Return how many files lay there when the attempt's came that are none of its run's, 0 where nobody knows."""
+        found = self._found(attempt)
+        return found.beside if found is not None else 0
+
+    def _found(self, attempt: Attempt) -> _Came | None:
         with contextlib.suppress(OSError), (self.folder / RESULTS_MARK).open("rb") as mark:
             seen = _identity(os.fstat(mark.fileno()))
             if seen != self._seen:
                 mark.seek(max(0, mark.seek(0, os.SEEK_END) - _MOST_NOTED))
                 self._noted, self._seen = tuple(_noted(mark.read(_MOST_NOTED))), seen
-            found = [one.missing for one in self._noted if one == _came(attempt, one.missing)]
+            found = [one for one in self._noted if replace(one, missing=(), beside=0) == _came(attempt)]
             return found[-1] if found else None
         return None
 
 
-def _came(attempt: Attempt, missing: tuple[MissingOutput, ...]) -> _Came:
-    first = attempt.members[0].node_id
-    return _Came(node_id=first, attempt=attempt.number, started_at=attempt.started_at, missing=missing)
+def _came(attempt: Attempt) -> _Came:
+    return _Came(node_id=attempt.members[0].node_id, attempt=attempt.number, started_at=attempt.started_at)
+
+
+def _lain_since(folder: Path, began: datetime) -> Iterator[str]:
+    """Yield the names of files that nobody has touched since: what arrives keeps its times, but not that of the disk.
+
+    What was set aside meanwhile has another name by that, and was told.
+    """
+    for base, _, names in os.walk(folder):
+        for path in (Path(base, name) for name in names if name != RESULTS_MARK):
+            with contextlib.suppress(OSError):
+                if path.lstat().st_ctime < began.timestamp():
+                    yield path.relative_to(folder).as_posix()
 
 
 def _noted(mark: bytes) -> Iterator[_Came]:

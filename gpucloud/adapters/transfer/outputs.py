@@ -10,6 +10,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import reduce
 from pathlib import Path
 from typing import TypeVar
@@ -56,9 +57,8 @@ class OutputsFolder:
         require_home: Callable[[], None] = lambda: None,
     ) -> None:
         self._earlier, self._require_home = earlier, require_home
-        self._paths, self._target = paths, target
-        self._python, self._marks = python, marks
-        self._came = CameNotes(target)
+        self._paths, self._target, self._python, self._marks = paths, target, python, marks
+        self._came, self._brought = CameNotes(target), frozenset[str]()
 
     def bring_home(
         self, host: Host, code: str, attempt: int, moves: Heard | None = None, paths: tuple[str, ...] = ()
@@ -78,13 +78,14 @@ class OutputsFolder:
         except LandingRefused as error:  # these are not to blame, and find a place elsewhere
             raise StoreError(str(error), hint=error.hint) from error
         brought, found = self._bring(host, code, paths, "", attempt, moves)
+        self._brought = frozenset(os.path.normpath(f"{file.top}/{file.inner}") for file in found.files)
         both = _together(earlier, brought)
         return replace(both, missing=(*both.missing, *_not_there(found), *_left_out(found), *_torn(found, written)))
 
-    def note(self, attempt: Attempt, missing: tuple[MissingOutput, ...]) -> None:
+    def note(self, attempt: Attempt, missing: tuple[MissingOutput, ...], began: datetime) -> None:
         """Note that they came, in what the folder is marked with."""
         if self._marks:
-            self._came.note(attempt, missing)
+            self._came.note(attempt, missing, began, self._brought)
 
     def came(self, attempt: Attempt) -> tuple[MissingOutput, ...] | None:
         """Return what was missing of outputs that came, by what the folder is marked with."""
@@ -226,7 +227,7 @@ class StoredOutputs:
         )
         return replace(brought, paths=keys, size=0, set_aside=())
 
-    def note(self, attempt: Attempt, missing: tuple[MissingOutput, ...]) -> None:
+    def note(self, attempt: Attempt, missing: tuple[MissingOutput, ...], began: datetime) -> None:
         """Note nothing: what is in the store is told by the store."""
 
     def came(self, attempt: Attempt) -> None:

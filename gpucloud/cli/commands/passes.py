@@ -330,7 +330,8 @@ def rm(
     if not deleter.jobs.exists():
         listed = f"no machine of it is listed{where_listed(cloud, known)}"
         tell(f"{name} has no state: it never began, or that is lost; {listed}")
-    tell(f"{name}: {stored} in {known.store}; `gpucloud cost` will no longer know it")
+    stay = f"; results of {name} stay in {home}" if (home := cloud.kept_results(known)) else ""
+    tell(f"{name}: {stored} in {known.store}; `gpucloud cost` will no longer know it{stay}")
     named = (("--with-checkpoints", with_checkpoints), ("--with-outputs", with_outputs), ("--adopt", adopts))
     if not yes and not is_meant(" ".join(["gpucloud rm", name, *(word for word, given in named if given), "--yes"])):
         return 2
@@ -428,7 +429,7 @@ def _where(lying: tuple[MissingOutput, ...]) -> str:
 
 def _not_over(report: JobReport, name: str) -> UsageError:
     """Return why nothing of the job is deleted yet, and what is to be done first."""
-    down = f"gpucloud down {name}"
+    down, why = f"gpucloud down {name}", f"{report.job} is not over: {condition_word(report)}"
     match report.kind:
         case ConditionKind.HELD:
             why = f"{report.job} has failed, and its machines wait for a mended {report.awaits}"
@@ -442,9 +443,7 @@ def _not_over(report: JobReport, name: str) -> UsageError:
             why = f"{report.job} has {report.status.value}, and is not wound up: machines or results may be left"
             hint = f"{down} {'brings home what is there, and ' if report.home is not None else ''}removes the rest"
         case ConditionKind.TRAINED:
-            why = f"{report.job} is not over: {condition_word(report)}"
             hint = f"{down} {'brings home what is there, and ' if report.to_come else ''}ends its machines"
         case _:
-            why = f"{report.job} is not over: {condition_word(report)}"
             hint = f"{down} ends it and brings home what is there; gpucloud train {name} goes on with it"
     return UsageError(why, hint=hint)

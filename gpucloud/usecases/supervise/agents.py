@@ -210,7 +210,7 @@ def _bring_home(
         story(f"the outputs of attempt {last.number} could not be brought home: {lost}")
         return lost
     missing = without_unasked(brought.missing, asked_of(attempts, outputs))
-    services.outputs.note(last, missing)
+    services.outputs.note(last, missing, attempts[0].started_at)
     for line in (*brought_lines(brought), *map(missing_line, missing)):
         story(line)
     return None

@@ -340,7 +340,7 @@ class OutputsHome:
                 *map(missing_line, kept.missing),
             )
             return Brought(missing=kept.missing)
-        self.services.outputs.note(attempt, brought.missing)
+        self.services.outputs.note(attempt, brought.missing, attempts[0].started_at)
         self._tell(*brought_lines(brought), *map(missing_line, brought.missing))
         return brought
 
