@@ -226,6 +226,20 @@ def test_an_interruption_says_at_which_step_and_its_end_how_long_there_was_none(
     assert again.message == "training goes on with step 21, 1 min 33 s after it stopped"
 
 
+def test_an_interruption_of_an_attempt_that_went_on_unheard_names_the_save_alone():
+    saved = replace(RUNNING, checkpoint=replace(RUNNING.checkpoint, step=67))
+    (interrupted,) = happened(saved, replace(saved, interruptions=(taken("i-1", stopped_at=later(2)),)), NOW)
+    assert (interrupted.step, interrupted.saved) == (None, 67)
+    assert interrupted.message.endswith("a notice of its interruption, step 67 is saved")
+
+
+def test_a_milestone_of_a_step_that_was_found_later_is_of_the_time_when_it_was_found():
+    before = replace(BARE, attempts=(attempt(first_step=1, last_step=9, stepped_at=NOW, total_steps=100),))
+    after = replace(before, attempts=(replace(before.attempts[0], last_step=30),))
+    (told,) = happened(before, after, later(60))
+    assert told.at == later(60)
+
+
 def test_the_parts_of_a_start_add_up_and_begin_where_the_attempt_before_ended():
     first = attempt(reason=ExitReason.LOST, ended_at=later(10))
     second = attempt(2, "i-2", started_at=later(100))

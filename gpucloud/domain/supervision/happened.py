@@ -21,18 +21,15 @@ from gpucloud.domain.state.event import Event, EventKind
 from gpucloud.domain.state.state import Attempt, ExitReason, Interruption, InterruptionKind, JobState, UsageInterval
 from gpucloud.domain.supervision.membership import since_anew, unit_of
 
-MARKS = (50, 80, 100)
-"""Percent of a budget that are told."""
+MARKS = (50, 80, 100)  # percent of a budget that are told
 _TENTH, _WHOLE = 10, 100
-_LACKS = timedelta(minutes=1)
-"""For so long a group may have fewer machines than it is to have: they boot."""
+_LACKS = timedelta(minutes=1)  # for so long a group may have fewer machines than it is to have: they boot
 _NAMED = 4
 _TAKEN = {
     InterruptionKind.NOTICE: ("has a notice of its interruption", "have a notice of their interruption"),
     InterruptionKind.LOST: ("is gone without notice", "are gone without notice"),
     InterruptionKind.FROZEN: ("does not answer, and is given up", "do not answer, and are given up"),
 }
-
 _ENDED = {
     None: "",
     EndCause.INTERRUPTED: ", taken by the cloud",
@@ -190,7 +187,7 @@ def _interrupted(before: JobState, after: JobState) -> Iterator[Event]:
     for (kind, number), group in groupby(new, key=lambda one: (one.kind, one.attempt)):
         some, attempt = list(group), _numbered(after, number)
         ids, at = tuple(one.node_id for one in some), min(one.noticed_at for one in some)
-        step, saved = attempt.last_step if attempt is not None else None, _saved(after)
+        step, saved = _step_of(after, attempt), _saved(after)
         part = f"{_at(after, attempt)}, {_kept(after)}" if attempt is not None else ", with no part in an attempt"
         yield _event(
             EventKind.INTERRUPTED,
@@ -213,8 +210,7 @@ def _resumed(before: JobState, after: JobState, now: datetime) -> Iterator[Event
         for at, one in enumerate(after.interruptions)
         if one.resumed_at is not None and not (at < len(known) and known[at].resumed_at is not None)
     ]
-    attempt = after.attempts[-1] if after.attempts else None
-    if not fresh or attempt is None:
+    if not fresh or (attempt := after.attempts[-1] if after.attempts else None) is None:
         return
     at, without = max(one.resumed_at or now for one in fresh), max(map(_pause, fresh))
     step = attempt.first_step
@@ -340,7 +336,8 @@ def _milestone(before: JobState, after: JobState, now: datetime) -> Iterator[Eve
     which, percent = (f"{mark}-of-{total}", mark) if total else (f"step-{mark}", None)
     which += f"-anew-{known[0].number}" if known[0].begun_anew else ""
     of = f" of {total}: {percent} %" if total else ""
-    at = attempt.last_step_at or now
+    heard = {one.last_step_at for one in old if one.number == attempt.number}  # a step of a later word is later
+    at = now if attempt.last_step_at is None or attempt.last_step_at in heard else attempt.last_step_at
     number = attempt.number
     yield _event(EventKind.MILESTONE, after, at, which, f"step {best}{of}", attempt=number, step=best, percent=percent)
 
@@ -425,8 +422,14 @@ def _numbered(state: JobState, number: int | None) -> Attempt | None:
     return next((one for one in state.attempts if one.number == number), None)
 
 
+def _step_of(state: JobState, attempt: Attempt | None) -> int | None:
+    """Return an attempt's newest step as far as it was heard; None where a later one is saved: it went on unheard."""
+    step = attempt.last_step if attempt is not None else None
+    return step if step is None or step >= (_saved(state) or 0) else None
+
+
 def _at(state: JobState, attempt: Attempt) -> str:
-    step = attempt.last_step
+    step = _step_of(state, attempt)
     return f" at {unit_of(attempt, state.checkpoint).named(step)}" if step is not None else ""
 
 
