@@ -292,6 +292,8 @@ def test_a_budget_that_is_proposed_pays_for_the_steps_to_go_where_they_are_known
     almost = replace(job, attempts=(replace(attempt, total_steps=71),))  # it is refused for less training than a minute
     least = used_up(almost, Decimal("0.50"), Used(spent_usd=Decimal("0.50")), RULES.prepaid_rule)
     assert least.option == " --budget '0.67 USD'"
+    raised = used_up(job, Decimal("0.60"), Used(spent_usd=Decimal("0.50")), RULES.prepaid_rule)
+    assert raised.option == " --budget '2.44 USD'"  # by what is spent: a budget that was too little changes nothing
 
 
 @pytest.mark.parametrize(
@@ -320,7 +322,7 @@ def test_a_budget_that_is_proposed_starts_all_the_machines_that_the_job_asks_for
 
     # 60 s to start, 60 s to train and 210 s kept aside of 8 machines at 1 USD an hour are 0.7334 USD
     told = used_up(job, Decimal(10), Used(spent_usd=Decimal("9.90")), RULES.prepaid_rule, nodes=8).said()
-    assert "--budget '10.74 USD' goes on from there, and pays for the 6 s to go" in told
+    assert "--budget '10.64 USD' goes on from there, and pays for the 6 s to go" in told
     almost = used_up(job, Decimal("10.63"), Used(spent_usd=Decimal("9.90")), RULES.prepaid_rule, nodes=8)
     assert "pays for no more machine time" in almost.told
     longer = replace(job, attempts=(replace(attempt, total_steps=670),))  # 61 min of 2 machines, and 210 s of all 8

@@ -226,7 +226,8 @@ def used_up(
 
     It starts with all `nodes` that it asks for, and what is left may be enough for that: those that drive a job may not
     have their paid time prolonged, and it may be enough since it ended, by another budget. The sum that it goes on
-    with is enough for the steps that it still has to make on as many machines as last, where these are known.
+    with is enough for the steps that it still has to make on as many machines as last, where these are known: on top of
+    what is used, whatever the budget was.
     """
     rest_usd, before, then = budget_usd - used.usd, _LATER if is_late else "", _goes_on(state)
     if has_budget_left(state, budget_usd, used, prepaid_rule, nodes):
@@ -238,17 +239,17 @@ def used_up(
     reserve = reserve_usd(nodes, cap_usd, prepaid_rule)
     start_usd = least_to_go_on(state, nodes, prepaid_rule, keeps=False)
     kept = f" ({used}, {_rest(rest_usd, reserve, prepaid_rule)})" if rest_usd > 0 else ""
-    more_usd = max(budget_usd, start_usd)
+    new_usd = budget_usd + max(budget_usd, start_usd)
     rest = rest_after(state.attempts, state.checkpoint)
     if rest is not None and (to_go := rest.takes) is not None:
         trains = prepaid_rule.start + max(to_go, prepaid_rule.least)
-        more_usd = max(usd_for(cap_usd * members, trains) + reserve, start_usd)
+        new_usd = used.usd + max(usd_for(cap_usd * members, trains) + reserve, start_usd)
         then = f"{then}, and pays for the {format_span(to_go)} to go"
     return LimitEnd(
         job=state.job,
         told=f"the budget of {plain_usd(budget_usd)} USD pays for no more machine time{kept}, {_saved(state)}",
         before=before,
-        option=f" --budget '{plain_usd(Decimal(in_cents(budget_usd + more_usd)))} USD'",
+        option=f" --budget '{plain_usd(Decimal(in_cents(new_usd)))} USD'",
         then=then,
     )
 
