@@ -15,16 +15,20 @@ from gpucloud.cli.commands import logs
 from gpucloud.cli.render import output as log_output
 from gpucloud.domain.checkpoint.manifest import Counts
 from gpucloud.domain.errors import GpucloudError, UsageError
+from gpucloud.domain.job.quantities import format_moment
+from gpucloud.domain.job.spec import Market
 from gpucloud.domain.money.budget import Spend
 from gpucloud.domain.node.output import DatedPiece, Mark
-from gpucloud.domain.state.state import ExitReason, JobStatus
+from gpucloud.domain.node.status import Outcome
+from gpucloud.domain.state.state import ExitReason, JobStatus, UsageInterval
+from gpucloud.domain.supervision.snapshot import Limits
 from gpucloud.usecases.job.jobs import Unsupervised
 from gpucloud.usecases.jobstore.records import AttemptRecords, LogPart, launched_ranks
 from gpucloud.usecases.jobstore.report import report
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.unit.test_shown import Terminal
-from tests.unit.worlds import opened, snapshot, state, up
+from tests.unit.worlds import NOW, POOL, opened, snapshot, state, up
 
 STATE = state(attempts=(opened("a", "b", number=1, first_step=1), opened("a", number=2)))
 AT = datetime(2026, 11, 24, 18, 40, tzinfo=timezone.utc)
@@ -119,6 +123,40 @@ def test_the_first_step_that_a_script_prints_is_not_told_as_the_one_that_it_bega
     assert logs.attempt_header(2, prints) == "── attempt 2, 1 node, first step printed: 20 ──"
     saves = replace(prints, first_step=3, counts=Counts.SAVES)
     assert logs.attempt_header(2, saves) == "── attempt 2, 1 node, after save 2 ──"
+
+
+@pytest.mark.parametrize(
+    ("member", "attempt", "life", "wanted", "said"),
+    [
+        ({}, {}, {}, {}, True),
+        ({}, {}, {}, {"rank": 0}, True),
+        ({"outcome": Outcome.LEFT}, {}, {}, {}, False),  # its script was heard to its end
+        ({}, {"reason": None}, {}, {}, False),  # it is open: what nobody fetches of that is said at the end
+        ({}, {}, {"last_word_at": NOW + timedelta(seconds=28)}, {}, False),
+        ({}, {}, {"last_word_at": None}, {}, False),
+        ({}, {}, {"last_word_at": NOW + timedelta(minutes=1)}, {}, False),  # it went on with the next attempt
+        ({}, {}, {"ended_at": None}, {}, False),
+        ({}, {}, {"pool": replace(POOL, market=Market.OWNED)}, {}, False),  # its output lies there still
+    ],
+)
+def test_of_an_attempt_whose_machine_went_unheard_it_is_said_since_when_its_output_may_not_be_whole(
+    written: list[str], member: Any, attempt: Any, life: Any, wanted: Any, said: bool
+) -> None:
+    ended = opened("a", **{"reason": ExitReason.INTERRUPTED, "ended_at": NOW + timedelta(seconds=40), **attempt})
+    ended = replace(ended, members=tuple(replace(one, **member) for one in ended.members))
+    told = {"last_word_at": NOW + timedelta(seconds=20), "ended_at": NOW + timedelta(seconds=30), **life}
+    node = UsageInterval(**{"node_id": "a", "pool": POOL, "launched_at": NOW, **told})
+    shown = shown_to(written, logs.Wanted(**wanted))
+    asker = SimpleNamespace(
+        rules=SimpleNamespace(limits=Limits()), flush_s=1.0, clock=JumpingClock(NOW), ranks_of_a_node=lambda _: 1
+    )
+    shown.ranks = logs.Ranks(asker=asker, state=state(attempts=(ended,), nodes=(node,)), wanted=shown.wanted)  # type: ignore[arg-type]
+    shown.take(part(1), piece(b"one\n"))
+    shown.take(part(1), piece(b"two\n"))
+
+    at = format_moment(NOW + timedelta(seconds=19), NOW)
+    lines = [f"its output after {at} may not be whole: its machine is gone"] if said else []
+    assert written == ["── attempt 1, 1 node ──", *lines, "one\n", "two\n"]
 
 
 def test_a_tail_is_of_what_was_there_and_all_that_follows_comes(written: list[str]) -> None:

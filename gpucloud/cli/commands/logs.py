@@ -24,7 +24,7 @@ from gpucloud.domain.state.state import Attempt, JobState
 from gpucloud.domain.untrusted import in_one_line
 from gpucloud.usecases.job.jobs import Asker, Unsupervised
 from gpucloud.usecases.jobstore.jobstore import JobStore
-from gpucloud.usecases.jobstore.records import BEFORE, LogPart
+from gpucloud.usecases.jobstore.records import BEFORE, LogPart, unheard_from
 from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.wiring import Gpucloud
 from gpucloud.wiring.jobs import asker_of
@@ -163,6 +163,19 @@ class Ranks:
             return True
         node = self.node(part)
         return node is not None and self._is_wanted(node)
+
+    def unfetched_line(self, part: LogPart) -> str | None:
+        """Return that output of an ended attempt may not be whole, and since when: its machines went unheard."""
+        attempt, is_all = self.attempt(part.attempt), self.wanted.rank is None and self.wanted.node is None
+        if attempt is None or attempt.reason is None:
+            return None
+        members = {one.node_id for one in attempt.members} if is_all else {self.node(part)}
+        at = unheard_from(self.state, attempt, members, self.asker.rules.limits.silent)
+        if at is None:
+            return None
+        until = format_moment(at - timedelta(seconds=self.asker.flush_s), self.asker.clock.now())
+        gone = "its machine is gone" if len(members) == 1 else "not all of its machines were heard to their end"
+        return f"its output after {until} may not be whole: {gone}"
 
     def has_wanted(self, attempt: Attempt | None) -> bool:
         """Whether some output of the attempt is of what was asked for."""
@@ -315,6 +328,8 @@ class Shown:
             self.writer.end()
             if not self.wanted.as_json:
                 tell(attempt_header(part.attempt, self.ranks.attempt(part.attempt)))
+                if (unfetched := self.ranks.unfetched_line(part)) is not None:
+                    tell(unfetched)
         self._attempt, self.wrote_any, self._quiet_since = part.attempt, True, None
         self.writer.write(part, data, at)
 

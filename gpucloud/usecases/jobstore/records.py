@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from gpucloud.domain.errors import StoreError
+from gpucloud.domain.job.spec import Market
 from gpucloud.domain.node.output import DatedPiece, read_piece, with_times
-from gpucloud.domain.state.state import JobState
+from gpucloud.domain.state.state import Attempt, JobState
 from gpucloud.domain.untrusted import HISTORY_BYTES, unpacked
 from gpucloud.domain.variables import GPUCLOUD_RANKS
 from gpucloud.store import ObjectStore, get_small, put_once
@@ -41,6 +42,19 @@ def fetched_until(state: JobState, written_at: datetime) -> datetime:
     members = {member.node_id for member in state.attempt.members} if state.attempt is not None else set()
     words = [one.last_word_at for one in state.nodes if one.node_id in members and one.last_word_at is not None]
     return min([written_at, *words])
+
+
+def unheard_from(state: JobState, attempt: Attempt, nodes: Container[str | None], silent: timedelta) -> datetime | None:
+    """Return from when an ended attempt's rented machines, of these nodes, were not heard to their end; None for none.
+
+    One that tells nothing for less than `silent` is heard: who supervised then fetched what there was.
+    """
+    told = {one.node_id: one for one in state.nodes if one.pool.market is not Market.OWNED}
+    lives = [told[one.node_id] for one in attempt.members if one.outcome is None and one.node_id in told]
+    heard = [(one.last_word_at, one.ended_at) for one in lives if one.node_id in nodes]
+    over_at = attempt.ended_at
+    lost = [at for at, end in heard if at and end and over_at and at < over_at and end - at > silent]
+    return min(lost, default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
