@@ -310,7 +310,9 @@ def test_results_that_came_home_are_not_told_as_lost_once_the_store_takes_the_en
     brought = Brought(missing=(*(missing or ()), unasked))
     monkeypatch.setattr(NoOutputs, "bring_home", lambda *_: brought)
     if missing is not None:
-        monkeypatch.setattr(NoOutputs, "note", lambda _, attempt, lacks: came.update({attempt.started_at: lacks}))
+        monkeypatch.setattr(
+            NoOutputs, "note", lambda _, attempt, lacks, began: came.update({attempt.started_at: lacks})
+        )
     monkeypatch.setattr(NoOutputs, "came", lambda _, attempt: came.get(attempt.started_at))
     with monkeypatch.context() as patched:
         patched.setattr(outside.store, "put", full)
