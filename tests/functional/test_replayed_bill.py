@@ -65,6 +65,7 @@ def test_the_bill_of_a_job_is_that_of_its_replayed_machines(tmp_path: Path) -> N
     run = Run(
         lifetimes=tuple(lived(lifetime, observation.when(0)) for lifetime in lifetimes),
         finished_s=None,
+        late=False,
         interruptions=0,
         launches=2,
         decisions=0,
