@@ -57,7 +57,7 @@ class Case:
 
 
 _TEXT, _LINES = Says.TEXT, Says.LINES
-_OF_JOBS = ("status", "cost", "budget", "watch", "logs", "checkpoints", "down", "rm", "reconcile")
+_OF_JOBS = ("status", "cost", "budget", "watch", "logs", "events", "checkpoints", "down", "rm", "reconcile")
 WITHOUT = (
     Case("--version", says=_TEXT),
     Case("nonsense", 2, says=_TEXT),
@@ -128,6 +128,7 @@ WITH = (
     Case("watch small", says=_LINES),
     Case("logs small", says=_LINES),
     Case("logs small --launch", says=_LINES),
+    Case("events small", says=_LINES),
     Case("rm small", 2),
     Case("down small"),
     Case("rm small --yes"),
