@@ -180,30 +180,30 @@ def test_without_outputs_a_plan_says_what_goes_with_the_machines_and_what_stays(
         ({"status": JobStatus.SUCCEEDED}, {"outputs": ("results/",)}, []),  # nobody knows where, as with another disk
         (
             {"status": JobStatus.SUCCEEDED},
-            {"outputs": ("results/",), "home": "/work/outputs/digits"},
-            ["outputs: results/ is home, in /work/outputs/digits"],
+            {"outputs": ("results/",), "home": "/home/me/outputs/digits"},
+            ["outputs: results/ is home, in /home/me/outputs/digits"],
         ),
         (
             {"status": JobStatus.SUCCEEDED},
             {
                 "outputs": ("results/", "m/", "*.csv"),
-                "home": "/work/outputs/digits",
+                "home": "/home/me/outputs/digits",
                 "missing_outputs": (MissingOutput(path="m/", why="did not come home"),),
             },
-            ["outputs: m/ did not come home", "outputs: results/, *.csv are home, in /work/outputs/digits"],
+            ["outputs: m/ did not come home", "outputs: results/, *.csv are home, in /home/me/outputs/digits"],
         ),
         ({"status": JobStatus.SUCCEEDED}, {"rehearses": True}, []),
         ({"status": JobStatus.SUCCEEDED, "torn_down": False}, {}, []),  # not over
         ({"status": JobStatus.FAILED}, {"saves": NONE}, []),
         (
             {"status": JobStatus.FAILED},
-            {"outputs": ("results/",), "home": "/work/outputs/digits, beside 11 files that were there before"},
-            ["outputs: results/ is home, in /work/outputs/digits, beside 11 files that were there before"],
+            {"outputs": ("results/",), "home": "/home/me/outputs/digits, beside 11 files that were there before"},
+            ["outputs: results/ is home, in /home/me/outputs/digits, beside 11 files that were there before"],
         ),
         (
             {"status": JobStatus.SUCCEEDED, "torn_down": False},
-            {"outputs": ("results/",), "home": "/work/outputs/digits"},
-            ["outputs: results/ is home, in /work/outputs/digits"],
+            {"outputs": ("results/",), "home": "/home/me/outputs/digits"},
+            ["outputs: results/ is home, in /home/me/outputs/digits"],
         ),
     ],
 )
