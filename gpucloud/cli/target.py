@@ -132,11 +132,11 @@ def what_a_start_finds(cloud: Gpucloud, read: Target, *, offline: bool) -> tuple
             return f"{kept}; `gpucloud train` starts a new run on machines of its own" if kept else None, None
         refuse_after_the_deadline(cloud, job, found)
         known = cloud.known(job, found.name, read.file)
-        asker = asker_of(cloud, known)
-        supervisor = asker.supervisor()
-        goes_on = report_of(cloud, known) if supervisor is None else None
-        held = asker.report() if starting.held(found, job, cloud.clock.now()) else None
-        return found_line(found.state, supervisor, held, ran=starting.has_run(found, job, read.spec)), goes_on
+        if (supervisor := asker_of(cloud, known).supervisor()) is not None:
+            return found_line(found.state, supervisor, None, ran=False), None
+        goes_on = report_of(cloud, known) if found.state.status is not JobStatus.SUCCEEDED else None
+        held = goes_on if starting.held(found, job, cloud.clock.now()) else None
+        return found_line(found.state, None, held, ran=starting.has_run(found, job, read.spec)), goes_on
     except (UsageError, StrangersRun, StoreError) as refused:
         hint = f"; {refused.hint}" if refused.hint else ""
         now = " now" if isinstance(refused, StoreError) else ""

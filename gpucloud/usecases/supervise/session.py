@@ -296,8 +296,9 @@ def _is_news(old: JobState, new: JobState, now: datetime) -> bool:
     """
     watched = ("status", "message", "interruptions", "checkpoint")
     is_same = _unheard(old) == _unheard(new) and _came(old) == _came(new)
-    tells = any(one.kind != EventKind.MILESTONE.value for one in happened(old, new, now))
-    return tells or not is_same or any(getattr(old, name) != getattr(new, name) for name in watched)
+    if not is_same or any(getattr(old, name) != getattr(new, name) for name in watched):
+        return True
+    return any(one.kind != EventKind.MILESTONE.value for one in happened(old, new, now))
 
 
 def _came(state: JobState) -> tuple[tuple[bool, bool], ...]:
