@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpucloud.adapters.home import Home, open_home, require_disk, temporary_files
 from gpucloud.domain.errors import GpucloudError, UsageError
-from gpucloud.domain.job.code import RESULTS_MARK
+from gpucloud.domain.job.code import RESULTS_MARK, results_folder
 from gpucloud.domain.job.quantities import counted
 from gpucloud.domain.job.spec import AwsChoices, Job, KnownJob, Resources, SshChoices
 from gpucloud.domain.job.spec import Cloud as CloudName
@@ -257,7 +257,7 @@ class Gpucloud:
         stored = stored_attempts(store, name)
         if not names_any and not stored:  # those of an attempt before, whose job file named some
             return Brought()
-        home = job.source.parent / "outputs" / name
+        home = results_folder(job.source, name)
         brought = bring_stored_home(store, name, home, marks=True)
         with suppress(GpucloudError):
             found = JobStore(store, name).load()
@@ -298,7 +298,7 @@ class Gpucloud:
         """
         from gpucloud.adapters.transfer.localfiles import CameNotes
 
-        home = known.file.parent / "outputs" / known.name
+        home = results_folder(known.file, known.name)
         notes = CameNotes(home)  # a folder of that name may be another run's, and this one's on another computer
         came = [attempt for attempt in attempts if notes.came(attempt) is not None]
         beside = notes.beside(came[-1]) if came else 0
@@ -307,7 +307,7 @@ class Gpucloud:
 
     def kept_results(self, known: KnownJob) -> str:
         """Return the folder here that has results of a job, which nothing here deletes; empty where none is."""
-        home = known.file.parent / "outputs" / known.name
+        home = results_folder(known.file, known.name)
         return str(home) if (home / RESULTS_MARK).is_file() else ""
 
     def has_stored_outputs(self, known: KnownJob) -> bool:

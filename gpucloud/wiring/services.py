@@ -18,7 +18,7 @@ from gpucloud.adapters.scripts import how_it_saves
 from gpucloud.adapters.transfer.outputs import OutputsFolder, StoredOutputs, bring_stored_home
 from gpucloud.adapters.transfer.sync import whole_code
 from gpucloud.domain.errors import NodeError, StoreError, UsageError
-from gpucloud.domain.job.code import LARGEST_CODE_BYTES
+from gpucloud.domain.job.code import LARGEST_CODE_BYTES, results_folder
 from gpucloud.domain.job.spec import Cloud as CloudName
 from gpucloud.domain.job.spec import Job
 from gpucloud.domain.market.learned import Lesson, Tables
@@ -72,7 +72,7 @@ def compose_services(
     def fetching(target: Path, **more: Any) -> OutputsFolder:
         return OutputsFolder(job.outputs, target, python=cloud_profile.node_python, **more)
 
-    home = job.source.parent / "outputs" / name
+    home = results_folder(job.source, name)
     earlier = partial(bring_stored_home, store, name, home, marks=True)
 
     def require_home() -> None:

@@ -9,7 +9,7 @@ import zlib
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 LARGEST_CODE_BYTES = 64 << 20
 """Of what the store keeps: larger code is left to the supervisor, which sends only what a node lacks."""
@@ -107,6 +107,11 @@ SETUPS = ".gpucloud-setup"
 ALWAYS = (".git", "__pycache__", SETUPS)
 RESULTS_MARK = ".gpucloud-results"
 """A file that marks a folder as results that came home: they are no code, and change none by their coming."""
+
+
+def results_folder(job_file: Path, run: str) -> Path:
+    """Return where results of a run come home to, beside its job file."""
+    return job_file.parent / "outputs" / run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
