@@ -108,7 +108,6 @@ def _write(error: BaseException) -> Path | None:
 
 
 _KEYS = {key: re.compile(rf"\b{key}: ([0-9.]+(?: USD|[a-z]+(?: [0-9]+[a-z]+)*))") for key in ("budget", "deadline")}
-_BUDGET = re.compile(r"\bbudget: ([0-9.]+) USD")
 
 
 @contextmanager
@@ -120,11 +119,12 @@ def moved_on_the_line(*, shared_by: int = 1, **given: object) -> Iterator[None]:
     try:
         yield
     except (PlanRefused, BudgetTooSmall) as refused:
+        hint = refused.hint or ""
         if shared_by > 1:
-            whole = _BUDGET.sub(lambda told: f"budget: {shared_by * Decimal(told[1])} USD", refused.hint or "")
-            refused.hint = whole or None
+            hint = _KEYS["budget"].sub(lambda told: f"budget: {shared_by * parse_usd(told[1])} USD", hint)
         for key in (key for key, value in given.items() if value is not None):
-            refused.hint = _KEYS[key].sub(rf"--{key} '\1'", refused.hint or "") or None
+            hint = _KEYS[key].sub(rf"--{key} '\1'", hint)
+        refused.hint = hint or None
         raise
 
 
