@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Protocol
 
 from gpucloud.cli.render.bills import money_line, to_go_words
 from gpucloud.cli.render.output import MOVING_EVERY_S, FirstRank, Paced
-from gpucloud.cli.render.use import (
-    brief,
-    ending_words,
-    notice_words,
-    printed_words,
-    stalled_words,
-)
+from gpucloud.cli.render.use import brief, ending_words, notice_words, printed_words, stalled_words
 from gpucloud.cli.render.words import Aside, silence, tell
 from gpucloud.domain.job.quantities import format_span
 from gpucloud.domain.money.budget import Spend
@@ -117,13 +112,18 @@ class Unshaken:
     def __enter__(self) -> Unshaken:
         """Begin to show."""
         self._aside.__enter__()
-        self._tell(self._told.__enter__)
+        with ExitStack() as failing:
+            failing.push(self._aside)
+            self._tell(self._told.__enter__)
+            failing.pop_all()
         return self
 
     def __exit__(self, *why: object) -> None:
         """Stop showing."""
-        self._tell(lambda: self._told.__exit__(*why))
-        self._aside.__exit__()
+        try:
+            self._tell(lambda: self._told.__exit__(*why))
+        finally:
+            self._aside.__exit__(*why)
 
     def pause(self) -> None:
         """Leave the terminal alone."""
@@ -293,11 +293,7 @@ class PanelState:
 
 
 def panel_state(
-    snapshot: Snapshot,
-    action: Action,
-    spend: Spend,
-    limits: Limits = _LIMITS,
-    saves: Saves | None = None,
+    snapshot: Snapshot, action: Action, spend: Spend, limits: Limits = _LIMITS, saves: Saves | None = None
 ) -> PanelState:
     """Return what is to be shown of the pass, by its cloud's limits and what its job file says of checkpoints."""
     attempt = snapshot.state.attempt
@@ -316,7 +312,7 @@ def panel_state(
         awaited=script_awaited(attempt, limits, snapshot.now) if attempt is not None else "",
         stalled_for=progress.stalled_for if progress else None,
         patience=patience(progress, snapshot.state.attempts, limits) if progress else None,
-        saved=saved_words(progress, snapshot.checkpoint or snapshot.state.checkpoint) if attempt else None,
+        saved=saved_words(progress, snapshot.saved) if attempt else None,
         unsaved=_unsaved(snapshot, saves, progress),
         printed=tuple(printed_words(printed)),
         spend=spend,
@@ -335,7 +331,7 @@ def _unsaved(snapshot: Snapshot, saves: Saves | None, progress: Progress | None)
     if attempt is None or saves is None or snapshot.state.status.ended:
         return None
     heard = part_of(attempt, members_of(attempt, snapshot)[0]) is not None
-    saved = snapshot.checkpoint or snapshot.state.checkpoint
+    saved = snapshot.saved
     return nothing_saved(saves, snapshot.state.attempts, progress, saved, snapshot.now, heard=heard)
 
 

@@ -138,7 +138,7 @@ def _left_unheard(attempt: Attempt, node: NodeSnapshot | None, snapshot: Snapsho
     The checkpoint is all that is left of such a notice. One is also saved so where the cloud only recommends to leave:
     then the attempt's other machines still work.
     """
-    saved, before = snapshot.checkpoint or snapshot.state.checkpoint, snapshot.state.attempts[:-1]
+    saved, before = snapshot.saved, snapshot.state.attempts[:-1]
     owner = snapshot.state.owner
     known = 0 if attempt.begun_anew else max((one.saved_step or 0 for one in before), default=0)
     ended_at = node.node.ended_at if node is not None else None

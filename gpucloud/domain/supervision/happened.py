@@ -278,10 +278,8 @@ def _parts(after: JobState, attempt: Attempt, now: datetime) -> tuple[tuple[str,
     """Return what a start consisted of: waiting for machines, preparing them, and the script until its first step."""
     ids, began = {member.node_id for member in attempt.members}, attempt.started_at
     last = next((one.ended_at for one in reversed(after.attempts) if one.number < attempt.number), None)
-    if after.began_at is not None and after.began_at <= began:
-        last = max(
-            last or after.began_at, after.began_at
-        )  # nothing was to train between a run's end and its next start
+    if after.began_at is not None and after.began_at <= began:  # until then nothing was to train
+        last = max(last or after.began_at, after.began_at)
     launched = max((one.launched_at for one in after.nodes if one.node_id in ids), default=began)
     waited = [("machines", launched - last)] if last is not None and launched > last else []
     ready = max(launched, last) if last is not None else launched

@@ -326,7 +326,7 @@ def worth_another_save(attempt: Attempt, snapshot: Snapshot, limits: Limits) -> 
     What has refused a second one, and has taken no checkpoint between, somebody has to mend. A script that begins anew
     each time makes checkpoints each time: so it goes on no oftener than attempts that make nothing.
     """
-    saved = snapshot.checkpoint or snapshot.state.checkpoint
+    saved = snapshot.saved
     newest = saved.step if saved is not None else 0
     before = snapshot.state.attempts[snapshot.state.reopened_after :]
     refused = [one for one in before if one.number != attempt.number and one.unsaved is not None]

@@ -384,6 +384,11 @@ class Snapshot:
     outputs_still_at: datetime | None = None
     """Since when nothing of the outputs has come, None where nobody brings them now."""
 
+    @property
+    def saved(self) -> CheckpointRef | None:
+        """The newest checkpoint: what this look has found, else what the state knows."""
+        return self.checkpoint or self.state.checkpoint
+
 
 # What a job's order means to whoever supervises it; the only place where a `Goal` is made.
 

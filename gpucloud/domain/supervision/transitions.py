@@ -140,7 +140,7 @@ def last_steps_unsaved(attempt: Attempt, snapshot: Snapshot, *, saves_alone: boo
     With gpucloud.resume only `run.done()` saves that; a script that says so has trained as far as it was to, whatever
     it had meant to. Of one that saves by itself its machine says so, which may have failed for it.
     """
-    progress, saved = progress_of(attempt, snapshot), snapshot.checkpoint or snapshot.state.checkpoint
+    progress, saved = progress_of(attempt, snapshot), snapshot.saved
     kept = f"the newest checkpoint is that of {saved}" if saved is not None else "nothing is saved"
     why, reached = attempt.unsaved, attempt.last_step or 0
     if progress is not None and (saves_alone or progress.phase == DONE or progress.unsaved is not None):

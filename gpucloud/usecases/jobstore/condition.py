@@ -301,14 +301,11 @@ def in_short(unsaved: str) -> str:
 
 def saved_words(progress: Progress | None, checkpoint: CheckpointRef | None) -> str | None:
     """Return what is saved, by the store and by the word of rank 0's machine, which may be older, or newer."""
-    told = progress.committed_step if progress is not None else None
-    if progress is None or not told:
-        return f"{checkpoint} is saved" if checkpoint is not None else None
-    if checkpoint is None or progress.counter_drop is not None:
-        return f"{progress.counts.named(told)} is saved"
-    if progress.counts is checkpoint.counts and told > checkpoint.step:
-        return f"{progress.counts.named(told)} is saved"
-    return f"{checkpoint} is saved"
+    if progress is not None and (told := progress.committed_step):
+        is_newer = checkpoint is None or (progress.counts is checkpoint.counts and told > checkpoint.step)
+        if is_newer or progress.counter_drop is not None:
+            return f"{progress.counts.named(told)} is saved"
+    return f"{checkpoint} is saved" if checkpoint is not None else None
 
 
 def untold_words(attempt: Attempt, attempts: Sequence[Attempt], now: datetime) -> str:

@@ -284,7 +284,7 @@ def _ending(snapshot: Snapshot, directory: CheckpointDirectory | None) -> str:
     told = part_of(attempt, members_of(attempt, snapshot)[0]) if attempt is not None else None
     if directory is not None and directory.on_notice is OnNotice.NONE:
         kept = told is None or told.progress is None or told.progress.committed_step is not None
-        kept = kept or (snapshot.checkpoint or snapshot.state.checkpoint) is not None
+        kept = kept or snapshot.saved is not None
         does = "once what its script has saved is kept" if kept else "whose script has saved nothing so far"
         return f"ending the attempt{'' if kept else ','} {does}"
     asks = "asking the script to save and leave"
@@ -314,7 +314,7 @@ def _resized(size: int, snapshot: Snapshot) -> str:
 
 def _from(snapshot: Snapshot) -> str:
     """Return from which step an attempt after others goes on."""
-    saved = snapshot.checkpoint or snapshot.state.checkpoint
+    saved = snapshot.saved
     start = f"after {saved} " if saved is not None else "from the beginning "
     return start if snapshot.state.attempts else ""
 
@@ -322,14 +322,14 @@ def _from(snapshot: Snapshot) -> str:
 def _added(snapshot: Snapshot, directory: CheckpointDirectory | None) -> str:
     """Return what the script gets beside where its checkpoint is put back."""
     additions = additions_of(directory)
-    saved = snapshot.checkpoint or snapshot.state.checkpoint
+    saved = snapshot.saved
     return f", with {additions}" if saved is not None and additions != Additions() else ""
 
 
 def _lost(snapshot: Snapshot) -> str:
     """Return what the attempts before one have done in vain: without a checkpoint, all of the last one."""
     attempts = snapshot.state.attempts
-    if not attempts or (snapshot.checkpoint or snapshot.state.checkpoint) is not None:
+    if not attempts or snapshot.saved is not None:
         return ""
     undone = undone_work(snapshot.state, attempts[-1], snapshot.now)
     if undone is None:
@@ -339,7 +339,7 @@ def _lost(snapshot: Snapshot) -> str:
 
 
 def _interrupted(interruption: Interruption, snapshot: Snapshot, directory: CheckpointDirectory | None) -> str:
-    node_id, state, saved = interruption.node_id, snapshot.state, snapshot.checkpoint or snapshot.state.checkpoint
+    node_id, state, saved = interruption.node_id, snapshot.state, snapshot.saved
     ended_at = next((one.ended_at for one in state.nodes if one.node_id == node_id), None)
     at = f" at {format_moment(ended_at, snapshot.now)}" if ended_at is not None else ""
     match interruption.kind:
@@ -370,7 +370,7 @@ def _on_notice(snapshot: Snapshot, directory: CheckpointDirectory | None) -> str
 
 
 def _closed(reason: ExitReason, snapshot: Snapshot) -> str:
-    saved = snapshot.checkpoint or snapshot.state.checkpoint
+    saved = snapshot.saved
     counts = saved.counts if saved else Counts.STEPS
     attempt = with_commit(snapshot.state.attempts, saved.step if saved else None, counts)[-1]
     step = unit_of(attempt, saved).named(attempt.last_step) if attempt.last_step else ""
@@ -420,7 +420,7 @@ def last_words(attempt: Attempt, snapshot: Snapshot, jobs: JobStore, shell: Shel
             )
         return LastWords(shown=_tail(f"the launcher on {node.id}", said))
     shown = None if rank == 0 else _tail(f"rank {rank}", texts[rank])
-    kept = snapshot.checkpoint or snapshot.state.checkpoint
+    kept = snapshot.saved
     return LastWords(shown=shown, failure=cause(texts, rank, kept.step if kept is not None else 0))
 
 
