@@ -206,8 +206,9 @@ class Starter:
             start = self._create(job, spec, asked, *next_run(job.name, last, job_names(self.store)), after)
         except NoCapacity as error:
             raise error if before is None else NoCapacity(f"{error.message}; {before}", hint=error.hint) from None
-        trusted = found is not None and self._orders(JobStore(self.store, found.name)).is_trusted(found.given)
-        return replace(start, last=found.given.order) if found is not None and trusted else start
+        if found is None or not self._orders(JobStore(self.store, found.name)).is_trusted(found.given):
+            return start
+        return replace(start, last=found.given.order)
 
     def found(self, job: Job, spec: bytes, *, adopts: bool = False, again: bool = False) -> Found | None:
         """Return the newest run of the job, None where there is none; UsageError for a name that another file has."""
@@ -257,7 +258,7 @@ class Starter:
             code_sha256=code_sha256,
             file_budget_usd=job.budget_usd,
             budget_usd=budget,
-            deadline_at=_deadline(job, now),
+            deadline_at=now + job.deadline if job.deadline is not None else None,
             **_requests(asked),
         )
         try:
@@ -375,7 +376,7 @@ class Starter:
             resolved=job,
             spec_sha256=sha256_of(spec),
             file_budget_usd=job.budget_usd,
-            deadline_at=_deadline(job, before.first_at),
+            deadline_at=before.first_at + job.deadline if job.deadline is not None else None,
             end=None,
             **_requests(asked),
         )
@@ -437,10 +438,6 @@ class Starter:
 
 def _requests(asked: Asked) -> dict[str, Any]:
     return {name: getattr(asked, name) for name in ("until", "keep", "drill", "hold", "unattended")}
-
-
-def _deadline(job: Job, first_at: datetime) -> datetime | None:
-    return first_at + job.deadline if job.deadline is not None else None
 
 
 def _budget(before: Order, job: Job, asked: Asked) -> Decimal:
